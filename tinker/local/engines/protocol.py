@@ -1,0 +1,175 @@
+"""What an engine must do for the local server, in numpy arrays and plain values.
+
+An engine owns one frozen base model and any number of LoRA adapters over it. It knows nothing of HTTP, sessions, futures or
+the wire. The server calls it from a single worker thread, so an engine needs no locks of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+
+class EngineError(Exception):
+    """The request is wrong in a way only the engine can see; the user reads the message (category ``user``)."""
+
+
+@attrs.frozen(kw_only=True)
+class AdapterSpec:
+    """A LoRA adapter to create. ``seed`` None means: the engine picks one."""
+
+    rank: int = 32
+    seed: int | None = None
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Example:
+    """One datum: ``tokens`` of length N, and loss inputs whose first dimension is N (``target_tokens`` may be ``[N, K]``)."""
+
+    tokens: Int32
+    loss_inputs: Mapping[str, NDArray[np.generic]]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LossResult:
+    """``outputs[i]`` holds the arrays of datum i (``logprobs`` at least); ``metrics`` keys are ``name:reduction``."""
+
+    outputs: list[dict[str, Float32]]
+    metrics: dict[str, float]
+
+
+@attrs.frozen(kw_only=True)
+class Adam:
+    """One optimizer step. ``grad_clip_norm`` 0 means no clipping; weight decay is decoupled (AdamW)."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class SampleJob:
+    """``num_samples`` continuations of one prompt.
+
+    ``weights`` is what :meth:`Engine.snapshot` or :meth:`Engine.load_snapshot` returned, or None for the base model. The same
+    ``seed``, weights and parameters give the same tokens, whatever else is in the batch. ``stop`` is text pieces, token ids,
+    or None for the model's own end of text; an empty list disables every stop. The stop that ended a sequence is part of it.
+    ``topk_prompt_logprobs`` and ``topk_sample_logprobs`` 0 mean: not wanted.
+    """
+
+    tokens: Int32
+    weights: object | None
+    num_samples: int = 1
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: Sequence[str] | Sequence[int] | None = None
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Sampled:
+    """One continuation. ``stop_reason`` is ``stop`` or ``length``; ``topk`` is (ids, logprobs), both ``[len(tokens), k]``."""
+
+    tokens: Int32
+    logprobs: Float32
+    stop_reason: str
+    topk: tuple[Int32, Float32] | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class SampleResult:
+    """``prompt_logprobs[0]`` is NaN (nothing precedes it); ``topk_prompt`` is (ids, logprobs), both ``[len(prompt), k]``.
+
+    Row 0 of ``topk_prompt`` holds the empty cell (0, -99999.0) of the wire.
+    """
+
+    sequences: list[Sampled]
+    prompt_logprobs: Float32 | None = None
+    topk_prompt: tuple[Int32, Float32] | None = None
+
+
+class Engine(Protocol):
+    """One frozen base model with LoRA adapters, addressed by an id that the server chooses."""
+
+    @property
+    def base_model(self) -> str:
+        """The name users pass as ``base_model``."""
+        ...
+
+    @property
+    def tokenizer_id(self) -> str:
+        """What ``AutoTokenizer.from_pretrained`` loads on this machine: a directory or a hub name."""
+        ...
+
+    @property
+    def max_context_length(self) -> int:
+        """Longest prompt plus continuation, in tokens."""
+        ...
+
+    @property
+    def losses(self) -> frozenset[str]:
+        """The loss names :meth:`forward_backward` accepts."""
+        ...
+
+    def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
+        """Make a fresh adapter (initially the base model exactly) and its empty gradient and optimizer state."""
+        ...
+
+    def drop_adapter(self, adapter_id: str) -> None:
+        """Forget an adapter; unknown ids are ignored. Snapshots taken from it live on."""
+        ...
+
+    def forward_backward(
+        self, adapter_id: str, data: Sequence[Example], loss_fn: str, config: Mapping[str, float | str], *, backward: bool
+    ) -> LossResult:
+        """Compute the loss; with ``backward``, add its gradient to what has accumulated since the last optimizer step.
+
+        Raises EngineError for an unknown loss, a missing input or a wrong shape, before any gradient changes.
+        """
+        ...
+
+    def optim_step(self, adapter_id: str, params: Adam) -> dict[str, float]:
+        """Apply the accumulated gradient (none accumulated counts as zero), clear it, and return metrics."""
+        ...
+
+    def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
+        """Write the adapter (PEFT files where that applies) and, when asked, the optimizer state into an existing folder."""
+        ...
+
+    def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
+        """Create (or replace) an adapter from a folder written by :meth:`save` and return its specification.
+
+        Without ``optimizer`` its optimizer state starts fresh. Raises EngineError when the folder does not fit the base model.
+        """
+        ...
+
+    def snapshot(self, adapter_id: str) -> object:
+        """Freeze the adapter's present weights for sampling; later steps do not change the snapshot."""
+        ...
+
+    def load_snapshot(self, directory: Path) -> object:
+        """Read the weights saved in a folder as a snapshot for sampling, without making an adapter."""
+        ...
+
+    def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
+        """Sample every job, batched where the engine can. Raises EngineError naming the job's fault."""
+        ...
