@@ -1,0 +1,161 @@
+"""Walks an OpenAPI document by JSON pointer and refuses what it does not understand.
+
+Owns: `Node` (a value together with where it stands), `Refused`, and the closed lists of keywords. It knows nothing of
+Python types or of templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+#: Keywords that explain and change nothing about what is generated.
+DOCUMENTATION = frozenset({"description", "summary", "deprecated", "example", "examples", "externalDocs", "x-evidence"})
+
+#: Limits on values: what a server may check. They reach the generated types only under `x-validate: true`.
+INTEGER_LIMITS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+STRING_LIMITS = frozenset({"minLength", "maxLength", "pattern"})
+ARRAY_LIMITS = frozenset({"minItems", "maxItems"})
+LIMITS = INTEGER_LIMITS | STRING_LIMITS | ARRAY_LIMITS
+
+#: What may stand beside `$ref` in a property: it says something about the property, not about the schema it names.
+BESIDE_REF = DOCUMENTATION | {"$ref", "default"}
+
+SCALAR_SCHEMA = DOCUMENTATION | LIMITS | {"type", "format", "contentEncoding", "default", "x-validate"}
+CONST_SCHEMA = DOCUMENTATION | {"type", "const", "x-open"}
+ARRAY_SCHEMA = DOCUMENTATION | ARRAY_LIMITS | {"type", "items", "prefixItems", "default", "x-validate"}
+MAP_SCHEMA = DOCUMENTATION | {"type", "additionalProperties", "default"}
+RECORD_SCHEMA = DOCUMENTATION | {"type", "properties", "required"}
+ENUM_SCHEMA = DOCUMENTATION | {"type", "enum", "x-open-enum"}
+UNION_SCHEMA = DOCUMENTATION | {"oneOf", "discriminator"}
+NULLABLE_REF_SCHEMA = DOCUMENTATION | {"oneOf", "default"}
+#: An opaque value is `Any` in Python; whatever else its schema says is for servers and validators.
+ANY_SCHEMA = DOCUMENTATION | LIMITS | {"x-any", "type", "oneOf", "anyOf", "items"}
+
+DOCUMENT = frozenset(
+    {"openapi", "info", "servers", "security", "tags", "paths", "components", "externalDocs", "x-evidence"}
+)
+COMPONENTS = frozenset({"schemas", "parameters", "responses", "requestBodies", "headers", "securitySchemes", "examples"})
+METHODS = ("get", "put", "post", "delete", "patch", "head")
+PATH_ITEM = frozenset({*METHODS, "parameters", "summary", "description", "x-evidence"})
+OPERATION = DOCUMENTATION | {
+    "operationId",
+    "tags",
+    "security",
+    "parameters",
+    "requestBody",
+    "responses",
+    "x-optional",
+    "x-reply",
+}
+PARAMETER = DOCUMENTATION | {"name", "in", "required", "schema", "style", "explode"}
+REQUEST_BODY = frozenset({"description", "required", "content", "x-evidence"})
+#: Response headers and links describe; a client reads headers by itself, so nothing is generated from them.
+RESPONSE = frozenset({"description", "content", "headers", "links", "x-evidence"})
+MEDIA_TYPE = frozenset({"schema", "example", "examples", "x-protobuf-message", "x-evidence"})
+
+
+class Refused(Exception):
+    """The document says something this generator will not guess about."""
+
+    def __init__(self, pointer: str, reason: str) -> None:
+        super().__init__(f"{pointer}: {reason}")
+        self.pointer = pointer
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value of the document and the JSON pointer it stands at."""
+
+    value: Any
+    pointer: str
+    root: Any
+
+    @classmethod
+    def of_document(cls, document: Any) -> Node:
+        return cls(document, "#", document)
+
+    def __getitem__(self, key: str | int) -> Node:
+        escaped = str(key).replace("~", "~0").replace("/", "~1")
+        return Node(self.value[key], f"{self.pointer}/{escaped}", self.root)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.value.get(key, default)
+
+    def items(self) -> Iterator[tuple[str, Node]]:
+        for key in self.mapping():
+            if not isinstance(key, str):
+                raise self.refused(f"the key {key!r} is not a string; quote it")
+            yield key, self[key]
+
+    def elements(self) -> list[Node]:
+        if not isinstance(self.value, list):
+            raise self.refused("a list is expected here")
+        return [self[index] for index in range(len(self.value))]
+
+    def mapping(self) -> dict[Any, Any]:
+        if not isinstance(self.value, dict):
+            raise self.refused("a mapping is expected here")
+        return self.value
+
+    def only(self, allowed: frozenset[str], what: str) -> None:
+        """Refuse every keyword outside `allowed`: an ignored keyword is a promise that the output breaks."""
+        unknown = sorted(str(key) for key in self.mapping() if key not in allowed)
+        if unknown:
+            raise self.refused(f"{what} does not understand {', '.join(unknown)}")
+
+    def flag(self, key: str) -> bool:
+        value = self.get(key, False)
+        if not isinstance(value, bool):
+            raise self[key].refused("true or false is expected")
+        return value
+
+    def text(self, key: str) -> str:
+        value = self.get(key, "")
+        if not isinstance(value, str):
+            raise self[key].refused("a string is expected")
+        return value.strip()
+
+    def refused(self, reason: str) -> Refused:
+        return Refused(self.pointer, reason)
+
+    def ref_name(self, section: str) -> str:
+        """The name that `$ref` points to within `components/<section>`."""
+        prefix = f"#/components/{section}/"
+        ref = self.value["$ref"]
+        if not isinstance(ref, str) or not ref.startswith(prefix) or "/" in ref[len(prefix) :]:
+            raise self.refused(f"{ref!r} does not point into {prefix}")
+        name = ref[len(prefix) :]
+        if name not in self.root.get("components", {}).get(section, {}):
+            raise self.refused(f"{ref!r} points to nothing")
+        return name
+
+    def resolved(self, section: str) -> Node:
+        """This node, or the component that it refers to."""
+        if "$ref" not in self.mapping():
+            return self
+        self.only(frozenset({"$ref"}), "a reference")
+        return component(self, section, self.ref_name(section))
+
+
+def component(node: Node, section: str, name: str) -> Node:
+    """The node of `components/<section>/<name>`."""
+    return Node(node.root["components"][section][name], f"#/components/{section}/{name}", node.root)
+
+
+def each(nodes: Iterator[tuple[str, Node]], read: Callable[[str, Node], Result], refusals: list[Refused]) -> list[Result]:
+    """Read every node; collect refusals, so that one run names all of them."""
+    results: list[Result] = []
+    for name, node in nodes:
+        try:
+            results.append(read(name, node))
+        except Refused as refused:
+            refusals.append(refused)
+    return results

@@ -1,0 +1,7 @@
+# generated from openapi.yaml; do not edit
+"""Wire models and request functions of the Tinker training and sampling API. Nothing in this package sends anything."""
+
+from typing import Final
+
+#: The version of the contract, `info.version` of openapi.yaml.
+CONTRACT_VERSION: Final = "0.38.0"

@@ -1,0 +1,117 @@
+# generated from openapi.yaml; do not edit
+"""What a generated function returns, and how its arguments are spelled in a path, a query and headers."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping, Sequence
+from typing import Generic, TypeAlias, TypeVar
+from urllib.parse import unquote, urlencode
+
+import attrs
+import msgspec
+
+T = TypeVar("T")
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+Scalar: TypeAlias = str | int | float | bool | datetime.datetime
+
+#: What would end the path, start a query or be rewritten on the way; everything else travels as it is.
+_PATH_ENDS = re.compile(r"[?#\s\x00-\x1f\x7f-\x9f]")
+_HEADER_ENDS = re.compile(r"[\r\n\x00]")
+
+
+@attrs.frozen
+class Binary:
+    """A body that is encoded already: a media type and its content in pieces, which are never joined here."""
+
+    media_type: str
+    content: Sequence[BytesLike] = attrs.field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """The length of the whole content in bytes."""
+        return sum(memoryview(piece).nbytes for piece in self.content)
+
+
+@attrs.frozen
+class Request(Generic[T]):
+    """One exchange to be made: what to send, and the type that the answer has. It sends nothing itself.
+
+    `path` starts with `/` and goes under the base URL as it is; `query` is encoded. `reply` is None where the answer has no
+    content. `headers` are only those of this operation, `accepts` its media types in order of preference. Queries, headers
+    and bodies may hold secrets and stay out of the repr.
+    """
+
+    operation: str
+    method: str
+    path: str
+    reply: type[T] | None
+    query: str = attrs.field(default="", repr=False)
+    headers: Mapping[str, str] = attrs.field(factory=lambda: dict[str, str](), repr=False)
+    body: msgspec.Struct | Binary | None = attrs.field(default=None, repr=False)
+    accepts: tuple[str, ...] = ("application/json",)
+
+
+@attrs.frozen
+class Operation:
+    """One row of the contract: `path` is the template, `optional` says that servers may lack it."""
+
+    operation_id: str
+    method: str
+    path: str
+    tag: str
+    body: type[msgspec.Struct] | None
+    reply: type[msgspec.Struct] | None
+    optional: bool
+    request_media_types: tuple[str, ...]
+    response_media_types: tuple[str, ...]
+    deprecated: bool
+
+
+def path_value(name: str, value: str | int) -> str:
+    """Return a value as it goes into a path, where `:` and `/` stay themselves.
+
+    Raises ValueError for a value that would change which path is asked: empty, with `?`, `#`, white space or a control
+    character, or with a `.` or `..` segment, also where that is percent-encoded.
+    """
+    text = str(value)
+    segments = unquote(text).replace("\\", "/").split("/")
+    if not text or _PATH_ENDS.search(text) or not {".", ".."}.isdisjoint(segments):
+        raise ValueError(f"{name} cannot be part of a path: {text!r}")
+    return text
+
+
+def query_string(*pairs: tuple[str, Scalar | Sequence[Scalar] | None]) -> str:
+    """Encode a query as a form: None is left out, a list is comma-joined, a space becomes `+`."""
+    return urlencode([(name, _joined(name, value)) for name, value in pairs if value is not None])
+
+
+def header_values(*pairs: tuple[str, Scalar | None]) -> dict[str, str]:
+    """Spell header values; None is left out. Raises ValueError for a value that would end its header."""
+    headers = {name: _spelled(name, value) for name, value in pairs if value is not None}
+    for name, text in headers.items():
+        if _HEADER_ENDS.search(text):
+            raise ValueError(f"the header {name} cannot hold a line break")
+    return headers
+
+
+def _joined(name: str, value: Scalar | Sequence[Scalar]) -> str:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return _spelled(name, value)
+    return ",".join(_spelled(name, item) for item in value)
+
+
+def _spelled(name: str, value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime.datetime):
+        return _timestamp(name, value)
+    return str(value)
+
+
+def _timestamp(name: str, value: datetime.datetime) -> str:
+    if value.tzinfo is None:
+        raise ValueError(f"{name} needs a time zone: {value.isoformat()}")
+    return value.astimezone(datetime.timezone.utc).isoformat().replace("+00:00", "Z")
