@@ -1,0 +1,141 @@
+"""The loss formulas and the checks of one datum, without a model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from tinker.local.engines.losses import LOSSES, Prepared, prepare, select_loss
+from tinker.local.engines.protocol import EngineError, Example
+
+
+def example(tokens: list[int] | None = None, **inputs: object) -> Example:
+    ids = np.array(tokens if tokens is not None else [1, 2, 3], np.int32)
+    return Example(tokens=ids, loss_inputs={name: np.asarray(value) for name, value in inputs.items()})
+
+
+def prepared(datum: Example, name: str) -> Prepared:
+    return prepare(4, datum, name, LOSSES[name], vocabulary=10, longest=8)
+
+
+def terms(name: str, config: dict[str, float], now: float, then: float, advantage: float) -> tuple[float, float]:
+    """The term of one token and its derivative by the token's logprob."""
+    loss, options = select_loss(name, config)
+    logprob = torch.tensor([now], dtype=torch.float64, requires_grad=True)
+    inputs = {"logprobs": torch.tensor([then]).double(), "advantages": torch.tensor([advantage]).double()}
+    value = loss.terms(logprob, inputs, options).sum()
+    value.backward()
+    assert logprob.grad is not None
+    return value.item(), logprob.grad.item()
+
+
+CASES = [(-1.0, -1.5, 2.0), (-1.0, -1.5, -2.0), (-2.0, -1.0, 3.0), (-2.0, -1.0, -3.0), (-1.0, -1.05, 0.5)]
+
+
+@pytest.mark.parametrize(("now", "then", "advantage"), CASES)
+def test_importance_sampling_is_minus_ratio_times_advantage(now: float, then: float, advantage: float) -> None:
+    """The term and its gradient are both -exp(now - then) * advantage."""
+    expected = -math.exp(now - then) * advantage
+    assert terms("importance_sampling", {}, now, then, advantage) == pytest.approx((expected, expected))
+
+
+@pytest.mark.parametrize(("now", "then", "advantage"), CASES)
+@pytest.mark.parametrize(("low", "high"), [(None, None), (0.5, 2.0)])
+def test_ppo_takes_the_smaller_of_free_and_clipped(
+    now: float, then: float, advantage: float, low: float | None, high: float | None
+) -> None:
+    """PPO bounds the ratio to [0.8, 1.2] unless told otherwise, and where the bound wins there is no gradient."""
+    config = {} if low is None or high is None else {"clip_low_threshold": low, "clip_high_threshold": high}
+    free = math.exp(now - then)
+    bound = min(max(free, low or 0.8), high or 1.2)
+    expected = -min(free * advantage, bound * advantage)
+    slope = -free * advantage if free * advantage <= bound * advantage else 0.0
+    assert terms("ppo", config, now, then, advantage) == pytest.approx((expected, slope))
+
+
+@pytest.mark.parametrize(("now", "then", "advantage"), CASES)
+def test_cispo_weighs_the_logprob_with_a_constant_clipped_ratio(now: float, then: float, advantage: float) -> None:
+    """CISPO's gradient is the clipped ratio times the advantage: the ratio itself is not differentiated."""
+    bound = min(max(math.exp(now - then), 0.8), 1.2)
+    assert terms("cispo", {}, now, then, advantage) == pytest.approx((-bound * now * advantage, -bound * advantage))
+
+
+@pytest.mark.parametrize("beta", [None, 0.3])
+def test_dro_adds_a_quadratic_penalty(beta: float | None) -> None:
+    """DRO is -(logprob * advantage - beta / 2 * (now - then)^2), with beta 0.05 by default."""
+    strength = 0.05 if beta is None else beta
+    expected = -(-1.0 * 2.0 - 0.5 * strength * 0.25), -(2.0 - strength * 0.5)
+    assert terms("dro", {} if beta is None else {"beta": beta}, -1.0, -1.5, 2.0) == pytest.approx(expected)
+
+
+def test_missing_weights_are_ones() -> None:
+    """Cross entropy without weights counts every token."""
+    assert prepared(example(target_tokens=[2, 3, 4]), "cross_entropy").weights.tolist() == [[1], [1], [1]]
+
+
+def test_weights_and_mask_multiply() -> None:
+    """A reinforcement loss takes weights, a mask, or both, and both multiply."""
+    datum = example(
+        target_tokens=[2, 3, 4], logprobs=[0, 0, 0], advantages=[1, 1, 1], weights=[2, 2, 2], mask=[0, 1, 1]
+    )
+    assert prepared(datum, "ppo").weights.tolist() == [[0], [2], [2]]
+
+
+def test_a_cell_of_weight_zero_may_hold_any_target() -> None:
+    """Padding such as -1 is fine where the weight is 0."""
+    datum = example(target_tokens=[[-1, 3], [99, 4], [5, 6]], weights=[[0, 1], [0, 1], [1, 1]])
+    assert prepared(datum, "cross_entropy").shape == (3, 2)
+
+
+WRONG = {
+    "model_input has 0 tokens": ("cross_entropy", example([], target_tokens=[])),
+    "model_input has 9 tokens": ("cross_entropy", example([1] * 9, target_tokens=[1] * 9)),
+    "model_input holds token id 10": ("cross_entropy", example([1, 10, 2], target_tokens=[1, 2, 3])),
+    "lacks target_tokens": ("cross_entropy", example(weights=[1, 1, 1])),
+    "lacks advantages": ("ppo", example(target_tokens=[1, 2, 3], logprobs=[0, 0, 0])),
+    "holds reward": ("cross_entropy", example(target_tokens=[1, 2, 3], reward=[1, 1, 1])),
+    "target_tokens has shape [2]": ("cross_entropy", example(target_tokens=[1, 2])),
+    "target_tokens has shape [3, 1]": (
+        "importance_sampling",
+        example(target_tokens=[[1], [2], [3]], logprobs=[[0], [0], [0]], advantages=[[0], [0], [0]]),
+    ),
+    "weights has shape [3, 1]": ("cross_entropy", example(target_tokens=[1, 2, 3], weights=[[1], [1], [1]])),
+    "logprobs has shape [2]": ("ppo", example(target_tokens=[1, 2, 3], logprobs=[0, 0], advantages=[1, 1, 1])),
+    "target_tokens holds token id -1": ("cross_entropy", example(target_tokens=[1, -1, 3])),
+    "weights holds a value that is not finite": (
+        "cross_entropy",
+        example(target_tokens=[1, 2, 3], weights=[1, np.nan, 1]),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_wrong_datum_is_named(fault: str) -> None:
+    """Every check names the datum's index, the field and what was found."""
+    name, datum = WRONG[fault]
+    with pytest.raises(EngineError) as caught:
+        prepared(datum, name)
+    assert str(caught.value).startswith("datum 4: ")
+    assert fault in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "fault"),
+    [
+        ("rope", {}, "unknown loss_fn 'rope'"),
+        ("cross_entropy", {"beta": 1.0}, "unknown loss_fn_config key 'beta'"),
+        ("dro", {"beta": "big"}, "a finite number is needed"),
+        ("dro", {"beta": math.inf}, "a finite number is needed"),
+        ("ppo", {"clip_low_threshold": 1.5}, "clip_low_threshold exceeds clip_high_threshold"),
+    ],
+)
+def test_a_wrong_loss_or_option_is_named(name: str, config: dict[str, float | str], fault: str) -> None:
+    """Unknown names and unusable values are refused with the name in the message."""
+    with pytest.raises(EngineError, match=fault):
+        select_loss(name, config)

@@ -1,0 +1,696 @@
+# ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
+"""The torch engine on a small random Llama: gradients, optimizer, adapters, files and sampling.
+
+The expected updates are computed by plain autograd through dense weights, W + (32 / rank) B A, with no PEFT in it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+for needed in ("torch", "transformers", "peft"):
+    pytest.importorskip(needed)
+
+import peft
+import torch
+import transformers
+
+from tinker.local.engines.decoding import Run, Stops, draw, truncate
+from tinker.local.engines.lora import LoraWeights
+from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, Example, Sampled, SampleJob
+from tinker.local.engines.torch import PACKAGED_MODEL, TorchEngine, default_model_path
+
+SPEC = AdapterSpec(rank=4, seed=7)
+ADAM = Adam(learning_rate=1e-2, weight_decay=0.1)
+Expected = Callable[[torch.Tensor, dict[str, torch.Tensor]], torch.Tensor]
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer Llama with tied embeddings, and the packaged tokenizer."""
+    torch.manual_seed(0)
+    directory = tmp_path_factory.mktemp("models") / "random-llama"
+    config = transformers.LlamaConfig(
+        vocab_size=258,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+        eos_token_id=256,
+        pad_token_id=257,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).write_bytes((default_model_path() / name).read_bytes())
+    return directory
+
+
+@pytest.fixture(scope="session")
+def shared_engine(model_directory: Path) -> TorchEngine:
+    return TorchEngine(model_directory, device="cpu")
+
+
+@pytest.fixture
+def engine(shared_engine: TorchEngine) -> Iterator[TorchEngine]:
+    """The shared engine with two fresh adapters, ``a`` and ``b``."""
+    shared_engine.create_adapter("a", SPEC)
+    shared_engine.create_adapter("b", AdapterSpec(rank=2, seed=8, train_unembed=False))
+    yield shared_engine
+    for name in ("a", "b", "c"):
+        shared_engine.drop_adapter(name)
+
+
+def rows(*lengths: int, seed: int = 0) -> list[Example]:
+    """Random data which fits every loss."""
+    rng = np.random.default_rng(seed)
+    return [
+        Example(
+            tokens=rng.integers(0, 258, n).astype(np.int32),
+            loss_inputs={
+                "target_tokens": rng.integers(0, 258, n),
+                "logprobs": rng.normal(-5, 1, n).astype(np.float32),
+                "advantages": rng.normal(0, 1, n).astype(np.float32),
+            },
+        )
+        for n in lengths
+    ]
+
+
+def supervised(*lengths: int, seed: int = 0, columns: int = 0) -> list[Example]:
+    """Random data for cross entropy; about a third of the weights are zero."""
+    rng = np.random.default_rng(seed)
+    shapes = [(n, columns) if columns else (n,) for n in lengths]
+    return [
+        Example(
+            tokens=rng.integers(0, 258, shape[0]).astype(np.int32),
+            loss_inputs={
+                "target_tokens": rng.integers(0, 258, shape),
+                "weights": (rng.random(shape) * (rng.random(shape) > 0.3)).astype(np.float32),
+            },
+        )
+        for shape in shapes
+    ]
+
+
+def weights(engine: TorchEngine, name: str) -> dict[str, torch.Tensor]:
+    snapshot = engine.snapshot(name)
+    assert isinstance(snapshot, LoraWeights)
+    return {key: tensor.detach() for key, tensor in snapshot.tensors.items()}
+
+
+def nudge(engine: TorchEngine, name: str) -> None:
+    """One training step, so that the adapter is no longer the base model."""
+    engine.forward_backward(name, supervised(12, seed=99), "cross_entropy", {}, backward=True)
+    engine.optim_step(name, Adam(learning_rate=0.02))
+
+
+class Reference:
+    """A plain transformers model with W + (32 / rank) B A in place of each W; torch.optim.AdamW trains A and B."""
+
+    def __init__(self, directory: Path, start: dict[str, torch.Tensor], adam: Adam) -> None:
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(directory, torch_dtype=torch.float32)
+        self.factors = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
+        self.optimizer = torch.optim.AdamW(
+            self.factors.values(),
+            lr=adam.learning_rate,
+            betas=(adam.beta1, adam.beta2),
+            eps=adam.eps,
+            weight_decay=adam.weight_decay,
+        )
+
+    def logprobs(self, example: Example) -> torch.Tensor:
+        """Log-softmax ``[N, vocabulary]`` of one unpadded sequence."""
+        dense = {}
+        for name in {key.rpartition(".lora_")[0] for key in self.factors}:
+            a, b = self.factors[f"{name}.lora_A.weight"], self.factors[f"{name}.lora_B.weight"]
+            dense[f"{name}.weight"] = self.model.get_submodule(name).weight.detach() + 32 / a.shape[0] * b @ a
+        tokens = torch.from_numpy(example.tokens.astype(np.int64))[None]
+        out = torch.func.functional_call(self.model, dense, kwargs={"input_ids": tokens}, tie_weights=False)
+        return torch.log_softmax(out.logits[0], dim=-1)
+
+    def step(self, data: list[Example], loss: Expected, clip: float = 0.0) -> float:
+        """Sum the loss over the data, step, and return the sum."""
+        self.optimizer.zero_grad()
+        total = torch.zeros(())
+        for example in data:
+            inputs = {name: torch.from_numpy(np.asarray(value)) for name, value in example.loss_inputs.items()}
+            targets = inputs["target_tokens"].reshape(len(example.tokens), -1)
+            total = total + loss(
+                self.logprobs(example).gather(1, targets).reshape(inputs["target_tokens"].shape), inputs
+            )
+        total.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(self.factors.values(), clip)
+        self.optimizer.step()
+        return total.item()
+
+
+def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            actual[name], tensor.detach(), rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def cross_entropy(logprobs: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    return -(logprobs * inputs["weights"]).sum()
+
+
+def importance_sampling(logprobs: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    return -((logprobs - inputs["logprobs"]).exp() * inputs["advantages"]).sum()
+
+
+def ppo(logprobs: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    ratio = (logprobs - inputs["logprobs"]).exp()
+    bounded = torch.max(torch.min(ratio, torch.tensor(1.2)), torch.tensor(0.8))
+    return -torch.stack([ratio * inputs["advantages"], bounded * inputs["advantages"]]).min(dim=0).values.sum()
+
+
+@pytest.mark.parametrize("expected", [cross_entropy, importance_sampling, ppo])
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_updates_equal_plain_autograd_and_adamw(
+    engine: TorchEngine, model_directory: Path, name: str, expected: Expected
+) -> None:
+    """Three steps on mixed lengths give the same loss and weights as dense autograd with torch's AdamW."""
+    reference = Reference(model_directory, weights(engine, name), ADAM)
+    for step in range(3):
+        data = (supervised if expected is cross_entropy else rows)(5, 17, 1, 9, seed=step)
+        result = engine.forward_backward(name, data, expected.__name__, {}, backward=True)
+        engine.optim_step(name, ADAM)
+        assert result.metrics["loss:sum"] == pytest.approx(reference.step(data, expected), rel=1e-4)
+    assert_same(weights(engine, name), reference.factors)
+
+
+def test_two_targets_per_position(engine: TorchEngine, model_directory: Path) -> None:
+    """``[N, K]`` targets with ``[N, K]`` weights sum over all cells, and the logprobs have the same shape."""
+    reference = Reference(model_directory, weights(engine, "a"), ADAM)
+    data = [*supervised(6, columns=3), *supervised(4, seed=1)]
+    result = engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+    engine.optim_step("a", ADAM)
+    reference.step(data, cross_entropy)
+    assert [output["logprobs"].shape for output in result.outputs] == [(6, 3), (4,)]
+    assert_same(weights(engine, "a"), reference.factors)
+
+
+def test_logprobs_are_those_of_the_targets(engine: TorchEngine, model_directory: Path) -> None:
+    """``logprobs`` is float32 and equals the log-softmax at the target, for weights of zero as well."""
+    data = supervised(8, 3)
+    reference = Reference(model_directory, weights(engine, "a"), ADAM)
+    result = engine.forward_backward("a", data, "cross_entropy", {}, backward=False)
+    for output, example in zip(result.outputs, data):
+        targets = torch.from_numpy(example.loss_inputs["target_tokens"])[:, None]
+        expected = reference.logprobs(example).gather(1, targets)[:, 0].detach().numpy()
+        assert output["logprobs"].dtype == np.float32
+        np.testing.assert_allclose(output["logprobs"], expected, atol=1e-4)
+
+
+def test_micro_batches_change_nothing(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs keep their order and the update is the same when every datum runs alone."""
+    data = supervised(9, 4, 12, 4)
+    together = engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+    engine.optim_step("a", ADAM)
+    expected = weights(engine, "a")
+    engine.create_adapter("a", SPEC)
+    monkeypatch.setattr("tinker.local.engines.torch.MAX_MICRO_BATCH_TOKENS", 1)
+    alone = engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+    engine.optim_step("a", ADAM)
+    for one, other in zip(alone.outputs, together.outputs):
+        np.testing.assert_allclose(one["logprobs"], other["logprobs"], atol=1e-4)
+    assert_same(weights(engine, "a"), expected)
+
+
+def test_gradients_accumulate_until_the_step(engine: TorchEngine, model_directory: Path) -> None:
+    """Two calls and one step are one step on all data, and the step clears the gradient."""
+    first, second = supervised(5, 6), supervised(7, seed=3)
+    reference = Reference(model_directory, weights(engine, "a"), ADAM)
+    for data in (first, second):
+        engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+    engine.optim_step("a", ADAM)
+    reference.step(first + second, cross_entropy)
+    assert_same(weights(engine, "a"), reference.factors)
+    assert engine.optim_step("a", ADAM)["grad_norm:mean"] == 0.0
+
+
+def test_clipping_scales_the_whole_gradient(engine: TorchEngine, model_directory: Path) -> None:
+    """``grad_clip_norm`` bounds the global norm; the metric is the norm before that."""
+    data, adam = supervised(5, 6), attrs.evolve(ADAM, grad_clip_norm=0.5, eps=1.0)
+    reference = Reference(model_directory, weights(engine, "a"), adam)
+    engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+    norm = engine.optim_step("a", adam)["grad_norm:mean"]
+    reference.step(data, cross_entropy, clip=0.5)
+    assert norm > 0.5
+    assert_same(weights(engine, "a"), reference.factors)
+
+
+def test_forward_leaves_no_gradient(engine: TorchEngine) -> None:
+    """Without ``backward`` nothing accumulates."""
+    engine.forward_backward("a", supervised(5), "cross_entropy", {}, backward=False)
+    assert engine.optim_step("a", ADAM)["grad_norm:mean"] == 0.0
+
+
+def test_an_adapter_begins_as_the_base_model(engine: TorchEngine) -> None:
+    """A fresh adapter gives the base model's logprobs."""
+    prompt = rows(10)[0].tokens
+    jobs = [
+        SampleJob(tokens=prompt, weights=chosen, max_tokens=0, prompt_logprobs=True)
+        for chosen in (None, engine.snapshot("a"), engine.snapshot("b"))
+    ]
+    base, *adapters = [result.prompt_logprobs for result in engine.sample(jobs)]
+    assert base is not None
+    for logprobs in adapters:
+        np.testing.assert_allclose(logprobs, base, atol=1e-5)
+
+
+def test_adapters_do_not_affect_each_other_or_the_base(engine: TorchEngine) -> None:
+    """Training one adapter, its output head included, leaves the other adapter and the base model as they were."""
+    prompt = rows(10)[0].tokens
+
+    def measured() -> list[np.ndarray[Any, Any]]:
+        jobs = [
+            SampleJob(tokens=prompt, weights=w, max_tokens=0, prompt_logprobs=True)
+            for w in (None, engine.snapshot("b"))
+        ]
+        return [result.prompt_logprobs for result in engine.sample(jobs) if result.prompt_logprobs is not None]
+
+    before, other = measured(), weights(engine, "b")
+    engine.forward_backward("b", supervised(4), "cross_entropy", {}, backward=True)
+    nudge(engine, "a")
+    np.testing.assert_array_equal(before, measured())
+    assert all(torch.equal(tensor, other[name]) for name, tensor in weights(engine, "b").items())
+
+
+def test_flags_choose_the_modules(engine: TorchEngine) -> None:
+    """Attention, MLP and output head are adapted as the three flags say."""
+    parts = {"train_attn": "self_attn", "train_mlp": "mlp", "train_unembed": "lm_head"}
+    for flag in parts:
+        chosen = {name: name == flag for name in parts}
+        engine.create_adapter("c", AdapterSpec(rank=1, seed=0, **chosen))
+        assert all(parts[flag] in name for name in weights(engine, "c"))
+
+
+def test_the_seed_decides_the_first_weights(engine: TorchEngine) -> None:
+    """Equal seeds give equal adapters, no seed gives another one each time."""
+    seen = []
+    for seed in (7, 7, None, None):
+        engine.create_adapter("c", attrs.evolve(SPEC, seed=seed))
+        seen.append(torch.cat([tensor.flatten() for tensor in weights(engine, "c").values()]))
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[2], seen[3])
+
+
+@pytest.mark.parametrize("flags", [{"rank": 0}, {"train_attn": False, "train_mlp": False, "train_unembed": False}])
+def test_an_impossible_adapter_is_refused(engine: TorchEngine, flags: dict[str, Any]) -> None:
+    """Rank 0 and an adapter of nothing are user errors."""
+    with pytest.raises(EngineError):
+        engine.create_adapter("c", AdapterSpec(**flags))
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("loss", "config", "change", "message"),
+    [
+        ("gspo", {}, {}, "unknown loss_fn 'gspo'"),
+        ("ppo", {"epsilon": 0.2}, {}, "unknown loss_fn_config key 'epsilon'"),
+        ("ppo", {}, {"advantages": np.ones(4, np.float32)}, "datum 1: advantages has shape"),
+        ("ppo", {}, {"target_tokens": np.full(6, 258)}, "datum 1: target_tokens holds token id 258"),
+        ("importance_sampling", {}, {"logprobs": np.full(6, -1e6, np.float32)}, "datum 1: the loss is not finite"),
+    ],
+)
+def test_a_refused_call_leaves_the_gradient_alone(
+    engine: TorchEngine, loss: str, config: dict[str, float], change: dict[str, Any], message: str
+) -> None:
+    """A fault in the second datum is named, and nothing of the call reaches the next step."""
+    good = supervised(5)
+    engine.forward_backward("a", good, "cross_entropy", {}, backward=True)
+    bad = rows(5, 6)
+    bad[1] = attrs.evolve(bad[1], loss_inputs={**bad[1].loss_inputs, **change})
+    with pytest.raises(EngineError, match=message):
+        engine.forward_backward("a", bad, loss, config, backward=True)
+    norm = engine.optim_step("a", ADAM)["grad_norm:mean"]
+    engine.create_adapter("c", SPEC)
+    engine.forward_backward("c", good, "cross_entropy", {}, backward=True)
+    assert engine.optim_step("c", ADAM)["grad_norm:mean"] == norm
+
+
+def test_a_too_long_datum_is_refused(engine: TorchEngine) -> None:
+    """The context length bounds training too."""
+    with pytest.raises(EngineError, match="datum 0: model_input has 129 tokens; 1 to 128"):
+        engine.forward_backward("a", supervised(129), "cross_entropy", {}, backward=True)
+
+
+def test_an_unknown_adapter_is_named(engine: TorchEngine) -> None:
+    """Every operation on an unknown id says which id."""
+    with pytest.raises(EngineError, match="'nobody'"):
+        engine.optim_step("nobody", ADAM)
+
+
+@pytest.mark.parametrize("change", [{"learning_rate": -1.0}, {"beta2": 1.0}, {"eps": float("nan")}])
+def test_impossible_optimizer_values_are_refused(engine: TorchEngine, change: dict[str, float]) -> None:
+    """A bad value is refused by name before any weight moves."""
+    with pytest.raises(EngineError, match=next(iter(change))):
+        engine.optim_step("a", attrs.evolve(ADAM, **change))
+
+
+# Files
+
+
+@pytest.mark.parametrize("optimizer", [True, False])
+def test_a_loaded_adapter_continues(engine: TorchEngine, tmp_path: Path, optimizer: bool) -> None:
+    """With the optimizer state training goes on bit for bit; without, as a fresh optimizer on the same weights."""
+    nudge(engine, "a")
+    engine.save("a", tmp_path, optimizer=True)
+    spec = engine.load("c", tmp_path, optimizer=optimizer)
+    assert spec == SPEC
+    if not optimizer:
+        engine.load("a", tmp_path, optimizer=False)
+    for name in ("a", "c"):
+        engine.forward_backward(name, supervised(6), "cross_entropy", {}, backward=True)
+        engine.optim_step(name, ADAM)
+    other = weights(engine, "c")
+    assert all(torch.equal(tensor, other[name]) for name, tensor in weights(engine, "a").items())
+
+
+def test_the_optimizer_state_matters(engine: TorchEngine, tmp_path: Path) -> None:
+    """Loading without the optimizer state gives another next step than loading with it."""
+    nudge(engine, "a")
+    engine.save("a", tmp_path, optimizer=True)
+    after = []
+    for optimizer in (True, False):
+        engine.load("c", tmp_path, optimizer=optimizer)
+        engine.forward_backward("c", supervised(6), "cross_entropy", {}, backward=True)
+        engine.optim_step("c", ADAM)
+        after.append(weights(engine, "c")["lm_head.lora_A.weight"])
+    assert not torch.equal(*after)
+
+
+def test_saved_without_optimizer_says_so(engine: TorchEngine, tmp_path: Path) -> None:
+    """Asking for an optimizer state that was not saved is an error with advice."""
+    engine.save("a", tmp_path, optimizer=False)
+    with pytest.raises(EngineError, match="no optimizer state; load it without"):
+        engine.load("c", tmp_path, optimizer=True)
+
+
+def test_peft_loads_the_files(engine: TorchEngine, model_directory: Path, tmp_path: Path) -> None:
+    """``PeftModel.from_pretrained`` gives the same logits as the engine, output head included."""
+    nudge(engine, "a")
+    engine.save("a", tmp_path, optimizer=True)
+    base = transformers.AutoModelForCausalLM.from_pretrained(model_directory, torch_dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(base, str(tmp_path))
+    prompt = rows(10)[0].tokens
+    with torch.no_grad():
+        logits = model(input_ids=torch.from_numpy(prompt.astype(np.int64))[None]).logits[0]
+    expected = torch.log_softmax(logits, -1)[:-1].gather(1, torch.from_numpy(prompt[1:].astype(np.int64))[:, None])[
+        :, 0
+    ]
+    job = SampleJob(tokens=prompt, weights=engine.snapshot("a"), max_tokens=0, prompt_logprobs=True)
+    logprobs = engine.sample([job])[0].prompt_logprobs
+    assert logprobs is not None
+    np.testing.assert_allclose(logprobs[1:], expected.numpy(), atol=1e-4)
+
+
+def test_nothing_is_pickled(engine: TorchEngine, tmp_path: Path) -> None:
+    """A checkpoint consists of safetensors and JSON."""
+    nudge(engine, "a")
+    engine.save("a", tmp_path, optimizer=True)
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".safetensors", ".json", ".md"}
+
+
+@pytest.mark.parametrize("damage", ["another base model", "another shape", "no weights"])
+def test_a_folder_that_does_not_fit_is_refused(engine: TorchEngine, tmp_path: Path, damage: str) -> None:
+    """Another base model, other shapes and missing files are user errors, for training and for sampling."""
+    engine.save("a", tmp_path, optimizer=False)
+    about = json.loads((tmp_path / "adapter.json").read_text())
+    if damage == "another base model":
+        about["base_model"] = "somebody/else"
+    elif damage == "another shape":
+        about["spec"]["rank"] = 5
+    else:
+        (tmp_path / "adapter_model.safetensors").unlink()
+    (tmp_path / "adapter.json").write_text(json.dumps(about))
+    with pytest.raises(EngineError):
+        engine.load("c", tmp_path, optimizer=False)
+    with pytest.raises(EngineError):
+        engine.load_snapshot(tmp_path)
+
+
+# Sampling
+
+
+def only(engine: TorchEngine, job: SampleJob) -> Sampled:
+    return engine.sample([job])[0].sequences[0]
+
+
+def job(engine: TorchEngine, **changes: Any) -> SampleJob:
+    values = {"tokens": rows(6)[0].tokens, "weights": engine.snapshot("a"), "max_tokens": 12, "seed": 5, "stop": []}
+    return SampleJob(**{**values, **changes})
+
+
+def text(engine: TorchEngine, sampled: Sampled) -> str:
+    return bytes(token for token in sampled.tokens.tolist() if token < 256).decode("utf-8", "replace")
+
+
+def test_a_seed_gives_the_same_tokens_in_any_company(engine: TorchEngine) -> None:
+    """Other prompts, lengths, adapters and sample counts in the batch change no token."""
+    nudge(engine, "a")
+    nudge(engine, "b")
+    wanted = job(engine, num_samples=3)
+    alone = engine.sample([wanted])[0].sequences
+    crowd = [
+        job(engine, tokens=rows(40, seed=2)[0].tokens, seed=1, num_samples=2),
+        job(engine, weights=engine.snapshot("b"), max_tokens=30),
+        wanted,
+        job(engine, tokens=rows(1, seed=3)[0].tokens, weights=None, max_tokens=3),
+        attrs.evolve(wanted, num_samples=1),
+    ]
+    results = engine.sample(crowd)
+    assert [s.tokens.tolist() for s in results[2].sequences] == [s.tokens.tolist() for s in alone]
+    assert results[4].sequences[0].tokens.tolist() == alone[0].tokens.tolist()
+    assert len({tuple(s.tokens.tolist()) for s in alone}) == 3
+
+
+def test_without_a_seed_samples_differ(engine: TorchEngine) -> None:
+    """No seed means fresh noise for every call."""
+    unseeded = job(engine, seed=None)
+    assert only(engine, unseeded).tokens.tolist() != only(engine, unseeded).tokens.tolist()
+
+
+def test_temperature_zero_takes_the_likeliest_token(engine: TorchEngine) -> None:
+    """Greedy tokens are the argmax of a forward pass over everything before them, padding and cache notwithstanding."""
+    nudge(engine, "a")
+    greedy = job(engine, temperature=0.0, topk_sample_logprobs=1)
+    sampled = engine.sample([job(engine, tokens=rows(30)[0].tokens), greedy])[1].sequences[0]
+    assert sampled.topk is not None
+    assert sampled.topk[0][:, 0].tolist() == sampled.tokens.tolist()
+    whole = np.concatenate([greedy.tokens, sampled.tokens])
+    check = job(engine, tokens=whole, max_tokens=0, prompt_logprobs=True, topk_prompt_logprobs=1)
+    result = engine.sample([check])[0]
+    assert result.topk_prompt is not None
+    assert result.topk_prompt[0][len(greedy.tokens) :, 0].tolist() == sampled.tokens.tolist()
+
+
+@pytest.mark.parametrize("change", [{}, {"temperature": 0.3}, {"top_k": 3}, {"top_p": 0.5}])
+def test_logprobs_are_the_models_own(engine: TorchEngine, change: dict[str, float]) -> None:
+    """Whatever temperature, top_k and top_p, the reported logprobs are those of the plain model (temperature 1)."""
+    nudge(engine, "a")
+    sampled = only(engine, job(engine, **change))
+    whole = np.concatenate([job(engine).tokens, sampled.tokens])
+    again = engine.sample([job(engine, tokens=whole, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
+    assert again is not None
+    np.testing.assert_allclose(sampled.logprobs, again[len(job(engine).tokens) :], atol=1e-4)
+
+
+def test_top_k_and_top_p_leave_only_likely_tokens(engine: TorchEngine) -> None:
+    """Every drawn token is among the k likeliest, or within the nucleus of mass p."""
+    k = only(engine, job(engine, top_k=2, topk_sample_logprobs=2, max_tokens=40))
+    assert k.topk is not None
+    assert all(token in row for token, row in zip(k.tokens, k.topk[0]))
+    p = only(engine, job(engine, top_p=0.4, topk_sample_logprobs=258, max_tokens=40))
+    assert p.topk is not None
+    for logprob, row in zip(p.logprobs, p.topk[1]):
+        assert np.exp(row[row > logprob + 1e-6].astype(np.float64)).sum() < 0.4 + 1e-4
+
+
+def test_truncation_keeps_the_crossing_token() -> None:
+    """top_p keeps tokens until the mass reaches p, the one that crosses included; top_k counts; 1.0 and -1 keep all."""
+    one = SampleJob(tokens=np.zeros(1, np.int32), weights=None, max_tokens=1)
+    table = torch.tensor([[0.1, 0.5, 0.15, 0.25]], dtype=torch.float64)
+
+    def kept(**changes: float) -> list[int]:
+        run = Run(attrs.evolve(one, **changes), Stops([], frozenset(), str), np.zeros(1))
+        return truncate(table, [run])[0].nonzero()[:, 0].tolist()
+
+    assert kept() == [0, 1, 2, 3]
+    assert kept(top_p=0.5) == [1]
+    assert kept(top_p=0.51) == [1, 3]
+    assert kept(top_k=3) == [1, 2, 3]
+    assert kept(top_k=3, top_p=0.8) == [1, 3]
+    assert kept(top_p=1e-9) == [1]
+
+
+def test_draws_follow_the_distribution() -> None:
+    """Over evenly spaced noise every token is drawn as often as its probability at the run's temperature says."""
+    logprobs = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log().repeat(1000, 1)
+    one = SampleJob(tokens=np.zeros(1, np.int32), weights=None, max_tokens=1, temperature=0.5)
+    runs = [Run(one, Stops([], frozenset(), str), np.array([(i + 0.5) / 1000])) for i in range(1000)]
+    counts = torch.bincount(draw(logprobs, runs), minlength=4) / 1000
+    torch.testing.assert_close(counts, torch.tensor([1, 4, 9, 16]) / 30, atol=2e-3, rtol=0)
+
+
+def test_prompt_logprobs_equal_a_forward_pass(engine: TorchEngine) -> None:
+    """Position 0 is NaN, position i is the logprob of token i given those before; top-k rows agree."""
+    nudge(engine, "a")
+    tokens = rows(9)[0].tokens
+    shifted = Example(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
+    expected = engine.forward_backward("a", [shifted], "cross_entropy", {}, backward=False).outputs[0]["logprobs"]
+    result = engine.sample([job(engine, tokens=tokens, prompt_logprobs=True, topk_prompt_logprobs=258)])[0]
+    assert result.prompt_logprobs is not None
+    assert result.topk_prompt is not None
+    assert np.isnan(result.prompt_logprobs[0])
+    np.testing.assert_allclose(result.prompt_logprobs[1:], expected, atol=1e-5)
+    ids, logprobs = result.topk_prompt
+    assert (ids.shape, logprobs.shape) == ((9, 258), (9, 258))
+    assert ids[0].tolist() == [0] * 258
+    assert set(logprobs[0].tolist()) == {-99999.0}
+    for row in range(1, 9):
+        assert logprobs[row][ids[row] == tokens[row]] == pytest.approx(expected[row - 1], abs=1e-5)
+
+
+def test_a_prompt_of_one_token_has_no_logprob(engine: TorchEngine) -> None:
+    """The only entry is NaN."""
+    result = engine.sample([job(engine, tokens=np.array([3], np.int32), prompt_logprobs=True, topk_prompt_logprobs=2)])[
+        0
+    ]
+    assert result.prompt_logprobs is not None
+    assert np.isnan(result.prompt_logprobs).tolist() == [True]
+
+
+def test_a_stop_string_ends_the_sequence_and_stays_in_it(engine: TorchEngine) -> None:
+    """The tokens end with the piece that completed the stop text, also when it spans several tokens."""
+    free = only(engine, job(engine, temperature=2.0, max_tokens=100))
+    tokens = free.tokens.tolist()
+    place = next(i for i in range(10, 90) if all(32 < t < 127 for t in tokens[i : i + 2]))
+    piece = bytes(tokens[place : place + 2]).decode()
+    stopped = only(engine, job(engine, temperature=2.0, max_tokens=100, stop=["\x00never", piece]))
+    end = bytes(t if t < 128 else 0 for t in tokens).find(piece.encode()) + 2
+    assert (stopped.tokens.tolist(), stopped.stop_reason) == (tokens[:end], "stop")
+
+
+def test_a_stop_id_ends_the_sequence(engine: TorchEngine) -> None:
+    """Token ids stop at their first occurrence; until then the text is the same."""
+    free = only(engine, job(engine)).tokens.tolist()
+    stopped = only(engine, job(engine, stop=[free[5]]))
+    assert (stopped.tokens.tolist(), stopped.stop_reason) == (free[: free.index(free[5]) + 1], "stop")
+
+
+def test_end_of_text_stops_by_default_only(engine: TorchEngine) -> None:
+    """None stops at the model's end of text; an empty list disables that too."""
+    engine.create_adapter("c", AdapterSpec(rank=4, seed=1))
+    ends = Example(tokens=np.array([1, 2, 3], np.int32), loss_inputs={"target_tokens": np.full(3, 256)})
+    for _ in range(25):
+        engine.forward_backward("c", [ends], "cross_entropy", {}, backward=True)
+        engine.optim_step("c", Adam(learning_rate=0.02))
+    prompt = {"tokens": ends.tokens, "weights": engine.snapshot("c"), "temperature": 0.0, "max_tokens": 4}
+    by_default, never = engine.sample([job(engine, **prompt, stop=None), job(engine, **prompt, stop=[])])
+    assert (by_default.sequences[0].tokens.tolist(), by_default.sequences[0].stop_reason) == ([256], "stop")
+    assert (len(never.sequences[0].tokens), never.sequences[0].stop_reason) == (4, "length")
+
+
+def test_max_tokens_ends_with_length(engine: TorchEngine) -> None:
+    """Without a stop the sequence has max_tokens tokens, as many logprobs, and says ``length``."""
+    sampled = only(engine, job(engine, max_tokens=7))
+    assert (len(sampled.tokens), len(sampled.logprobs), sampled.stop_reason) == (7, 7, "length")
+    assert (sampled.tokens.dtype, sampled.logprobs.dtype) == (np.int32, np.float32)
+
+
+def test_a_snapshot_is_frozen(engine: TorchEngine) -> None:
+    """Later steps and dropping the adapter leave a snapshot as it was."""
+    nudge(engine, "a")
+    greedy = job(engine, temperature=0.0)
+    before = only(engine, greedy).logprobs
+    nudge(engine, "a")
+    engine.drop_adapter("a")
+    np.testing.assert_array_equal(only(engine, greedy).logprobs, before)
+
+
+def test_a_saved_snapshot_samples_the_same(engine: TorchEngine, tmp_path: Path) -> None:
+    """``load_snapshot`` of saved weights gives the same tokens and logprobs."""
+    nudge(engine, "a")
+    engine.save("a", tmp_path, optimizer=False)
+    here, there = only(engine, job(engine)), only(engine, job(engine, weights=engine.load_snapshot(tmp_path)))
+    assert here.tokens.tolist() == there.tokens.tolist()
+    np.testing.assert_array_equal(here.logprobs, there.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"tokens": np.array([], np.int32)}, "prompt is empty"),
+        ({"tokens": np.array([258], np.int32)}, "token id 258"),
+        ({"max_tokens": 123}, "6 prompt tokens \\+ max_tokens 123 exceed the context length of 128"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"num_samples": 0}, "num_samples"),
+        ({"topk_sample_logprobs": 259}, "top-k"),
+        ({"stop": [""]}, "empty stop string"),
+        ({"stop": ["a", 3]}, "strings only or token ids only"),
+        ({"weights": object()}, "do not come from this engine"),
+    ],
+)
+def test_an_impossible_job_is_refused(engine: TorchEngine, change: dict[str, Any], fault: str) -> None:
+    """Every parameter out of range is a user error that names it."""
+    with pytest.raises(EngineError, match=fault):
+        engine.sample([job(engine, **change)])
+
+
+# The packaged model
+
+
+def test_the_packaged_model_is_small_and_complete() -> None:
+    """At most 4 MB, and an own byte-level tokenizer that returns every text unchanged."""
+    files = {path.name: path.stat().st_size for path in default_model_path().iterdir() if path.is_file()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= files.keys()
+    assert sum(files.values()) <= 4_000_000
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_model_path())
+    for sample in ("word -> ordway\n", "  two  spaces, naïve café, 東京 🙂", "\x00\x7f"):
+        ids = tokenizer.encode(sample, add_special_tokens=False)
+        assert ids == list(sample.encode())
+        assert tokenizer.decode(ids) == sample
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id, len(tokenizer)) == (256, 257, 258)
+
+
+def test_the_packaged_model_has_learned_text() -> None:
+    """It finds plain English far likelier than chance (8 bits a byte), and loads quietly under its public name."""
+    engine = TorchEngine(PACKAGED_MODEL, device="cpu")
+    prompt = np.array([256, *b"Return a list of the names in the current local scope."], np.int32)
+    logprobs = engine.sample([SampleJob(tokens=prompt, weights=None, max_tokens=0, prompt_logprobs=True)])[
+        0
+    ].prompt_logprobs
+    assert logprobs is not None
+    assert -np.nanmean(logprobs) / np.log(2) < 2.5
+    assert (engine.base_model, engine.max_context_length) == ("tinker/babble", 512)
+
+
+def test_loading_prints_nothing(model_directory: Path) -> None:
+    """No progress bar and no notice on either stream."""
+    code = "import sys; from tinker.local.engines.torch import TorchEngine; TorchEngine(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(model_directory)], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")

@@ -1,0 +1,402 @@
+"""The engine that trains: a transformers model with LoRA adapters, real gradients, AdamW, and batched sampling.
+
+Owns the model and every adapter's weights, gradients and optimizer state. The formulas are in ``losses``, the LoRA
+weights in ``lora``, the sampling loop in ``decoding``, the files in ``adapter_files``. Runs in the server's one worker
+thread.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (torch and transformers are typed in part only)
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+import transformers
+
+from tinker.local.engines import adapter_files
+from tinker.local.engines.decoding import Run, check_job, generate, runs_of
+from tinker.local.engines.lora import LoraSlots, LoraWeights
+from tinker.local.engines.losses import CLIP, LOSSES, Loss, Prepared, prepare, select_loss
+from tinker.local.engines.protocol import (
+    Adam,
+    AdapterSpec,
+    EngineError,
+    Example,
+    Float32,
+    Int32,
+    LossResult,
+    SampleJob,
+    SampleResult,
+)
+
+PACKAGED_MODEL = "tinker/babble"
+MAX_LOGITS = 2**27  # cells of one micro-batch: half a gigabyte in float32, whatever the vocabulary
+MAX_MICRO_BATCH_TOKENS = 2**13
+MAX_SAMPLING_TOKENS = 2**16  # prompt and continuation of all rows sampled together; bounds the key-value cache
+EMPTY_CELL = -99999.0  # the wire's logprob for "nothing here"
+
+
+def default_model_path() -> Path:
+    """The tiny model that comes with the package."""
+    return Path(str(resources.files("tinker.local") / "base_model"))
+
+
+@attrs.define(eq=False)
+class Adapter:
+    """What one training run owns. ``gradient`` is None until something has accumulated."""
+
+    weights: LoraWeights
+    optimizer: torch.optim.AdamW
+    gradient: list[torch.Tensor] | None = None
+
+    @classmethod
+    def of(cls, weights: LoraWeights) -> Adapter:
+        return cls(weights, torch.optim.AdamW(weights.tensors.values()))
+
+
+class TorchEngine:
+    """Trains and samples LoRA adapters over ``model``: a directory, a hub name, or the packaged ``tinker/babble``.
+
+    ``device`` None means the first GPU, else the CPU. ``dtype`` None means float32 on the CPU and bfloat16 on a GPU;
+    adapters are always float32. Loading prints nothing.
+    """
+
+    def __init__(self, model: str | Path, *, device: str | None = None, dtype: torch.dtype | None = None) -> None:
+        source = str(default_model_path()) if str(model) == PACKAGED_MODEL else str(model)
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        kind = dtype or (torch.float32 if place.type == "cpu" else torch.bfloat16)
+        self._source, self._name = source, _public_name(source)
+        self._model, self._tokenizer = _load(source, place, kind)
+        self._slots = LoraSlots(self._model)
+        self._adapters: dict[str, Adapter] = {}
+        self._vocabulary = int(self._model.config.get_text_config().vocab_size)
+        self._end_of_text = _end_of_text_ids(self._model, self._tokenizer)
+
+    @property
+    def base_model(self) -> str:
+        return self._name
+
+    @property
+    def tokenizer_id(self) -> str:
+        return self._source
+
+    @property
+    def max_context_length(self) -> int:
+        return int(getattr(self._model.config.get_text_config(), "max_position_embeddings", 2048))
+
+    @property
+    def losses(self) -> frozenset[str]:
+        return frozenset(LOSSES)
+
+    # Adapters
+
+    def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
+        seed = secrets.randbits(31) if spec.seed is None else spec.seed
+        self._adapters[adapter_id] = Adapter.of(self._slots.fresh(attrs.evolve(spec, seed=seed), seed))
+
+    def drop_adapter(self, adapter_id: str) -> None:
+        self._adapters.pop(adapter_id, None)
+
+    def snapshot(self, adapter_id: str) -> LoraWeights:
+        return self._adapter(adapter_id).weights.frozen_copy()
+
+    def load_snapshot(self, directory: Path) -> LoraWeights:
+        return adapter_files.read_weights(directory, self._slots, self._name)
+
+    def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
+        """Gradients that no optimizer step has applied yet are not saved."""
+        adapter = self._adapter(adapter_id)
+        adapter_files.write_weights(directory, self._slots, adapter.weights, self._name)
+        if optimizer:
+            state = {name: adapter.optimizer.state[t] for name, t in adapter.weights.tensors.items()}
+            adapter_files.write_optimizer(directory, state)
+
+    def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
+        adapter = Adapter.of(adapter_files.read_weights(directory, self._slots, self._name))
+        if optimizer:
+            for name, values in adapter_files.read_optimizer(directory).items():
+                adapter.optimizer.state[adapter.weights.tensors[name]] = {
+                    key: value.to("cpu" if key == "step" else self._model.device, copy=True)
+                    for key, value in values.items()
+                }
+        self._adapters[adapter_id] = adapter
+        return adapter.weights.spec
+
+    def _adapter(self, adapter_id: str) -> Adapter:
+        if adapter_id not in self._adapters:
+            raise EngineError(f"no adapter {adapter_id!r} on this server")
+        return self._adapters[adapter_id]
+
+    # Training
+
+    def forward_backward(
+        self,
+        adapter_id: str,
+        data: Sequence[Example],
+        loss_fn: str,
+        config: Mapping[str, float | str],
+        *,
+        backward: bool,
+    ) -> LossResult:
+        adapter = self._adapter(adapter_id)
+        loss, options = select_loss(loss_fn, config)
+        limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
+        prepared = [prepare(index, example, loss_fn, loss, **limits) for index, example in enumerate(data)]
+        parameters = list(adapter.weights.tensors.values()) if backward else []
+        gradient = [torch.zeros_like(parameter) for parameter in parameters]
+        outputs: dict[int, Float32] = {}
+        tally = Tally()
+        with self._slots.worn(adapter.weights), torch.set_grad_enabled(backward):
+            for indices in self._micro_batches([len(datum.tokens) for datum in prepared]):
+                total = self._losses(indices, prepared, loss, options, outputs, tally)
+                if backward and total is not None:
+                    for part, more in zip(gradient, torch.autograd.grad(total, parameters)):
+                        part.add_(more)
+        if backward:
+            adapter.gradient = _accumulated(adapter.gradient, gradient)
+        return LossResult(outputs=[{"logprobs": outputs[index]} for index in range(len(data))], metrics=tally.metrics())
+
+    def _losses(
+        self,
+        indices: list[int],
+        prepared: list[Prepared],
+        loss: Loss,
+        options: Mapping[str, float],
+        outputs: dict[int, Float32],
+        tally: Tally,
+    ) -> torch.Tensor | None:
+        """Run one micro-batch: add to ``outputs`` and ``tally``, return the loss to differentiate (None: no weight)."""
+        batch = [prepared[index] for index in indices]
+        targets = self._stacked([datum.targets for datum in batch])
+        weights = self._stacked([datum.weights for datum in batch])
+        logits = self._logits([datum.tokens for datum in batch])
+        in_range = targets.clamp(0, self._vocabulary - 1)
+        logprobs = logits.gather(2, in_range) - logits.logsumexp(dim=-1, keepdim=True)
+        reported = logprobs.detach().masked_fill(in_range != targets, 0.0).cpu().numpy()
+        for row, (index, datum) in enumerate(zip(indices, batch)):
+            length, columns = datum.targets.shape
+            outputs[index] = reported[row, :length, :columns].reshape(datum.shape)
+        counted = weights != 0
+        cells = {key: self._stacked([datum.inputs[key] for datum in batch])[counted] for key in batch[0].inputs}
+        terms = loss.terms(logprobs[counted], cells, options) * weights[counted]
+        if not terms.isfinite().all():
+            worst = indices[int(counted.nonzero()[~terms.isfinite()][0, 0])]
+            raise EngineError(f"datum {worst}: the loss is not finite; check its logprobs, advantages and weights")
+        tally.add(terms.detach(), logprobs[counted].detach(), cells, options)
+        return terms.sum() if len(terms) else None
+
+    def optim_step(self, adapter_id: str, params: Adam) -> dict[str, float]:
+        adapter = self._adapter(adapter_id)
+        _check_adam(params)
+        parameters = list(adapter.weights.tensors.values())
+        gradient = adapter.gradient or [torch.zeros_like(parameter) for parameter in parameters]
+        norm = _norm(gradient)
+        if 0 < params.grad_clip_norm < norm:
+            gradient = [part * (params.grad_clip_norm / norm) for part in gradient]
+        adapter.optimizer.param_groups[0].update(
+            lr=params.learning_rate,
+            betas=(params.beta1, params.beta2),
+            eps=params.eps,
+            weight_decay=params.weight_decay,
+        )
+        for parameter, part in zip(parameters, gradient):
+            parameter.grad = part
+        adapter.optimizer.step()
+        adapter.optimizer.zero_grad(set_to_none=True)
+        adapter.gradient = None
+        return {"grad_norm:mean": norm}
+
+    # Sampling
+
+    def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
+        for job in jobs:
+            check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
+        runs = [runs_of(job, self._end_of_text, self._decode) for job in jobs]
+        prompts: dict[int, tuple[Float32, tuple[Int32, Float32] | None]] = {}
+        for weights, indices in _grouped(jobs):
+            with self._slots.worn(weights):
+                for batch in _sampling_batches([run for index in indices for run in runs[index]]):
+                    generate(self._model, batch, pad=next(iter(self._end_of_text), 0))
+                wanted = [i for i in indices if jobs[i].prompt_logprobs or jobs[i].topk_prompt_logprobs]
+                prompts.update(self._prompt_logprobs(jobs, wanted))
+        return [
+            SampleResult(
+                sequences=[run.sampled() for run in runs[index]],
+                prompt_logprobs=prompts[index][0] if job.prompt_logprobs else None,
+                topk_prompt=prompts[index][1] if index in prompts else None,
+            )
+            for index, job in enumerate(jobs)
+        ]
+
+    @torch.no_grad()
+    def _prompt_logprobs(
+        self, jobs: Sequence[SampleJob], wanted: list[int]
+    ) -> Iterator[tuple[int, tuple[Float32, tuple[Int32, Float32] | None]]]:
+        for batch in self._micro_batches([len(jobs[index].tokens) for index in wanted]):
+            chosen = [wanted[place] for place in batch]
+            logits = self._logits([jobs[index].tokens.astype(np.int64) for index in chosen])
+            for row, index in enumerate(chosen):
+                tokens, k = torch.from_numpy(jobs[index].tokens.astype(np.int64)), jobs[index].topk_prompt_logprobs
+                table = torch.log_softmax(logits[row, : len(tokens) - 1], dim=-1).cpu()
+                own = table.gather(1, tokens[1:, None])[:, 0].numpy()
+                yield index, (np.concatenate([[np.nan], own]).astype(np.float32), _topk_rows(table, k) if k else None)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
+
+    # Batches
+
+    def _logits(self, rows: Sequence[np.ndarray[Any, np.dtype[np.int64]]]) -> torch.Tensor:
+        """Float32 logits ``[rows, longest, vocabulary]``. Padding is on the right, where a causal model never looks."""
+        tokens = self._stacked([row[:, None] for row in rows])[:, :, 0]
+        logits: torch.Tensor = self._model(input_ids=tokens, use_cache=False).logits
+        return logits.float()
+
+    def _stacked(self, arrays: Sequence[np.ndarray[Any, Any]]) -> torch.Tensor:
+        """``[N, K]`` arrays as one ``[B, longest N, largest K]`` tensor on the device, filled up with zeros."""
+        shape = (len(arrays), max(len(array) for array in arrays), max(array.shape[1] for array in arrays))
+        out = np.zeros(shape, arrays[0].dtype)
+        for row, array in enumerate(arrays):
+            out[row, : array.shape[0], : array.shape[1]] = array
+        return torch.from_numpy(out).to(self._model.device)
+
+    def _micro_batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Indices of items of like length, so many that the padded batch stays within the limits (at least one)."""
+        limit = min(MAX_MICRO_BATCH_TOKENS, MAX_LOGITS // self._vocabulary)
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        return _bounded(order, lambda batch: len(batch) * lengths[batch[-1]] <= limit)
+
+
+@attrs.define
+class Tally:
+    """The metrics of one call, over all cells with a weight."""
+
+    loss: float = 0.0
+    tokens: int = 0
+    clipped: int | None = None
+    ratio: tuple[float, float] | None = None
+
+    def add(
+        self,
+        terms: torch.Tensor,
+        logprobs: torch.Tensor,
+        cells: Mapping[str, torch.Tensor],
+        options: Mapping[str, float],
+    ) -> None:
+        self.loss += float(terms.sum(dtype=torch.float64))
+        self.tokens += len(terms)
+        if "logprobs" in cells and len(terms):
+            ratios = torch.exp(logprobs - cells["logprobs"])
+            low, high = float(ratios.min()), float(ratios.max())
+            self.ratio = (min(low, self.ratio[0]), max(high, self.ratio[1])) if self.ratio else (low, high)
+            if options.keys() == CLIP.keys():
+                outside = (ratios < options["clip_low_threshold"]) | (ratios > options["clip_high_threshold"])
+                self.clipped = (self.clipped or 0) + int(outside.sum())
+
+    def metrics(self) -> dict[str, float]:
+        """``tokens`` counts cells with a weight, ``clipped`` those whose ratio lay outside the thresholds."""
+        metrics = {"loss:sum": self.loss, "tokens:sum": float(self.tokens)}
+        if self.ratio:
+            metrics |= {"ratio:min": self.ratio[0], "ratio:max": self.ratio[1]}
+        return metrics if self.clipped is None else metrics | {"clipped:sum": float(self.clipped)}
+
+
+def _accumulated(before: list[torch.Tensor] | None, gradient: list[torch.Tensor]) -> list[torch.Tensor]:
+    if not math.isfinite(_norm(gradient)):
+        raise EngineError("the gradient is not finite; nothing was accumulated")
+    return gradient if before is None else [a + b for a, b in zip(before, gradient)]
+
+
+def _norm(tensors: list[torch.Tensor]) -> float:
+    return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors])))
+
+
+def _check_adam(params: Adam) -> None:
+    for name, value in attrs.asdict(params).items():
+        if not (0 <= value < math.inf) or (name.startswith("beta") and value >= 1):
+            limit = "below 1" if name.startswith("beta") else "finite"
+            raise EngineError(f"{name} is {value}; at least 0 and {limit} is needed")
+
+
+def _grouped(jobs: Sequence[SampleJob]) -> list[tuple[LoraWeights | None, list[int]]]:
+    """Indices of the jobs which share weights, in order of first appearance."""
+    groups: dict[int, tuple[LoraWeights | None, list[int]]] = {}
+    for index, job in enumerate(jobs):
+        if job.weights is not None and not isinstance(job.weights, LoraWeights):
+            raise EngineError("the weights to sample from do not come from this engine")
+        groups.setdefault(id(job.weights), (job.weights, []))[1].append(index)
+    return list(groups.values())
+
+
+def _sampling_batches(runs: list[Run]) -> Iterator[list[Run]]:
+    length = [len(run.job.tokens) + run.job.max_tokens for run in runs]
+    order = sorted(range(len(runs)), key=length.__getitem__)
+    batches = _bounded(order, lambda batch: len(batch) * length[batch[-1]] <= MAX_SAMPLING_TOKENS)
+    return ([runs[index] for index in batch] for batch in batches)
+
+
+def _bounded(order: list[int], fits: Callable[[list[int]], bool]) -> Iterator[list[int]]:
+    """Consecutive batches which fit; an item that does not fit alone goes alone."""
+    batch: list[int] = []
+    for index in order:
+        if batch and not fits([*batch, index]):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def _topk_rows(table: torch.Tensor, k: int) -> tuple[Int32, Float32]:
+    values, ids = table.topk(k, dim=-1)
+    return (
+        np.concatenate([np.zeros((1, k)), ids.numpy()]).astype(np.int32),
+        np.concatenate([np.full((1, k), EMPTY_CELL), values.numpy()]).astype(np.float32),
+    )
+
+
+def _public_name(source: str) -> str:
+    """Users see the packaged model under its own name, a directory under its last part, anything else as it is."""
+    if Path(source) == default_model_path():
+        return PACKAGED_MODEL
+    return Path(source).resolve().name if Path(source).is_dir() else source
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """No progress bars or notices of transformers inside; its settings are restored."""
+    log: Any = transformers.utils.logging
+    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if bars:
+            log.enable_progress_bar()
+
+
+def _load(source: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    with _quiet():
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, torch_dtype=dtype)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source)
+    return model.to(device).eval(), tokenizer
+
+
+def _end_of_text_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    ids: set[int] = set()
+    for source in (model.config.get_text_config(), model.generation_config, tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        ids |= set(value) if isinstance(value, (list, tuple)) else {value} if value is not None else set()
+    return frozenset(ids)
