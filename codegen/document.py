@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 Result = TypeVar("Result")
 
@@ -38,7 +38,9 @@ ANY_SCHEMA = DOCUMENTATION | LIMITS | {"x-any", "type", "oneOf", "anyOf", "items
 DOCUMENT = frozenset(
     {"openapi", "info", "servers", "security", "tags", "paths", "components", "externalDocs", "x-evidence"}
 )
-COMPONENTS = frozenset({"schemas", "parameters", "responses", "requestBodies", "headers", "securitySchemes", "examples"})
+COMPONENTS = frozenset(
+    {"schemas", "parameters", "responses", "requestBodies", "headers", "securitySchemes", "examples"}
+)
 METHODS = ("get", "put", "post", "delete", "patch", "head")
 PATH_ITEM = frozenset({*METHODS, "parameters", "summary", "description", "x-evidence"})
 OPERATION = DOCUMENTATION | {
@@ -56,6 +58,14 @@ REQUEST_BODY = frozenset({"description", "required", "content", "x-evidence"})
 #: Response headers and links describe; a client reads headers by itself, so nothing is generated from them.
 RESPONSE = frozenset({"description", "content", "headers", "links", "x-evidence"})
 MEDIA_TYPE = frozenset({"schema", "example", "examples", "x-protobuf-message", "x-evidence"})
+
+
+def is_mapping(value: object) -> TypeGuard[dict[Any, Any]]:
+    return isinstance(value, dict)
+
+
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
 
 
 class Refused(Exception):
@@ -84,10 +94,10 @@ class Node:
         return Node(self.value[key], f"{self.pointer}/{escaped}", self.root)
 
     def __contains__(self, key: str) -> bool:
-        return key in self.value
+        return key in self.mapping()
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self.value.get(key, default)
+        return self.mapping().get(key, default)
 
     def items(self) -> Iterator[tuple[str, Node]]:
         for key in self.mapping():
@@ -96,14 +106,16 @@ class Node:
             yield key, self[key]
 
     def elements(self) -> list[Node]:
-        if not isinstance(self.value, list):
+        value = self.value
+        if not is_list(value):
             raise self.refused("a list is expected here")
-        return [self[index] for index in range(len(self.value))]
+        return [self[index] for index in range(len(value))]
 
     def mapping(self) -> dict[Any, Any]:
-        if not isinstance(self.value, dict):
+        value = self.value
+        if not is_mapping(value):
             raise self.refused("a mapping is expected here")
-        return self.value
+        return value
 
     def only(self, allowed: frozenset[str], what: str) -> None:
         """Refuse every keyword outside `allowed`: an ignored keyword is a promise that the output breaks."""
@@ -150,7 +162,9 @@ def component(node: Node, section: str, name: str) -> Node:
     return Node(node.root["components"][section][name], f"#/components/{section}/{name}", node.root)
 
 
-def each(nodes: Iterator[tuple[str, Node]], read: Callable[[str, Node], Result], refusals: list[Refused]) -> list[Result]:
+def each(
+    nodes: Iterator[tuple[str, Node]], read: Callable[[str, Node], Result], refusals: list[Refused]
+) -> list[Result]:
     """Read every node; collect refusals, so that one run names all of them."""
     results: list[Result] = []
     for name, node in nodes:

@@ -16,21 +16,21 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from document import COMPONENTS, DOCUMENT, Node, Refused, is_list, is_mapping
 from openapi_python_client import Project
 from openapi_python_client.config import Config, ConfigFile, MetaType
 from openapi_python_client.parser import GeneratorData
 from openapi_python_client.parser.errors import GeneratorError
 from openapi_python_client.strings import PythonIdentifier, safe_for_docstring
-from ruamel.yaml import YAML, YAMLError
-
-from document import COMPONENTS, DOCUMENT, Node, Refused
 from read_operations import JSON, Operation, read_operations
 from read_schemas import Models, read_models
+from ruamel.yaml import YAML, YAMLError
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -38,16 +38,24 @@ HEADER = "# generated from openapi.yaml; do not edit"
 LINE_LENGTH = 120
 
 
-class Bindings(Project):
-    """openapi-python-client's project with output of our own: its parsing and naming, our text."""
+@dataclass(frozen=True)
+class Contract:
+    """The whole document as the templates need it."""
 
     models: Models
     operations: list[Operation]
+    tags: dict[str, str]
+
+
+class Bindings(Project):
+    """openapi-python-client's project with output of our own: its parsing and naming, our text."""
+
+    contract: Contract
 
     def build(self) -> Sequence[GeneratorError]:
         """Render every file below the output folder; return what the parser complained about."""
-        self.env.filters.update(docstring=docstring, literal=repr, operation_doc=operation_doc)
-        self.env.globals.update(header=HEADER)
+        filters: dict[str, Any] = {"docstring": docstring, "literal": repr, "operation_doc": operation_doc}
+        self.env.filters.update(filters)
         self.package_dir.mkdir(parents=True, exist_ok=True)
         self._create_package()
         self._build_models()
@@ -62,46 +70,49 @@ class Bindings(Project):
         (self.package_dir / "py.typed").touch()
 
     def _build_models(self) -> None:
-        self._write("models.py", "models.py.jinja", models=self.models)
+        self._write("models.py", "models.py.jinja", models=self.contract.models)
 
     def _build_api(self) -> None:
-        self._write("operations.py", "operations.py.jinja", operations=self.operations)
+        operations = self.contract.operations
+        self._write("operations.py", "operations.py.jinja", operations=operations)
         self._write("api/__init__.py", "api_package.py.jinja")
-        for tag in dict.fromkeys(operation.tag for operation in self.operations):
-            operations = [operation for operation in self.operations if operation.tag == tag]
-            self._write(f"api/{tag}.py", "api.py.jinja", operations=operations, description=self._tag_doc(tag))
-
-    def _tag_doc(self, tag: str) -> str:
-        return self.tag_descriptions[tag] or f"The operations of {tag}."
-
-    tag_descriptions: dict[str, str]
+        for tag in dict.fromkeys(operation.tag for operation in operations):
+            tagged = [operation for operation in operations if operation.tag == tag]
+            description = self.contract.tags[tag] or f"The operations of {tag}."
+            self._write(f"api/{tag}.py", "api.py.jinja", operations=tagged, description=description)
 
     def _write(self, name: str, template: str, **values: object) -> None:
         path = self.package_dir / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(self.env.get_template(template).render(**values), encoding="utf-8")
+        text = self.env.get_template(template).render(header=HEADER, **values)
+        path.write_text(text, encoding="utf-8")
 
 
 def generate(document: Any, output: Path) -> list[Refused]:
     """Write the bindings of a document into an empty folder; return every reason not to."""
-    root = Node.of_document(document)
     refusals: list[Refused] = []
-    parsed = parse(document, output)
-    if isinstance(parsed, GeneratorError):
-        return [as_refused(parsed)]
-    parsed.models, parsed.operations = Models([], [], []), []
-    try:
-        check_document(root)
-        parsed.tag_descriptions = dict(read_tag_descriptions(root))
-        parsed.models = read_models(root, refusals)
-        parsed.operations = read_operations(root, python_name, refusals)
-    except Refused as refused:
-        return [*refusals, refused]
-    refusals += missing_endpoints(parsed)
-    refusals += [as_refused(error) for error in parsed.build()]
+    contract = read(Node.of_document(document), refusals)
+    if refusals or contract is None:
+        return refusals
+    bindings = parse(document, output)
+    if isinstance(bindings, GeneratorError):
+        return [as_refused(bindings)]
+    bindings.contract = contract
+    refusals = [*missing_endpoints(bindings), *(as_refused(error) for error in bindings.build())]
     if not refusals:
         finish(output)
     return refusals
+
+
+def read(root: Node, refusals: list[Refused]) -> Contract | None:
+    """What the document says, in the words of the templates."""
+    try:
+        check_document(root)
+        tags = dict(read_tags(root))
+        return Contract(read_models(root, refusals), read_operations(root, python_name, refusals), tags)
+    except Refused as refused:
+        refusals.append(refused)
+        return None
 
 
 def parse(document: Any, output: Path) -> Bindings | GeneratorError:
@@ -122,14 +133,17 @@ def parse(document: Any, output: Path) -> Bindings | GeneratorError:
 
 def binary_media_types(value: Any) -> dict[str, str]:
     """Every media type but JSON, told to the parser as bytes: it would drop the types it does not know."""
-    found: dict[str, str] = {}
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for child in children:
-        found |= binary_media_types(child)
-    content = value.get("content") if isinstance(value, dict) else None
-    if isinstance(content, dict):
-        found |= {str(name): "application/octet-stream" for name in content if name != JSON}
-    return found
+    if is_list(value):
+        return merged(binary_media_types(item) for item in value)
+    if not is_mapping(value):
+        return {}
+    content = value.get("content")
+    here = {name: "application/octet-stream" for name in content if name != JSON} if is_mapping(content) else {}
+    return here | merged(binary_media_types(item) for item in value.values())
+
+
+def merged(parts: Iterable[dict[str, str]]) -> dict[str, str]:
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def check_document(root: Node) -> None:
@@ -142,19 +156,19 @@ def check_document(root: Node) -> None:
         raise root["components"].refused("schemas is missing")
 
 
-def read_tag_descriptions(root: Node) -> Iterator[tuple[str, str]]:
+def read_tags(root: Node) -> Iterator[tuple[str, str]]:
     for tag in root["tags"].elements():
         tag.only(frozenset({"name", "description"}), "a tag")
         yield tag.text("name"), tag.text("description")
 
 
-def missing_endpoints(parsed: Bindings) -> list[Refused]:
+def missing_endpoints(bindings: Bindings) -> list[Refused]:
     """Operations that the parser dropped without a word."""
-    collections = parsed.openapi.endpoint_collections_by_tag.values()
+    collections = bindings.openapi.endpoint_collections_by_tag.values()
     known = {str(endpoint.name) for collection in collections for endpoint in collection.endpoints}
     return [
         Refused(f"#/paths ({operation.operation_id})", "openapi-python-client did not parse this operation")
-        for operation in parsed.operations
+        for operation in bindings.contract.operations
         if operation.operation_id not in known
     ]
 
@@ -222,7 +236,8 @@ def ruff(command: str, *arguments: str) -> None:
 def load(path: Path) -> Any:
     """The document as plain Python values."""
     try:
-        return YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+        yaml: Any = YAML(typ="safe")
+        return yaml.load(path.read_text(encoding="utf-8"))
     except YAMLError as error:
         raise Refused(path.name, f"not YAML: {error}") from error
 
@@ -260,7 +275,9 @@ def differences(new: dict[str, str], old: dict[str, str]) -> list[str]:
 
 
 def diff_head(before: str, after: str, name: str, limit: int = 20) -> list[str]:
-    diff = difflib.unified_diff(before.splitlines(), after.splitlines(), f"committed/{name}", f"generated/{name}", "", "", 1)
+    diff = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), f"committed/{name}", f"generated/{name}", "", "", 1
+    )
     lines = [f"  {line.rstrip()}" for line in diff]
     return lines[:limit] + ([f"  ... {len(lines) - limit} more lines"] if len(lines) > limit else [])
 
@@ -286,7 +303,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Refused as refused:
             refusals = [refused]
         if refusals:
-            print(*(f"{options.document.name} {refused}" for refused in refusals), sep="\n", file=sys.stderr)
+            print(
+                *dict.fromkeys(f"{options.document.name} {refused}" for refused in refusals), sep="\n", file=sys.stderr
+            )
             return 1
         new = files_below(Path(folder) / "tinker_wire")
     if options.check:

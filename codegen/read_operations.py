@@ -7,8 +7,23 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from document import MEDIA_TYPE, METHODS, OPERATION, PARAMETER, PATH_ITEM, REQUEST_BODY, RESPONSE, Node, Refused, component
-from read_schemas import annotate, doc_of, source_of, types_of
+from document import (
+    MEDIA_TYPE,
+    METHODS,
+    OPERATION,
+    PARAMETER,
+    PATH_ITEM,
+    REQUEST_BODY,
+    RESPONSE,
+    Node,
+    Refused,
+    component,
+    is_list,
+    is_mapping,
+)
+from python_defaults import source_of
+from python_types import annotate, types_of
+from read_schemas import doc_of
 
 JSON = "application/json"
 #: Names that a generated function uses itself; a parameter of that name would shadow them.
@@ -84,7 +99,9 @@ class Operation:
         if "{" not in self.path:
             return repr(self.path)
         names = {parameter.name: parameter.python_name for parameter in self.located("path")}
-        return 'f"' + re.sub(r"{(\w+)}", lambda match: f"{{path_value({match[1]!r}, {names[match[1]]})}}", self.path) + '"'
+        return (
+            'f"' + re.sub(r"{(\w+)}", lambda match: f"{{path_value({match[1]!r}, {names[match[1]]})}}", self.path) + '"'
+        )
 
     def located(self, location: str) -> list[Parameter]:
         return [parameter for parameter in self.parameters if parameter.location == location]
@@ -101,7 +118,7 @@ def read_operations(root: Node, python_name: PythonName, refusals: list[Refused]
         except Refused as refused:
             refusals.append(refused)
             continue
-        for method in (name for name in METHODS if name in item):
+        for method in (name for name in item.mapping() if name in METHODS):
             try:
                 operations.append(read_operation(path, method, item, python_name, seen))
             except Refused as refused:
@@ -131,7 +148,7 @@ def read_operation(path: str, method: str, item: Node, python_name: PythonName, 
         description=node.text("description"),
         parameters=parameters,
         body=body,
-        reply=reply if expected else record_name(node, reply),
+        reply=record_name(node, reply) if reply and not expected else None,
         expected=expected,
         request_media_types=request_media_types,
         response_media_types=response_media_types,
@@ -154,10 +171,10 @@ def read_operation_id(node: Node, python_name: PythonName, seen: dict[str, str])
 
 def read_tag(node: Node, python_name: PythonName) -> str:
     tags = node.get("tags")
-    if not isinstance(tags, list) or len(tags) != 1 or not isinstance(tags[0], str):  # pyright: ignore[reportUnknownArgumentType]
+    if not is_list(tags) or len(tags) != 1 or not isinstance(tags[0], str):
         raise node.refused("exactly one tag is needed: it names the module")
-    tag = str(tags[0])  # pyright: ignore[reportUnknownArgumentType]
-    if tag not in [declared.get("name") for declared in node.root.get("tags", [])]:
+    tag = tags[0]
+    if tag not in [declared.get("name") for declared in node.root["tags"]]:
         raise node["tags"].refused(f"{tag!r} is not declared in the tags of the document")
     if python_name(tag) != tag:
         raise node["tags"].refused(f"{tag!r} cannot be a module name; use snake_case")
@@ -170,9 +187,9 @@ def reads_expected(node: Node) -> bool:
     return "x-reply" in node
 
 
-def record_name(node: Node, name: str | None) -> str | None:
+def record_name(node: Node, name: str) -> str:
     """A body or reply must be a record: only a class can be the expected type of an exchange."""
-    if name is not None and "properties" not in component(node, "schemas", name):
+    if "properties" not in component(node, "schemas", name):
         raise node.refused(f"{name} is not a record, so it cannot be a whole body; wrap it")
     return name
 
@@ -181,15 +198,16 @@ def record_name(node: Node, name: str | None) -> str | None:
 
 
 def read_parameters(path: str, item: Node, node: Node, python_name: PythonName) -> list[Parameter]:
-    nodes = [parameter for owner in (item, node) if "parameters" in owner for parameter in owner["parameters"].elements()]
+    nodes = [
+        parameter for owner in (item, node) if "parameters" in owner for parameter in owner["parameters"].elements()
+    ]
     parameters = [read_parameter(parameter.resolved("parameters"), python_name) for parameter in nodes]
     check_unique(node, parameters)
     declared = [parameter.name for parameter in parameters if parameter.location == "path"]
     in_path = re.findall(r"{(\w+)}", path)
     if sorted(declared) != sorted(in_path):
         raise node.refused(f"the path has the parameters {in_path}, the operation declares {declared}")
-    order = ("path", "query", "header")
-    return sorted(parameters, key=lambda parameter: (order.index(parameter.location), not parameter.required))
+    return parameters
 
 
 def check_unique(node: Node, parameters: list[Parameter]) -> None:
@@ -232,6 +250,8 @@ def parameter_type(node: Node, location: str) -> str:
         raise schema.refused("a constant parameter; use a string with one documented value")
     check_serialization(node, schema, location)
     annotation = annotate(schema, sequences=True, scope="models.")
+    if location == "path" and annotation not in ("str", "int") and not annotation.startswith("models."):
+        raise schema.refused("a path parameter is a string, an integer or an enum")
     if "null" in types_of(schema) or "object" in types_of(schema) or "bytes" in annotation or "tuple[" in annotation:
         raise schema.refused("not a type that a parameter can carry")
     return annotation
@@ -256,7 +276,7 @@ def parameter_default(node: Node, required: bool) -> str | None:
         return None
     if required:
         raise schema["default"].refused("a required parameter has no default")
-    if isinstance(schema.get("default"), list | dict):
+    if is_list(schema.get("default")) or is_mapping(schema.get("default")):
         raise schema["default"].refused("only a scalar default is understood")
     return source_of(schema["default"], schema)
 

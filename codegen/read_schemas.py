@@ -13,45 +13,25 @@ from typing import Any
 
 from document import (
     ANY_SCHEMA,
-    ARRAY_SCHEMA,
-    BESIDE_REF,
     CONST_SCHEMA,
     ENUM_SCHEMA,
-    LIMITS,
-    MAP_SCHEMA,
-    NULLABLE_REF_SCHEMA,
     RECORD_SCHEMA,
-    SCALAR_SCHEMA,
     UNION_SCHEMA,
     Node,
     Refused,
-    component,
     each,
+    is_list,
+    is_mapping,
 )
+from python_defaults import source_of
+from python_types import annotate, is_nullable, types_of, with_none
+from unions import discriminator, is_union, members, refs, required_names
 
 #: Names that annotations and factories in models.py use; a schema or field of that name would shadow them.
 TAKEN = frozenset(
-    "Any Annotated Literal Sequence TypeAlias datetime msgspec _field bool bytes dict float int list property str tuple None".split()
+    {"Any", "Annotated", "Literal", "Sequence", "TypeAlias", "datetime", "msgspec", "property", "None"}
+    | {"bool", "bytes", "dict", "float", "int", "list", "str", "tuple"}
 )
-
-#: Order in which the members of `type: [...]` are written, so that the spelling in the document does not matter.
-SCALARS = {"boolean": "bool", "integer": "int", "number": "float", "string": "str"}
-STRING_FORMATS = {"date-time": "datetime.datetime", "byte": "bytes", "uri": "str", "password": "str"}
-NUMBER_FORMATS = {"integer": {"int32", "int64"}, "number": {"float", "double"}}
-
-#: `x-validate: true` turns these limits into `msgspec.Meta` arguments.
-META = {
-    "minimum": "ge",
-    "maximum": "le",
-    "exclusiveMinimum": "gt",
-    "exclusiveMaximum": "lt",
-    "multipleOf": "multiple_of",
-    "minLength": "min_length",
-    "maxLength": "max_length",
-    "pattern": "pattern",
-    "minItems": "min_length",
-    "maxItems": "max_length",
-}
 
 
 @dataclass(frozen=True)
@@ -73,6 +53,7 @@ class Record:
     #: The discriminator and its value, for a member of a union.
     tag_field: str | None = None
     tag: str | None = None
+    tag_doc: str = "Always sent; the union is told apart by it."
 
     @property
     def tag_arguments(self) -> str:
@@ -147,23 +128,21 @@ def sent_schemas(root: Node) -> set[str]:
         name = pending.pop()
         if name not in sent:
             sent.add(name)
-            pending += mentioned(root.value.get("components", {}).get("schemas", {}).get(name))
+            pending += mentioned(root["components"]["schemas"].get(name))
     return sent
 
 
 def request_bodies(root: Node) -> Iterator[Any]:
-    paths: dict[Any, Any] = root.get("paths") or {}
-    for item in paths.values():
-        if isinstance(item, dict):
-            yield from (operation.get("requestBody") for operation in item.values() if isinstance(operation, dict))
-    yield root.get("components", {}).get("requestBodies")
+    for _, item in root["paths"].items():
+        yield from (operation.get("requestBody") for operation in item.mapping().values() if is_mapping(operation))
+    yield root["components"].get("requestBodies")
 
 
 def mentioned(value: Any) -> list[str]:
     """Every schema name that a `$ref` anywhere inside `value` points to."""
-    if isinstance(value, list):
+    if is_list(value):
         return [name for item in value for name in mentioned(item)]
-    if not isinstance(value, dict):
+    if not is_mapping(value):
         return []
     names = [name for item in value.values() for name in mentioned(item)]
     ref = value.get("$ref")
@@ -180,46 +159,6 @@ def note_tags(node: Node, facts: Facts) -> None:
     for tag, member in members(node, tag_field).items():
         if facts.tags.setdefault(member, (tag_field, tag)) != (tag_field, tag):
             raise node.refused(f"{member} has the tag {facts.tags[member]} in another union; a record has one tag")
-
-
-def is_union(node: Node) -> bool:
-    return "oneOf" in node.mapping() and "x-any" not in node
-
-
-def discriminator(node: Node) -> str:
-    if "discriminator" not in node:
-        raise node.refused("a union without a discriminator cannot be decoded; add discriminator and mapping")
-    node["discriminator"].only(frozenset({"propertyName", "mapping"}), "a discriminator")
-    if "propertyName" not in node["discriminator"] or "mapping" not in node["discriminator"]:
-        raise node["discriminator"].refused("propertyName and mapping are needed")
-    return node["discriminator"].text("propertyName")
-
-
-def members(node: Node, tag_field: str) -> dict[str, str]:
-    """Tag -> member of a union; mapping, `oneOf` and each member's const property must agree."""
-    listed = [member.ref_name("schemas") for member in refs(node["oneOf"])]
-    found: dict[str, str] = {}
-    for tag, target in node["discriminator"]["mapping"].items():
-        found[tag] = Node({"$ref": target.value}, target.pointer, node.root).ref_name("schemas")
-        check_const(target, found[tag], tag_field, tag)
-    if sorted(found.values()) != sorted(listed):
-        raise node.refused(f"oneOf lists {sorted(listed)}, the mapping {sorted(found.values())}")
-    return found
-
-
-def check_const(mapping: Node, member: str, tag_field: str, tag: str) -> None:
-    record = component(mapping, "schemas", member)
-    const = record.get("properties", {}).get(tag_field, {}).get("const")
-    if const != tag:
-        raise mapping.refused(f"the mapping says {tag!r}, but {record.pointer}/properties/{tag_field} has const {const!r}")
-
-
-def refs(node: Node) -> list[Node]:
-    for element in node.elements():
-        if "$ref" not in element.mapping():
-            raise element.refused("an unnamed member; name it in components.schemas and refer to it")
-        element.only(frozenset({"$ref"}), "a member of a union")
-    return node.elements()
 
 
 # ---------------------------------------------------------------------------------------------- one named schema
@@ -299,22 +238,16 @@ def read_record(name: str, node: Node, facts: Facts) -> Record:
         raise node.refused("a record needs `type: object`")
     required = required_names(node)
     tag_field, tag = facts.tags.get(name, (None, None))
+    properties = dict(node["properties"].items())
     fields = [
         read_property(key, prop, key in required, name in facts.sent)
-        for key, prop in node["properties"].items()
-        if key != tag_field or prop.only(CONST_SCHEMA - {"x-open"}, "a discriminator property")
+        for key, prop in properties.items()
+        if key != tag_field
     ]
-    return Record(name, doc_of(node), fields, tag_field, tag)
-
-
-def required_names(node: Node) -> set[str]:
-    if "required" not in node:
-        return set()
-    names = [element.value for element in node["required"].elements()]
-    for element in node["required"].elements():
-        if element.value not in node["properties"]:
-            raise element.refused(f"{element.value!r} is required but not a property")
-    return set(names)
+    if tag_field is None:
+        return Record(name, doc_of(node), fields)
+    properties[tag_field].only(CONST_SCHEMA - {"x-open"}, "a discriminator property")
+    return Record(name, doc_of(node), fields, tag_field, tag, doc_of(properties[tag_field]) or Record.tag_doc)
 
 
 # ---------------------------------------------------------------------------------------------- one property
@@ -343,10 +276,6 @@ def check_field_name(name: str, node: Node) -> None:
         raise node.refused(f"{name!r} cannot be an attribute of a generated record")
 
 
-def with_none(annotation: str, nullable: bool) -> str:
-    return f"{annotation} | None" if nullable and annotation != "Any" else annotation
-
-
 def read_const(name: str, node: Node) -> Field:
     """A constant is always sent; an answer without it is accepted, one with another value only under `x-open`."""
     node.only(CONST_SCHEMA, "a constant property")
@@ -355,181 +284,3 @@ def read_const(name: str, node: Node) -> Field:
         raise node["const"].refused("only a string constant is understood")
     literal = f"Literal[{value!r}]"
     return Field(name, f"{literal} | str" if node.flag("x-open") else literal, doc_of(node), factory=repr(value))
-
-
-# ---------------------------------------------------------------------------------------------- types
-
-
-def types_of(node: Node) -> list[str]:
-    value = node.get("type", [])
-    types = [value] if isinstance(value, str) else value
-    if not isinstance(types, list) or not all(isinstance(item, str) for item in types):
-        raise node["type"].refused("a type name or a list of them is expected")
-    return [str(item) for item in types]
-
-
-def is_nullable(node: Node) -> bool:
-    return "null" in types_of(node) or ("oneOf" in node and nullable_ref(node) is not None)
-
-
-def nullable_ref(node: Node) -> Node | None:
-    """The reference of `oneOf: [{$ref: X}, {type: 'null'}]`, the one inline union that is understood."""
-    elements = node["oneOf"].elements()
-    references = [element for element in elements if "$ref" in element.mapping()]
-    nulls = [element for element in elements if element.value == {"type": "null"}]
-    return references[0] if len(elements) == 2 and len(references) == len(nulls) == 1 else None
-
-
-def annotate(node: Node, *, sequences: bool, scope: str = "") -> str:
-    """The Python annotation of a schema in a property, an item or a parameter; null is left to the caller."""
-    schema = node.mapping()
-    if "$ref" in schema:
-        node.only(BESIDE_REF, "a property with $ref")
-        return scope + node.ref_name("schemas")
-    if "oneOf" in schema and (reference := nullable_ref(node)):
-        node.only(NULLABLE_REF_SCHEMA, "a nullable reference")
-        return annotate(reference, sequences=sequences, scope=scope)
-    for key in ("oneOf", "anyOf", "allOf", "enum", "properties", "x-any"):
-        if key in schema:
-            raise node.refused(f"an unnamed schema with {key}; name it in components.schemas and refer to it")
-    types = [name for name in types_of(node) if name != "null"]
-    if types == ["array"]:
-        return annotate_array(node, sequences=sequences, scope=scope)
-    if types == ["object"]:
-        return annotate_map(node, sequences=sequences, scope=scope)
-    return annotate_scalar(node, types)
-
-
-def annotate_item(node: Node, *, sequences: bool, scope: str) -> str:
-    return with_none(annotate(node, sequences=sequences, scope=scope), is_nullable(node))
-
-
-def annotate_array(node: Node, *, sequences: bool, scope: str) -> str:
-    node.only(ARRAY_SCHEMA, "an array")
-    if ("items" in node) == ("prefixItems" in node):
-        raise node.refused("an array needs either items or prefixItems")
-    if "prefixItems" in node:
-        items = [annotate_item(item, sequences=sequences, scope=scope) for item in node["prefixItems"].elements()]
-        return validated(node, f"tuple[{', '.join(items)}]")
-    item = annotate_item(node["items"], sequences=sequences, scope=scope)
-    return validated(node, f"{'Sequence' if sequences else 'list'}[{item}]")
-
-
-def annotate_map(node: Node, *, sequences: bool, scope: str) -> str:
-    node.only(MAP_SCHEMA, "a map")
-    if "additionalProperties" not in node:
-        raise node.refused("an object without properties or additionalProperties; say which of the two it is")
-    if node.get("additionalProperties") is True:
-        return "dict[str, Any]"
-    return f"dict[str, {annotate_item(node['additionalProperties'], sequences=sequences, scope=scope)}]"
-
-
-def annotate_scalar(node: Node, types: list[str]) -> str:
-    node.only(SCALAR_SCHEMA, "a scalar")
-    unknown = sorted(set(types) - set(SCALARS))
-    if unknown or not types:
-        raise node.refused(f"type {', '.join(unknown) or 'is missing or null only'}: no Python type follows from it")
-    if len(types) > 1 and "format" in node:
-        raise node.refused("a format on several types")
-    formatted = formatted_type(node, types[0]) if len(types) == 1 else None
-    return validated(node, formatted or " | ".join(SCALARS[name] for name in SCALARS if name in types))
-
-
-def formatted_type(node: Node, type_name: str) -> str | None:
-    """The type that `format` or `contentEncoding` asks for, if they ask for one."""
-    if node.get("contentEncoding") not in (None, "base64") or ("contentEncoding" in node and type_name != "string"):
-        raise node["contentEncoding"].refused("only base64 strings are understood")
-    if "contentEncoding" in node:
-        return "bytes"
-    if "format" not in node:
-        return None
-    name = node.get("format")
-    if type_name == "string" and name in STRING_FORMATS:
-        return STRING_FORMATS[name]
-    if name in NUMBER_FORMATS.get(type_name, set()):
-        return None
-    raise node["format"].refused(f"format {name!r} of a {type_name} is not understood here")
-
-
-def validated(node: Node, annotation: str) -> str:
-    """Put the limits into the type, where the document asks for it."""
-    if not node.flag("x-validate"):
-        return annotation
-    limits = [f"{META[key]}={node.get(key)!r}" for key in META if key in node]
-    if not limits:
-        raise node["x-validate"].refused(f"nothing to validate; give one of {', '.join(sorted(LIMITS))}")
-    return f"Annotated[{annotation}, msgspec.Meta({', '.join(limits)})]"
-
-
-# ---------------------------------------------------------------------------------------------- defaults
-
-
-def source_of(value: Node, schema: Node) -> str:
-    """Python source of a default value, checked against its schema."""
-    if "$ref" in schema.mapping():
-        return source_of_named(value, schema.ref_name("schemas"))
-    if "oneOf" in schema and (reference := nullable_ref(schema)):
-        return source_of(value, reference)
-    types = types_of(schema)
-    if isinstance(value.value, list) and "array" in types and "items" in schema:
-        return f"[{', '.join(source_of(item, schema['items']) for item in value.elements())}]"
-    if isinstance(value.value, dict) and "object" in types:
-        return source_of_map(value, schema)
-    return source_of_scalar(value, types, schema)
-
-
-def source_of_named(value: Node, name: str) -> str:
-    schema = component(value, "schemas", name)
-    if "properties" in schema:
-        return source_of_record(value, name, schema)
-    if is_union(schema):
-        return source_of_record(value, *chosen_member(value, schema))
-    if "enum" in schema:
-        if value.value not in schema.get("enum") and not schema.flag("x-open-enum"):
-            raise value.refused(f"{value.value!r} is not one of {name}")
-        return repr(value.value)
-    return repr(value.value) if "x-any" in schema else source_of(value, schema)
-
-
-def chosen_member(value: Node, union: Node) -> tuple[str, Node]:
-    tag_field = discriminator(union)
-    name = members(union, tag_field).get(value.mapping().get(tag_field, ""))
-    if name is None:
-        raise value.refused(f"no member of {union.pointer} has this {tag_field}")
-    return name, component(value, "schemas", name)
-
-
-def source_of_record(value: Node, name: str, schema: Node) -> str:
-    arguments: list[str] = []
-    properties = schema["properties"]
-    for key, item in value.items():
-        if key not in properties:
-            raise item.refused(f"{name} has no property {key}")
-        const = properties[key].get("const")
-        if const is None:
-            arguments.append(f"{key}={source_of(item, properties[key])}")
-        elif const != item.value:
-            raise item.refused(f"the constant is {const!r}")
-    missing = sorted(
-        key for key in required_names(schema) if key not in value.mapping() and "const" not in properties[key]
-    )
-    if missing:
-        raise value.refused(f"{name} also needs {', '.join(missing)}")
-    return f"{name}({', '.join(arguments)})"
-
-
-def source_of_map(value: Node, schema: Node) -> str:
-    if schema.get("additionalProperties") is True:
-        return repr(value.value)
-    entries = [f"{key!r}: {source_of(item, schema['additionalProperties'])}" for key, item in value.items()]
-    return f"{{{', '.join(entries)}}}"
-
-
-def source_of_scalar(value: Node, types: list[str], schema: Node) -> str:
-    kinds: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    kind = kinds.get(type(value.value), "value of another kind")
-    if kind == "integer" and "integer" not in types and "number" in types:
-        return repr(float(value.value))
-    if kind not in types or schema.get("format") in ("date-time", "byte") or "contentEncoding" in schema:
-        raise value.refused(f"a {kind} cannot be the default of {' or '.join(types) or 'this schema'}")
-    return repr(value.value)

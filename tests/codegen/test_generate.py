@@ -1,0 +1,543 @@
+"""What the generator writes, byte for byte on the wire, and what it refuses to write."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
+
+from generate import differences, files_below, generate, load, main
+from pet_contract import FIELD, FIXTURE, GET, HEADER, NAME, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATOR = ROOT / "codegen" / "generate.py"
+COMMITTED = ROOT / "generated" / "tinker_wire"
+
+NOON = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.UTC)
+
+
+def encode(value: object) -> bytes:
+    return msgspec.json.encode(value)
+
+
+# ---------------------------------------------------------------------------------------------- bodies
+
+
+def test_defaults_are_sent_and_absent_values_are_not(pets: Any) -> None:
+    """A body holds every default of the contract, empty ones too, and no field that is None, unless it is required."""
+    body = pets.models.PetRequest(name="Io", note=None, toys=[])
+    assert encode(body) == (
+        b'{"name":"Io","note":null,"toys":[],"kind":"cat","favourite":{"type":"rope","length":3.0},"labels":{},'
+        b'"marks":[],"age":0,"tame":false,"type":"pet"}'
+    )
+
+
+def test_given_values_are_sent_in_their_wire_form(pets: Any) -> None:
+    """Timestamps are RFC 3339, bytes base64, union members carry their tag, fields keep the order of the document."""
+    models = pets.models
+    body = models.PetRequest(
+        name="Io",
+        note="x",
+        toys=(models.Ball(size=1), models.Rope()),
+        spare=models.Ball(size=2),
+        labels={"a": 1.5, "b": "c"},
+        marks=(1, 2),
+        weight=2.0,
+        born=NOON,
+        picture=b"\x00\xff",
+        extra={"any": [None]},
+    )
+    assert encode(body) == (
+        b'{"name":"Io","note":"x","toys":[{"type":"ball","size":1},{"type":"rope","length":2.0}],"kind":"cat",'
+        b'"favourite":{"type":"rope","length":3.0},"spare":{"type":"ball","size":2},"labels":{"a":1.5,"b":"c"},'
+        b'"marks":[1,2],"age":0,"tame":false,"weight":2.0,"born":"2026-01-02T12:00:00Z","picture":"AP8=",'
+        b'"extra":{"any":[null]},"type":"pet"}'
+    )
+
+
+def test_a_body_survives_the_round_trip(pets: Any) -> None:
+    """What is encoded decodes to an equal value, so a server can read bodies with the same types."""
+    models = pets.models
+    body = models.PetRequest(name="Io", note=None, toys=[models.Ball(size=1)], born=NOON, picture=b"\x00")
+    assert msgspec.json.decode(encode(body), type=models.PetRequest) == body
+
+
+def test_a_missing_constant_is_accepted_and_a_wrong_one_is_not(pets: Any) -> None:
+    """Old clients leave `type` out; another `type` is another request."""
+    decoder = msgspec.json.Decoder(pets.models.PetRequest)
+    assert decoder.decode(b'{"name":"Io","note":null,"toys":[]}').type == "pet"
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.type"):
+        decoder.decode(b'{"name":"Io","note":null,"toys":[],"type":"car"}')
+
+
+def test_answers_may_hold_values_that_the_contract_does_not_know(pets: Any) -> None:
+    """Open enums and open constants keep unknown strings, and unknown fields are ignored."""
+    answer = msgspec.json.decode(
+        b'{"pet_id":"p","mood":"sleepy","type":"cat","new":1,"pairs":[[1,0.5]],"seen":"2026-01-02T12:00:00Z"}',
+        type=pets.models.PetResponse,
+    )
+    assert (answer.mood, answer.type, answer.pairs, answer.seen) == ("sleepy", "cat", [(1, 0.5)], NOON)
+
+
+def test_a_union_is_told_apart_by_its_tag(pets: Any) -> None:
+    """The tag selects the member, is readable as an attribute, and an unknown one is an error that names its place."""
+    decoder = msgspec.json.Decoder(pets.models.PetList)
+    answer = decoder.decode(b'{"pets":[],"toys":{"a":{"type":"ball","size":1}},"scores":[null,1]}')
+    assert answer.toys == {"a": pets.models.Ball(size=1)}
+    assert answer.toys["a"].type == "ball"
+    assert answer.scores == [None, 1.0]
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.toys"):
+        decoder.decode(b'{"pets":[],"toys":{"a":{"type":"kite"}}}')
+
+
+def test_limits_are_checked_only_where_the_contract_asks(pets: Any) -> None:
+    """`x-validate` makes decoding refuse a value out of range."""
+    with pytest.raises(msgspec.ValidationError, match="Expected `int` >= 0"):
+        msgspec.json.decode(b'{"name":"Io","note":null,"toys":[],"age":-1}', type=pets.models.PetRequest)
+
+
+def test_records_are_frozen_and_refuse_unknown_arguments(pets: Any) -> None:
+    """A record cannot be changed after construction, and a misspelt argument is an error."""
+    ball = pets.models.Ball(size=1)
+    with pytest.raises(AttributeError):
+        ball.size = 2
+    with pytest.raises(TypeError):
+        pets.models.Ball(sise=1)
+
+
+# ---------------------------------------------------------------------------------------------- requests
+
+
+def test_a_function_returns_the_whole_exchange_and_sends_nothing(pets: Any) -> None:
+    """Method, path, headers, body, reply and accepted media types of an operation come out of its function."""
+    body = pets.models.PetRequest(name="Io", note=None, toys=[])
+    request = pets.api.pets.create_pet(body, x_request_token="secret", x_round_trip=0.25)
+    assert (request.operation, request.method, request.path) == ("create_pet", "POST", "/api/v1/pets")
+    assert request.headers == {"X-Request-Token": "secret", "X-Round-Trip": "0.25"}
+    assert request.body is body
+    assert request.reply is pets.models.PetResponse
+    assert request.accepts == ("application/json",)
+    assert request.query == ""
+    assert "secret" not in repr(request)
+
+
+def test_a_query_is_form_encoded(pets: Any) -> None:
+    """None is left out, defaults are sent, lists are comma-joined, the order is that of the document."""
+    request = pets.api.pets.list_pets(since=NOON, tame=True, kinds=["cat", "dog"], filter_="a b/é")
+    assert request.query == ("limit=20&tame=true&kinds=cat%2Cdog&since=2026-01-02T12%3A00%3A00Z&filter=a+b%2F%C3%A9")
+    assert pets.api.pets.list_pets(since=NOON, limit=5).query == "limit=5&since=2026-01-02T12%3A00%3A00Z"
+
+
+def test_a_query_time_needs_a_zone(pets: Any) -> None:
+    """A time without a zone would mean another instant on the server, so it is refused."""
+    with pytest.raises(ValueError, match="since needs a time zone"):
+        pets.api.pets.list_pets(since=datetime.datetime(2026, 1, 2))
+
+
+@pytest.mark.parametrize("value", ["a:sample:1", "weights/0001", "a.b", "...", "é", "a%2Fb", "-"])
+def test_path_values_are_inserted_raw(pets: Any, value: str) -> None:
+    """Ids keep `:` and `/`; nothing is percent-encoded."""
+    request = pets.api.pets.delete_photo(pet_id=value, photo_id=7)
+    assert request.path == f"/api/v1/pets/{value}/photos/7"
+    assert (request.reply, request.body) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        ".",
+        "..",
+        "a/..",
+        "../b",
+        "a/./b",
+        "a/%2e%2E/b",
+        "a\\..\\b",
+        "a?x=1",
+        "a#b",
+        "a b",
+        "a\nb",
+        "a\r",
+        "\t",
+        "a\x00",
+        "a\x7f",
+    ],
+)
+def test_hostile_path_values_are_refused(pets: Any, value: str) -> None:
+    """A value that would ask for another path raises before there is a request, and the error names the argument."""
+    with pytest.raises(ValueError, match="pet_id cannot be part of a path"):
+        pets.api.pets.delete_photo(pet_id=value, photo_id=7)
+
+
+@pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", "a\n", "\x00"])
+def test_header_values_cannot_end_their_header(pets: Any, value: str) -> None:
+    """A line break in a header value raises, and the error does not repeat the value."""
+    body = pets.models.PetRequest(name="Io", note=None, toys=[])
+    with pytest.raises(ValueError, match="X-Request-Token") as caught:
+        pets.api.pets.create_pet(body, x_request_token=value)
+    assert value not in str(caught.value)
+
+
+def test_an_expected_reply_is_the_callers(pets: Any) -> None:
+    """`x-reply: expected` takes the type from the caller and accepts the media types in the order of the document."""
+    request = pets.api.results.fetch_result(pets.models.Empty(), expected=pets.models.PetResponse)
+    assert request.reply is pets.models.PetResponse
+    assert request.accepts == ("application/x-protobuf", "application/json")
+
+
+def test_a_binary_body_is_kept_in_pieces(pets: Any) -> None:
+    """Pieces of any buffer type are counted in bytes, not joined, and kept out of the repr."""
+    pieces = [b"abc", bytearray(2), memoryview(bytes(16)).cast("d")]
+    body = pets.runtime.Binary(media_type="application/x-protobuf", content=pieces)
+    assert body.nbytes == 3 + 2 + 16
+    assert pets.api.pets.create_pet(body).body.content is pieces
+    assert "abc" not in repr(body)
+
+
+def test_the_operation_table_lists_every_operation(pets: Any) -> None:
+    """A server finds method, path template, types, media types and flags by operation id, and cannot change them."""
+    table = pets.operations.OPERATIONS
+    assert list(table) == ["create_pet", "list_pets", "delete_photo", "fetch_result"]
+    create, delete = table["create_pet"], table["delete_photo"]
+    assert (create.method, create.path, create.tag) == ("POST", "/api/v1/pets", "pets")
+    assert (create.body, create.reply) == (pets.models.PetRequest, pets.models.PetResponse)
+    assert create.request_media_types == ("application/json", "application/x-protobuf")
+    assert (create.optional, create.deprecated) == (False, False)
+    assert delete.path == "/api/v1/pets/{pet_id}/photos/{photo_id}"
+    assert (delete.optional, delete.deprecated, delete.body, delete.reply) == (True, True, None, None)
+    assert table["fetch_result"].reply is None
+    with pytest.raises(TypeError):
+        table["create_pet"] = delete
+
+
+def test_documentation_survives_as_docstrings(pets: Any) -> None:
+    """Quotes and backslashes in a description reach the docstring unchanged."""
+    doc = pets.api.pets.create_pet.__doc__
+    assert 'The answer names it, "as it were".' in doc
+    assert 'A backslash \\ and three quotes """ survive.' in doc
+    assert pets.CONTRACT_VERSION == "1.2.3"
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+PATH = "components/parameters/PetId"
+BODY = "components/requestBodies/Pet"
+ERROR = "components/responses/Error"
+REF_TOY = {"$ref": "#/components/schemas/Toy"}
+INLINE = {"type": "object", "properties": {}}
+
+
+def case(name: str, pointer: str, value: object, reason: str, at: str | None = None) -> Any:
+    """Put `value` at `pointer`; the refusal must name `at` (the same place if not given) and hold `reason`."""
+    return pytest.param(pointer, value, pointer if at is None else at, reason, id=name.replace(" ", "-"))
+
+
+REFUSALS = [
+    # schemas
+    case("inline object", NAME, INLINE, "unnamed schema with properties"),
+    case("inline enum", NAME, {"type": "string", "enum": ["a"]}, "unnamed schema with enum"),
+    case("inline union", NAME, {"oneOf": [REF_TOY, {"type": "string"}]}, "unnamed schema with oneOf"),
+    case("inline anyOf", NAME, {"anyOf": [REF_TOY]}, "unnamed schema with anyOf"),
+    case("inline allOf", NAME, {"allOf": [REF_TOY]}, "unnamed schema with allOf"),
+    case("inline any", NAME, {"x-any": True}, "unnamed schema with x-any"),
+    case("inline object in a list", NAME, {"type": "array", "items": INLINE}, "unnamed", at=f"{NAME}/items"),
+    case("object of nothing", NAME, {"type": "object"}, "without properties or additionalProperties"),
+    case(
+        "record that is a map", f"{PET}/additionalProperties", True, "does not understand additionalProperties", at=PET
+    ),
+    case("record without type", f"{PET}/type", REMOVED, "needs `type: object`", at=PET),
+    case("required without property", f"{PET}/required", ["nmae"], "not a property", at=f"{PET}/required/0"),
+    case("no type", NAME, {}, "type is missing"),
+    case("unknown type", NAME, {"type": "text"}, "type text"),
+    case("unknown format", NAME, {"type": "string", "format": "uuid"}, "'uuid'", at=f"{NAME}/format"),
+    case("format on several types", NAME, {"type": ["string", "integer"], "format": "int64"}, "several types"),
+    case(
+        "unknown encoding",
+        NAME,
+        {"type": "string", "contentEncoding": "base32"},
+        "base64",
+        at=f"{NAME}/contentEncoding",
+    ),
+    case("unknown keyword", NAME, {"type": "string", "readOnly": True}, "readOnly"),
+    case("unknown x- keyword", NAME, {"type": "string", "x-wonder": 1}, "x-wonder"),
+    case("keyword beside $ref", NAME, {"$ref": "#/components/schemas/Kind", "minLength": 1}, "minLength"),
+    case(
+        "nothing to validate",
+        NAME,
+        {"type": "string", "x-validate": True},
+        "nothing to validate",
+        at=f"{NAME}/x-validate",
+    ),
+    case(
+        "flag that is no flag", NAME, {"type": "string", "x-validate": "yes"}, "true or false", at=f"{NAME}/x-validate"
+    ),
+    case("array without items", NAME, {"type": "array"}, "items or prefixItems"),
+    case("tuple and list", NAME, {"type": "array", "items": {}, "prefixItems": []}, "items or prefixItems"),
+    case("dangling reference", NAME, {"$ref": "#/components/schemas/Nobody"}, "points to nothing"),
+    case("reference elsewhere", NAME, {"$ref": "other.yaml#/Pet"}, "does not point into"),
+    case("integer constant", NAME, {"const": 1}, "only a string constant", at=f"{NAME}/const"),
+    case("keyword as a field", f"{FIELD}/class", {"type": "string"}, "Python keyword"),
+    case("field that is no name", f"{FIELD}/a-b", {"type": "string"}, "cannot be an attribute"),
+    case("field that shadows", f"{FIELD}/int", {"type": "string"}, "cannot be an attribute"),
+    case("schema that is no class name", f"{SCHEMA}/pet", {"type": "string"}, "class name"),
+    case("schema that shadows", f"{SCHEMA}/Any", {"x-any": True}, "class name"),
+    case("second name", f"{SCHEMA}/Cat", REF_TOY, "second name"),
+    case("nullable schema", f"{SCHEMA}/Cat", {"type": ["string", "null"]}, "not nullable"),
+    case("default of a schema", f"{SCHEMA}/Text/default", "a", "belongs to the property"),
+    case("empty enum", f"{SCHEMA}/Kind/enum", [], "non-empty enum", at=f"{SCHEMA}/Kind"),
+    case("integer enum", f"{SCHEMA}/Kind", {"type": "integer", "enum": [1]}, "`type: string`"),
+    case(
+        "circle",
+        f"{SCHEMA}/Pair",
+        {"type": "array", "items": {"$ref": "#/components/schemas/Pairs"}},
+        "circle",
+        at="components/schemas",
+    ),
+    # unions
+    case("no discriminator", f"{TOY}/discriminator", REMOVED, "without a discriminator", at=TOY),
+    case("no mapping", f"{TOY}/discriminator/mapping", REMOVED, "mapping", at=f"{TOY}/discriminator"),
+    case("member outside the mapping", f"{TOY}/discriminator/mapping/rope", REMOVED, "oneOf lists", at=TOY),
+    case(
+        "mapping against constant", f"{TOY}/discriminator/mapping/ball", "#/components/schemas/Rope", "has const 'rope'"
+    ),
+    case(
+        "member without constant",
+        f"{SCHEMA}/Ball/properties/type",
+        {"type": "string"},
+        "has const None",
+        at=f"{TOY}/discriminator/mapping/ball",
+    ),
+    case(
+        "open constant in a union",
+        f"{SCHEMA}/Ball/properties/type/x-open",
+        True,
+        "x-open",
+        at=f"{SCHEMA}/Ball/properties/type",
+    ),
+    case("inline member", f"{TOY}/oneOf/0", INLINE, "unnamed member"),
+    case("anyOf", TOY, {"anyOf": [REF_TOY]}, "anyOf"),
+    case("open union", f"{TOY}/x-open-union", True, "x-any"),
+    # defaults
+    case("default of another type", f"{FIELD}/age/default", "0", "string"),
+    case("default outside the enum", f"{FIELD}/kind/default", "cow", "'cow'"),
+    case("null default", f"{FIELD}/age/default", None, "null"),
+    case("default without a member", f"{FIELD}/favourite/default", {"type": "kite"}, "no member"),
+    case("default with an unknown field", f"{FIELD}/favourite/default/colour", "red", "no property"),
+    case("default without a required field", f"{FIELD}/favourite/default", {"type": "ball"}, "also needs size"),
+    case("default time", f"{FIELD}/born/default", "2026-01-02T12:00:00Z", "default"),
+    # operations
+    case("no operation id", f"{POST}/operationId", REMOVED, "operationId is missing", at=POST),
+    case("operation id that is no name", f"{POST}/operationId", "createPet", "snake_case"),
+    case("operation id that is a keyword", f"{POST}/operationId", "import", "snake_case"),
+    case("doubled operation id", f"{GET}/operationId", "create_pet", "already"),
+    case("no tag", f"{POST}/tags", REMOVED, "exactly one tag", at=POST),
+    case("two tags", f"{POST}/tags", ["pets", "results"], "exactly one tag", at=POST),
+    case("undeclared tag", f"{POST}/tags", ["cats"], "not declared"),
+    case("unknown operation keyword", f"{POST}/callbacks", {}, "callbacks", at=POST),
+    case("unknown reply", f"{POST}/x-reply", "guess", "expected"),
+    case("unknown method", "paths/~1api~1v1~1pets/trace", {}, "trace", at="paths/~1api~1v1~1pets"),
+    case("path with half a segment", "paths/~1pets~1{a}.json", {}, "whole-segment"),
+    case(
+        "undeclared path parameter",
+        "paths/~1pets~1{a}",
+        {"get": {"operationId": "a", "tags": ["pets"], "responses": {"204": {"description": "x"}}}},
+        "declares []",
+        at="paths/~1pets~1{a}/get",
+    ),
+    # parameters
+    case("constant header", f"{HEADER}/schema", {"const": "1"}, "constant parameter"),
+    case("inline enum parameter", f"{HEADER}/schema", {"type": "string", "enum": ["a"]}, "unnamed"),
+    case("record parameter", f"{HEADER}/schema", {"$ref": "#/components/schemas/Ball"}, "only an enum"),
+    case("nullable parameter", f"{HEADER}/schema", {"type": ["string", "null"]}, "can carry"),
+    case(
+        "list in a header",
+        f"{HEADER}/schema",
+        {"type": "array", "items": {"type": "string"}},
+        "explode: false",
+        at=HEADER,
+    ),
+    case("repeated list", f"{QUERY}/2/explode", REMOVED, "explode: false", at=f"{QUERY}/2"),
+    case("unknown style", f"{QUERY}/2/style", "pipeDelimited", "'form'"),
+    case("cookie", f"{HEADER}/in", "cookie", "path, query or header", at=HEADER),
+    case("parameter named body", f"{HEADER}/name", "body", "'body'"),
+    case("two parameters of one name", f"{POST}/parameters/1/name", "x-request-token", "x_request_token", at=POST),
+    case("optional path parameter", f"{PATH}/required", False, "required: true", at=PATH),
+    case("number in a path", f"{PATH}/schema", {"type": "number"}, "path parameter"),
+    case("required with a default", f"{QUERY}/0/required", True, "no default", at=f"{QUERY}/0/schema/default"),
+    case("no parameter schema", f"{HEADER}/schema", REMOVED, "needs a schema", at=HEADER),
+    # bodies and answers
+    case("optional body", f"{BODY}/required", False, "required: true", at=BODY),
+    case("inline body", f"{BODY}/content/application~1json/schema", INLINE, "unnamed body"),
+    case("binary body alone", f"{BODY}/content/application~1json", REMOVED, "application/json", at=f"{BODY}/content"),
+    case("body without schema", f"{BODY}/content/application~1x-protobuf", {}, "schema is missing"),
+    case(
+        "body of another media type",
+        f"{BODY}/content/application~1xml",
+        {"schema": {"type": "string"}},
+        "format: binary",
+        at=f"{BODY}/content/application~1xml/schema",
+    ),
+    case(
+        "list as a body",
+        f"{BODY}/content/application~1json/schema",
+        {"$ref": "#/components/schemas/Pairs"},
+        "not a record",
+        at=BODY,
+    ),
+    case(
+        "map as a reply",
+        f"{GET}/responses/200/content/application~1json/schema",
+        {"$ref": "#/components/schemas/Labels"},
+        "not a record",
+        at=GET,
+    ),
+    case("two 2xx answers", f"{POST}/responses/202", {"description": "x"}, "exactly one 2xx", at=f"{POST}/responses"),
+    case("no 2xx answer", f"{POST}/responses/201", REMOVED, "exactly one 2xx", at=f"{POST}/responses"),
+    case("status range", f"{POST}/responses/2XX", {"description": "x"}, "neither a status"),
+    case("unquoted status", f"{POST}/responses", {200: {"description": "x"}}, "quote it"),
+    case("inline error", f"{ERROR}/content/application~1json/schema", INLINE, "unnamed body"),
+    # the document
+    case("unknown section", "webhooks", {}, "webhooks", at=""),
+    case("no schemas", "components/schemas", REMOVED, "schemas is missing", at="components"),
+]
+
+
+@pytest.mark.parametrize(("pointer", "value", "refused_at", "reason"), REFUSALS)
+def test_what_would_have_to_be_guessed_is_refused(
+    document: Any, tmp_path: Path, pointer: str, value: object, refused_at: str, reason: str
+) -> None:
+    """The generator names the place and the reason, and writes nothing."""
+    put(document, pointer, value)
+    refusals = generate(document, tmp_path / "wire")
+    assert f"#/{refused_at}".removesuffix("/") in [refused.pointer for refused in refusals]
+    assert any(reason in str(refused) for refused in refusals)
+    assert not (tmp_path / "wire").exists()
+
+
+def test_one_record_cannot_have_two_tags(document: Any, tmp_path: Path) -> None:
+    """A record may stand in two unions only under the same tag, for it is sent with one."""
+    ball = {"$ref": "#/components/schemas/Ball"}
+    document["components"]["schemas"]["Ball"]["properties"]["kind"] = {"const": "round"}
+    document["components"]["schemas"]["Shape"] = {
+        "oneOf": [ball],
+        "discriminator": {"propertyName": "kind", "mapping": {"round": ball["$ref"]}},
+    }
+    assert "a record has one tag" in str(generate(document, tmp_path / "wire")[0])
+
+
+def test_a_warning_of_the_parser_is_an_error(document: Any, tmp_path: Path) -> None:
+    """What openapi-python-client would drop with a warning stops the generator."""
+    put(document, f"{POST}/parameters/0/schema/format", "date-time")
+    refusals = generate(document, tmp_path / "wire")
+    assert any(refused.pointer == "openapi-python-client" for refused in refusals)
+    assert "POST /api/v1/pets" in " ".join(map(str, refusals))
+
+
+def test_every_refusal_is_named_at_once(document: Any, tmp_path: Path) -> None:
+    """Several faults in one document are reported in one run."""
+    put(document, NAME, {"type": "text"})
+    put(document, f"{POST}/tags", [])
+    assert {refused.pointer for refused in generate(document, tmp_path / "wire")} == {f"#/{NAME}", f"#/{POST}"}
+
+
+# ---------------------------------------------------------------------------------------------- command line
+
+
+def test_the_committed_tree_is_what_the_contract_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--check` passes on the repository."""
+    assert main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_check_fails_on_an_edited_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An edited, a missing and an extra file are each named, and nothing is repaired."""
+    copy = tmp_path / "tinker_wire"
+    shutil.copytree(COMMITTED, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    runtime = copy / "runtime.py"
+    runtime.write_text(runtime.read_text().replace("Nothing", "Something") + "EDITED = 1\n")
+    (copy / "py.typed").unlink()
+    (copy / "mine.py").write_text("")
+    before = files_below(copy)
+    assert main(["--check", "--output", str(copy)]) == 1
+    errors = capsys.readouterr().err
+    assert "runtime.py: differs" in errors
+    assert "-EDITED = 1" in errors
+    assert "py.typed: missing" in errors
+    assert "mine.py: not generated" in errors
+    assert files_below(copy) == before
+
+
+def test_writing_makes_the_tree_exact(tmp_path: Path) -> None:
+    """Files that the contract no longer has are removed, and a second run changes nothing."""
+    output = tmp_path / "wire"
+    output.mkdir()
+    (output / "stale.py").write_text("")
+    arguments = ["--document", str(FIXTURE), "--output", str(output)]
+    assert main(arguments) == 0
+    assert "stale.py" not in files_below(output)
+    assert main(["--check", *arguments]) == 0
+
+
+def test_a_refused_document_leaves_the_tree_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit status is not zero, the message holds the JSON pointer, and the output is untouched."""
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(FIXTURE.read_text().replace("operationId: create_pet", "summary: x"))
+    broken.write_text(broken.read_text().replace("      summary: Create a pet.\n", ""))
+    output = tmp_path / "wire"
+    assert main(["--document", str(broken), "--output", str(output)]) == 1
+    assert "broken.yaml #/paths/~1api~1v1~1pets/post: operationId is missing" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_a_broken_file_is_reported_without_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Doubled keys and bad YAML are errors of the document."""
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("openapi: 3.1.0\nopenapi: 3.1.0\n")
+    assert main(["--document", str(broken), "--output", str(tmp_path / "wire")]) == 1
+    assert "not YAML" in capsys.readouterr().err
+
+
+def test_the_output_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
+    """Three processes with three hash seeds write the same bytes."""
+    runs = [
+        subprocess.Popen(
+            [sys.executable, str(GENERATOR), "--document", str(FIXTURE), "--output", str(tmp_path / seed)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.DEVNULL,
+        )
+        for seed in ("0", "1", "4242")
+    ]
+    assert [run.wait() for run in runs] == [0, 0, 0]
+    first, *others = [files_below(tmp_path / seed) for seed in ("0", "1", "4242")]
+    assert all(differences(first, other) == [] for other in others)
+
+
+def test_every_type_of_the_contract_can_be_decoded() -> None:
+    """msgspec accepts every name of the committed models as a type, so no decoder fails at run time."""
+    import tinker_wire.models as models
+
+    for name in models.__all__:
+        msgspec.json.Decoder(getattr(models, name))
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    """`import tinker_wire` loads neither models nor requests: users pay for what they use."""
+    code = "import sys, tinker_wire; print([name for name in sys.modules if name.startswith('tinker_wire.')])"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "generated")}
+    shown = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_the_contract_version_is_that_of_the_document() -> None:
+    """`CONTRACT_VERSION` is `info.version` of openapi.yaml."""
+    import tinker_wire
+
+    assert load(ROOT / "openapi.yaml")["info"]["version"] == tinker_wire.CONTRACT_VERSION
