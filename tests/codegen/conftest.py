@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from collections.abc import Iterator
@@ -18,10 +19,16 @@ sys.path[:0] = [str(ROOT / "codegen"), str(Path(__file__).parent)]
 from pet_contract import FIXTURE  # noqa: E402
 
 
-@pytest.fixture
-def document() -> Any:
-    """The small contract that has every construct, fresh for each test."""
+@pytest.fixture(scope="session")
+def loaded_document() -> Any:
+    """The small contract, read once."""
     return importlib.import_module("generate").load(FIXTURE)
+
+
+@pytest.fixture
+def document(loaded_document: Any) -> Any:
+    """The small contract that has every construct, fresh for each test."""
+    return copy.deepcopy(loaded_document)
 
 
 @pytest.fixture(scope="session")
