@@ -6,9 +6,11 @@ The expected updates are computed by plain autograd through dense weights, W + (
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -148,9 +150,7 @@ class Reference:
         for example in data:
             inputs = {name: torch.from_numpy(np.asarray(value)) for name, value in example.loss_inputs.items()}
             targets = inputs["target_tokens"].reshape(len(example.tokens), -1)
-            total = total + loss(
-                self.logprobs(example).gather(1, targets).reshape(inputs["target_tokens"].shape), inputs
-            )
+            total = total + loss(self.logprobs(example).gather(1, targets).reshape(inputs["target_tokens"].shape), inputs)
         total.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(self.factors.values(), clip)
@@ -161,9 +161,7 @@ class Reference:
 def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(
-            actual[name], tensor.detach(), rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        torch.testing.assert_close(actual[name], tensor.detach(), rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def cross_entropy(logprobs: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -280,10 +278,7 @@ def test_adapters_do_not_affect_each_other_or_the_base(engine: TorchEngine) -> N
     prompt = rows(10)[0].tokens
 
     def measured() -> list[np.ndarray[Any, Any]]:
-        jobs = [
-            SampleJob(tokens=prompt, weights=w, max_tokens=0, prompt_logprobs=True)
-            for w in (None, engine.snapshot("b"))
-        ]
+        jobs = [SampleJob(tokens=prompt, weights=w, max_tokens=0, prompt_logprobs=True) for w in (None, engine.snapshot("b"))]
         return [result.prompt_logprobs for result in engine.sample(jobs) if result.prompt_logprobs is not None]
 
     before, other = measured(), weights(engine, "b")
@@ -300,6 +295,50 @@ def test_flags_choose_the_modules(engine: TorchEngine) -> None:
         chosen = {name: name == flag for name in parts}
         engine.create_adapter("c", AdapterSpec(rank=1, seed=0, **chosen))
         assert all(parts[flag] in name for name in weights(engine, "c"))
+
+
+@pytest.mark.parametrize("family", ["GPTNeoX", "Qwen2"])
+def test_other_architectures_are_adapted(tmp_path: Path, family: str) -> None:
+    """Module names are found, not known: other families train all three parts and keep their base weights."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    more = {"num_key_value_heads": 2} if family == "Qwen2" else {}
+    config = getattr(transformers, f"{family}Config")(vocab_size=258, tie_word_embeddings=False, **sizes, **more)
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(tmp_path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / file).write_bytes((default_model_path() / file).read_bytes())
+    engine = TorchEngine(tmp_path, device="cpu")
+    for flag in ("train_attn", "train_mlp", "train_unembed"):
+        chosen = {name: name == flag for name in ("train_attn", "train_mlp", "train_unembed")}
+        engine.create_adapter("a", AdapterSpec(rank=2, **chosen))
+        prompt = job(engine, weights=None, tokens=rows(6)[0].tokens, prompt_logprobs=True, temperature=0.0)
+        before = engine.sample([prompt])[0].prompt_logprobs
+        nudge(engine, "a")
+        results = engine.sample([prompt, attrs.evolve(prompt, weights=engine.snapshot("a"))])
+        np.testing.assert_array_equal(results[0].prompt_logprobs, before)
+        assert not np.allclose(results[1].prompt_logprobs[1:], before[1:], atol=1e-4)
+
+
+def test_an_architecture_without_linear_modules_is_refused(tmp_path: Path) -> None:
+    """GPT-2 keeps its matrices in modules of another kind: an error says so, rather than adapting the head alone."""
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=258, n_embd=8, n_layer=1, n_head=2)).save_pretrained(
+        tmp_path
+    )
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / file).write_bytes((default_model_path() / file).read_bytes())
+    with pytest.raises(ValueError, match="GPT2LMHeadModel is not supported"):
+        TorchEngine(tmp_path, device="cpu")
+
+
+def test_a_half_precision_base_has_float32_adapters(model_directory: Path) -> None:
+    """With a bfloat16 base, weights, logprobs and updates of the adapter are float32."""
+    engine = TorchEngine(model_directory, device="cpu", dtype=torch.bfloat16)
+    engine.create_adapter("a", SPEC)
+    first = engine.forward_backward("a", supervised(6), "cross_entropy", {}, backward=True)
+    engine.optim_step("a", ADAM)
+    second = engine.forward_backward("a", supervised(6), "cross_entropy", {}, backward=False)
+    assert second.metrics["loss:sum"] < first.metrics["loss:sum"]
+    assert {tensor.dtype for tensor in weights(engine, "a").values()} == {torch.float32}
+    assert len(only(engine, job(engine)).tokens) == 12
 
 
 def test_the_seed_decides_the_first_weights(engine: TorchEngine) -> None:
@@ -415,9 +454,7 @@ def test_peft_loads_the_files(engine: TorchEngine, model_directory: Path, tmp_pa
     prompt = rows(10)[0].tokens
     with torch.no_grad():
         logits = model(input_ids=torch.from_numpy(prompt.astype(np.int64))[None]).logits[0]
-    expected = torch.log_softmax(logits, -1)[:-1].gather(1, torch.from_numpy(prompt[1:].astype(np.int64))[:, None])[
-        :, 0
-    ]
+    expected = torch.log_softmax(logits, -1)[:-1].gather(1, torch.from_numpy(prompt[1:].astype(np.int64))[:, None])[:, 0]
     job = SampleJob(tokens=prompt, weights=engine.snapshot("a"), max_tokens=0, prompt_logprobs=True)
     logprobs = engine.sample([job])[0].prompt_logprobs
     assert logprobs is not None
@@ -573,9 +610,7 @@ def test_prompt_logprobs_equal_a_forward_pass(engine: TorchEngine) -> None:
 
 def test_a_prompt_of_one_token_has_no_logprob(engine: TorchEngine) -> None:
     """The only entry is NaN."""
-    result = engine.sample([job(engine, tokens=np.array([3], np.int32), prompt_logprobs=True, topk_prompt_logprobs=2)])[
-        0
-    ]
+    result = engine.sample([job(engine, tokens=np.array([3], np.int32), prompt_logprobs=True, topk_prompt_logprobs=2)])[0]
     assert result.prompt_logprobs is not None
     assert np.isnan(result.prompt_logprobs).tolist() == [True]
 
@@ -626,6 +661,26 @@ def test_a_snapshot_is_frozen(engine: TorchEngine) -> None:
     nudge(engine, "a")
     engine.drop_adapter("a")
     np.testing.assert_array_equal(only(engine, greedy).logprobs, before)
+
+
+def test_a_snapshot_is_freed_with_its_last_reference(engine: TorchEngine) -> None:
+    """The engine keeps nothing of a snapshot after sampling from it."""
+    snapshot = engine.snapshot("a")
+    assert isinstance(snapshot, LoraWeights)
+    watched = weakref.ref(next(iter(snapshot.tensors.values())))
+    engine.sample([job(engine, weights=snapshot)])
+    del snapshot
+    gc.collect()
+    assert watched() is None
+
+
+def test_a_diverged_adapter_says_so(engine: TorchEngine) -> None:
+    """Weights so large that probabilities are NaN are an error that names the cause, not tokens."""
+    nudge(engine, "a")
+    for tensor in engine._adapters["a"].weights.tensors.values():
+        tensor.data.mul_(1e30)
+    with pytest.raises(EngineError, match="training has diverged"):
+        engine.sample([job(engine)])
 
 
 def test_a_saved_snapshot_samples_the_same(engine: TorchEngine, tmp_path: Path) -> None:
@@ -679,9 +734,7 @@ def test_the_packaged_model_has_learned_text() -> None:
     """It finds plain English far likelier than chance (8 bits a byte), and loads quietly under its public name."""
     engine = TorchEngine(PACKAGED_MODEL, device="cpu")
     prompt = np.array([256, *b"Return a list of the names in the current local scope."], np.int32)
-    logprobs = engine.sample([SampleJob(tokens=prompt, weights=None, max_tokens=0, prompt_logprobs=True)])[
-        0
-    ].prompt_logprobs
+    logprobs = engine.sample([SampleJob(tokens=prompt, weights=None, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
     assert logprobs is not None
     assert -np.nanmean(logprobs) / np.log(2) < 2.5
     assert (engine.base_model, engine.max_context_length) == ("tinker/babble", 512)
@@ -690,7 +743,5 @@ def test_the_packaged_model_has_learned_text() -> None:
 def test_loading_prints_nothing(model_directory: Path) -> None:
     """No progress bar and no notice on either stream."""
     code = "import sys; from tinker.local.engines.torch import TorchEngine; TorchEngine(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(model_directory)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, str(model_directory)], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")

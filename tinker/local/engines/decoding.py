@@ -107,9 +107,7 @@ def runs_of(job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> list
     """One run per sample. Noise comes from (seed, sample index); without a seed, the job gets a random one."""
     seed = secrets.randbits(64) if job.seed is None else job.seed & (2**64 - 1)
     stops = Stops(job.stop, end_of_text, decode)
-    return [
-        Run(job, stops, np.random.default_rng([seed, index]).random(job.max_tokens)) for index in range(job.num_samples)
-    ]
+    return [Run(job, stops, np.random.default_rng([seed, index]).random(job.max_tokens)) for index in range(job.num_samples)]
 
 
 @torch.no_grad()
@@ -166,6 +164,8 @@ def _extend(runs: Sequence[Run], logits: torch.Tensor) -> torch.Tensor:
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     tokens = draw(logprobs, runs)
     drawn = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
+    if not all(map(math.isfinite, drawn)):
+        raise EngineError("the model's probabilities are not finite: training has diverged; use a lower learning rate")
     for row, (run, token) in enumerate(zip(runs, tokens.tolist())):
         if run.stop_reason is None:
             if run.job.topk_sample_logprobs:

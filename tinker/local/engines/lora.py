@@ -64,12 +64,15 @@ def find_targets(model: Any) -> list[Target]:
 class LoraSlots:
     """Owns the PEFT layers inside a model, which it freezes and changes in place. One set of weights is on at a time.
 
-    A head tied to the embedding is adapted beside the shared matrix; the embedding itself never changes.
+    A head tied to the embedding is adapted beside the shared matrix; the embedding itself never changes. Raises
+    ValueError for a model without plain linear modules in its attention, its MLP and its head.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model.requires_grad_(False)
         self._targets = find_targets(model)
+        if missing := {"attn", "mlp", "unembed"} - {target.kind for target in self._targets}:
+            raise ValueError(f"{type(model).__name__} is not supported: no linear modules found for {sorted(missing)}")
         self._slots: dict[tuple[int, frozenset[str]], str] = {}
         self._idle = torch.nn.Parameter(torch.empty(0), requires_grad=False)
 

@@ -126,8 +126,7 @@ class TorchEngine:
         if optimizer:
             for name, values in adapter_files.read_optimizer(directory).items():
                 adapter.optimizer.state[adapter.weights.tensors[name]] = {
-                    key: value.to("cpu" if key == "step" else self._model.device, copy=True)
-                    for key, value in values.items()
+                    key: value.to("cpu" if key == "step" else self._model.device, copy=True) for key, value in values.items()
                 }
         self._adapters[adapter_id] = adapter
         return adapter.weights.spec
