@@ -312,7 +312,7 @@ class TensorData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `shape` is required; absent entries are 0 in loss inputs and -1 in `target_prompt_logprobs`.
     """
 
-    data: Sequence[float]
+    data: Sequence[int | float]
     dtype: TensorDtype
     shape: Sequence[int] | None = None
     sparse_crow_indices: Sequence[int] | None = None

@@ -1,0 +1,166 @@
+"""tinker: an independent client for the Tinker training and sampling API.
+
+    import tinker
+
+    service = tinker.ServiceClient(base_url="local://")
+    training = service.create_lora_training_client(base_model="tinker/babble", rank=16)
+
+Names are loaded on first use, so that importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tinker._version import __version__
+
+if TYPE_CHECKING:
+    from httpx import Timeout
+
+    from tinker import types
+    from tinker.errors import (
+        APIConnectionError,
+        APIError,
+        APIResponseValidationError,
+        APIStatusError,
+        APITimeoutError,
+        AuthenticationError,
+        BadRequestError,
+        BillingError,
+        ClientClosedError,
+        ConflictError,
+        InternalServerError,
+        NotFoundError,
+        PermissionDeniedError,
+        RateLimitError,
+        RequestFailedError,
+        TinkerError,
+        UnprocessableEntityError,
+    )
+    from tinker.futures import APIFuture
+    from tinker.sampling_client import SamplingClient
+    from tinker.service_client import ServiceClient
+    from tinker.training_client import TrainingClient
+    from tinker.types import (
+        AdamOptimizerConfig,
+        AdamParams,
+        CheckpointType,
+        Datum,
+        DimuonOptimizerConfig,
+        DimuonParams,
+        DmelChunk,
+        EncodedTextChunk,
+        ForwardBackwardOutput,
+        ImageAssetPointerChunk,
+        ImageChunk,
+        LoraConfig,
+        LossFnType,
+        ModelID,
+        ModelInput,
+        ModelInputChunk,
+        OptimParams,
+        OptimStepResponse,
+        ParsedCheckpointTinkerPath,
+        PromptProvenanceSpan,
+        SampledProvenanceSpan,
+        SampledSequence,
+        SampleResponse,
+        SamplingParams,
+        StopReason,
+        TensorData,
+        TensorDtype,
+    )
+
+__title__ = "tinker"
+
+_ERRORS = (
+    "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError AuthenticationError "
+    "BadRequestError BillingError ClientClosedError ConflictError InternalServerError NotFoundError PermissionDeniedError "
+    "RateLimitError RequestFailedError TinkerError UnprocessableEntityError"
+)
+_TYPES = (
+    "AdamOptimizerConfig AdamParams CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk EncodedTextChunk "
+    "ForwardBackwardOutput ImageAssetPointerChunk ImageChunk LoraConfig LossFnType ModelID ModelInput ModelInputChunk "
+    "OptimParams OptimStepResponse ParsedCheckpointTinkerPath PromptProvenanceSpan SampleResponse SampledProvenanceSpan "
+    "SampledSequence SamplingParams StopReason TensorData TensorDtype"
+)
+_HOMES: dict[str, str] = {
+    **dict.fromkeys(_ERRORS.split(), "tinker.errors"),
+    **dict.fromkeys(_TYPES.split(), "tinker.types"),
+    "APIFuture": "tinker.futures",
+    "SamplingClient": "tinker.sampling_client",
+    "ServiceClient": "tinker.service_client",
+    "Timeout": "httpx",
+    "TrainingClient": "tinker.training_client",
+}
+_MODULES = ("errors", "types")
+
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are those of the imports above)
+    "APIConnectionError",
+    "APIError",
+    "APIFuture",
+    "APIResponseValidationError",
+    "APIStatusError",
+    "APITimeoutError",
+    "AdamOptimizerConfig",
+    "AdamParams",
+    "AuthenticationError",
+    "BadRequestError",
+    "BillingError",
+    "CheckpointType",
+    "ClientClosedError",
+    "ConflictError",
+    "Datum",
+    "DimuonOptimizerConfig",
+    "DimuonParams",
+    "DmelChunk",
+    "EncodedTextChunk",
+    "ForwardBackwardOutput",
+    "ImageAssetPointerChunk",
+    "ImageChunk",
+    "InternalServerError",
+    "LoraConfig",
+    "LossFnType",
+    "ModelID",
+    "ModelInput",
+    "ModelInputChunk",
+    "NotFoundError",
+    "OptimParams",
+    "OptimStepResponse",
+    "ParsedCheckpointTinkerPath",
+    "PermissionDeniedError",
+    "PromptProvenanceSpan",
+    "RateLimitError",
+    "RequestFailedError",
+    "SampleResponse",
+    "SampledProvenanceSpan",
+    "SampledSequence",
+    "SamplingClient",
+    "SamplingParams",
+    "ServiceClient",
+    "StopReason",
+    "TensorData",
+    "TensorDtype",
+    "Timeout",
+    "TinkerError",
+    "TrainingClient",
+    "UnprocessableEntityError",
+    "__version__",
+    "types",
+]
+
+
+def __getattr__(name: str) -> Any:  # what a lazily loaded name is, only its home knows
+    if name in _MODULES:
+        return importlib.import_module(f"tinker.{name}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tinker' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,104 @@
+"""Settings of one client: arguments over environment over defaults. The only reader of ``os.environ``."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+import attrs
+
+from tinker._version import __version__
+from tinker.errors import TinkerError
+
+HOSTED_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
+LOCAL_SCHEME = "local://"
+
+WireChoice: TypeAlias = Literal["auto", "proto", "json"]
+
+
+def _no_headers() -> Mapping[str, str]:
+    return {}
+
+
+@attrs.frozen(kw_only=True)
+class Config:
+    """What a client was told. ``base_url`` has no trailing slash; secrets stay out of the repr."""
+
+    base_url: str
+    api_key: str | None = attrs.field(default=None, repr=False)
+    project_id: str | None = None
+    tags: tuple[str, ...] = ()
+    wire: WireChoice = "auto"
+    proxy: str | None = attrs.field(default=None, repr=False)
+    headers: Mapping[str, str] = attrs.field(factory=_no_headers, repr=False)
+    sdk_version: str = __version__
+    local_dir: Path | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server runs in this process."""
+        return self.base_url.startswith(LOCAL_SCHEME)
+
+
+def load(
+    *,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    project_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    wire: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """Read the settings now, so that a variable set after import counts. An empty variable counts as unset.
+
+    Raises TinkerError when the hosted service is meant and no key is known, ValueError for an unknown wire.
+    """
+    env = os.environ if environ is None else environ
+    url = _base_url(base_url or env.get("TINKER_BASE_URL") or HOSTED_URL)
+    key = api_key or env.get("TINKER_API_KEY") or None
+    if key is None and url == HOSTED_URL:
+        raise TinkerError(
+            "The api_key client option must be set by passing api_key to the client or by setting the TINKER_API_KEY "
+            "environment variable; without an account, base_url='local://' runs everything on this machine"
+        )
+    local_dir = env.get("TINKER_LOCAL_DIR")
+    return Config(
+        base_url=url,
+        api_key=key,
+        project_id=project_id or env.get("TINKER_PROJECT_ID") or None,
+        tags=tuple(dict.fromkeys(tag for tag in env.get("TINKER_TAGS", "").split(",") if tag)),
+        wire=_wire(wire or env.get("TINKER_WIRE") or "auto"),
+        proxy=env.get("TINKER_PROXY") or None,
+        headers={**_identity(), **_cloudflare(env), **(headers or {})},
+        sdk_version=env.get("TINKER_SDK_VERSION") or __version__,
+        local_dir=Path(local_dir) if local_dir else None,
+    )
+
+
+def _base_url(url: str) -> str:
+    if not url.startswith(("http://", "https://", LOCAL_SCHEME)):
+        raise ValueError(f"base_url must start with http://, https:// or {LOCAL_SCHEME}, got {url!r}")
+    return url if url.startswith(LOCAL_SCHEME) else url.rstrip("/")
+
+
+def _wire(choice: str) -> WireChoice:
+    match choice:
+        case "auto" | "proto" | "json":
+            return choice
+        case _:
+            raise ValueError(f"wire must be one of {', '.join(get_args(WireChoice))}, got {choice!r}")
+
+
+def _identity() -> dict[str, str]:
+    return {"User-Agent": f"tinker-open-client/{__version__} Python/{platform.python_version()}"}
+
+
+def _cloudflare(env: Mapping[str, str]) -> dict[str, str]:
+    pairs = {
+        "CF-Access-Client-Id": env.get("CLOUDFLARE_ACCESS_CLIENT_ID"),
+        "CF-Access-Client-Secret": env.get("CLOUDFLARE_ACCESS_CLIENT_SECRET"),
+    }
+    return {name: value for name, value in pairs.items() if value}

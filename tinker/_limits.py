@@ -1,0 +1,131 @@
+"""How much may be in flight: counts, bytes, and the cool-down gate that all share who share a limit. Used on the loop only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import attrs
+
+from tinker._clock import Clock
+
+# Submissions of samples at once, and at once while the server says that it is too much.
+DISPATCH_SLOTS = 400
+THROTTLED_SLOTS = 10
+# The server counts as throttling for this long after a cool-down ended.
+THROTTLED_SECONDS = 10.0
+
+
+class Budget:
+    """A count or a number of bytes shared by many; first come, first served.
+
+    A request is admitted while something is left, even when it takes more than that, so that one larger than the whole
+    budget is not starved. ``capacity`` None admits everything.
+    """
+
+    def __init__(self, capacity: int | None) -> None:
+        self._left = capacity
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    @asynccontextmanager
+    async def take(self, amount: int = 1) -> AsyncGenerator[None]:
+        """Hold ``amount`` while the block runs."""
+        await self._acquire(amount)
+        try:
+            yield
+        finally:
+            self._release(amount)
+
+    async def _acquire(self, amount: int) -> None:
+        if self._left is None:
+            return
+        if self._left <= 0 or self._waiters:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                self._forget(waiter)
+                raise
+        self._left -= amount
+        self._wake()
+
+    def _forget(self, waiter: asyncio.Future[None]) -> None:
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+        else:
+            self._wake()  # it was woken and cancelled at once: pass the turn on
+
+    def _release(self, amount: int) -> None:
+        if self._left is not None:
+            self._left += amount
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._left is not None and self._left > 0:
+            while self._waiters:
+                waiter = self._waiters.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+                    return
+
+
+@attrs.define
+class CoolDown:
+    """A gate that closes for a while when the server answers 429; everybody who shares it waits."""
+
+    clock: Clock
+    _until: float = 0.0
+
+    def close_for(self, seconds: float) -> None:
+        """Keep the gate closed for at least this long from now."""
+        self._until = max(self._until, self.clock.monotonic() + seconds)
+
+    @property
+    def throttled(self) -> bool:
+        """Whether the gate is closed or was so a moment ago."""
+        return self._until > 0 and self.clock.monotonic() < self._until + THROTTLED_SECONDS
+
+    async def passed(self) -> None:
+        """Wait until the gate is open."""
+        while (left := self._until - self.clock.monotonic()) > 0:
+            await self.clock.sleep(left)
+
+
+_cool_downs: dict[tuple[str, str | None], CoolDown] = {}
+
+
+def shared_cool_down(base_url: str, api_key: str | None, clock: Clock) -> CoolDown:
+    """The process's gate for one server and one key: two keys or two servers never slow each other."""
+    key = (base_url, api_key)
+    gate = _cool_downs.get(key)
+    if gate is None or gate.clock is not clock:
+        gate = _cool_downs[key] = CoolDown(clock)
+    return gate
+
+
+@attrs.frozen
+class Limits:
+    """The limits of one session, sized by what the server pushed."""
+
+    samples: Budget
+    dispatch: Budget
+    throttled_dispatch: Budget
+    prompt_nbytes: Budget
+    training_nbytes: Budget
+    result_nbytes: Budget
+    cool_down: CoolDown
+
+    @asynccontextmanager
+    async def sample_dispatch(self, nbytes: int) -> AsyncGenerator[None]:
+        """Hold a slot and the prompt's bytes while a sample is being submitted; fewer slots while throttled."""
+        async with self.dispatch.take():
+            await self.cool_down.passed()
+            if self.cool_down.throttled:
+                async with self.throttled_dispatch.take(), self.prompt_nbytes.take(20 * nbytes):
+                    yield
+            else:
+                async with self.prompt_nbytes.take(nbytes):
+                    yield

@@ -1,0 +1,104 @@
+"""The event-loop thread: one daemon thread in a process runs all I/O. The only file that names ``threading.Thread``.
+
+Work is handed over in the order of the calls. A burst of calls wakes the loop once. A child process made by ``fork`` gets a
+thread of its own on first use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+logger = logging.getLogger("tinker")
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An asyncio loop on a daemon thread, started by the first call."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Callable[[], object]] = deque()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waking = False
+        self._ident: int | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Run ``function`` on the loop thread, after everything handed over before."""
+        self._calls.append(function)
+        with self._lock:
+            if self._waking:
+                return
+            self._waking = True
+            loop = self._loop or self._start()
+        loop.call_soon_threadsafe(self._drain)
+
+    def task(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
+        """A task owned by this thread; call only on the loop. Who made it looks at its outcome; see :meth:`background`."""
+        assert self._loop is not None
+        task = self._loop.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._retire)
+        return task
+
+    def background(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """A task nobody waits for; a failure is logged."""
+        task = self.task(coroutine, name)
+        task.add_done_callback(_log_failure)
+        return task
+
+    def _retire(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at, so that a task whose waiter was cancelled is not reported as forgotten
+
+    def is_current(self) -> bool:
+        """Whether the caller runs on the loop thread, where blocking would stop everything."""
+        return threading.get_ident() == self._ident
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        self._loop = loop
+        threading.Thread(target=self._run, args=(loop,), name="tinker-loop", daemon=True).start()
+        return loop
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._ident = threading.get_ident()
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+
+    def _drain(self) -> None:
+        with self._lock:
+            self._waking = False
+        assert self._loop is not None
+        # Calls added while draining get a drain of their own; taking them early keeps the order.
+        while self._calls:
+            self._loop.call_soon(self._calls.popleft())
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("%s failed", task.get_name(), exc_info=error)
+
+
+_current = LoopThread()
+
+
+def loop_thread() -> LoopThread:
+    """The loop thread of this process."""
+    return _current
+
+
+def _fresh_after_fork() -> None:
+    global _current
+    _current = LoopThread()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_fresh_after_fork)

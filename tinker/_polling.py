@@ -1,0 +1,242 @@
+"""Request id -> result: polls one future until it is there, tells the queue state, paces a server that does not hold polls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
+
+import attrs
+import msgspec
+from tinker_wire import models
+from tinker_wire.api import futures as api
+from tinker_wire.runtime import Request
+
+from tinker._limits import Budget
+from tinker._pools import Answer, Call, Purpose
+from tinker._retry import FAILED_STATUSES, PENDING_STATUS, POLL, Attempts
+from tinker._transport import Transport, decode_json, invalid_answer
+from tinker._wire import json, proto
+from tinker.errors import APIError, APIStatusError, RequestFailedError
+from tinker.futures import APIFuture
+from tinker.types.results import ForwardBackwardOutput, SampleResponse
+
+T = TypeVar("T")
+
+# A held poll lasts seconds. One that comes back faster than this is followed by a pause that doubles up to the longest.
+_QUICK_SECONDS = 0.5
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+# Larger answers are results; only small ones are looked into for a status.
+_STATUS_NBYTES = 65536
+_TRY_AGAIN = "try_again"
+_PENDING_STATUSES = frozenset({"pending", "queued", "running", "in_progress"})
+_METADATA_ONLY = "complete_metadata"
+# A proxy in front of some servers answers 400 without a body now and then.
+_EMPTY_400_TRIES = 3
+
+
+@attrs.frozen
+class Expected(Generic[T]):
+    """What a future promises: the kind named to the server, the record of its JSON form, and the public form of both."""
+
+    request_type: str
+    record: type[Any]
+    from_json: Callable[[Any], T]
+    from_proto: Callable[[bytes], T] | None = None
+
+
+def json_only(request_type: str, record: type[T]) -> Expected[T]:
+    """A result that is always JSON and whose record is public."""
+    return Expected(request_type, record, lambda value: cast("T", value))
+
+
+def loss_output(request_type: str) -> Expected[ForwardBackwardOutput]:
+    """The result of forward and forward_backward."""
+    return Expected(request_type, models.ForwardBackwardOutput, json.public_loss_output, proto.decode_loss_output)
+
+
+def sample_response(sequence_ids: list[str]) -> Expected[SampleResponse]:
+    """The result of a sample, whose sequences take the ids of the submit answer."""
+    return Expected(
+        "Sample",
+        models.SampleResponse,
+        lambda value: json.public_sample(value, sequence_ids),
+        lambda body: proto.decode_sample(body, sequence_ids),
+    )
+
+
+@attrs.frozen
+class Poller:
+    """Polls for one session."""
+
+    transport: Transport
+    result_nbytes: Budget
+    json_results: bool = False
+
+    async def result(
+        self,
+        promise: models.UntypedAPIFuture,
+        expected: Expected[T],
+        future: APIFuture[Any],
+        roundtrip: float | None = None,
+    ) -> T:
+        """Wait for the result, as long as the server says that it is coming.
+
+        There is no deadline of its own: a queue may be long, and a server that says so is alive. A server that answers
+        nothing but errors for five minutes ends the wait with the last of them.
+        """
+        future.request_id = promise.request_id
+        poll = _Poll(self, promise.request_id, expected, future, Attempts(POLL, self.transport.clock))
+        while True:
+            found = await poll.once(roundtrip if poll.iteration == 0 else None)
+            if found is not None:
+                return found.value
+
+
+@attrs.frozen
+class _Found(Generic[T]):
+    value: T
+
+
+@attrs.define
+class _Poll(Generic[T]):
+    """The state of one wait."""
+
+    poller: Poller
+    request_id: str
+    expected: Expected[T]
+    future: APIFuture[Any]
+    failures: Attempts
+    iteration: int = 0
+    result_nbytes: int | None = None  # known once the server has told the size instead of the result
+    pause: float = _FIRST_PAUSE
+    empty_400s: int = 0
+
+    async def once(self, roundtrip: float | None) -> _Found[T] | None:
+        """One poll: the result, or None when there is another poll to make (any pause is over by then)."""
+        request = self._request(roundtrip)
+        clock = self.poller.transport.clock
+        started = clock.monotonic()
+        self.iteration += 1
+        try:
+            if self.result_nbytes is None:
+                return await self._answered(request, started)
+            async with self.poller.result_nbytes.take(self.result_nbytes):
+                return await self._answered(request, started)
+        except APIError as error:
+            if isinstance(error, APIStatusError) and self._is_pending(error):
+                await self._pace(started)
+            else:
+                await clock.sleep(self.failures.next_delay(self._final(error)))
+            return None
+
+    def _request(self, roundtrip: float | None) -> Request[Any]:
+        request = api.retrieve_future(
+            models.FutureRetrieveRequest(request_id=self.request_id, allow_metadata_only=self.result_nbytes is None),
+            expected=self.expected.record,
+            x_tinker_request_iteration=self.iteration,
+            x_tinker_request_type=self.expected.request_type,
+            x_tinker_create_promise_roundtrip_time=roundtrip,
+        )
+        return attrs.evolve(request, accepts=(json.MEDIA_TYPE,)) if self.poller.json_results else request
+
+    async def _answered(self, request: Request[Any], started: float) -> _Found[T] | None:
+        transport = self.poller.transport
+        call = transport.prepare(request, Purpose.POLL)
+        answer = await transport.perform(call, request.operation)
+        self.failures.reset()
+        if answer.media_type == proto.MEDIA_TYPE:
+            return _Found(self._from_proto(call, answer))
+        status = _status(answer)
+        if status is not None and await self._not_yet(status, started):
+            return None
+        record = decode_json(answer, self.expected.record, call, request.operation)
+        try:
+            return _Found(self.expected.from_json(record))
+        except ValueError as error:
+            raise invalid_answer(call, answer, f"{self.future.operation}: {error}") from error
+
+    def _from_proto(self, call: Call, answer: Answer) -> T:
+        if self.expected.from_proto is None:
+            raise invalid_answer(call, answer, f"{self.future.operation}: a protobuf body where JSON is promised")
+        try:
+            return self.expected.from_proto(answer.content)
+        except proto.ProtoError as error:
+            raise invalid_answer(call, answer, f"{self.future.operation}: {error}") from error
+
+    async def _not_yet(self, status: models.FutureStatus, started: float) -> bool:
+        """Whether another poll is needed; raises when the request failed."""
+        if status.error is not None:
+            raise self._failed(status.error, status.category)
+        if status.status == _METADATA_ONLY:
+            self.result_nbytes = status.response_payload_size or 0
+            return True
+        if status.type == _TRY_AGAIN or status.status in _PENDING_STATUSES:
+            self._tell(status)
+            await self._pace(started)
+            return True
+        if status.status == "failed":
+            raise self._failed(status.detail, status.category)
+        return False
+
+    def _is_pending(self, error: APIStatusError) -> bool:
+        if error.status_code != PENDING_STATUS:
+            return False
+        self.failures.reset()
+        try:
+            self._tell(msgspec.convert(error.body, models.FutureStatus))
+        except msgspec.ValidationError:
+            pass  # the state is a courtesy; the status alone says that the request is pending
+        return True
+
+    def _final(self, error: APIError) -> APIError:
+        """The error to judge; raises at once when it means that the request failed."""
+        if isinstance(error, APIStatusError) and error.status_code in FAILED_STATUSES:
+            if error.body is None and self.empty_400s < _EMPTY_400_TRIES:
+                self.empty_400s += 1
+                error.response.headers["x-should-retry"] = "true"
+                return error
+            raise self._failed(_detail(error), None) from error
+        return error
+
+    def _failed(self, detail: object, category: str | None) -> RequestFailedError:
+        text = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
+        known = category if category in ("user", "server") else "unknown"
+        error = RequestFailedError(
+            f"{self.future.operation} failed on the server: {text} (request {self.request_id}, category {known})",
+            self.request_id,
+            known,
+        )
+        error.operation = self.future.operation
+        return error
+
+    def _tell(self, status: models.FutureStatus) -> None:
+        if status.queue_state is not None:
+            self.future.queue_state = status.queue_state
+            self.future.queue_state_reason = status.queue_state_reason
+
+    async def _pace(self, started: float) -> None:
+        clock = self.poller.transport.clock
+        if clock.monotonic() - started >= _QUICK_SECONDS:
+            self.pause = _FIRST_PAUSE
+            return
+        await clock.sleep(self.pause)
+        self.pause = min(2 * self.pause, _LONGEST_PAUSE)
+
+
+def _detail(error: APIStatusError) -> object:
+    """What the server says about a failure: ``detail`` or ``error`` of a JSON object, else the body as it is."""
+    try:
+        status = msgspec.convert(error.body, models.FutureStatus)
+    except msgspec.ValidationError:
+        return error.body or str(error)
+    return status.detail or status.error or error.body or str(error)
+
+
+def _status(answer: Answer) -> models.FutureStatus | None:
+    """What a small JSON answer says about the future; None when it is large or no object."""
+    if len(answer.content) > _STATUS_NBYTES:
+        return None
+    try:
+        return json.decode(answer.content, models.FutureStatus)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,246 @@
+"""Connections: by purpose, their number and time-outs, and the two engines below one seam.
+
+aiohttp carries the exchanges with a server; httpx carries those of an injected transport and of the server in this process.
+Nothing above this file knows which.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from collections.abc import AsyncIterator, Iterable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import attrs
+
+if TYPE_CHECKING:
+    import aiohttp
+    import httpx
+    from yarl import URL
+
+    from tinker._config import Config
+
+CONNECT_SECONDS = 10.0
+UPLOAD_PIECE = 1 << 20
+MAX_ANSWER_NBYTES = 2 << 30
+
+
+class Purpose(enum.Enum):
+    """What a connection is for: (connections at once, seconds without a byte before it counts as dead)."""
+
+    UPLOAD = (8, 120.0)
+    SAMPLE = (512, 60.0)
+    POLL = (1000, 45.0)  # servers hold a poll for up to 40 s
+    SESSION = (8, 60.0)
+    HEARTBEAT = (2, 10.0)
+
+    @property
+    def connections(self) -> int:
+        """Most connections at once; more exchanges wait for one."""
+        return self.value[0]
+
+    @property
+    def read_seconds(self) -> float:
+        """Longest silence of the server."""
+        return self.value[1]
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """One exchange to make. ``body`` is in pieces, which may be sent one by one. ``headers`` may hold secrets."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = attrs.field(repr=False)
+    body: tuple[bytes, ...] = attrs.field(default=(), repr=False)
+    purpose: Purpose = Purpose.SESSION
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the body."""
+        return sum(map(len, self.body))
+
+
+@attrs.frozen
+class Answer:
+    """What came back, read completely; header names are found in any case."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes = attrs.field(repr=False)
+
+    @property
+    def media_type(self) -> str:
+        """The media type without parameters, lower case."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def coalesced(pieces: Iterable[bytes | bytearray | memoryview]) -> list[bytes]:
+    """The pieces joined into few of about one MiB: one copy, and no system call for each small one."""
+    blocks: list[bytes] = []
+    gathered: list[bytes | bytearray | memoryview] = []
+    size = 0
+    for piece in pieces:
+        gathered.append(piece)
+        size += len(piece)
+        if size >= UPLOAD_PIECE:
+            blocks.append(b"".join(gathered))
+            gathered, size = [], 0
+    if gathered or not blocks:
+        blocks.append(b"".join(gathered))
+    return blocks
+
+
+class ExchangeFailed(Exception):
+    """No complete answer came. ``timed_out`` tells a time-out from a broken connection."""
+
+    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+
+
+class Exchange(Protocol):
+    """The seam: one call in, one answer out, ExchangeFailed when none comes. Redirects are answers."""
+
+    async def __call__(self, call: Call) -> Answer:
+        """Make the exchange."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        ...
+
+
+def open_exchange(config: Config, transport: httpx.AsyncBaseTransport | None = None) -> Exchange:
+    """The exchange for these settings; makes no connection yet. Call it anywhere, use it on the loop only."""
+    if transport is not None:
+        return HttpxExchange(transport)
+    if config.is_local:
+        return HttpxExchange(_local_transport(config))
+    return AiohttpExchange(config.proxy)
+
+
+def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
+    """The server of this process. Imported by name: the client never depends on it otherwise."""
+    import httpx
+
+    local = importlib.import_module("tinker.local")
+    app: Any = local.in_process_app(config.base_url, data_dir=config.local_dir)
+    return httpx.ASGITransport(app)
+
+
+class AiohttpExchange:
+    """One aiohttp session for each purpose, opened on first use."""
+
+    def __init__(self, proxy: str | None = None) -> None:
+        self._proxy = proxy
+        self._sessions: dict[Purpose, aiohttp.ClientSession] = {}
+
+    async def __call__(self, call: Call) -> Answer:
+        import aiohttp
+
+        session = self._sessions.get(call.purpose) or self._open(call.purpose)
+        try:
+            async with session.request(
+                call.method,
+                _url(call.url),
+                data=self._payload(call),
+                headers=call.headers,
+                allow_redirects=False,
+                proxy=self._proxy,
+            ) as response:
+                return Answer(response.status, cast("Mapping[str, str]", response.headers), await _read(response))
+        except TimeoutError as error:
+            raise ExchangeFailed(f"no answer within {call.purpose.read_seconds:g} s", timed_out=True) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise ExchangeFailed(f"{type(error).__name__}: {error}") from error
+
+    def _open(self, purpose: Purpose) -> aiohttp.ClientSession:
+        import aiohttp
+
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=min(purpose.connections, _spare_descriptors()), ttl_dns_cache=300),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=purpose.read_seconds),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=1 << 20,
+        )
+        self._sessions[purpose] = session
+        return session
+
+    def _payload(self, call: Call) -> bytes | AsyncIterator[bytes] | None:
+        if not call.body:
+            return None
+        return call.body[0] if len(call.body) == 1 and call.nbytes <= UPLOAD_PIECE else _pieces(call.body)
+
+    async def aclose(self) -> None:
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            await session.close()
+
+
+async def _pieces(body: tuple[bytes, ...]) -> AsyncIterator[bytes]:
+    for piece in body:
+        yield piece
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body. A length beyond the limit, announced or met (also by decompression), fails the exchange."""
+    if (response.content_length or 0) > MAX_ANSWER_NBYTES:
+        raise ValueError(f"the answer is larger than {MAX_ANSWER_NBYTES} bytes")
+    if response.content_length is not None and "Content-Encoding" not in response.headers:
+        return await response.read()
+    received = bytearray()
+    async for piece in response.content.iter_any():
+        received += piece
+        if len(received) > MAX_ANSWER_NBYTES:
+            raise ValueError(f"the answer is larger than {MAX_ANSWER_NBYTES} bytes")
+    return bytes(received)
+
+
+@lru_cache(maxsize=512)
+def _url(url: str) -> URL:
+    """Parsed once: a client asks few different URLs. Encoded already; `:` and `/` in ids stay as they are."""
+    from yarl import URL
+
+    return URL(url, encoded=True)
+
+
+@lru_cache(maxsize=1)
+def _spare_descriptors() -> int:
+    """Half of what the process may have open; two pools may be full at once."""
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return max(16, soft // 2 - 32)
+    except (ImportError, OSError, ValueError):
+        return 256
+
+
+class HttpxExchange:
+    """An httpx transport: one that was injected, or the ASGI application of this process."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+        self._transport = transport
+        self._client: httpx.AsyncClient | None = None
+
+    async def __call__(self, call: Call) -> Answer:
+        import httpx
+
+        if self._client is None:
+            self._client = httpx.AsyncClient(transport=self._transport, follow_redirects=False, trust_env=False)
+        timeout = httpx.Timeout(call.purpose.read_seconds, connect=CONNECT_SECONDS)
+        try:
+            response = await self._client.request(
+                call.method, call.url, headers=dict(call.headers), content=b"".join(call.body), timeout=timeout
+            )
+        except httpx.TimeoutException as error:
+            raise ExchangeFailed(f"no answer within {call.purpose.read_seconds:g} s", timed_out=True) from error
+        except httpx.HTTPError as error:
+            raise ExchangeFailed(f"{type(error).__name__}: {error}") from error
+        return Answer(response.status_code, response.headers, response.content)
+
+    async def aclose(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()

@@ -1,0 +1,50 @@
+"""The collaborators of one service client, wired into one frozen value. It has no methods: what to do is in the clients."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import attrs
+
+from tinker._clock import Clock
+from tinker._config import Config
+from tinker._loop import LoopThread, loop_thread
+from tinker._pools import open_exchange
+from tinker._session import Description, Session, shut_down
+from tinker._transport import Transport
+
+if TYPE_CHECKING:
+    import httpx
+
+
+@attrs.frozen(eq=False)
+class Runtime:
+    """Everything the clients of one session share."""
+
+    config: Config
+    clock: Clock
+    thread: LoopThread
+    transport: Transport
+    session: Session
+
+
+def open_runtime(
+    config: Config,
+    description: Description,
+    *,
+    transport: httpx.AsyncBaseTransport | None = None,
+    clock: Clock | None = None,
+) -> Runtime:
+    """Wire a runtime; no I/O. When the last client that holds it is gone, its heartbeat stops and its connections close."""
+    time = clock or Clock()
+    thread = loop_thread()
+    exchanges = Transport(config, time, open_exchange(config, transport))
+    session = Session(exchanges, thread, description)
+    runtime = Runtime(config, time, thread, exchanges, session)
+    weakref.finalize(runtime, _abandon, thread, exchanges, session).atexit = False
+    return runtime
+
+
+def _abandon(thread: LoopThread, transport: Transport, session: Session) -> None:
+    thread.call(lambda: thread.background(shut_down(transport, session.heartbeat), "abandoned session"))

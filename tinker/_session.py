@@ -1,0 +1,186 @@
+"""A session on the server: created by the first request that needs it, kept alive, ended once. It numbers its children.
+
+Used on the loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Mapping
+
+import attrs
+from tinker_wire import models
+from tinker_wire.api import service as api
+
+from tinker._limits import DISPATCH_SLOTS, THROTTLED_SLOTS, Budget, Limits, shared_cool_down
+from tinker._loop import LoopThread
+from tinker._polling import Poller
+from tinker._pools import Purpose
+from tinker._retry import ABSENT_STATUSES, GONE_STATUS, ONE_SHOT, START
+from tinker._transport import Transport
+from tinker._wire.negotiate import Negotiation
+from tinker.errors import APIError, APIStatusError, ClientClosedError
+
+logger = logging.getLogger("tinker")
+
+HEARTBEAT_SECONDS = 10.0
+# A session is lost when the server hears nothing for minutes; the user should know before.
+SILENCE_WARNING_SECONDS = 120.0
+
+
+@attrs.frozen(kw_only=True)
+class Started:
+    """What is known once the session exists."""
+
+    session_id: str
+    config: models.ClientConfigResponse
+    limits: Limits
+    poller: Poller
+    wire: Negotiation
+
+
+@attrs.frozen(kw_only=True)
+class Description:
+    """What the user says about the session."""
+
+    user_metadata: Mapping[str, object]
+    display_name: str | None = None
+
+
+class Session:
+    """The one session of a service client."""
+
+    def __init__(self, transport: Transport, thread: LoopThread, description: Description) -> None:
+        self._transport = transport
+        self._thread = thread
+        self._description = description
+        self._starting: asyncio.Task[Started] | None = None
+        self.heartbeat: asyncio.Task[None] | None = None
+        self._closed = False
+        self.model_numbers = itertools.count()
+        self.sampler_numbers = itertools.count()
+
+    async def started(self) -> Started:
+        """The session, created now if it was not. A failed creation is tried anew by the next caller."""
+        if self._closed:
+            raise ClientClosedError("ServiceClient is closed")
+        task = self._starting
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._starting = self._thread.task(self._start(), name="session start")
+        return await asyncio.shield(task)
+
+    @property
+    def session_id(self) -> str | None:
+        """The id, None before the session exists."""
+        task = self._starting
+        ready = task is not None and task.done() and not task.cancelled() and task.exception() is None
+        return task.result().session_id if task is not None and ready else None
+
+    async def _start(self) -> Started:
+        transport, settings = self._transport, self._transport.config
+        wire = Negotiation(settings.wire)
+        config = await self._client_config(wire)
+        created = await transport.send(
+            api.create_session(
+                models.CreateSessionRequest(
+                    tags=list(settings.tags),
+                    user_metadata=dict(self._description.user_metadata),
+                    sdk_version=settings.sdk_version,
+                    project_id=settings.project_id,
+                    display_name=self._description.display_name,
+                )
+            ),
+            START,
+        )
+        _log_messages(created)
+        self.heartbeat = self._thread.background(_keep_alive(transport, created.session_id), "session heartbeat")
+        return _assembled(created.session_id, config, wire, transport)
+
+    async def _client_config(self, wire: Negotiation) -> models.ClientConfigResponse:
+        body = models.ClientConfigRequest(sdk_version=self._transport.config.sdk_version)
+        try:
+            config = await self._transport.send(api.client_config(body), START)
+        except APIStatusError as error:
+            if error.status_code not in ABSENT_STATUSES:
+                raise
+            wire.config_answered(False)
+            return models.ClientConfigResponse()
+        wire.config_answered(True)
+        return config
+
+    async def close(self, reason: models.ClientSessionFinishReasonType, detail: str | None) -> None:
+        """End the session and close every connection; later requests are refused."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._starting is not None:
+            await self._finish(self._starting, reason, detail)
+        await shut_down(self._transport, self.heartbeat)
+
+    async def _finish(
+        self, starting: asyncio.Task[Started], reason: models.ClientSessionFinishReasonType, detail: str | None
+    ) -> None:
+        try:
+            started = await asyncio.shield(starting)
+            body = models.FinishSessionRequest(reason=models.ClientSessionFinishReason(type=reason), detail=detail)
+            await self._transport.send(api.finish_session(body, session_id=started.session_id), ONE_SHOT)
+        except APIError as error:
+            logger.debug("session finish: %s", error)  # it ends by itself when heartbeats stop
+
+
+async def shut_down(transport: Transport, heartbeat: asyncio.Task[None] | None) -> None:
+    """Stop the heartbeat and close the connections."""
+    if heartbeat is not None:
+        heartbeat.cancel()
+    await transport.exchange.aclose()
+
+
+def _assembled(session_id: str, config: models.ClientConfigResponse, wire: Negotiation, transport: Transport) -> Started:
+    settings, clock = transport.config, transport.clock
+    limits = Limits(
+        samples=Budget(config.sample_max_concurrent_requests),
+        dispatch=Budget(DISPATCH_SLOTS),
+        throttled_dispatch=Budget(THROTTLED_SLOTS),
+        prompt_nbytes=Budget(config.sample_dispatch_bytes_semaphore_size),
+        training_nbytes=Budget(config.fwdbwd_dispatch_bytes_semaphore_size),
+        result_nbytes=Budget(config.inflight_response_bytes_semaphore_size),
+        cool_down=shared_cool_down(settings.base_url, settings.api_key, clock),
+    )
+    poller = Poller(transport, limits.result_nbytes, json_results=settings.wire == "json")
+    return Started(session_id=session_id, config=config, limits=limits, poller=poller, wire=wire)
+
+
+def _log_messages(created: models.CreateSessionResponse) -> None:
+    messages = (
+        (logging.INFO, created.info_message),
+        (logging.WARNING, created.warning_message),
+        (logging.ERROR, created.error_message),
+    )
+    for level, message in messages:
+        if message:
+            logger.log(level, "%s", message)
+
+
+async def _keep_alive(transport: Transport, session_id: str) -> None:
+    """Beat until cancelled, or until the server says that the session is over or that it knows no heartbeats."""
+    clock = transport.clock
+    heard, warned = clock.monotonic(), False
+    while True:
+        await clock.sleep(HEARTBEAT_SECONDS)
+        try:
+            body = models.SessionHeartbeatRequest(session_id=session_id)
+            await transport.send(api.session_heartbeat(body), ONE_SHOT, Purpose.HEARTBEAT)
+            heard, warned = clock.monotonic(), False
+        except APIError as error:
+            if isinstance(error, APIStatusError) and _no_more_beats(error):
+                return
+            if not warned and clock.monotonic() - heard > SILENCE_WARNING_SECONDS:
+                warned = True
+                logger.warning("session %s: no heartbeat got through for two minutes: %s", session_id, error)
+
+
+def _no_more_beats(error: APIStatusError) -> bool:
+    absent = error.status_code in ABSENT_STATUSES and error.status_code != 404  # 404 may be one lost record
+    return error.status_code == GONE_STATUS or absent

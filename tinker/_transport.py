@@ -1,0 +1,176 @@
+"""One generated Request -> one exchange -> its typed value or a typed error. No retry: `_retry.run` is put around it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import urljoin, urlsplit
+
+import attrs
+import msgspec
+from tinker_wire.runtime import Binary, Request
+
+from tinker import errors
+from tinker._clock import Clock
+from tinker._config import Config
+from tinker._pools import UPLOAD_PIECE, Answer, Call, Exchange, ExchangeFailed, Purpose, coalesced
+from tinker._retry import Policy, run
+from tinker._wire import json
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+
+_KEY_HEADER = "X-API-Key"
+_MAX_REDIRECTS = 5
+_REPEATING_REDIRECTS = frozenset({307, 308})
+_GET_REDIRECTS = frozenset({301, 302, 303})
+_SECRET_HEADERS = frozenset(
+    {"x-api-key", "authorization", "proxy-authorization", "cf-access-client-secret", "x-tinker-weights-access-token"}
+)
+# An in-process server has no host; httpx wants one.
+_LOCAL_ORIGIN = "http://local"
+
+
+@attrs.frozen
+class Transport:
+    """Exchanges with one server under one credential."""
+
+    config: Config
+    clock: Clock
+    exchange: Exchange
+
+    async def send(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T:
+        """Make the exchange, retried as ``policy`` says, and decode its answer."""
+        call = self.prepare(request, purpose)
+        answer = await run(policy, lambda _: self.perform(call, request.operation), self.clock, what=request.operation)
+        return self.decode(request, call, answer)
+
+    def prepare(self, request: Request[Any], purpose: Purpose) -> Call:
+        """The call of a request, its body encoded; the same call serves every attempt, under one idempotency key."""
+        headers = {"Accept": ", ".join(request.accepts), **self.config.headers, **request.headers}
+        if self.config.api_key is not None:
+            headers[_KEY_HEADER] = self.config.api_key
+        if request.method != "GET":
+            headers["X-Idempotency-Key"] = str(uuid.uuid4())
+        body: tuple[bytes, ...] = ()
+        if isinstance(request.body, Binary):
+            body = tuple(coalesced(request.body.content))
+            headers["Content-Type"] = request.body.media_type
+        elif request.body is not None:
+            body = (json.encode(request.body),)
+            headers["Content-Type"] = json.MEDIA_TYPE
+        if len(body) > 1 or (body and len(body[0]) > UPLOAD_PIECE):
+            headers["Content-Length"] = str(sum(map(len, body)))
+        return Call(method=request.method, url=self._url(request), headers=headers, body=body, purpose=purpose)
+
+    def _url(self, request: Request[Any]) -> str:
+        base = _LOCAL_ORIGIN if self.config.is_local else self.config.base_url
+        return f"{base}{request.path}?{request.query}" if request.query else f"{base}{request.path}"
+
+    async def perform(self, call: Call, operation: str) -> Answer:
+        """One attempt: the answer when it is a success, else the APIError that it is."""
+        try:
+            answer = await self._following_redirects(call)
+        except ExchangeFailed as failure:
+            raise _noted(connection_error(call, failure), operation) from failure
+        if 200 <= answer.status < 300:
+            return answer
+        raise _noted(status_error(call, answer), operation)
+
+    async def _following_redirects(self, call: Call) -> Answer:
+        """Redirects to another origin lose every credential."""
+        answer = await self.exchange(call)
+        for _ in range(_MAX_REDIRECTS):
+            location = answer.headers.get("location")
+            follows = _REPEATING_REDIRECTS | _GET_REDIRECTS if call.method == "GET" else _REPEATING_REDIRECTS
+            if location is None or answer.status not in follows:
+                return answer
+            call = _redirected(call, urljoin(call.url, location))
+            answer = await self.exchange(call)
+        return answer
+
+    def decode(self, request: Request[T], call: Call, answer: Answer) -> T:
+        """The typed value of a JSON answer; None where the operation has no content."""
+        if request.reply is None:
+            return cast("T", None)
+        return decode_json(answer, request.reply, call, request.operation)
+
+
+def decode_json(answer: Answer, kind: type[T], call: Call, operation: str) -> T:
+    """A JSON answer as ``kind``; APIResponseValidationError saying what does not fit."""
+    try:
+        return json.decode(answer.content, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _noted(invalid_answer(call, answer, f"{operation}: {error}"), operation) from error
+
+
+def _noted(error: errors.APIError, operation: str) -> errors.APIError:
+    error.operation = operation
+    return error
+
+
+def _redirected(call: Call, url: str) -> Call:
+    here, there = urlsplit(call.url), urlsplit(url)
+    if (here.scheme, here.netloc) == (there.scheme, there.netloc):
+        return attrs.evolve(call, url=url)
+    return attrs.evolve(call, url=url, headers=_without_secrets(call.headers))
+
+
+def _without_secrets(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in _SECRET_HEADERS}
+
+
+def _shown_request(call: Call) -> httpx.Request:
+    """The request as errors show it: no body, no credentials."""
+    import httpx
+
+    headers = {name: value for name, value in _without_secrets(call.headers).items() if name != "Content-Length"}
+    return httpx.Request(call.method, call.url, headers=headers)
+
+
+def _shown_response(call: Call, answer: Answer) -> httpx.Response:
+    import httpx
+
+    hidden = {"content-encoding", "content-length", "transfer-encoding", "set-cookie"}
+    headers = {name: value for name, value in answer.headers.items() if name.lower() not in hidden}
+    return httpx.Response(answer.status, headers=headers, content=answer.content[:65536], request=_shown_request(call))
+
+
+def connection_error(call: Call, failure: ExchangeFailed) -> errors.APIConnectionError:
+    """The error of an exchange that brought no answer."""
+    where = f"{call.method} {call.url}"
+    if failure.timed_out:
+        return errors.APITimeoutError(_shown_request(call), f"Request timed out: {where}: {failure}.")
+    return errors.APIConnectionError(message=f"Connection error: {where}: {failure}.", request=_shown_request(call))
+
+
+def status_error(call: Call, answer: Answer) -> errors.APIStatusError:
+    """The error of an answer with an error status."""
+    body = parsed_body(answer)
+    text = f"Error code: {answer.status} - {body}" if body else f"Error code: {answer.status}"
+    kind = errors.status_error_type(answer.status)
+    return kind(text, response=_shown_response(call, answer), body=body)
+
+
+def invalid_answer(call: Call, answer: Answer, message: str) -> errors.APIResponseValidationError:
+    """The error of a success that does not fit the contract."""
+    return errors.APIResponseValidationError(
+        _shown_response(call, answer), parsed_body(answer), message=f"The server's answer does not fit: {message}"
+    )
+
+
+def parsed_body(answer: Answer) -> object:
+    """The JSON of an answer, else its text (None when empty, or when it is not text)."""
+    if not answer.content:
+        return None
+    try:
+        return cast("object", msgspec.json.decode(answer.content))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        return answer.content[:4096].decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,136 @@
+"""What the client can know to be wrong, refused on the user's line, before anything is sent or numbered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tinker.types.datum import Datum
+from tinker.types.model_input import ModelInput
+from tinker.types.paths import SCHEME
+from tinker.types.tensor_data import TensorData, dimensions
+
+_POLICY_INPUTS = frozenset(
+    {
+        "target_tokens",
+        "logprobs",
+        "advantages",
+        "weights",
+        "mask",
+        "clip_low_threshold",
+        "clip_high_threshold",
+        "sequence_ratio_mask",
+    }
+)
+# Inputs of the losses whose definition is public; a loss not named here may have any.
+LOSS_INPUTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "cross_entropy": (frozenset({"target_tokens"}), frozenset({"target_tokens", "weights"})),
+    **{
+        loss: (frozenset({"target_tokens", "logprobs", "advantages"}), _POLICY_INPUTS)
+        for loss in ("importance_sampling", "ppo", "cispo", "dro")
+    },
+}
+
+
+def check_data(data: Sequence[Datum], loss_fn: str) -> None:
+    """ValueError naming the datum index and the field; TypeError for something that is no Datum."""
+    if len(data) == 0:
+        raise ValueError("No data provided")
+    required, known = LOSS_INPUTS.get(loss_fn, (frozenset[str](), None))
+    for index, datum in enumerate(data):
+        if not isinstance(datum, Datum):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"data[{index}] must be a Datum, got {type(datum).__name__}")
+        names = datum.loss_fn_inputs.keys()
+        if not required <= names:
+            missing = ", ".join(sorted(required - names))
+            raise ValueError(f"data[{index}].loss_fn_inputs lacks {missing}, which {loss_fn} needs")
+        if known is not None and not names <= known:
+            unknown = ", ".join(sorted(names - known))
+            raise ValueError(f"data[{index}].loss_fn_inputs has {unknown}; {loss_fn} knows {', '.join(sorted(known))}")
+        _check_lengths(index, datum)
+
+
+def _check_lengths(index: int, datum: Datum) -> None:
+    length = input_length(datum.model_input)
+    if length == 0:
+        raise ValueError(f"data[{index}].model_input has no tokens")
+    for name, tensor in datum.loss_fn_inputs.items():
+        shape = dimensions(tensor)
+        if not shape:
+            continue
+        if length is not None and shape[0] != length:
+            raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has length {shape[0]}, model_input has {length} tokens")
+        if tensor.dtype == "float32" and np.isnan(tensor.values).any():
+            raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] holds NaN")
+        if name == "target_tokens" and tensor.dtype != "int64":
+            raise ValueError(f"data[{index}].loss_fn_inputs['target_tokens'] must be integers, got {tensor.dtype}")
+
+
+def input_length(model_input: ModelInput) -> int | None:
+    """Tokens of the input; None when an image does not say what it counts as."""
+    try:
+        return model_input.length
+    except ValueError:
+        return None
+
+
+def check_loss_config(config: Mapping[str, float | str] | None) -> None:
+    """TypeError unless every value is a number or text."""
+    for name, value in (config or {}).items():
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"loss_fn_config[{name!r}] must be a number or text, got {type(value).__name__}")
+
+
+def check_sample(
+    prompt: ModelInput,
+    num_samples: int,
+    *,
+    include_prompt_logprobs: bool,
+    topk_prompt_logprobs: int,
+    topk_sample_logprobs: int,
+    target_prompt_logprobs: TensorData | None,
+    prompt_alt_tokens_k: int,
+    prompt_logprobs_last_n: int | None,
+) -> None:
+    """ValueError or TypeError for arguments of ``sample`` that no server can answer."""
+    if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"prompt must be a ModelInput, got {type(prompt).__name__}")
+    if num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+    counts = {
+        "topk_prompt_logprobs": topk_prompt_logprobs,
+        "topk_sample_logprobs": topk_sample_logprobs,
+        "prompt_alt_tokens_k": prompt_alt_tokens_k,
+    }
+    for name, count in counts.items():
+        if count < 0:
+            raise ValueError(f"{name} must not be negative, got {count}")
+    if prompt_logprobs_last_n is not None:
+        if not include_prompt_logprobs:
+            raise ValueError("prompt_logprobs_last_n needs include_prompt_logprobs=True")
+        if prompt_logprobs_last_n < 1:
+            raise ValueError(f"prompt_logprobs_last_n must be at least 1, got {prompt_logprobs_last_n}")
+    if target_prompt_logprobs is not None:
+        _check_targets(prompt, target_prompt_logprobs)
+
+
+def _check_targets(prompt: ModelInput, targets: TensorData) -> None:
+    shape = dimensions(targets)
+    if targets.dtype != "int64" or len(shape) != 2:
+        raise ValueError("target_prompt_logprobs must be an int64 tensor of shape [len(prompt) - 1, K]")
+    length = input_length(prompt)
+    if length is not None and shape[0] != length - 1:
+        raise ValueError(f"target_prompt_logprobs must have {length - 1} rows, one less than the prompt, got {shape[0]}")
+
+
+def check_name(name: str) -> None:
+    """ValueError for a checkpoint name that cannot be one part of a path."""
+    if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"a checkpoint name must be text without '/', got {name!r}")
+
+
+def check_model_path(path: str) -> None:
+    """ValueError unless the path has a scheme; which schemes exist is the server's business."""
+    if "://" not in path:
+        raise ValueError(f"model_path must be a checkpoint path such as {SCHEME}<run>/sampler_weights/<name>, got {path!r}")

@@ -1,0 +1,211 @@
+"""JSON bodies: the generated records and the public, array-backed types, in both directions.
+
+Arrays are written as pre-encoded fragments. NaN and infinity have no JSON form; they are refused here, naming the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from tinker_wire import models
+
+from tinker.types.datum import Datum
+from tinker.types.model_input import (
+    DmelChunk,
+    EncodedTextChunk,
+    ImageAssetPointerChunk,
+    ImageChunk,
+    ModelInput,
+    ModelInputChunk,
+)
+from tinker.types.results import (
+    EMPTY_LOGPROB,
+    EMPTY_TOKEN_ID,
+    ForwardBackwardOutput,
+    SampledSequence,
+    SampleResponse,
+    TopkLogprobs,
+    TopkRow,
+)
+from tinker.types.tensor_data import TensorData, dimensions
+
+T = TypeVar("T")
+MEDIA_TYPE = "application/json"
+
+
+def _fragment(value: object) -> msgspec.Raw:
+    """An array as JSON numbers. float32 goes through Python floats, which keeps every bit."""
+    if isinstance(value, np.ndarray):
+        array = cast("NDArray[Any]", value)
+        return msgspec.Raw(msgspec.json.encode(array.reshape(-1).tolist()))
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_fragment)
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def encode(value: object) -> bytes:
+    """A generated record as JSON: defaults are sent, None is omitted."""
+    return _encoder.encode(value)
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """JSON as a generated record; msgspec.DecodeError (a ValueError) when it does not fit. Unknown fields are ignored."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind, strict=True)
+    return cast("T", decoder.decode(body))
+
+
+# ------------------------------------------------------------------------------------------------------------ public -> wire
+
+
+def wire_model_input(value: ModelInput) -> models.ModelInput:
+    """The record of a model input."""
+    return models.ModelInput(chunks=[_wire_chunk(chunk) for chunk in value.chunks])
+
+
+def _wire_chunk(chunk: ModelInputChunk) -> models.ModelInputChunk:
+    if isinstance(chunk, EncodedTextChunk):
+        return models.EncodedTextChunk(tokens=cast("list[int]", chunk.tokens))
+    if isinstance(chunk, ImageChunk):
+        return models.ImageChunk(data=chunk.data, format=chunk.format, expected_tokens=chunk.expected_tokens)
+    if isinstance(chunk, ImageAssetPointerChunk):
+        return models.ImageAssetPointerChunk(
+            format=chunk.format, location=chunk.location, expected_tokens=chunk.expected_tokens
+        )
+    return models.DmelChunk(dmel=chunk.dmel)
+
+
+def wire_tensor(tensor: TensorData, what: str = "tensor") -> models.TensorData:
+    """The record of a tensor, its values still an array. ValueError naming ``what`` for NaN and infinity."""
+    values = tensor.values
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise ValueError(f"{what} holds NaN or infinity, which JSON cannot carry")
+    return models.TensorData(
+        data=cast("list[float]", values),
+        dtype=tensor.dtype,
+        shape=dimensions(tensor),
+        sparse_crow_indices=tensor.sparse_crow_indices,
+        sparse_col_indices=tensor.sparse_col_indices,
+    )
+
+
+def wire_data(data: Sequence[Datum]) -> list[models.Datum]:
+    """The records of datums; ValueError naming the datum index and field for values JSON cannot carry."""
+    return [
+        models.Datum(
+            loss_fn_inputs={
+                name: wire_tensor(tensor, f"datum {index}: loss_fn_inputs[{name!r}]")
+                for name, tensor in datum.loss_fn_inputs.items()
+            },
+            model_input=wire_model_input(datum.model_input),
+        )
+        for index, datum in enumerate(data)
+    ]
+
+
+def wire_loss_output(output: ForwardBackwardOutput) -> models.ForwardBackwardOutput:
+    """The record of a loss output."""
+    return models.ForwardBackwardOutput(
+        loss_fn_output_type=output.loss_fn_output_type,
+        loss_fn_outputs=[
+            {name: wire_tensor(tensor, name) for name, tensor in fields.items()} for fields in output.loss_fn_outputs
+        ],
+        metrics=output.metrics,
+    )
+
+
+def wire_sample(response: SampleResponse) -> models.SampleResponse:
+    """The record of a sample response."""
+    return models.SampleResponse(
+        sequences=[
+            models.SampledSequence(
+                stop_reason=sequence.stop_reason,
+                tokens=sequence.tokens,
+                logprobs=sequence.logprobs,
+                topk_logprobs=sequence.topk_logprobs,
+            )
+            for sequence in response.sequences
+        ],
+        prompt_logprobs=response.prompt_logprobs,
+        topk_prompt_logprobs=response.topk_prompt_logprobs,
+        prompt_cache_hit_tokens=response.prompt_cache_hit_tokens,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ wire -> public
+
+
+def public_model_input(value: models.ModelInput) -> ModelInput:
+    """The public form of a model input."""
+    return ModelInput(chunks=[_public_chunk(chunk) for chunk in value.chunks])
+
+
+def _public_chunk(chunk: models.ModelInputChunk) -> ModelInputChunk:
+    if isinstance(chunk, models.EncodedTextChunk):
+        return EncodedTextChunk(tokens=chunk.tokens)
+    if isinstance(chunk, models.ImageChunk):
+        return ImageChunk(data=chunk.data, format=chunk.format, expected_tokens=chunk.expected_tokens)
+    if isinstance(chunk, models.ImageAssetPointerChunk):
+        return ImageAssetPointerChunk(format=chunk.format, location=chunk.location, expected_tokens=chunk.expected_tokens)
+    return DmelChunk(dmel=chunk.dmel)
+
+
+def public_tensor(tensor: models.TensorData) -> TensorData:
+    """The public form of a tensor; ValueError when values and shape disagree."""
+    return TensorData(tensor.data, tensor.dtype, tensor.shape, tensor.sparse_crow_indices, tensor.sparse_col_indices)
+
+
+def public_datum(datum: models.Datum) -> Datum:
+    """The public form of a datum."""
+    inputs = {name: public_tensor(tensor) for name, tensor in datum.loss_fn_inputs.items()}
+    return Datum(public_model_input(datum.model_input), inputs)
+
+
+def public_loss_output(output: models.ForwardBackwardOutput) -> ForwardBackwardOutput:
+    """The public form of a loss output."""
+    return ForwardBackwardOutput(
+        output.loss_fn_output_type,
+        [{name: public_tensor(tensor) for name, tensor in fields.items()} for fields in output.loss_fn_outputs],
+        dict(output.metrics),
+    )
+
+
+def public_sample(response: models.SampleResponse, sequence_ids: Sequence[str] = ()) -> SampleResponse:
+    """The public form of a sample response; ``sequence_ids`` come from the submit answer and may be missing."""
+    sequences = [
+        SampledSequence(
+            stop_reason=sequence.stop_reason,
+            sequence_id=sequence_ids[index] if index < len(sequence_ids) else sequence.sequence_id,
+            tokens=sequence.tokens,
+            logprobs=sequence.logprobs,
+            topk_logprobs_np=_topk_table(sequence.topk_logprobs),
+        )
+        for index, sequence in enumerate(response.sequences)
+    ]
+    prompt = response.prompt_logprobs
+    return SampleResponse(
+        sequences=sequences,
+        prompt_logprobs_np=None if prompt is None else np.asarray(prompt, np.float32),
+        topk_prompt_logprobs_np=_topk_table(response.topk_prompt_logprobs),
+        prompt_cache_hit_tokens=response.prompt_cache_hit_tokens or 0,
+    )
+
+
+def _topk_table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
+    if rows is None:
+        return None
+    k = max((len(row) for row in rows if row), default=0)
+    ids = np.full((len(rows), k), EMPTY_TOKEN_ID, np.int32)
+    logprobs = np.full((len(rows), k), EMPTY_LOGPROB, np.float32)
+    for index, row in enumerate(rows):
+        for column, (token, logprob) in enumerate(row or ()):
+            ids[index, column] = token
+            logprobs[index, column] = logprob
+    return TopkLogprobs(ids, logprobs)

@@ -1,0 +1,721 @@
+"""The protobuf messages of package ``tinker_public``, written from and read into the memory of arrays.
+
+Encoders return parts: small headers and views of the caller's arrays, never joined here. Decoders return arrays that view one
+private copy of the message. Field order inside a message is free in protobuf; arrays come last so that headers stay together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from tinker.types._arrays import NumericArray
+from tinker.types.datum import Datum, PromptProvenanceSpan, ProvenanceSpan, SampledProvenanceSpan
+from tinker.types.model_input import DmelChunk, EncodedTextChunk, ImageChunk, ModelInput, ModelInputChunk
+from tinker.types.results import (
+    ForwardBackwardOutput,
+    LossFnOutput,
+    PromptAltTokens,
+    SampledSequence,
+    SampleResponse,
+    TopkLogprobs,
+)
+from tinker.types.tensor_data import TensorData, dimensions
+
+Part: TypeAlias = bytes | memoryview
+MEDIA_TYPE = "application/x-protobuf"
+
+_FLOAT32, _INT64, _INT32, _BFLOAT16 = 1, 2, 3, 4  # enum DType; 0 is unspecified
+_DTYPE_OF = {"float32": _FLOAT32, "int64": _INT64}
+_ITEMSIZE = {_FLOAT32: 4, _INT64: 8, _INT32: 4, _BFLOAT16: 2}
+_STOP, _LENGTH = 0, 1  # enum StopReason
+_VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5  # wire types
+
+
+class ProtoError(ValueError):
+    """The bytes are not the message they should be."""
+
+
+@attrs.frozen(kw_only=True)
+class ForwardBackwardCall:
+    """A decoded ``ForwardBackwardRequest``."""
+
+    model_id: str
+    seq_id: int
+    data: list[Datum]
+    loss_fn: str
+    loss_fn_config: dict[str, float | str]
+    forward_only: bool
+
+
+# ---------------------------------------------------------------------------------------------------------------- writing
+
+
+def _varint(value: int) -> bytes:
+    if value < 0:
+        value += 1 << 64  # negative int32 and int64 travel as ten-byte two's complement
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _key(field: int, wire_type: int) -> bytes:
+    return _varint(field << 3 | wire_type)
+
+
+def _int(field: int, value: int) -> bytes:
+    return _key(field, _VARINT) + _varint(value) if value else b""
+
+
+def _blob(field: int, value: bytes) -> bytes:
+    return _key(field, _LEN) + _varint(len(value)) + value
+
+
+def _text(field: int, value: str) -> bytes:
+    return _blob(field, value.encode()) if value else b""
+
+
+def _double(field: int, value: float) -> bytes:
+    return _key(field, _I64) + struct.pack("<d", value)
+
+
+def _view(array: NDArray[Any]) -> memoryview:
+    """The array's bytes, little-endian and contiguous, without a copy where it is so already."""
+    little = array if array.dtype.byteorder in "<=|" else array.astype(array.dtype.newbyteorder("<"))
+    return np.ascontiguousarray(little).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+
+
+class _Message:
+    """Parts of one message and their total length; nested messages are added with their header in front."""
+
+    __slots__ = ("nbytes", "parts")
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.nbytes = 0
+
+    def raw(self, part: Part) -> None:
+        if part:
+            self.parts.append(part)
+            self.nbytes += len(part)
+
+    def array(self, field: int, values: NDArray[Any]) -> None:
+        view = _view(values)
+        self.raw(_key(field, _LEN) + _varint(len(view)))
+        self.raw(view)
+
+    def nested(self, field: int, message: _Message) -> None:
+        self.raw(_key(field, _LEN) + _varint(message.nbytes))
+        self.parts += message.parts
+        self.nbytes += message.nbytes
+
+
+def encode_forward_backward(
+    model_id: str,
+    seq_id: int,
+    data: Sequence[Datum],
+    loss_fn: str,
+    loss_fn_config: Mapping[str, float | str] | None = None,
+    *,
+    forward_only: bool = False,
+) -> list[Part]:
+    """The parts of a ``ForwardBackwardRequest``; the arrays are viewed, not copied."""
+    return forward_backward_head(model_id, seq_id, loss_fn, loss_fn_config, forward_only=forward_only) + encode_data(data)
+
+
+def forward_backward_head(
+    model_id: str, seq_id: int, loss_fn: str, config: Mapping[str, float | str] | None, *, forward_only: bool
+) -> list[Part]:
+    """Every field but the data. Numbers of the config are written to both maps, text to the newer one only."""
+    head = [_text(1, model_id), _int(2, seq_id), _text(4, loss_fn), _int(6, forward_only)]
+    for name, value in (config or {}).items():
+        key = _text(1, name)
+        if isinstance(value, str):
+            head.append(_blob(7, key + _blob(2, _blob(2, value.encode()))))
+        else:
+            head.append(_blob(5, key + _double(2, value)))
+            head.append(_blob(7, key + _blob(2, _double(1, value))))
+    return [b"".join(head)]
+
+
+def encode_data(data: Sequence[Datum]) -> list[Part]:
+    """The repeated field ``data``; needs no number, so it can be made before the request's turn."""
+    message = _Message()
+    for index, datum in enumerate(data):
+        try:
+            message.nested(3, _datum(datum))
+        except ValueError as error:
+            raise ValueError(f"datum {index}: {error}") from error
+    return message.parts
+
+
+def _datum(datum: Datum) -> _Message:
+    message = _Message()
+    for chunk in datum.model_input.chunks:
+        message.nested(1, _chunk(chunk))
+    for name, tensor in datum.loss_fn_inputs.items():
+        entry = _Message()
+        entry.raw(_text(1, name))
+        entry.nested(2, _tensor(tensor))
+        message.nested(2, entry)
+    for field, spans in ((3, datum.model_input_spans), (4, datum.loss_fn_input_spans)):
+        for span in spans or ():
+            message.raw(_blob(field, _span(span)))
+    return message
+
+
+def _chunk(chunk: ModelInputChunk) -> _Message:
+    message, inner = _Message(), _Message()
+    if isinstance(chunk, EncodedTextChunk):
+        inner.array(1, chunk.array)
+        message.nested(1, inner)
+    elif isinstance(chunk, ImageChunk):
+        inner.raw(_text(2, chunk.format))
+        if chunk.expected_tokens is not None:
+            inner.raw(_key(3, _VARINT) + _varint(chunk.expected_tokens))
+        inner.raw(_blob(1, chunk.data))
+        message.nested(2, inner)
+    elif isinstance(chunk, DmelChunk):
+        inner.raw(_blob(1, chunk.dmel))
+        message.nested(3, inner)
+    else:
+        raise ValueError("an ImageAssetPointerChunk cannot be trained on over protobuf; send the image as an ImageChunk")
+    return message
+
+
+def _tensor(tensor: TensorData) -> _Message:
+    message = _Message()
+    message.raw(_int(3, _DTYPE_OF[tensor.dtype]))
+    message.raw(_blob(4, b"".join(map(_varint, dimensions(tensor)))))
+    if tensor.sparse_crow_indices is None:
+        message.array(1, tensor.values)
+    else:
+        sparse = _Message()
+        sparse.array(1, tensor.values)
+        sparse.array(2, np.asarray(tensor.sparse_crow_indices, np.int64))
+        sparse.array(3, np.asarray(tensor.sparse_col_indices, np.int64))
+        message.nested(2, sparse)
+    return message
+
+
+def _span(span: ProvenanceSpan) -> bytes:
+    body = _text(1, span.sequence_id) + _int(2, span.offset) + _int(3, span.length)
+    return _blob(1 if isinstance(span, PromptProvenanceSpan) else 2, body)
+
+
+def encode_loss_output(output: ForwardBackwardOutput) -> bytes:
+    """A ``ForwardBackwardOutput``: one record for each run of datums that have the same fields, dtypes and inner shapes."""
+    message = _Message()
+    message.raw(_text(1, output.loss_fn_output_type))
+    for run in _runs(output.loss_fn_outputs):
+        message.nested(2, _record(output.loss_fn_output_type, run))
+    for name, value in output.metrics.items():
+        message.raw(_blob(3, _text(1, name) + _double(2, value)))
+    return b"".join(message.parts)
+
+
+def _layout(output: LossFnOutput) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [(name, tensor.dtype, tuple(dimensions(tensor)[1:])) for name, tensor in output.items()]
+
+
+def _runs(outputs: Sequence[LossFnOutput]) -> Iterator[list[LossFnOutput]]:
+    run: list[LossFnOutput] = []
+    for output in outputs:
+        if run and _layout(output) != _layout(run[0]):
+            yield run
+            run = []
+        run.append(output)
+    if run:
+        yield run
+
+
+def _record(type_tag: str, run: Sequence[LossFnOutput]) -> _Message:
+    message = _Message()
+    message.raw(_text(1, type_tag.rpartition(":")[2]) + _int(3, len(run)))
+    for name, first in run[0].items():
+        arrays = [np.atleast_1d(output[name].to_numpy()) for output in run]
+        batched = _Message()
+        batched.raw(_int(3, _DTYPE_OF[first.dtype]))
+        batched.raw(_blob(4, b"".join(map(_varint, arrays[0].shape[1:]))) if arrays[0].ndim > 1 else b"")
+        batched.array(2, np.cumsum([0, *(array.nbytes for array in arrays)], dtype=np.int64))
+        batched.raw(_key(1, _LEN) + _varint(sum(array.nbytes for array in arrays)))
+        for array in arrays:
+            batched.raw(_view(array))
+        entry = _Message()
+        entry.raw(_text(1, name))
+        entry.nested(2, batched)
+        message.nested(2, entry)
+    return message
+
+
+def encode_sample(response: SampleResponse) -> bytes:
+    """A ``SampleResponse``; NaN prompt logprobs stand for None."""
+    message = _Message()
+    for sequence in response.sequences:
+        message.nested(1, _sequence(sequence))
+    if response.prompt_logprobs_np is not None:
+        message.array(2, response.prompt_logprobs_np)
+    if response.topk_prompt_logprobs_np is not None:
+        message.nested(3, _topk(response.topk_prompt_logprobs_np))
+    message.raw(_int(4, response.prompt_cache_hit_tokens))
+    if response.target_prompt_logprobs is not None:
+        message.nested(5, _tensor(response.target_prompt_logprobs))
+    if response.prompt_alt_tokens is not None:
+        alternatives = _Message()
+        alternatives.nested(1, _tensor(response.prompt_alt_tokens.tokens))
+        alternatives.nested(2, _tensor(response.prompt_alt_tokens.logprobs))
+        message.nested(6, alternatives)
+    return b"".join(message.parts)
+
+
+def _sequence(sequence: SampledSequence) -> _Message:
+    message = _Message()
+    message.raw(_int(1, _LENGTH if sequence.stop_reason == "length" else _STOP))
+    message.array(2, sequence.tokens_np)
+    if sequence.logprobs_np is not None:
+        message.array(3, sequence.logprobs_np)
+    if sequence.topk_logprobs_np is not None:
+        message.nested(4, _topk(sequence.topk_logprobs_np))
+    return message
+
+
+def _topk(table: TopkLogprobs) -> _Message:
+    message = _Message()
+    length, k = table.token_ids.shape
+    message.raw(_int(3, k) + _int(4, length))
+    message.array(1, table.token_ids)
+    message.array(2, table.logprobs)
+    return message
+
+
+# ---------------------------------------------------------------------------------------------------------------- reading
+
+
+class _Reader:
+    """The fields of one message between two offsets of a buffer. Every length is checked against the message's end."""
+
+    __slots__ = ("_buffer", "_end", "_start")
+
+    def __init__(self, buffer: bytearray, start: int = 0, end: int | None = None) -> None:
+        self._buffer = buffer
+        self._start = start
+        self._end = len(buffer) if end is None else end
+
+    def _read_varint(self, at: int) -> tuple[int, int]:
+        buffer, end = self._buffer, self._end
+        value = shift = 0
+        while at < end:
+            byte = buffer[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value & 0xFFFFFFFFFFFFFFFF, at
+            shift += 7
+            if shift > 63:
+                break
+        raise ProtoError("truncated or overlong number")
+
+    def fields(self) -> Iterator[tuple[int, int, int, int]]:
+        """(field number, wire type, value or start, end) of each field in order."""
+        at = self._start
+        while at < self._end:
+            key, at = self._read_varint(at)
+            field, wire_type = key >> 3, key & 7
+            if field == 0:
+                raise ProtoError("field number 0")
+            if wire_type == _LEN:
+                length, at = self._read_varint(at)
+                stop = at + length
+                value = at
+            elif wire_type == _VARINT:
+                value, stop = self._read_varint(at)
+            elif wire_type in (_I64, _I32):
+                value, stop = at, at + (8 if wire_type == _I64 else 4)
+            else:
+                raise ProtoError(f"unsupported wire type {wire_type}")
+            if stop > self._end:
+                raise ProtoError("a field reaches beyond its message")
+            yield field, wire_type, value, stop
+            at = stop
+
+    def nested(self, start: int, end: int) -> _Reader:
+        return _Reader(self._buffer, start, end)
+
+    def raw(self, start: int, end: int) -> bytes:
+        return bytes(memoryview(self._buffer)[start:end])
+
+    def text(self, start: int, end: int) -> str:
+        try:
+            return self.raw(start, end).decode()
+        except UnicodeDecodeError as error:
+            raise ProtoError("text is not UTF-8") from error
+
+    def double(self, start: int) -> float:
+        value: float = struct.unpack_from("<d", self._buffer, start)[0]
+        return value
+
+    def array(self, start: int, end: int, dtype: str) -> NDArray[Any]:
+        itemsize = int(dtype[2:])
+        if (end - start) % itemsize:
+            raise ProtoError(f"{end - start} bytes are no whole number of {dtype} values")
+        return np.frombuffer(self._buffer, dtype, (end - start) // itemsize, start)
+
+    def integers(self, wire_type: int, value: int, end: int) -> list[int]:
+        """A repeated int64, packed or not."""
+        if wire_type == _VARINT:
+            return [_signed(value)]
+        numbers: list[int] = []
+        at = value
+        while at < end:
+            number, at = self._read_varint(at)
+            numbers.append(_signed(number))
+        return numbers
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _expect(condition: bool, what: str) -> None:
+    if not condition:
+        raise ProtoError(what)
+
+
+def _values(reader: _Reader, start: int, end: int, dtype: int) -> NumericArray:
+    """Values of a tensor field in the two dtypes users see: bfloat16 widens to float32, int32 to int64."""
+    if dtype == _FLOAT32:
+        return reader.array(start, end, "<f4")
+    if dtype == _INT64:
+        return reader.array(start, end, "<i8")
+    if dtype == _INT32:
+        return cast("NumericArray", reader.array(start, end, "<i4").astype(np.int64))
+    if dtype == _BFLOAT16:
+        return cast("NumericArray", (reader.array(start, end, "<u2").astype(np.uint32) << 16).view(np.float32))
+    raise ProtoError(f"unknown tensor dtype {dtype}")
+
+
+def _map_entry(reader: _Reader) -> tuple[str, int, int, int]:
+    """Key of a map entry, and the wire type, start and end of its value (an absent value is empty)."""
+    name, value = "", (_LEN, 0, 0)
+    for field, wire_type, start, end in reader.fields():
+        if field == 1 and wire_type == _LEN:
+            name = reader.text(start, end)
+        elif field == 2:
+            value = (wire_type, start, end)
+    return name, *value
+
+
+def decode_forward_backward(body: bytes) -> ForwardBackwardCall:
+    """Read a ``ForwardBackwardRequest``. ProtoError when the bytes are not one."""
+    reader = _Reader(bytearray(body))
+    texts = {1: "", 4: ""}
+    numbers = {2: 0, 6: 0}
+    data: list[Datum] = []
+    old: dict[str, float | str] = {}
+    new: dict[str, float | str] = {}
+    for field, wire_type, start, end in reader.fields():
+        if field in texts and wire_type == _LEN:
+            texts[field] = reader.text(start, end)
+        elif field in numbers and wire_type == _VARINT:
+            numbers[field] = _signed(start)
+        elif field == 3 and wire_type == _LEN:
+            data.append(_read_datum(reader.nested(start, end)))
+        elif field == 5 and wire_type == _LEN:
+            name, kind, at, _ = _map_entry(reader.nested(start, end))
+            old[name] = reader.double(at) if kind == _I64 else 0.0
+        elif field == 7 and wire_type == _LEN:
+            name, _, at, stop = _map_entry(reader.nested(start, end))
+            new[name] = _read_config_value(reader.nested(at, stop))
+    return ForwardBackwardCall(
+        model_id=texts[1],
+        seq_id=numbers[2],
+        data=data,
+        loss_fn=texts[4],
+        loss_fn_config={**old, **new},
+        forward_only=bool(numbers[6]),
+    )
+
+
+def _read_config_value(reader: _Reader) -> float | str:
+    value: float | str = 0.0
+    for field, wire_type, start, end in reader.fields():
+        if field == 1 and wire_type == _I64:
+            value = reader.double(start)
+        elif field == 2 and wire_type == _LEN:
+            value = reader.text(start, end)
+    return value
+
+
+def _read_datum(reader: _Reader) -> Datum:
+    chunks: list[ModelInputChunk] = []
+    inputs: dict[str, TensorData] = {}
+    spans: dict[int, list[ProvenanceSpan]] = {3: [], 4: []}
+    for field, wire_type, start, end in reader.fields():
+        if wire_type != _LEN:
+            continue
+        if field == 1:
+            chunks.append(_read_chunk(reader.nested(start, end)))
+        elif field == 2:
+            name, _, at, stop = _map_entry(reader.nested(start, end))
+            inputs[name] = _read_tensor(reader.nested(at, stop))
+        elif field in spans:
+            spans[field].append(_read_span(reader.nested(start, end)))
+    paired = bool(spans[3] or spans[4])
+    return Datum(
+        ModelInput(chunks=chunks),
+        inputs,
+        model_input_spans=spans[3] if paired else None,
+        loss_fn_input_spans=spans[4] if paired else None,
+    )
+
+
+def _read_chunk(reader: _Reader) -> ModelInputChunk:
+    for kind, wire_type, start, end in reader.fields():
+        if wire_type != _LEN:
+            continue
+        inner = reader.nested(start, end)
+        if kind == 1:
+            return EncodedTextChunk(tokens=_only_bytes(inner, "<i4"))
+        if kind == 2:
+            return _read_image(inner)
+        if kind == 3:
+            return DmelChunk(dmel=_only_bytes(inner, "|u1").tobytes())
+    raise ProtoError("a chunk of no known kind")
+
+
+def _only_bytes(reader: _Reader, dtype: str) -> NDArray[Any]:
+    found: NDArray[Any] = np.empty(0, dtype)
+    for field, wire_type, start, end in reader.fields():
+        if field == 1 and wire_type == _LEN:
+            found = reader.array(start, end, dtype)
+    return found
+
+
+def _read_image(reader: _Reader) -> ImageChunk:
+    data, image_format, expected = b"", "", None
+    for field, wire_type, start, end in reader.fields():
+        if field == 1 and wire_type == _LEN:
+            data = reader.raw(start, end)
+        elif field == 2 and wire_type == _LEN:
+            image_format = reader.text(start, end)
+        elif field == 3 and wire_type == _VARINT:
+            expected = _signed(start)
+    return ImageChunk(data=data, format=cast("Any", image_format), expected_tokens=expected)
+
+
+def _read_span(reader: _Reader) -> ProvenanceSpan:
+    for kind, wire_type, start, end in reader.fields():
+        if wire_type != _LEN or kind not in (1, 2):
+            continue
+        inner, name, numbers = reader.nested(start, end), "", {2: 0, 3: 0}
+        for field, inner_type, at, stop in inner.fields():
+            if field == 1 and inner_type == _LEN:
+                name = inner.text(at, stop)
+            elif field in numbers and inner_type == _VARINT:
+                numbers[field] = _signed(at)
+        make = PromptProvenanceSpan if kind == 1 else SampledProvenanceSpan
+        try:
+            return make(sequence_id=name, offset=numbers[2], length=numbers[3])
+        except ValueError as error:
+            raise ProtoError(str(error)) from error
+    raise ProtoError("a provenance span of no known kind")
+
+
+def _read_tensor(reader: _Reader) -> TensorData:
+    dtype, shape = 0, list[int]()
+    dense: tuple[int, int] | None = None
+    sparse: tuple[int, int] | None = None
+    for field, wire_type, start, end in reader.fields():
+        if field == 1 and wire_type == _LEN:
+            dense = (start, end)
+        elif field == 2 and wire_type == _LEN:
+            sparse = (start, end)
+        elif field == 3 and wire_type == _VARINT:
+            dtype = start
+        elif field == 4:
+            shape += reader.integers(wire_type, start, end)
+    try:
+        if sparse is not None:
+            return _read_csr(reader.nested(*sparse), dtype, shape)
+        values = _values(reader, *(dense or (0, 0)), dtype)
+        return _tensor_data(values.reshape(_shape(shape, values.size)))
+    except ValueError as error:
+        raise error if isinstance(error, ProtoError) else ProtoError(f"bad tensor: {error}") from error
+
+
+def _shape(shape: Sequence[int], size: int) -> tuple[int, ...]:
+    """The declared shape when it fits; no shape at all means one dimension (a scalar has one value and no dimensions)."""
+    if not shape:
+        return (size,) if size != 1 else ()
+    _expect(all(dimension >= 0 for dimension in shape), "negative dimension")
+    return tuple(shape)
+
+
+def _tensor_data(array: NDArray[Any]) -> TensorData:
+    dtype = "float32" if array.dtype.kind == "f" else "int64"
+    return TensorData(array, cast("Any", dtype), array.shape)
+
+
+def _read_csr(reader: _Reader, dtype: int, shape: Sequence[int]) -> TensorData:
+    ranges = {1: (0, 0), 2: (0, 0), 3: (0, 0)}
+    for field, wire_type, start, end in reader.fields():
+        if field in ranges and wire_type == _LEN:
+            ranges[field] = (start, end)
+    values = _values(reader, *ranges[1], dtype)
+    crow, col = (reader.array(*ranges[field], "<i8").tolist() for field in (2, 3))
+    return TensorData(values, "float32" if values.dtype.kind == "f" else "int64", shape, crow, col)
+
+
+def decode_loss_output(body: bytes) -> ForwardBackwardOutput:
+    """Read a ``ForwardBackwardOutput``; the arrays view one copy of ``body`` and are writable."""
+    reader = _Reader(bytearray(body))
+    output_type = ""
+    outputs: list[LossFnOutput] = []
+    metrics: dict[str, float] = {}
+    for field, wire_type, start, end in reader.fields():
+        if wire_type != _LEN:
+            continue
+        if field == 1:
+            output_type = reader.text(start, end)
+        elif field == 2:
+            outputs += _read_record(reader.nested(start, end))
+        elif field == 3:
+            name, kind, at, _ = _map_entry(reader.nested(start, end))
+            metrics[name] = reader.double(at) if kind == _I64 else 0.0
+    return ForwardBackwardOutput(output_type.rpartition(":")[2] or "ArrayRecord", outputs, metrics)
+
+
+def _read_record(reader: _Reader) -> list[LossFnOutput]:
+    count = 0
+    columns: list[tuple[str, list[TensorData]]] = []
+    for field, wire_type, start, end in reader.fields():
+        if field == 3 and wire_type == _VARINT:
+            count = _signed(start)
+        elif field == 2 and wire_type == _LEN:
+            name, _, at, stop = _map_entry(reader.nested(start, end))
+            columns.append((name, _read_batched(reader.nested(at, stop))))
+    # A record without fields may claim any number of datums; a bound keeps hostile bytes from filling memory.
+    _expect(0 <= count <= 1_000_000, f"a record of {count} datums")
+    for name, column in columns:
+        _expect(len(column) == count, f"field {name!r} has {len(column)} entries for {count} datums")
+    return [{name: column[index] for name, column in columns} for index in range(count)]
+
+
+def _read_batched(reader: _Reader) -> list[TensorData]:
+    dtype, trailing = 0, list[int]()
+    data, offsets = (0, 0), (0, 0)
+    for field, wire_type, start, end in reader.fields():
+        if field == 1 and wire_type == _LEN:
+            data = (start, end)
+        elif field == 2 and wire_type == _LEN:
+            offsets = (start, end)
+        elif field == 3 and wire_type == _VARINT:
+            dtype = start
+        elif field == 4:
+            trailing += reader.integers(wire_type, start, end)
+    values = _values(reader, *data, dtype)
+    itemsize = _ITEMSIZE[dtype]
+    bounds = reader.array(*offsets, "<i8")
+    _check_offsets(bounds, data[1] - data[0], itemsize)
+    inner = tuple(trailing)
+    _expect(all(dimension > 0 for dimension in inner), "trailing dimensions must be positive")
+    cuts = (bounds // itemsize).tolist()
+    try:
+        if inner:
+            return [_tensor_data(values[a:b].reshape(-1, *inner)) for a, b in itertools.pairwise(cuts)]
+        return [_tensor_data(values[a:b]) for a, b in itertools.pairwise(cuts)]
+    except ValueError as error:
+        raise ProtoError(f"bad batched tensor: {error}") from error
+
+
+def _check_offsets(bounds: NDArray[Any], nbytes: int, itemsize: int) -> None:
+    if len(bounds) == 0:
+        return
+    fits = bounds[0] >= 0 and bounds[-1] <= nbytes and bool((np.diff(bounds) >= 0).all())
+    _expect(bool(fits and not (bounds % itemsize).any()), "offsets do not fit the data")
+
+
+def decode_sample(body: bytes, sequence_ids: Sequence[str] = ()) -> SampleResponse:
+    """Read a ``SampleResponse``; ``sequence_ids`` come from the submit answer and may be missing."""
+    reader = _Reader(bytearray(body))
+    response = SampleResponse(sequences=[])
+    for field, wire_type, start, end in reader.fields():
+        if field == 1 and wire_type == _LEN:
+            index = len(response.sequences)
+            sequence_id = sequence_ids[index] if index < len(sequence_ids) else None
+            response.sequences.append(_read_sequence(reader.nested(start, end), sequence_id))
+        elif field == 2 and wire_type == _LEN:
+            response.prompt_logprobs_np = reader.array(start, end, "<f4") if end > start else None
+        elif field == 3 and wire_type == _LEN:
+            response.topk_prompt_logprobs_np = _read_topk(reader.nested(start, end))
+        elif field == 4 and wire_type == _VARINT:
+            response.prompt_cache_hit_tokens = _signed(start)
+        elif field == 5 and wire_type == _LEN:
+            response.target_prompt_logprobs = _read_tensor(reader.nested(start, end))
+        elif field == 6 and wire_type == _LEN:
+            response.prompt_alt_tokens = _read_alternatives(reader.nested(start, end))
+    return response
+
+
+def _read_sequence(reader: _Reader, sequence_id: str | None) -> SampledSequence:
+    reason = _STOP
+    tokens: NDArray[np.int32] = np.empty(0, np.int32)
+    logprobs: NDArray[np.float32] | None = None
+    topk: TopkLogprobs | None = None
+    for field, wire_type, start, end in reader.fields():
+        if field == 2 and wire_type == _LEN:
+            tokens = reader.array(start, end, "<i4")
+        elif field == 3 and wire_type == _LEN:
+            logprobs = reader.array(start, end, "<f4") if end > start else None
+        elif field == 1 and wire_type == _VARINT:
+            reason = start
+        elif field == 4 and wire_type == _LEN:
+            topk = _read_topk(reader.nested(start, end))
+    return SampledSequence(
+        stop_reason=_stop_reason(reason),
+        sequence_id=sequence_id,
+        tokens_np=tokens,
+        logprobs_np=logprobs,
+        topk_logprobs_np=topk,
+    )
+
+
+def _stop_reason(value: int) -> str:
+    """A value this client does not know stays readable as its number."""
+    return {_STOP: "stop", _LENGTH: "length"}.get(value, str(value))
+
+
+def _read_topk(reader: _Reader) -> TopkLogprobs | None:
+    ids: NDArray[np.int32] = np.empty(0, np.int32)
+    logprobs: NDArray[np.float32] = np.empty(0, np.float32)
+    size = {3: 0, 4: 0}
+    for field, wire_type, start, end in reader.fields():
+        if field == 1 and wire_type == _LEN:
+            ids = reader.array(start, end, "<i4")
+        elif field == 2 and wire_type == _LEN:
+            logprobs = reader.array(start, end, "<f4")
+        elif field in size and wire_type == _VARINT:
+            size[field] = start
+    k, length = size[3], size[4]
+    if k == 0 or length == 0:
+        return None
+    _expect(k * length == ids.size == logprobs.size, f"a top-k table of {length} x {k} with {ids.size} cells")
+    return TopkLogprobs(ids.reshape(length, k), logprobs.reshape(length, k))
+
+
+def _read_alternatives(reader: _Reader) -> PromptAltTokens:
+    tensors: dict[int, TensorData] = {}
+    for field, wire_type, start, end in reader.fields():
+        if field in (1, 2) and wire_type == _LEN:
+            tensors[field] = _read_tensor(reader.nested(start, end))
+    _expect(len(tensors) == 2, "alternative tokens without ids or logprobs")
+    return PromptAltTokens(tokens=tensors[1], logprobs=tensors[2])

@@ -1,0 +1,171 @@
+"""Every exception of this package.
+
+    TinkerError
+    ├── APIError                        something came of one exchange with the server
+    │   ├── APIStatusError              the server answered an error status
+    │   │   ├── BadRequestError             400
+    │   │   ├── AuthenticationError         401
+    │   │   ├── BillingError                402
+    │   │   ├── PermissionDeniedError       403
+    │   │   ├── NotFoundError               404
+    │   │   ├── ConflictError               409
+    │   │   ├── UnprocessableEntityError    422
+    │   │   ├── RateLimitError              429
+    │   │   └── InternalServerError         500 and above
+    │   ├── APIResponseValidationError  the answer is not what the contract promises
+    │   └── APIConnectionError          no answer came
+    │       └── APITimeoutError             not in time
+    ├── RequestFailedError              an accepted request failed on the server
+    └── ClientClosedError               the client was closed before the request was made
+
+Errors carry ``operation`` where they are about one, and what was tried as notes. They pickle. The request they hold has no
+credentials in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import httpx
+
+RequestErrorCategory: TypeAlias = Literal["unknown", "server", "user"]
+
+
+class TinkerError(Exception):
+    """Base of every error this package raises on purpose, besides ValueError and TypeError for wrong arguments."""
+
+    operation: str | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[TinkerError], args: tuple[object, ...], attributes: dict[str, object]) -> TinkerError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+class APIError(TinkerError):
+    """An exchange with the server failed. ``body`` is the parsed JSON of the answer, else its text, else None."""
+
+    def __init__(self, message: str, request: httpx.Request, *, body: object | None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.request = request
+        self.body = body
+
+
+class APIResponseValidationError(APIError):
+    """The answer does not fit the contract."""
+
+    def __init__(self, response: httpx.Response, body: object | None, *, message: str | None = None) -> None:
+        super().__init__(message or "The server's answer does not fit the contract.", response.request, body=body)
+        self.response = response
+        self.status_code = response.status_code
+
+
+class APIStatusError(APIError):
+    """The server answered an error status."""
+
+    def __init__(self, message: str, *, response: httpx.Response, body: object | None) -> None:
+        super().__init__(message, response.request, body=body)
+        self.response = response
+        self.status_code = response.status_code
+
+
+class BadRequestError(APIStatusError):
+    """400: the request is wrong."""
+
+
+class AuthenticationError(APIStatusError):
+    """401: the credential is missing, wrong or expired."""
+
+
+class BillingError(APIStatusError):
+    """402: the account cannot pay for this."""
+
+
+class PermissionDeniedError(APIStatusError):
+    """403: the credential may not do this."""
+
+
+class NotFoundError(APIStatusError):
+    """404: no such thing on this server."""
+
+
+class ConflictError(APIStatusError):
+    """409: the request contradicts what the server has."""
+
+
+class UnprocessableEntityError(APIStatusError):
+    """422: the request is well-formed but does not fit."""
+
+
+class RateLimitError(APIStatusError):
+    """429: too many requests."""
+
+
+class InternalServerError(APIStatusError):
+    """500 and above: the server failed."""
+
+
+class APIConnectionError(APIError):
+    """No answer came: the connection failed or broke."""
+
+    def __init__(self, *, message: str = "Connection error.", request: httpx.Request) -> None:
+        super().__init__(message, request, body=None)
+
+
+class APITimeoutError(APIConnectionError):
+    """No answer came in time."""
+
+    def __init__(self, request: httpx.Request, message: str = "Request timed out.") -> None:
+        super().__init__(message=message, request=request)
+
+
+class RequestFailedError(TinkerError):
+    """The server accepted a request and then failed to carry it out; ``category`` says whose fault it is."""
+
+    def __init__(self, message: str, request_id: str, category: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.request_id = request_id
+        self.category = category
+
+
+class ClientClosedError(TinkerError):
+    """The client was closed, so the request was not made."""
+
+
+_BY_STATUS: dict[int, type[APIStatusError]] = {
+    400: BadRequestError,
+    401: AuthenticationError,
+    402: BillingError,
+    403: PermissionDeniedError,
+    404: NotFoundError,
+    409: ConflictError,
+    422: UnprocessableEntityError,
+    429: RateLimitError,
+}
+
+
+def status_error_type(status: int) -> type[APIStatusError]:
+    """The class for an error status; APIStatusError itself for one without a class of its own."""
+    if status >= 500:
+        return InternalServerError
+    return _BY_STATUS.get(status, APIStatusError)
+
+
+def copy_error(error: BaseException) -> BaseException:
+    """The same error for another waiter, so that tracebacks and notes of several threads do not mix."""
+    if not isinstance(error, TinkerError):
+        return error
+    attributes: dict[str, Any] = dict(error.__dict__)
+    if "__notes__" in attributes:
+        attributes["__notes__"] = list(attributes["__notes__"])
+    copy = _rebuild(type(error), error.args, attributes)
+    copy.__cause__ = error.__cause__
+    return copy

@@ -1,0 +1,213 @@
+"""APIFuture: the only future type. Awaitable from any loop and blockable from any thread, any number of times."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from typing import Any, TypeVar
+
+from tinker._loop import LoopThread, loop_thread
+
+T = TypeVar("T")
+
+
+class APIFuture(concurrent.futures.Future[T]):
+    """The result of an operation, which was submitted when the method returned this future.
+
+    ``await future`` and ``future.result(timeout)`` give the result or raise the operation's error. It is a
+    ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. Cancelling it, or the
+    task that awaits it, stops the waiting; what the server has accepted stays accepted.
+    """
+
+    def __init__(self, operation: str = "") -> None:
+        super().__init__()
+        self.operation = operation
+        self.request_id: str | None = None
+        self.queue_state: str | None = None
+        self.queue_state_reason: str | None = None
+        self._loop = loop_thread()
+        self._task: asyncio.Task[T] | None = None
+
+    def result(self, timeout: float | None = None) -> T:
+        """Block until the result is there, at most ``timeout`` seconds (None: no limit).
+
+        Raises TimeoutError when time is up; the operation goes on and can be waited for again. RuntimeError on the loop
+        thread of this package, where blocking would never end.
+        """
+        if not self.done():
+            self._refuse_to_block()
+        try:
+            return super().result(timeout)
+        except TimeoutError:
+            if self.done():
+                raise
+            raise TimeoutError(self._waiting(timeout)) from None
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As :meth:`result`, giving the error instead of raising it, None for success."""
+        if not self.done():
+            self._refuse_to_block()
+        return super().exception(timeout)
+
+    async def result_async(self, timeout: float | None = None) -> T:
+        """Await the result, at most ``timeout`` seconds; TimeoutError then, and the operation is cancelled."""
+        if timeout is None:
+            return await self
+        try:
+            async with asyncio.timeout(timeout):
+                return await self
+        except TimeoutError:
+            if self.done() and not self.cancelled():
+                raise
+            raise TimeoutError(self._waiting(timeout)) from None
+
+    async def coroutine(self) -> T:
+        """The wait as a coroutine, for ``asyncio.create_task``."""
+        return await self
+
+    def future(self) -> APIFuture[T]:
+        """This future; older code asks for the ``concurrent.futures.Future`` inside."""
+        return self
+
+    def cancel(self) -> bool:
+        """Stop waiting; False when there is a result already."""
+        if not super().cancel():
+            return False
+        self._loop.call(self._cancel_task)
+        return True
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self.done():
+            yield from self._sleep_until_done().__await__()
+        if self.cancelled():
+            raise asyncio.CancelledError
+        return self._finished()
+
+    async def _sleep_until_done(self) -> None:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self.add_done_callback(lambda _: _wake(loop, waiter))
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def _finished(self) -> T:
+        return super().result(0)
+
+    def _cancel_task(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _refuse_to_block(self) -> None:
+        if self._loop.is_current():
+            raise RuntimeError(f"{self.operation or 'this future'}: blocking here would stop all I/O; await it instead")
+
+    def _waiting(self, timeout: float | None) -> str:
+        state = f", request {self.request_id}" if self.request_id else ", not yet accepted by the server"
+        queue = f", queue state {self.queue_state}" if self.queue_state else ""
+        reason = f" ({self.queue_state_reason})" if self.queue_state_reason else ""
+        return f"{self.operation or 'operation'} has no result after {timeout} s{state}{queue}{reason}"
+
+
+def start(future: APIFuture[T], make: Callable[[], Coroutine[Any, Any, T]], thread: LoopThread | None = None) -> APIFuture[T]:
+    """Run the coroutine that ``make`` returns as a task of the loop thread; its outcome becomes the future's."""
+    loop = thread or loop_thread()
+    loop.call(partial(_begin, loop, future, make))
+    return future
+
+
+def _begin(loop: LoopThread, future: APIFuture[T], make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+    if future.cancelled():
+        return
+    task: asyncio.Task[T] = loop.task(make(), name=future.operation)
+    future._task = task  # pyright: ignore[reportPrivateUsage]
+    task.add_done_callback(partial(_settle, future))
+
+
+def _settle(future: APIFuture[T], task: asyncio.Task[T]) -> None:
+    future._task = None  # pyright: ignore[reportPrivateUsage]
+    if task.cancelled():
+        future.cancel()
+        return
+    error = task.exception()
+    try:
+        if error is None:
+            future.set_result(task.result())
+        else:
+            future.set_exception(error)
+    except concurrent.futures.InvalidStateError:
+        pass  # cancelled by the user while the outcome was on its way
+
+
+def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
+    try:
+        loop.call_soon_threadsafe(_set_waiter, waiter)
+    except RuntimeError:
+        pass  # the awaiting loop is closed; nobody waits any more
+
+
+def _set_waiter(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+C = TypeVar("C", bound="SelfFuture")
+
+
+class SelfFuture(APIFuture[Any]):
+    """A client that is the future of its own creation: its result is the client itself, ready."""
+
+    def result(self: C, timeout: float | None = None) -> C:
+        """Block until the client is ready, at most ``timeout`` seconds; the client itself, or the creation's error."""
+        super().result(timeout)
+        return self
+
+    async def result_async(self: C, timeout: float | None = None) -> C:
+        """Await until the client is ready; the client itself, or the creation's error."""
+        await super().result_async(timeout)
+        return self
+
+    def __await__(self: C) -> Generator[Any, None, C]:
+        yield from super().__await__()
+        return self
+
+    async def coroutine(self: C) -> C:
+        """The wait as a coroutine."""
+        await super().coroutine()
+        return self
+
+
+async def ready(client: SelfFuture) -> None:
+    """Wait for a client, without cancelling its creation when the waiting operation is cancelled."""
+    if not client.done():
+        await asyncio.shield(client.coroutine())
+    if client.cancelled():
+        raise concurrent.futures.CancelledError(f"{client.operation} was cancelled")
+    if (error := client.exception(0)) is not None:
+        raise error
+
+
+def completed(value: T, operation: str = "") -> APIFuture[T]:
+    """A future that has its result already."""
+    future: APIFuture[T] = APIFuture(operation)
+    future.set_result(value)
+    return future
+
+
+def mapped(source: APIFuture[Any], future: APIFuture[T], convert: Callable[[Any], T]) -> APIFuture[T]:
+    """``future`` follows ``source``, with its result converted; cancelling it cancels the source."""
+
+    def follow(done: concurrent.futures.Future[Any]) -> None:
+        if done.cancelled():
+            future.cancel()
+        elif (error := done.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(convert(done.result()))
+
+    source.add_done_callback(follow)
+    return future

@@ -1,0 +1,281 @@
+"""SamplingClient: many samples at once from one set of weights."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import attrs
+from tinker_wire import models
+from tinker_wire.api import sampling as api
+
+from tinker import _tokenizers
+from tinker._chunking import PROMPT_TOKEN_NBYTES, chunk_nbytes
+from tinker._polling import sample_response
+from tinker._pools import Purpose
+from tinker._retry import SAMPLE, SUBMIT, Verdict, judge, run
+from tinker._runtime import Runtime
+from tinker._session import Started
+from tinker._validate import check_sample
+from tinker._wire import json
+from tinker.errors import APIStatusError
+from tinker.futures import APIFuture, SelfFuture, mapped, ready, start
+from tinker.types.model_input import ModelInput
+from tinker.types.params import SamplingParams
+from tinker.types.results import SampleResponse
+from tinker.types.tensor_data import TensorData
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Open = Callable[[Started], Awaitable[str]]
+
+
+@attrs.frozen
+class _Wanted:
+    """The arguments of one sample, checked."""
+
+    prompt: ModelInput
+    num_samples: int
+    params: SamplingParams
+    prompt_logprobs: bool
+    topk_prompt_logprobs: int
+    topk_sample_logprobs: int
+    target_prompt_logprobs: TensorData | None
+    prompt_alt_tokens_k: int
+    prompt_logprobs_last_n: int | None
+
+
+class SamplingClient(SelfFuture):
+    """Samples from a base model or from saved weights, which do not change.
+
+    Made by ``ServiceClient.create_sampling_client`` or ``TrainingClient.save_weights_and_get_sampling_client``, usable at
+    once. Thousands of samples may be asked for at the same time, from whatever threads; they run in no particular order. The
+    client is itself the future of its creation.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        operation: str,
+        opened: Open,
+        *,
+        base_model: Callable[[], Awaitable[str]],
+        record_stability_info: bool = False,
+    ) -> None:
+        super().__init__(operation)
+        self._runtime = runtime
+        self._numbers = itertools.count()
+        self._record_stability_info = record_stability_info
+        self._find_base_model = base_model
+        self._sampling_session_id: str | None = None
+        self._base_model: APIFuture[str] | None = None
+        start(self, lambda: self._opened(opened))
+
+    def __repr__(self) -> str:
+        return f"<SamplingClient {self._sampling_session_id or 'being created'}>"
+
+    def sample(
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+    ) -> APIFuture[SampleResponse]:
+        """Sample ``num_samples`` continuations of ``prompt``.
+
+        ``include_prompt_logprobs`` adds the log-probability of each prompt token; ``topk_prompt_logprobs`` and
+        ``topk_sample_logprobs`` the k most likely tokens of each prompt or sampled position. ``target_prompt_logprobs``, an
+        int64 tensor ``[len(prompt) - 1, K]``, scores given tokens (-1: none) at each prompt position after the first.
+
+        Raises ValueError at once for arguments no server can answer.
+        """
+        check_sample(
+            prompt,
+            num_samples,
+            include_prompt_logprobs=include_prompt_logprobs,
+            topk_prompt_logprobs=topk_prompt_logprobs,
+            topk_sample_logprobs=topk_sample_logprobs,
+            target_prompt_logprobs=target_prompt_logprobs,
+            prompt_alt_tokens_k=prompt_alt_tokens_k,
+            prompt_logprobs_last_n=prompt_logprobs_last_n,
+        )
+        wanted = _Wanted(
+            prompt,
+            num_samples,
+            sampling_params,
+            include_prompt_logprobs,
+            topk_prompt_logprobs,
+            topk_sample_logprobs,
+            target_prompt_logprobs,
+            prompt_alt_tokens_k,
+            prompt_logprobs_last_n,
+        )
+        future: APIFuture[SampleResponse] = APIFuture("sample")
+        return start(future, lambda: self._sampled(future, wanted))
+
+    def compute_logprobs(self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None) -> APIFuture[list[float | None]]:
+        """The log-probability of each prompt token given those before it; the first is None.
+
+        ``prompt_logprobs_last_n`` asks for the last n only; the others are None then.
+        """
+        params = SamplingParams(max_tokens=1)
+        source = self.sample(prompt, 1, params, include_prompt_logprobs=True, prompt_logprobs_last_n=prompt_logprobs_last_n)
+        future: APIFuture[list[float | None]] = APIFuture("compute_logprobs")
+        future.add_done_callback(lambda done: source.cancel() if done.cancelled() else None)
+        return mapped(source, future, _prompt_logprobs)
+
+    def get_base_model(self) -> str:
+        """The name of the base model; blocks until the client exists."""
+        return self._base_model_future().result()
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the base model; loaded once in a process. ImportError without transformers."""
+        return _tokenizers.load(_tokenizers.resolve(self.get_base_model(), None))
+
+    # ------------------------------------------------------------------------------------------------- twins of older code
+
+    async def sample_async(
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+    ) -> SampleResponse:
+        """:meth:`sample`, awaited."""
+        return await self.sample(
+            prompt,
+            num_samples,
+            sampling_params,
+            include_prompt_logprobs,
+            topk_prompt_logprobs,
+            topk_sample_logprobs,
+            target_prompt_logprobs,
+            prompt_alt_tokens_k,
+            prompt_logprobs_last_n,
+        )
+
+    async def compute_logprobs_async(self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None) -> list[float | None]:
+        """:meth:`compute_logprobs`, awaited."""
+        return await self.compute_logprobs(prompt, prompt_logprobs_last_n)
+
+    async def get_base_model_async(self) -> str:
+        """:meth:`get_base_model` without blocking."""
+        return await self._base_model_future()
+
+    # ------------------------------------------------------------------------------------------------------------- internals
+
+    async def _opened(self, opened: Open) -> None:
+        self._sampling_session_id = await opened(await self._runtime.session.started())
+
+    def _base_model_future(self) -> APIFuture[str]:
+        if self._base_model is None:
+            future: APIFuture[str] = APIFuture("get_base_model")
+            self._base_model = start(future, self._asked_base_model)
+        return self._base_model
+
+    async def _asked_base_model(self) -> str:
+        await self
+        return await self._find_base_model()
+
+    async def _sampled(self, future: APIFuture[SampleResponse], wanted: _Wanted) -> SampleResponse:
+        await ready(self)
+        started = await self._runtime.session.started()
+        async with started.limits.samples.take():
+            while True:
+                try:
+                    return _conformant(wanted, await self._once(started, future, wanted))
+                except APIStatusError as error:
+                    if judge(error) is not Verdict.RESUBMIT:
+                        raise
+                    # The promise expired before it was fetched; nothing was lost but the time of it.
+
+    async def _once(self, started: Started, future: APIFuture[SampleResponse], wanted: _Wanted) -> SampleResponse:
+        transport, clock, cool_down = self._runtime.transport, self._runtime.clock, started.limits.cool_down
+        request = api.asample(self._body(wanted), x_tinker_sampling_backpressure="1")
+        call = transport.prepare(request, Purpose.SAMPLE)
+        nbytes = sum(chunk_nbytes(chunk, PROMPT_TOKEN_NBYTES) for chunk in wanted.prompt.chunks)
+        began = clock.monotonic()
+
+        async def attempt(_: int) -> models.UntypedAPIFuture:
+            async with started.limits.sample_dispatch(nbytes):
+                return transport.decode(request, call, await transport.perform(call, request.operation))
+
+        promise = await run(SAMPLE, attempt, clock, what="sample", on_cool_down=cool_down.close_for)
+        expected = sample_response(promise.sample_sequence_ids or [])
+        return await started.poller.result(promise, expected, future, clock.monotonic() - began)
+
+    def _body(self, wanted: _Wanted) -> models.SampleRequest:
+        targets = wanted.target_prompt_logprobs
+        return models.SampleRequest(
+            num_samples=wanted.num_samples,
+            prompt=json.wire_model_input(wanted.prompt),
+            sampling_params=wanted.params,
+            sampling_session_id=self._sampling_session_id,
+            seq_id=next(self._numbers),
+            prompt_logprobs=wanted.prompt_logprobs,
+            topk_prompt_logprobs=wanted.topk_prompt_logprobs,
+            topk_sample_logprobs=wanted.topk_sample_logprobs,
+            target_prompt_logprobs=None if targets is None else json.wire_tensor(targets, "target_prompt_logprobs"),
+            prompt_alt_tokens_k=wanted.prompt_alt_tokens_k,
+            prompt_logprobs_last_n=wanted.prompt_logprobs_last_n,
+            record_stability_info=self._record_stability_info,
+        )
+
+
+def _conformant(wanted: _Wanted, response: SampleResponse) -> SampleResponse:
+    """RuntimeError when the server ignored what older servers do not know."""
+    if wanted.prompt_alt_tokens_k and response.prompt_alt_tokens is None:
+        raise RuntimeError("the server ignored prompt_alt_tokens_k; it does not know alternative tokens")
+    if wanted.target_prompt_logprobs is not None and response.target_prompt_logprobs is None:
+        raise RuntimeError("the server ignored target_prompt_logprobs; it does not know them")
+    return response
+
+
+def _prompt_logprobs(response: SampleResponse) -> list[float | None]:
+    if response.prompt_logprobs is None:
+        raise RuntimeError("the server sent no prompt logprobs")
+    return response.prompt_logprobs
+
+
+def open_sampler(
+    runtime: Runtime, base_model: str | None, model_path: str | None, record_stability_info: bool
+) -> SamplingClient:
+    """A sampling client on a base model or saved weights, by a sampling session of its own."""
+
+    async def opened(started: Started) -> str:
+        body = models.CreateSamplingSessionRequest(
+            session_id=started.session_id,
+            sampling_session_seq_id=next(runtime.session.sampler_numbers),
+            base_model=base_model,
+            model_path=model_path,
+        )
+        created = await runtime.transport.send(api.create_sampling_session(body), SUBMIT)
+        ids.append(created.sampling_session_id)
+        return created.sampling_session_id
+
+    async def found_base_model() -> str:
+        if base_model is not None:
+            return base_model
+        sampler = await runtime.transport.send(api.get_sampler(sampler_id=ids[0]), SUBMIT)
+        return sampler.base_model
+
+    ids: list[str] = []
+    return SamplingClient(
+        runtime,
+        "create_sampling_client",
+        opened,
+        base_model=found_base_model,
+        record_stability_info=record_stability_info,
+    )

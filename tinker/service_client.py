@@ -1,0 +1,307 @@
+"""ServiceClient: where everything starts. It makes training and sampling clients, which share its session."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from tinker_wire import models
+from tinker_wire.api import service as service_api
+from tinker_wire.api import training as training_api
+from tinker_wire.api import weights as weights_api
+
+from tinker import _config
+from tinker._clock import Clock
+from tinker._polling import Expected, json_only
+from tinker._retry import SUBMIT
+from tinker._runtime import Runtime, open_runtime
+from tinker._session import Description, Started
+from tinker._validate import check_model_path
+from tinker.errors import ClientClosedError
+from tinker.futures import APIFuture, completed, start
+from tinker.sampling_client import SamplingClient, open_sampler
+from tinker.training_client import Create, TrainingClient
+from tinker.types.params import LoraConfig, OptimizerConfig
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import httpx
+
+T = TypeVar("T")
+
+
+class ServiceClient:
+    """A session on a server.
+
+    ``base_url`` is the server (default: ``TINKER_BASE_URL``, else the hosted service); ``local://`` is a server in this
+    process, which needs no account. ``api_key`` defaults to ``TINKER_API_KEY``, ``project_id`` to ``TINKER_PROJECT_ID``.
+    ``user_metadata`` and ``display_name`` describe the session. ``default_headers_overrides`` are sent with every request.
+    ``wire`` is ``auto``, ``proto`` or ``json``. ``transport`` is an httpx transport to use instead of real connections.
+
+    Nothing is sent before the first request that needs the server. A ``with`` block ends the session.
+
+    >>> service = ServiceClient(base_url="local://toy")
+    >>> training = service.create_lora_training_client(base_model="tinker/babble", rank=8)
+    """
+
+    def __init__(
+        self,
+        user_metadata: Mapping[str, object] | None = None,
+        project_id: str | None = None,
+        *,
+        display_name: str | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        default_headers_overrides: Mapping[str, str] | None = None,
+        wire: Literal["auto", "proto", "json"] | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        clock: Clock | None = None,
+        **unsupported: object,
+    ) -> None:
+        if unsupported:
+            names = ", ".join(sorted(unsupported))
+            warnings.warn(f"ServiceClient ignores unsupported arguments: {names}", FutureWarning, stacklevel=2)
+        self._config = partial(
+            _config.load,
+            base_url=base_url,
+            api_key=api_key,
+            project_id=project_id,
+            headers=default_headers_overrides,
+            wire=wire,
+        )
+        self._description = Description(user_metadata=dict(user_metadata or {}), display_name=display_name)
+        self._transport = transport
+        self._clock = clock
+        self._opened: Runtime | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------------------------------------------------- training
+
+    def create_lora_training_client(
+        self,
+        base_model: str,
+        rank: int = 32,
+        seed: int | None = None,
+        train_mlp: bool = True,
+        train_attn: bool = True,
+        train_unembed: bool = True,
+        user_metadata: Mapping[str, object] | None = None,
+        optimizer: OptimizerConfig | None = None,
+    ) -> TrainingClient:
+        """A new training run: a LoRA adapter of this rank over ``base_model``. Usable at once; see TrainingClient.
+
+        ``train_*`` choose the layers that get an adapter. Raises ValueError when none is chosen, TinkerError when the
+        hosted service is meant and no key is known.
+        """
+        if not (train_mlp or train_attn or train_unembed):
+            raise ValueError("At least one of train_mlp, train_attn, or train_unembed must be True")
+        lora = LoraConfig(rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn)
+        runtime = self._runtime()
+
+        async def create(client: TrainingClient, started: Started) -> str:
+            body = models.CreateModelRequest(
+                session_id=started.session_id,
+                model_seq_id=next(runtime.session.model_numbers),
+                base_model=base_model,
+                user_metadata=_plain(user_metadata),
+                lora_config=lora,
+                optimizer_config=optimizer or models.AdamOptimizerConfig(),
+            )
+            promise = await runtime.transport.send(training_api.create_model(body), SUBMIT)
+            expected = json_only("CreateModel", models.CreateModelResponse)
+            return (await started.poller.result(promise, expected, client)).model_id
+
+        return TrainingClient(runtime, "create_lora_training_client", create)
+
+    def create_training_client_from_state(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: Mapping[str, object] | None = None,
+        weights_access_token: str | None = None,
+        optimizer: OptimizerConfig | None = None,
+    ) -> TrainingClient:
+        """A new training run that starts from the weights saved at ``path``, with a fresh optimizer."""
+        load = self._load(path, base_model, user_metadata, weights_access_token, optimizer, with_optimizer=False)
+        return TrainingClient(self._runtime(), "create_training_client_from_state", load)
+
+    def create_training_client_from_state_with_optimizer(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: Mapping[str, object] | None = None,
+        weights_access_token: str | None = None,
+    ) -> TrainingClient:
+        """A new training run that continues from the weights and the optimizer state saved at ``path``."""
+        load = self._load(path, base_model, user_metadata, weights_access_token, None, with_optimizer=True)
+        return TrainingClient(self._runtime(), "create_training_client_from_state_with_optimizer", load)
+
+    def _load(
+        self,
+        path: str,
+        base_model: str | None,
+        user_metadata: Mapping[str, object] | None,
+        weights_access_token: str | None,
+        optimizer: OptimizerConfig | None,
+        *,
+        with_optimizer: bool,
+    ) -> Create:
+        check_model_path(path)
+        runtime = self._runtime()
+
+        async def create(client: TrainingClient, started: Started) -> str:
+            number = next(runtime.session.model_numbers)
+            body = models.LoadWeightsRequest(
+                session_id=started.session_id,
+                model_seq_id=number,
+                base_model=base_model,
+                user_metadata=_plain(user_metadata),
+                path=path,
+                optimizer=with_optimizer,
+                optimizer_config=optimizer,
+                weights_access_token=weights_access_token,
+            )
+            promise = await runtime.transport.send(weights_api.load_weights(body), SUBMIT)
+            loaded = await started.poller.result(promise, _LOADED, client)
+            return loaded.model_id or f"{started.session_id}:train:{number}"
+
+        return create
+
+    # ------------------------------------------------------------------------------------------------------------- sampling
+
+    def create_sampling_client(
+        self,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        retry_config: object | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """A client that samples from saved weights (``model_path``) or from a base model. Usable at once.
+
+        Raises ValueError when neither is given or the path has no scheme. ``retry_config`` is accepted for older code.
+        """
+        if model_path is None and base_model is None:
+            raise ValueError("Either model_path or base_model must be provided")
+        if model_path is not None:
+            check_model_path(model_path)
+            base_model = None
+        return open_sampler(self._runtime(), base_model, model_path, record_stability_info)
+
+    # -------------------------------------------------------------------------------------------------------------- service
+
+    def get_server_capabilities(self) -> models.GetServerCapabilitiesResponse:
+        """Which base models the server offers; blocks for one exchange."""
+        return self._capabilities().result()
+
+    def _capabilities(self) -> APIFuture[models.GetServerCapabilitiesResponse]:
+        runtime = self._runtime()
+        future: APIFuture[models.GetServerCapabilitiesResponse] = APIFuture("get_server_capabilities")
+        return start(future, lambda: runtime.transport.send(service_api.get_server_capabilities(), SUBMIT))
+
+    def close(self, status: models.ClientSessionFinishReasonType = "success", detail: str | None = None) -> APIFuture[None]:
+        """End the session and say how it went. Requests made later fail. Closing again does nothing."""
+        already, self._closed = self._closed, True
+        if already or self._opened is None:
+            return completed(None, "close")
+        session = self._opened.session
+        future: APIFuture[None] = APIFuture("close")
+        return start(future, lambda: session.close(status, detail))
+
+    def __enter__(self) -> Self:
+        if self._closed:
+            raise ClientClosedError("ServiceClient is closed")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close(_reason(kind)).result()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close(_reason(kind))
+
+    def _runtime(self) -> Runtime:
+        """The session's runtime, wired by the first call that needs it; the environment is read then."""
+        with self._lock:
+            if self._closed:
+                raise ClientClosedError("ServiceClient is closed")
+            if self._opened is None:
+                self._opened = open_runtime(self._config(), self._description, transport=self._transport, clock=self._clock)
+            return self._opened
+
+    # ------------------------------------------------------------------------------------------------- twins of older code
+
+    async def create_lora_training_client_async(
+        self,
+        base_model: str,
+        rank: int = 32,
+        seed: int | None = None,
+        train_mlp: bool = True,
+        train_attn: bool = True,
+        train_unembed: bool = True,
+        user_metadata: Mapping[str, object] | None = None,
+        optimizer: OptimizerConfig | None = None,
+    ) -> TrainingClient:
+        """:meth:`create_lora_training_client`, ready."""
+        return await self.create_lora_training_client(
+            base_model, rank, seed, train_mlp, train_attn, train_unembed, user_metadata, optimizer
+        )
+
+    async def create_training_client_from_state_async(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: Mapping[str, object] | None = None,
+        weights_access_token: str | None = None,
+        optimizer: OptimizerConfig | None = None,
+    ) -> TrainingClient:
+        """:meth:`create_training_client_from_state`, ready."""
+        return await self.create_training_client_from_state(path, base_model, user_metadata, weights_access_token, optimizer)
+
+    async def create_training_client_from_state_with_optimizer_async(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: Mapping[str, object] | None = None,
+        weights_access_token: str | None = None,
+    ) -> TrainingClient:
+        """:meth:`create_training_client_from_state_with_optimizer`, ready."""
+        return await self.create_training_client_from_state_with_optimizer(
+            path, base_model, user_metadata, weights_access_token
+        )
+
+    async def create_sampling_client_async(
+        self,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        retry_config: object | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """:meth:`create_sampling_client`, ready."""
+        return await self.create_sampling_client(model_path, base_model, retry_config, record_stability_info)
+
+    async def get_server_capabilities_async(self) -> models.GetServerCapabilitiesResponse:
+        """:meth:`get_server_capabilities` without blocking."""
+        return await self._capabilities()
+
+
+_LOADED: Expected[models.LoadWeightsResponse] = json_only("LoadWeights", models.LoadWeightsResponse)
+
+
+def _plain(metadata: Mapping[str, object] | None) -> dict[str, object] | None:
+    return None if metadata is None else dict(metadata)
+
+
+def _reason(kind: type[BaseException] | None) -> models.ClientSessionFinishReasonType:
+    if kind is None:
+        return "success"
+    return "errored" if issubclass(kind, Exception) else "interrupted"

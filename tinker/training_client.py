@@ -1,0 +1,514 @@
+"""TrainingClient: the ordered requests of one training run."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import attrs
+from tinker_wire import models
+from tinker_wire.api import training as training_api
+from tinker_wire.api import weights as weights_api
+from tinker_wire.runtime import Binary, Request
+
+from tinker import _tokenizers
+from tinker._chunking import split
+from tinker._combine import combine
+from tinker._polling import Expected, json_only, loss_output
+from tinker._pools import Purpose, coalesced
+from tinker._retry import ABSENT_STATUSES, SUBMIT, run
+from tinker._runtime import Runtime
+from tinker._sequencer import Place, Sequencer
+from tinker._session import Started
+from tinker._validate import check_data, check_loss_config, check_model_path, check_name
+from tinker._wire import json, proto
+from tinker.errors import APIStatusError
+from tinker.futures import APIFuture, SelfFuture, start
+from tinker.sampling_client import SamplingClient
+from tinker.types.datum import Datum
+from tinker.types.params import AdamParams, DimuonParams, LossFnType, OptimParams
+from tinker.types.results import ForwardBackwardOutput, SaveWeightsForSamplerResponse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
+R = TypeVar("R")
+LossConfig = Mapping[str, float | str] | None
+
+# Bodies beyond this are encoded off the loop thread.
+_LARGE_NBYTES = 1 << 20
+
+
+@attrs.frozen
+class Model:
+    """A model that exists on the server."""
+
+    model_id: str
+    info: models.GetInfoResponse | None
+
+
+Create = Callable[["TrainingClient", Started], Awaitable[str]]
+
+
+class TrainingClient(SelfFuture):
+    """One training run: a LoRA adapter on the server, and its optimizer.
+
+    Made by ``ServiceClient.create_lora_training_client`` and its siblings, usable at once: what is called before the model
+    exists waits for it. Every method returns a future at once; requests run on the server in the order of the calls, from
+    whatever thread, so ``forward_backward`` and ``optim_step`` may be called without waiting in between. The client is itself
+    the future of its creation: ``await client`` or ``client.result(timeout)`` gives it ready, or raises why there is none; a
+    failed creation fails every operation with that error.
+    """
+
+    def __init__(self, runtime: Runtime, operation: str, create: Create) -> None:
+        super().__init__(operation)
+        self._runtime = runtime
+        self._sequencer = Sequencer()
+        self._model: Model | None = None
+        self._session_id: str | None = None
+        start(self, lambda: self._created(create))
+
+    def __repr__(self) -> str:
+        return f"<TrainingClient {self._model.model_id if self._model else 'being created'}>"
+
+    # ---------------------------------------------------------------------------------------------------------- operations
+
+    def forward(
+        self, data: Sequence[Datum], loss_fn: LossFnType, loss_fn_config: LossConfig = None
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Compute the loss of ``data`` without a gradient. Arguments and result as :meth:`forward_backward`."""
+        return self._loss("forward", data, loss_fn, loss_fn_config)
+
+    def forward_backward(
+        self, data: Sequence[Datum], loss_fn: LossFnType, loss_fn_config: LossConfig = None
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Compute the loss of ``data`` and add its gradient to what has accumulated since the last optimizer step.
+
+        The result holds per datum the loss's outputs, in the order of ``data``, and the metrics. Large batches are sent in
+        several requests; their results are put together. ``loss_fn`` is ``cross_entropy``, ``importance_sampling``, ``ppo``
+        or another loss the server knows; ``loss_fn_config`` its settings. Losses are summed over tokens, not averaged.
+
+        Raises ValueError at once, and sends nothing, when data is empty, a loss input is missing, unknown to the loss, of
+        another length than the model input, or NaN; the message names the datum's index and the field.
+        """
+        return self._loss("forward_backward", data, loss_fn, loss_fn_config)
+
+    def optim_step(
+        self, optim_params: OptimParams | None = None, *, adam_params: OptimParams | None = None
+    ) -> APIFuture[models.OptimStepResponse]:
+        """Apply the accumulated gradient with these optimizer parameters and clear it.
+
+        ``adam_params`` is the older name of the argument. Raises ValueError when both are given, TypeError when none is.
+        """
+        if optim_params is not None and adam_params is not None:
+            raise ValueError("optim_step takes optim_params or adam_params, not both")
+        params = optim_params if optim_params is not None else adam_params
+        if not isinstance(params, AdamParams | DimuonParams):
+            raise TypeError(f"Expected AdamParams or DimuonParams, got {type(params).__name__}")
+        adam = params if isinstance(params, AdamParams) else None
+        other = params if isinstance(params, DimuonParams) else None
+        return self._request(
+            "optim_step",
+            json_only("OptimStep", models.OptimStepResponse),
+            lambda model_id, number: training_api.optim_step(
+                models.OptimStepRequest(model_id=model_id, seq_id=number, adam_params=adam, optimizer_params=other)
+            ),
+        )
+
+    def save_state(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> APIFuture[models.SaveWeightsResponse]:
+        """Save weights and optimizer state under ``name``; the result's ``path`` loads them again.
+
+        ``ttl_seconds`` None keeps the checkpoint for ever. A name that exists fails unless ``overwrite``.
+        """
+        check_name(name)
+        return self._request(
+            "save_state",
+            json_only("SaveWeights", models.SaveWeightsResponse),
+            lambda model_id, number: weights_api.save_weights(
+                models.SaveWeightsRequest(
+                    model_id=model_id,
+                    path=name,
+                    seq_id=number,
+                    ttl_seconds=ttl_seconds,
+                    overwrite=overwrite,
+                    user_metadata=_strings(user_metadata),
+                )
+            ),
+        )
+
+    def save_weights_for_sampler(
+        self, name: str, ttl_seconds: int | None = None, user_metadata: Mapping[str, str] | None = None
+    ) -> APIFuture[SaveWeightsForSamplerResponse]:
+        """Save the weights under ``name`` to sample from; the result's ``path`` goes to ``create_sampling_client``."""
+        check_name(name)
+        return self._request(
+            "save_weights_for_sampler",
+            Expected(
+                "SaveWeightsForSampler",
+                models.SaveWeightsForSamplerResponseInternal,
+                lambda answer: SaveWeightsForSamplerResponse(path=_present(answer.path, "path")),
+            ),
+            lambda model_id, number: weights_api.save_weights_for_sampler(
+                models.SaveWeightsForSamplerRequest(
+                    model_id=model_id,
+                    path=name,
+                    seq_id=number,
+                    ttl_seconds=ttl_seconds,
+                    user_metadata=_strings(user_metadata),
+                )
+            ),
+        )
+
+    def save_weights_and_get_sampling_client(
+        self,
+        name: str | None = None,
+        retry_config: object | None = None,
+        record_stability_info: bool = False,
+        kind: models.SamplingClientKind = "snapshot",
+    ) -> SamplingClient:
+        """A sampling client on the present weights, which are not stored under a name; usable at once.
+
+        ``kind`` "snapshot" keeps the weights of now; "inflight" follows later inflight saves of this run. ``name`` has no
+        effect and warns. ``retry_config`` is accepted for older code; how sampling is retried is fixed.
+        """
+        if name is not None:
+            warnings.warn("name has no effect; the sampling client is not stored", DeprecationWarning, stacklevel=2)
+        saved: APIFuture[str] = APIFuture("save_weights_and_get_sampling_client")
+        session = self._runtime.session
+        start(
+            saved,
+            lambda: self._single(
+                saved,
+                Expected(
+                    "SaveWeightsForSampler",
+                    models.SaveWeightsForSamplerResponseInternal,
+                    lambda answer: _present(answer.sampling_session_id, "sampling_session_id"),
+                ),
+                lambda model_id, number: weights_api.save_weights_for_sampler(
+                    models.SaveWeightsForSamplerRequest(
+                        model_id=model_id,
+                        sampling_session_seq_id=next(session.sampler_numbers),
+                        kind=kind,
+                        seq_id=number,
+                    )
+                ),
+            ),
+        )
+
+        async def opened(_: Started) -> str:
+            return await saved
+
+        return SamplingClient(
+            self._runtime,
+            "save_weights_and_get_sampling_client",
+            opened,
+            base_model=self._base_model,
+            record_stability_info=record_stability_info,
+        )
+
+    def create_sampling_client(
+        self, model_path: str, retry_config: object | None = None, record_stability_info: bool = False
+    ) -> SamplingClient:
+        """A sampling client on saved weights, as ``ServiceClient.create_sampling_client``."""
+        from tinker.sampling_client import open_sampler
+
+        check_model_path(model_path)
+        return open_sampler(self._runtime, None, model_path, record_stability_info)
+
+    # --------------------------------------------------------------------------------------------------------- information
+
+    def get_info(self) -> models.GetInfoResponse:
+        """What the model is. Asked once, at creation; blocks until the model exists."""
+        self.result()
+        return self._known_info()
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the base model; loaded once in a process. ImportError without transformers."""
+        info = self.get_info()
+        data = info.model_data
+        return _tokenizers.load(_tokenizers.resolve(data.model_name or info.model_name or "", data.tokenizer_id))
+
+    @property
+    def model_id(self) -> str:
+        """The training run's id; blocks until the model exists."""
+        self.result()
+        assert self._model is not None
+        return self._model.model_id
+
+    def _known_info(self) -> models.GetInfoResponse:
+        assert self._model is not None
+        if self._model.info is None:
+            raise LookupError("this server does not say what its models are (it has no get_info)")
+        return self._model.info
+
+    async def _base_model(self) -> str:
+        await self
+        info = self._known_info()
+        return info.model_data.model_name or info.model_name or ""
+
+    # ------------------------------------------------------------------------------------------------- twins of older code
+
+    async def forward_async(
+        self, data: Sequence[Datum], loss_fn: LossFnType, loss_fn_config: LossConfig = None
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """:meth:`forward`; await the future it returns."""
+        return self.forward(data, loss_fn, loss_fn_config)
+
+    async def forward_backward_async(
+        self, data: Sequence[Datum], loss_fn: LossFnType, loss_fn_config: LossConfig = None
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """:meth:`forward_backward`; await the future it returns."""
+        return self.forward_backward(data, loss_fn, loss_fn_config)
+
+    async def optim_step_async(
+        self, optim_params: OptimParams | None = None, *, adam_params: OptimParams | None = None
+    ) -> APIFuture[models.OptimStepResponse]:
+        """:meth:`optim_step`; await the future it returns."""
+        return self.optim_step(optim_params, adam_params=adam_params)
+
+    async def save_state_async(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> APIFuture[models.SaveWeightsResponse]:
+        """:meth:`save_state`; await the future it returns."""
+        return self.save_state(name, ttl_seconds, overwrite, user_metadata)
+
+    async def save_weights_for_sampler_async(
+        self, name: str, ttl_seconds: int | None = None, user_metadata: Mapping[str, str] | None = None
+    ) -> APIFuture[SaveWeightsForSamplerResponse]:
+        """:meth:`save_weights_for_sampler`; await the future it returns."""
+        return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
+
+    async def save_weights_and_get_sampling_client_async(
+        self,
+        name: str | None = None,
+        retry_config: object | None = None,
+        record_stability_info: bool = False,
+        kind: models.SamplingClientKind = "snapshot",
+    ) -> SamplingClient:
+        """:meth:`save_weights_and_get_sampling_client`, ready."""
+        return await self.save_weights_and_get_sampling_client(name, retry_config, record_stability_info, kind)
+
+    async def create_sampling_client_async(
+        self, model_path: str, retry_config: object | None = None, record_stability_info: bool = False
+    ) -> SamplingClient:
+        """:meth:`create_sampling_client`, ready."""
+        return await self.create_sampling_client(model_path, retry_config, record_stability_info)
+
+    async def get_info_async(self) -> models.GetInfoResponse:
+        """:meth:`get_info` without blocking."""
+        await self
+        return self._known_info()
+
+    # ------------------------------------------------------------------------------------------------------------- creation
+
+    async def _created(self, create: Create) -> None:
+        place = self._sequencer.place()
+        async with place as sequencer:
+            try:
+                started = await self._runtime.session.started()
+                model_id = await create(self, started)
+            except BaseException as error:
+                sequencer.broken_by(error)
+                raise
+            self._model = Model(model_id, None)
+        self._model = Model(model_id, await self._info(model_id))
+
+    async def _info(self, model_id: str) -> models.GetInfoResponse | None:
+        request = training_api.get_info(models.GetInfoRequest(model_id=model_id))
+        try:
+            return await self._runtime.transport.send(request, SUBMIT)
+        except APIStatusError as error:
+            if error.status_code in ABSENT_STATUSES:
+                return None
+            raise
+
+    # ----------------------------------------------------------------------------------------------------------- submission
+
+    def _request(
+        self, operation: str, expected: Expected[T], build: Callable[[str, int], Request[models.UntypedAPIFuture]]
+    ) -> APIFuture[T]:
+        future: APIFuture[T] = APIFuture(operation)
+        return start(future, lambda: self._single(future, expected, build))
+
+    async def _single(
+        self,
+        future: APIFuture[T],
+        expected: Expected[T],
+        build: Callable[[str, int], Request[models.UntypedAPIFuture]],
+    ) -> T:
+        """An operation of one JSON request."""
+        place = self._sequencer.place()
+        transport = self._runtime.transport
+
+        async def send(sequencer: Sequencer, model_id: str) -> tuple[models.UntypedAPIFuture, float]:
+            request = build(model_id, sequencer.next_number)
+            sequencer.use(1)
+            began = transport.clock.monotonic()
+            promise = await transport.send(request, SUBMIT)
+            return promise, transport.clock.monotonic() - began
+
+        promise, roundtrip = await self._in_turn(future, place, send)
+        started = await self._runtime.session.started()
+        return await started.poller.result(promise, expected, future, roundtrip)
+
+    async def _in_turn(self, future: APIFuture[T], place: Place, send: Callable[[Sequencer, str], Awaitable[R]]) -> R:
+        """Send when the turn comes. What has begun to be sent is sent to the end, also when the future is cancelled."""
+
+        async def submission() -> R:
+            async with place as sequencer:
+                if future.cancelled():
+                    raise asyncio.CancelledError
+                assert self._model is not None
+                try:
+                    return await send(sequencer, self._model.model_id)
+                except Exception as error:
+                    sequencer.broken_by(error)
+                    raise
+
+        return await asyncio.shield(self._runtime.thread.task(submission(), name=future.operation))
+
+    # ------------------------------------------------------------------------------------------------------ forward/backward
+
+    def _loss(
+        self, operation: str, data: Sequence[Datum], loss_fn: str, config: LossConfig
+    ) -> APIFuture[ForwardBackwardOutput]:
+        batch = list(data)
+        check_data(batch, loss_fn)
+        check_loss_config(config)
+        future: APIFuture[ForwardBackwardOutput] = APIFuture(operation)
+        job = _LossJob(loss_fn, None if config is None else dict(config), operation == "forward")
+        return start(future, lambda: self._batch(future, batch, job))
+
+    async def _batch(self, future: APIFuture[ForwardBackwardOutput], data: list[Datum], job: _LossJob) -> ForwardBackwardOutput:
+        place = self._sequencer.place()
+        try:
+            started = await self._runtime.session.started()
+            limits = started.config
+            pieces = split(data, limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
+            chunks = [_Chunk(piece, nbytes) for piece, nbytes in pieces]
+            if started.wire.form == "proto":
+                for chunk in chunks:
+                    await chunk.encode()  # ahead of the turn
+        except BaseException as error:
+            place.leave()
+            if isinstance(error, Exception):
+                self._sequencer.broken_by(error)
+            raise
+
+        async def send(sequencer: Sequencer, model_id: str) -> list[tuple[models.UntypedAPIFuture, float]]:
+            first = sequencer.next_number
+            sequencer.use(len(chunks))
+            numbered = [self._send_chunk(started, chunk, job, model_id, first + i) for i, chunk in enumerate(chunks)]
+            if len(numbered) == 1 or not started.config.parallel_fwdbwd_chunks:
+                return [await one for one in numbered]
+            # The server starts when it has the first chunk, so it goes last and the others are there by then.
+            head, *rest = numbered
+            later = await asyncio.gather(*rest, return_exceptions=True)
+            failed = next((one for one in later if isinstance(one, BaseException)), None)
+            if failed is not None:
+                head.close()
+                raise failed
+            return [await head, *cast("list[tuple[models.UntypedAPIFuture, float]]", later)]
+
+        accepted = await self._in_turn(future, place, send)
+        expected = loss_output("Forward" if job.forward_only else "ForwardBackward")
+        if len(accepted) == 1:
+            return combine([await started.poller.result(accepted[0][0], expected, future, accepted[0][1])])
+        results = await asyncio.gather(
+            *(started.poller.result(promise, expected, future, roundtrip) for promise, roundtrip in accepted)
+        )
+        return combine(results)
+
+    async def _send_chunk(
+        self, started: Started, chunk: _Chunk, job: _LossJob, model_id: str, number: int
+    ) -> tuple[models.UntypedAPIFuture, float]:
+        """Submit one chunk in the form the server reads; a refused form is switched once, under the same number."""
+        clock = self._runtime.clock
+        async with started.limits.training_nbytes.take(chunk.nbytes):
+            began = clock.monotonic()
+            try:
+                promise = await self._post(started, chunk, job, model_id, number)
+            except APIStatusError as error:
+                if not started.wire.switched(error):
+                    raise
+                promise = await self._post(started, chunk, job, model_id, number)
+            started.wire.succeeded()
+            return promise, clock.monotonic() - began
+
+    async def _post(
+        self, started: Started, chunk: _Chunk, job: _LossJob, model_id: str, number: int
+    ) -> models.UntypedAPIFuture:
+        transport = self._runtime.transport
+        if started.wire.form == "proto":
+            head = proto.forward_backward_head(model_id, number, job.loss_fn, job.config, forward_only=job.forward_only)
+            body = Binary(proto.MEDIA_TYPE, [*head, *await chunk.encode()])
+            request = training_api.forward_backward(body)
+        else:
+            request = await chunk.json_request(job, model_id, number)
+        if chunk.nbytes <= _LARGE_NBYTES:
+            return await transport.send(request, SUBMIT, Purpose.UPLOAD)
+        call = await asyncio.to_thread(transport.prepare, request, Purpose.UPLOAD)
+        answer = await run(
+            SUBMIT, lambda _: transport.perform(call, request.operation), transport.clock, what=request.operation
+        )
+        return transport.decode(request, call, answer)
+
+
+@attrs.frozen
+class _LossJob:
+    """What to compute, the same for every chunk."""
+
+    loss_fn: str
+    config: dict[str, float | str] | None
+    forward_only: bool
+
+
+@attrs.define
+class _Chunk:
+    """Datums of one request, and their protobuf form once it is made."""
+
+    data: Sequence[Datum]
+    nbytes: int
+    _encoded: list[bytes] | None = None
+
+    async def encode(self) -> list[bytes]:
+        """The protobuf form without its head, in blocks; made once, off the loop thread when large."""
+        if self._encoded is None:
+            large = self.nbytes > _LARGE_NBYTES
+            self._encoded = await asyncio.to_thread(self._blocks) if large else self._blocks()
+        return self._encoded
+
+    def _blocks(self) -> list[bytes]:
+        return coalesced(proto.encode_data(self.data))
+
+    async def json_request(self, job: _LossJob, model_id: str, number: int) -> Request[models.UntypedAPIFuture]:
+        """The JSON request; forward only is an operation of its own there."""
+        inputs = models.ForwardBackwardInput(data=json.wire_data(self.data), loss_fn=job.loss_fn, loss_fn_config=job.config)
+        if job.forward_only:
+            return training_api.forward(models.ForwardRequest(forward_input=inputs, model_id=model_id, seq_id=number))
+        return training_api.forward_backward(
+            models.ForwardBackwardRequest(forward_backward_input=inputs, model_id=model_id, seq_id=number)
+        )
+
+
+def _strings(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
+    return None if metadata is None else dict(metadata)
+
+
+def _present(value: str | None, field: str) -> str:
+    if value is None:
+        raise ValueError(f"the server's answer lacks {field}")
+    return value

@@ -1,0 +1,116 @@
+"""Public types: inputs, tensors, parameters and results."""
+
+from tinker_wire.models import (
+    CreateModelResponse,
+    CreateSamplingSessionResponse,
+    CreateSessionResponse,
+    GetInfoResponse,
+    GetSamplerResponse,
+    GetServerCapabilitiesResponse,
+    ImageFormat,
+    LoadWeightsResponse,
+    ModelData,
+    OptimStepResponse,
+    QueueState,
+    RequestErrorCategory,
+    SaveWeightsResponse,
+    StopReason,
+    SupportedModel,
+    UntypedAPIFuture,
+)
+
+from tinker.types._arrays import TensorDtype
+from tinker.types.datum import (
+    Datum,
+    LossFnInputs,
+    PromptProvenanceSpan,
+    ProvenanceSpan,
+    ProvenanceSpans,
+    SampledProvenanceSpan,
+)
+from tinker.types.model_input import (
+    DmelChunk,
+    EncodedTextChunk,
+    ImageAssetPointerChunk,
+    ImageChunk,
+    ModelInput,
+    ModelInputChunk,
+)
+from tinker.types.params import (
+    AdamOptimizerConfig,
+    AdamParams,
+    DimuonOptimizerConfig,
+    DimuonParams,
+    LoraConfig,
+    LossFnType,
+    OptimizerConfig,
+    OptimParams,
+    SamplingParams,
+)
+from tinker.types.paths import CheckpointType, ParsedCheckpointTinkerPath
+from tinker.types.results import (
+    ForwardBackwardOutput,
+    LossFnOutput,
+    PromptAltTokens,
+    SampledSequence,
+    SampleResponse,
+    SaveWeightsForSamplerResponse,
+    TopkLogprobs,
+)
+from tinker.types.tensor_data import TensorData
+
+ModelID = str
+RequestID = str
+
+__all__ = [
+    "AdamOptimizerConfig",
+    "AdamParams",
+    "CheckpointType",
+    "CreateModelResponse",
+    "CreateSamplingSessionResponse",
+    "CreateSessionResponse",
+    "Datum",
+    "DimuonOptimizerConfig",
+    "DimuonParams",
+    "DmelChunk",
+    "EncodedTextChunk",
+    "ForwardBackwardOutput",
+    "GetInfoResponse",
+    "GetSamplerResponse",
+    "GetServerCapabilitiesResponse",
+    "ImageAssetPointerChunk",
+    "ImageChunk",
+    "ImageFormat",
+    "LoadWeightsResponse",
+    "LoraConfig",
+    "LossFnInputs",
+    "LossFnOutput",
+    "LossFnType",
+    "ModelData",
+    "ModelID",
+    "ModelInput",
+    "ModelInputChunk",
+    "OptimParams",
+    "OptimStepResponse",
+    "OptimizerConfig",
+    "ParsedCheckpointTinkerPath",
+    "PromptAltTokens",
+    "PromptProvenanceSpan",
+    "ProvenanceSpan",
+    "ProvenanceSpans",
+    "QueueState",
+    "RequestErrorCategory",
+    "RequestID",
+    "SampleResponse",
+    "SampledProvenanceSpan",
+    "SampledSequence",
+    "SamplingParams",
+    "SaveWeightsForSamplerResponse",
+    "SaveWeightsResponse",
+    "StopReason",
+    "SupportedModel",
+    "TensorData",
+    "TensorDtype",
+    "TopkLogprobs",
+    "UntypedAPIFuture",
+]

@@ -1,0 +1,85 @@
+"""Turning what users hand in (lists, numpy arrays, torch tensors) into numpy arrays of the two wire dtypes, once.
+
+torch is never imported here: a torch tensor can only reach us from a process that has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+TensorDtype: TypeAlias = Literal["int64", "float32"]
+NumericArray: TypeAlias = NDArray[np.int64] | NDArray[np.float32]
+Int32Array: TypeAlias = NDArray[np.int32]
+
+_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
+_INT32 = np.iinfo(np.int32)
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The numpy dtype of a wire dtype; ValueError for any other name."""
+    try:
+        return _NUMPY_DTYPES[dtype]
+    except (KeyError, TypeError):
+        raise ValueError(f"Unsupported TensorDtype: {dtype!r}; the wire knows 'float32' and 'int64'") from None
+
+
+def is_torch(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether ``value`` is a torch tensor, without importing torch."""
+    torch_module = sys.modules.get("torch")
+    return torch_module is not None and isinstance(value, torch_module.Tensor)
+
+
+def torch_to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
+    """The tensor's values; shares memory with a contiguous CPU tensor. bfloat16 and half widen to float32."""
+    import torch
+
+    if tensor.requires_grad:
+        raise RuntimeError("The tensor requires grad; pass tensor.detach()")
+    if tensor.dtype in (torch.bfloat16, torch.float16):
+        tensor = tensor.float()
+    return tensor.cpu().numpy()
+
+
+def wire_array(array: NDArray[Any]) -> NumericArray:
+    """Floats become float32, signed integers int64; ValueError for anything else (bool and unsigned included)."""
+    if array.dtype.kind == "f":
+        return cast("NumericArray", array if array.dtype == np.float32 else array.astype(np.float32))
+    if array.dtype.kind == "i":
+        return cast("NumericArray", array if array.dtype == np.int64 else array.astype(np.int64))
+    raise ValueError(f"Unsupported numpy dtype: {array.dtype}; use a float or a signed integer array")
+
+
+def rectangular(values: Sequence[Any], what: str) -> NDArray[Any]:
+    """A list, nested or not, as an array; ValueError naming ``what`` when it is ragged or not numeric."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        array = np.asarray(None)
+    if array.dtype.kind not in "iufb":
+        raise ValueError(f"{what} must be a rectangular numeric array; ragged nested lists are not supported")
+    return array
+
+
+def token_array(tokens: object) -> Int32Array:
+    """Token ids as int32, from a sequence of integers, a numpy array or a torch tensor. ValueError otherwise."""
+    raw: NDArray[Any] = torch_to_numpy(tokens) if is_torch(tokens) else np.asarray(tokens)
+    if raw.ndim != 1:
+        raise ValueError(f"tokens must be one-dimensional, got shape {list(raw.shape)}")
+    if raw.size == 0:
+        return np.empty(0, np.int32)
+    if raw.dtype.kind == "U":
+        raw = np.asarray([int(token) for token in raw.tolist()])
+    whole = raw.astype(np.int64) if raw.dtype.kind in "fiub" else None
+    if whole is None or (raw.dtype.kind == "f" and not np.array_equal(whole, raw)):
+        raise ValueError("tokens must be integers")
+    if whole.min() < _INT32.min or whole.max() > _INT32.max:
+        raise ValueError("tokens must fit in 32 bits")
+    return whole.astype(np.int32)

@@ -1,0 +1,127 @@
+"""Datum: one training example, its model input and the tensors of its loss; and where its tokens came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from tinker.types._arrays import TensorDtype, is_torch, rectangular, wire_array
+from tinker.types.model_input import ModelInput
+from tinker.types.tensor_data import TensorData
+
+# A Python list has no dtype of its own; the names known to the losses say which one is meant.
+LIST_DTYPES: dict[str, TensorDtype] = {
+    "target_tokens": "int64",
+    "weights": "float32",
+    "advantages": "float32",
+    "logprobs": "float32",
+    "clip_low_threshold": "float32",
+    "clip_high_threshold": "float32",
+    "sequence_ratio_mask": "float32",
+}
+# Two-dimensional torch tensors under these names are sent sparse where that is smaller.
+SPARSIFIED = frozenset({"target_tokens", "weights"})
+
+LossFnInputs: TypeAlias = dict[str, TensorData]
+
+
+def _span_length(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
+    if value < 0:
+        raise ValueError(f"{attribute.name} must not be negative, got {value}")
+
+
+def _span_id(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
+    if not value:
+        raise ValueError("sequence_id must not be empty")
+
+
+@attrs.frozen(kw_only=True)
+class PromptProvenanceSpan:
+    """A run of tokens that stood in a prompt of the sequence ``sequence_id``, from ``offset`` on."""
+
+    sequence_id: str = attrs.field(validator=_span_id)
+    offset: int = attrs.field(default=0, validator=_span_length)
+    length: int = attrs.field(validator=_span_length)
+
+
+@attrs.frozen(kw_only=True)
+class SampledProvenanceSpan:
+    """A run of tokens that the model sampled as part of the sequence ``sequence_id``, from ``offset`` on."""
+
+    sequence_id: str = attrs.field(validator=_span_id)
+    offset: int = attrs.field(default=0, validator=_span_length)
+    length: int = attrs.field(validator=_span_length)
+
+
+ProvenanceSpan: TypeAlias = PromptProvenanceSpan | SampledProvenanceSpan
+ProvenanceSpans: TypeAlias = list[ProvenanceSpan]
+LossFnInputValue: TypeAlias = TensorData | NDArray[Any] | Sequence[Any]
+
+
+def to_tensor_data(name: str, value: object) -> TensorData:
+    """A loss input as TensorData; ValueError for ragged lists, TypeError for values that are no tensor."""
+    if isinstance(value, TensorData):
+        return value
+    if is_torch(value):
+        sparse = value.ndim == 2 and name in SPARSIFIED
+        return TensorData.from_torch_sparse(value) if sparse else TensorData.from_torch(value)
+    if isinstance(value, np.ndarray):
+        return TensorData.from_numpy(cast("NDArray[Any]", value))
+    if isinstance(value, list):
+        array = rectangular(cast("list[object]", value), name)
+        dtype = LIST_DTYPES.get(name)
+        return TensorData.from_numpy(wire_array(array) if dtype is None else array.astype(dtype))
+    raise TypeError(f"Unsupported loss_fn_inputs value for {name!r}: {type(value).__name__}")
+
+
+def _tensors(inputs: Mapping[str, object]) -> LossFnInputs:
+    return {name: to_tensor_data(name, value) for name, value in inputs.items()}
+
+
+def _spans(spans: Sequence[ProvenanceSpan] | None) -> ProvenanceSpans | None:
+    if spans is None:
+        return None
+    for span in spans:
+        if not isinstance(span, (PromptProvenanceSpan, SampledProvenanceSpan)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"provenance spans must be span objects, got {type(span).__name__}")
+    return list(spans)
+
+
+@attrs.define(slots=False, frozen=True, eq=True, unsafe_hash=False)
+class Datum:
+    """One example.
+
+    ``loss_fn_inputs`` maps names to tensors of the same first dimension as ``model_input``: TensorData, numpy arrays, torch
+    tensors or lists. Lists take their dtype from the name (``target_tokens`` int64; ``weights``, ``advantages``, ``logprobs``
+    float32), others from their values. ``model_input_spans`` and ``loss_fn_input_spans`` come together or not at all.
+
+    >>> datum = Datum(model_input=ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]})
+    >>> datum.loss_fn_inputs["target_tokens"].dtype
+    'int64'
+    """
+
+    model_input: ModelInput
+    loss_fn_inputs: LossFnInputs = attrs.field(factory=lambda: dict[str, TensorData](), converter=_tensors)
+    model_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
+    loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
+
+    def __attrs_post_init__(self) -> None:
+        if (self.model_input_spans is None) != (self.loss_fn_input_spans is None):
+            raise ValueError("model_input_spans and loss_fn_input_spans go together")
+
+    def with_provenance(self, model_input: Sequence[ProvenanceSpan], loss_fn_inputs: Sequence[ProvenanceSpan]) -> Datum:
+        """A copy with these spans; ValueError unless they tile the input and ``target_tokens`` exactly."""
+        _check_tiling("model_input", model_input, self.model_input.length)
+        targets = self.loss_fn_inputs.get("target_tokens")
+        _check_tiling("loss_fn_inputs", loss_fn_inputs, 0 if targets is None else len(targets.to_numpy()))
+        return attrs.evolve(self, model_input_spans=model_input, loss_fn_input_spans=loss_fn_inputs)
+
+
+def _check_tiling(what: str, spans: Sequence[ProvenanceSpan], length: int) -> None:
+    total = sum(span.length for span in spans)
+    if total != length:
+        raise ValueError(f"{what} spans cover {total} tokens, the datum has {length}")

@@ -1,0 +1,208 @@
+"""Model input: token chunks, image chunks and audio chunks in order. Values are immutable; build a new one to change one."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from typing import Literal, NoReturn, TypeAlias
+
+import attrs
+from tinker_wire import models
+
+from tinker.types._arrays import Int32Array, token_array
+
+
+class EncodedTextChunk:
+    """Tokens of text.
+
+    ``tokens`` may be a list, tuple, range, numpy array or torch tensor of integers; it is copied. ValueError when the values
+    are not integers of 32 bits. Read ``tokens`` as a list; it must not be changed.
+
+    >>> EncodedTextChunk(tokens=[1, 2, 3]).length
+    3
+    """
+
+    __slots__ = ("_array", "_tokens")
+    _array: Int32Array
+    _tokens: Sequence[int] | None
+    type: Literal["encoded_text"] = "encoded_text"
+
+    def __init__(self, *, tokens: Sequence[int] | Iterable[int], type: Literal["encoded_text"] = "encoded_text") -> None:
+        if type != "encoded_text":
+            raise ValueError(f"type must be 'encoded_text', got {type!r}")
+        object.__setattr__(self, "_array", token_array(tokens))
+        kept = list(tokens) if isinstance(tokens, list) else tokens if isinstance(tokens, tuple) else None
+        object.__setattr__(self, "_tokens", kept)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The token ids, a list (a tuple when a tuple was given)."""
+        if self._tokens is None:
+            object.__setattr__(self, "_tokens", self._array.tolist())
+        assert self._tokens is not None
+        return self._tokens
+
+    @property
+    def array(self) -> Int32Array:
+        """The token ids as int32, converted once."""
+        return self._array
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self._array)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise attrs.exceptions.FrozenInstanceError(name)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, EncodedTextChunk):
+            return NotImplemented
+        return self.tokens == other.tokens
+
+    def __hash__(self) -> int:
+        return hash((self.tokens, self.type))
+
+    def __repr__(self) -> str:
+        return f"EncodedTextChunk(tokens={self.tokens!r}, type={self.type!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _text_chunk, (self._array if self._tokens is None else self._tokens,)
+
+
+def _text_chunk(tokens: Sequence[int]) -> EncodedTextChunk:
+    return EncodedTextChunk(tokens=tokens)
+
+
+def _as_bytes(value: bytes | str) -> bytes:
+    return base64.b64decode(value, validate=True) if isinstance(value, str) else bytes(value)
+
+
+def _expected(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
+    if chunk.expected_tokens is None:
+        raise ValueError(f"{type(chunk).__name__} expected_tokens needs to be set in order to compute the length")
+    return chunk.expected_tokens
+
+
+@attrs.frozen(kw_only=True)
+class ImageChunk:
+    """An image: ``data`` is the file's bytes (a str is taken as base64), ``expected_tokens`` what it counts as in lengths."""
+
+    data: bytes = attrs.field(converter=_as_bytes)
+    format: models.ImageFormat
+    expected_tokens: int | None = None
+    type: Literal["image"] = "image"
+
+    @property
+    def length(self) -> int:
+        """``expected_tokens``; ValueError when unset."""
+        return _expected(self)
+
+
+@attrs.frozen(kw_only=True)
+class ImageAssetPointerChunk:
+    """An image the server fetches from ``location``; only for sampling and JSON servers."""
+
+    format: models.ImageFormat
+    location: str
+    expected_tokens: int | None = None
+    type: Literal["image_asset_pointer"] = "image_asset_pointer"
+
+    @property
+    def length(self) -> int:
+        """``expected_tokens``; ValueError when unset."""
+        return _expected(self)
+
+
+@attrs.frozen(kw_only=True)
+class DmelChunk:
+    """Audio features: ``dmel`` is a serialized TensorContainer (a str is taken as base64)."""
+
+    dmel: bytes = attrs.field(converter=_as_bytes)
+    type: Literal["dmel"] = "dmel"
+
+    @property
+    def length(self) -> int:
+        """The first dimension named in the container's header."""
+        return _container_length(self.dmel)
+
+
+def _container_length(data: bytes) -> int:
+    """Header: optional marker 254, a dtype byte 0-7, the number of dimensions and the dimensions as varints."""
+    if not data:
+        raise ValueError("TensorContainer bytes are empty")
+    at = 1 if data[0] == 254 else 0
+    if at >= len(data) or data[at] > 7:
+        raise ValueError("TensorContainer has no valid dtype byte")
+    count, at = _varint(data, at + 1)
+    if count == 0:
+        raise ValueError("TensorContainer has no dimensions")
+    return _varint(data, at)[0]
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise ValueError("TensorContainer header is truncated")
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+ModelInputChunk: TypeAlias = EncodedTextChunk | ImageAssetPointerChunk | ImageChunk | DmelChunk
+_CHUNKS = (EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, DmelChunk)
+
+
+def _chunk_list(chunks: Iterable[ModelInputChunk]) -> list[ModelInputChunk]:
+    result = list(chunks)
+    for index, chunk in enumerate(result):
+        if not isinstance(chunk, _CHUNKS):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"chunks[{index}] must be a model input chunk, got {type(chunk).__name__}")
+    return result
+
+
+@attrs.frozen(kw_only=True)
+class ModelInput:
+    """What the model reads: chunks in order.
+
+    >>> ModelInput.from_ints([1, 2]).append_int(3).to_ints()
+    [1, 2, 3]
+    """
+
+    chunks: list[ModelInputChunk] = attrs.field(converter=_chunk_list)
+
+    @classmethod
+    def from_ints(cls, tokens: Sequence[int] | Iterable[int]) -> ModelInput:
+        """One text chunk of these token ids (a list, numpy array or torch tensor)."""
+        return cls(chunks=[EncodedTextChunk(tokens=tokens)])
+
+    @classmethod
+    def empty(cls) -> ModelInput:
+        """No chunks; a start for :meth:`append`."""
+        return cls(chunks=[])
+
+    def append(self, chunk: ModelInputChunk) -> ModelInput:
+        """A new input with ``chunk`` at the end."""
+        return ModelInput(chunks=[*self.chunks, chunk])
+
+    def append_int(self, token: int) -> ModelInput:
+        """A new input with a chunk of one token at the end."""
+        return self.append(EncodedTextChunk(tokens=[token]))
+
+    def to_ints(self) -> list[int]:
+        """All tokens as one list; ValueError when a chunk is not text."""
+        tokens: list[int] = []
+        for chunk in self.chunks:
+            if not isinstance(chunk, EncodedTextChunk):
+                kinds = [type(c).__name__ for c in self.chunks]
+                raise ValueError(f"to_ints only supported for ModelInput with EncodedTextChunks, got {kinds}")
+            tokens.extend(chunk.tokens)
+        return tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens over all chunks; ValueError when an image chunk has no ``expected_tokens``."""
+        return sum(chunk.length for chunk in self.chunks)

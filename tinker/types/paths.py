@@ -1,0 +1,44 @@
+"""Checkpoint paths: ``tinker://<training run>/<kind>/<name>``."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import attrs
+
+CheckpointType: TypeAlias = Literal["training", "sampler", "external"]
+
+_TYPES: dict[str, CheckpointType] = {
+    "weights": "training",
+    "sampler_weights": "sampler",
+    "external_weights": "external",
+}
+SCHEME = "tinker://"
+
+
+@attrs.frozen(kw_only=True)
+class ParsedCheckpointTinkerPath:
+    """A checkpoint path in its parts; ``checkpoint_id`` is ``<kind>/<name>``."""
+
+    tinker_path: str
+    training_run_id: str
+    checkpoint_type: CheckpointType
+    checkpoint_id: str
+
+    @classmethod
+    def from_tinker_path(cls, tinker_path: str) -> ParsedCheckpointTinkerPath:
+        """Parse a path; ValueError unless it has a scheme, a run, a known kind and a name.
+
+        >>> ParsedCheckpointTinkerPath.from_tinker_path("tinker://run/weights/0001").checkpoint_id
+        'weights/0001'
+        """
+        parts = tinker_path.removeprefix(SCHEME).split("/")
+        if not tinker_path.startswith(SCHEME) or len(parts) != 3 or parts[1] not in _TYPES:
+            kinds = "|".join(_TYPES)
+            raise ValueError(f"Invalid tinker path: {tinker_path}; expected {SCHEME}<training run>/<{kinds}>/<name>")
+        return cls(
+            tinker_path=tinker_path,
+            training_run_id=parts[0],
+            checkpoint_type=_TYPES[parts[1]],
+            checkpoint_id=f"{parts[1]}/{parts[2]}",
+        )

@@ -1,0 +1,154 @@
+"""What the server computed: outputs of losses and samples, backed by arrays that view the received bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TypeAlias, cast
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+from tinker_wire.models import StopReason
+
+from tinker.types.tensor_data import TensorData
+
+LossFnOutput: TypeAlias = dict[str, TensorData]
+
+# The wire marks an empty cell of a top-k table so.
+EMPTY_TOKEN_ID = 0
+EMPTY_LOGPROB = -99999.0
+
+TopkRow: TypeAlias = list[tuple[int, float]] | None
+
+
+@attrs.define
+class ForwardBackwardOutput:
+    """Result of ``forward`` and ``forward_backward``.
+
+    ``loss_fn_outputs[i]`` holds the tensors of datum i (``logprobs`` for the built-in losses); ``metrics`` keys are
+    ``name:reduction``.
+    """
+
+    loss_fn_output_type: str
+    loss_fn_outputs: list[LossFnOutput]
+    metrics: dict[str, float] = attrs.field(factory=lambda: dict[str, float]())
+
+    @property
+    def loss(self) -> float:
+        """The metric ``loss:sum``; AttributeError when the server sent none (``metrics`` lists what it sent)."""
+        try:
+            return self.metrics["loss:sum"]
+        except KeyError:
+            known = ", ".join(sorted(self.metrics)) or "none"
+            raise AttributeError(f"the server sent no metric 'loss:sum'; metrics: {known}") from None
+
+
+@attrs.frozen(eq=False)
+class TopkLogprobs:
+    """The k most likely tokens of n positions: ``token_ids`` int32 and ``logprobs`` float32, both ``[n, k]``."""
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+
+    def tolist(self) -> list[TopkRow]:
+        """Per position a list of (token id, logprob); None where the server sent none; empty cells left out."""
+        return [_row(ids, logprobs) for ids, logprobs in zip(self.token_ids.tolist(), self.logprobs.tolist(), strict=True)]
+
+
+def _row(ids: list[int], logprobs: list[float]) -> TopkRow:
+    cells = list(zip(ids, logprobs, strict=True))
+    while cells and cells[-1] == (EMPTY_TOKEN_ID, EMPTY_LOGPROB):
+        cells.pop()
+    return cells or None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PromptAltTokens:
+    """Alternatives the model preferred at each prompt position: ids int64 and logprobs float32, ``[len(prompt) - 1, k]``."""
+
+    tokens: TensorData
+    logprobs: TensorData
+
+
+class SampledSequence:
+    """One continuation.
+
+    ``tokens`` and ``logprobs`` may be given as lists or arrays. As arrays they are ``tokens_np`` (int32) and ``logprobs_np``
+    (float32, None when the server sent none); as lists they are made once, on first use.
+    """
+
+    def __init__(
+        self,
+        *,
+        stop_reason: StopReason,
+        tokens: Sequence[int] | NDArray[np.int32] | None = None,
+        logprobs: Sequence[float] | NDArray[np.float32] | None = None,
+        sequence_id: str | None = None,
+        tokens_np: NDArray[np.int32] | None = None,
+        logprobs_np: NDArray[np.float32] | None = None,
+        topk_logprobs_np: TopkLogprobs | None = None,
+    ) -> None:
+        given = tokens if tokens_np is None else tokens_np
+        self.stop_reason: StopReason = stop_reason
+        self.sequence_id = sequence_id
+        self.tokens_np: NDArray[np.int32] = np.asarray([] if given is None else given, np.int32)
+        drawn = logprobs if logprobs_np is None else logprobs_np
+        self.logprobs_np: NDArray[np.float32] | None = None if drawn is None else np.asarray(drawn, np.float32)
+        self.topk_logprobs_np = topk_logprobs_np
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """The token ids; the stop that ended the sequence is among them."""
+        return cast("list[int]", self.tokens_np.tolist())
+
+    @cached_property
+    def logprobs(self) -> list[float] | None:
+        """Log-probability of each token, None when the server sent none."""
+        return None if self.logprobs_np is None else self.logprobs_np.tolist()
+
+    @cached_property
+    def topk_logprobs(self) -> list[TopkRow] | None:
+        """Per token the most likely alternatives as (id, logprob), None when not asked for."""
+        return None if self.topk_logprobs_np is None else self.topk_logprobs_np.tolist()
+
+    def __repr__(self) -> str:
+        count = len(self.tokens_np)
+        return f"SampledSequence(stop_reason={self.stop_reason!r}, sequence_id={self.sequence_id!r}, {count} tokens)"
+
+
+@attrs.define(kw_only=True, eq=False, slots=False)
+class SampleResponse:
+    """Result of ``sample``: one sequence for each sample asked for, and what was asked about the prompt."""
+
+    sequences: list[SampledSequence]
+    prompt_logprobs_np: NDArray[np.float32] | None = None
+    topk_prompt_logprobs_np: TopkLogprobs | None = None
+    target_prompt_logprobs: TensorData | None = None
+    prompt_cache_hit_tokens: int = 0
+    prompt_alt_tokens: PromptAltTokens | None = None
+
+    @property
+    def samples(self) -> list[SampledSequence]:
+        """The same as ``sequences``."""
+        return self.sequences
+
+    @cached_property
+    def prompt_logprobs(self) -> list[float | None] | None:
+        """Log-probability of each prompt token given those before it; None for the first and where unknown."""
+        if self.prompt_logprobs_np is None:
+            return None
+        return [None if value != value else value for value in self.prompt_logprobs_np.tolist()]
+
+    @cached_property
+    def topk_prompt_logprobs(self) -> list[TopkRow] | None:
+        """Per prompt position the most likely tokens as (id, logprob), None when not asked for."""
+        return None if self.topk_prompt_logprobs_np is None else self.topk_prompt_logprobs_np.tolist()
+
+
+@attrs.frozen(kw_only=True)
+class SaveWeightsForSamplerResponse:
+    """Where the weights were saved: ``tinker://<training run>/sampler_weights/<name>``."""
+
+    path: str
+    type: str | None = None

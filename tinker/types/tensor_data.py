@@ -1,0 +1,202 @@
+"""TensorData: an array on its way to or from the server. Stored as one numpy array; lists are made only on request."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from tinker.types._arrays import (
+    NumericArray,
+    TensorDtype,
+    is_torch,
+    numpy_dtype,
+    torch_to_numpy,
+    wire_array,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TensorData:
+    """A float32 or int64 tensor, dense or sparse (CSR, two-dimensional).
+
+    ``data`` is a list or an array; it is cast to ``dtype`` and reshaped to ``shape`` when one is given. With both ``sparse_*``
+    arguments ``data`` holds the listed values only and ``shape`` is required. Two TensorData are equal only when they are the
+    same object, as arrays have no single truth value.
+
+    >>> TensorData([1.0, 2.0], "float32").tolist()
+    [1.0, 2.0]
+    """
+
+    __slots__ = ("__weakref__", "_numpy", "dtype", "shape", "sparse_col_indices", "sparse_crow_indices")
+    _numpy: NumericArray
+    dtype: TensorDtype
+    shape: list[int] | None
+    sparse_crow_indices: list[int] | None
+    sparse_col_indices: list[int] | None
+
+    def __init__(
+        self,
+        data: Sequence[float] | NDArray[Any] | None = None,
+        dtype: TensorDtype | None = None,
+        shape: Sequence[int] | None = None,
+        sparse_crow_indices: Sequence[int] | None = None,
+        sparse_col_indices: Sequence[int] | None = None,
+    ) -> None:
+        if dtype is None:
+            raise TypeError("TensorData requires `dtype`")
+        sparse = sparse_crow_indices is not None
+        if sparse != (sparse_col_indices is not None):
+            raise ValueError("sparse_crow_indices and sparse_col_indices go together")
+        array = _stored(data, numpy_dtype(dtype))
+        if sparse:
+            array = array.reshape(-1)
+            _check_csr(array, shape, sparse_crow_indices or (), sparse_col_indices or ())
+        elif shape is not None:
+            array = array.reshape(tuple(shape))
+        _set(self, array, dtype, shape, sparse_crow_indices, sparse_col_indices)
+
+    @classmethod
+    def from_numpy(cls, array: NDArray[Any]) -> TensorData:
+        """Float arrays become float32, signed integers int64; an array already of that dtype is shared, not copied."""
+        return _wrap(wire_array(np.asarray(array)))
+
+    @classmethod
+    def from_torch(cls, tensor: torch.Tensor) -> TensorData:
+        """As :meth:`from_numpy`; shares memory with a contiguous CPU tensor. bfloat16 widens to float32."""
+        return _wrap(wire_array(torch_to_numpy(tensor)))
+
+    @classmethod
+    def from_torch_sparse(cls, tensor: torch.Tensor, pad_value: int = 0) -> TensorData:
+        """A 2-D tensor whose ``pad_value`` cells are left out, as CSR where that is smaller, else dense."""
+        if isinstance(pad_value, bool):
+            raise TypeError("pad_value must be an int")
+        if tensor.ndim != 2:
+            raise ValueError(f"from_torch_sparse takes a 2-D tensor, got shape {list(tensor.shape)}")
+        return _sparsified(wire_array(torch_to_numpy(tensor)), pad_value)
+
+    @property
+    def data(self) -> list[float]:
+        """The stored values as a fresh flat list (for a sparse tensor: the listed values only)."""
+        return cast("list[float]", self._numpy.reshape(-1).tolist())
+
+    @property
+    def values(self) -> NumericArray:
+        """The stored array without a copy; for a sparse tensor the listed values only."""
+        return self._numpy
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the tensor is CSR."""
+        return self.sparse_crow_indices is not None
+
+    def to_numpy(self, pad_value: float = 0) -> NDArray[Any]:
+        """The stored array itself, not a copy; a sparse tensor is made dense with ``pad_value`` in the absent cells."""
+        if self.sparse_crow_indices is None or self.sparse_col_indices is None:
+            return self._numpy
+        assert self.shape is not None
+        dense = np.full(tuple(self.shape), pad_value, self._numpy.dtype)
+        rows = np.repeat(np.arange(self.shape[0]), np.diff(self.sparse_crow_indices))
+        dense[rows, self.sparse_col_indices] = self._numpy
+        return dense
+
+    def to_torch(self, pad_value: float = 0) -> torch.Tensor:
+        """As :meth:`to_numpy`, as a torch tensor sharing its memory. ImportError without torch."""
+        try:
+            import torch
+        except ImportError:
+            raise ImportError("PyTorch is not installed. Install it with: pip install 'tinker[torch]'") from None
+        return torch.from_numpy(self.to_numpy(pad_value))  # pyright: ignore[reportUnknownMemberType]
+
+    def tolist(self) -> Any:  # the depth of the list is the rank of the tensor
+        """The values as nested lists, a plain number for a 0-dimensional tensor."""
+        return self.to_numpy().tolist()
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise attrs.exceptions.FrozenInstanceError(name)
+
+    def __repr__(self) -> str:
+        return (
+            f"TensorData(dtype={self.dtype!r}, shape={self.shape!r}, "
+            f"sparse_crow_indices={self.sparse_crow_indices!r}, sparse_col_indices={self.sparse_col_indices!r})"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return TensorData, (self._numpy, self.dtype, self.shape, self.sparse_crow_indices, self.sparse_col_indices)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TensorData:
+        copy = TensorData.__new__(TensorData)
+        _set(copy, self._numpy.copy(), self.dtype, self.shape, self.sparse_crow_indices, self.sparse_col_indices)
+        return copy
+
+
+def _stored(data: Sequence[float] | NDArray[Any] | None, dtype: np.dtype[Any]) -> NumericArray:
+    """A writable array of ``dtype``; one that already is so is kept without a copy."""
+    if is_torch(data):
+        data = torch_to_numpy(data)
+    array = np.asarray([] if data is None else data, dtype)
+    return cast("NumericArray", array if array.flags.writeable else array.copy())
+
+
+def _set(
+    tensor: TensorData,
+    array: NumericArray,
+    dtype: TensorDtype,
+    shape: Sequence[int] | None,
+    crow: Sequence[int] | None,
+    col: Sequence[int] | None,
+) -> None:
+    put = object.__setattr__
+    put(tensor, "_numpy", array)
+    put(tensor, "dtype", dtype)
+    put(tensor, "shape", None if shape is None else list(shape))
+    put(tensor, "sparse_crow_indices", None if crow is None else list(crow))
+    put(tensor, "sparse_col_indices", None if col is None else list(col))
+
+
+def _wrap(array: NumericArray) -> TensorData:
+    tensor = TensorData.__new__(TensorData)
+    _set(tensor, array, "float32" if array.dtype.kind == "f" else "int64", array.shape, None, None)
+    return tensor
+
+
+def _sparsified(array: NumericArray, pad_value: int) -> TensorData:
+    rows, cols = array.shape
+    kept = array != pad_value
+    nnz = int(kept.sum())
+    if (rows + 1) + 2 * nnz >= rows * cols:
+        return _wrap(array)
+    crow = np.concatenate([[0], np.cumsum(kept.sum(axis=1))])
+    tensor = TensorData.__new__(TensorData)
+    dtype: TensorDtype = "float32" if array.dtype.kind == "f" else "int64"
+    values = array[kept]
+    _set(tensor, values, dtype, (rows, cols), crow.tolist(), np.nonzero(kept)[1].tolist())
+    return tensor
+
+
+def _check_csr(values: NumericArray, shape: Sequence[int] | None, crow: Sequence[int], col: Sequence[int]) -> None:
+    if shape is None or len(shape) != 2:
+        raise ValueError("a sparse tensor needs a two-dimensional shape")
+    rows, cols = shape
+    increasing = all(a <= b for a, b in itertools.pairwise(crow))
+    if len(crow) != rows + 1 or crow[0] != 0 or crow[-1] != len(col) or not increasing:
+        raise ValueError(f"sparse_crow_indices must be {rows + 1} non-decreasing row starts from 0 to {len(col)}")
+    if len(values) != len(col) or any(c < 0 or c >= cols for c in col):
+        raise ValueError(f"sparse_col_indices must name a column below {cols} for each of the {len(values)} values")
+
+
+def dimensions(tensor: TensorData) -> list[int]:
+    """The shape; a dense tensor without one has the shape of its array."""
+    return list(tensor.values.shape) if tensor.shape is None else tensor.shape
+
+
+def wire_nbytes(tensor: TensorData) -> int:
+    """Bytes of the values and indices in the protobuf form."""
+    indices = len(tensor.sparse_crow_indices or ()) + len(tensor.sparse_col_indices or ())
+    return tensor.values.nbytes + 8 * indices
