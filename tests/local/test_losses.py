@@ -81,9 +81,7 @@ def test_missing_weights_are_ones() -> None:
 
 def test_weights_and_mask_multiply() -> None:
     """A reinforcement loss takes weights, a mask, or both, and both multiply."""
-    datum = example(
-        target_tokens=[2, 3, 4], logprobs=[0, 0, 0], advantages=[1, 1, 1], weights=[2, 2, 2], mask=[0, 1, 1]
-    )
+    datum = example(target_tokens=[2, 3, 4], logprobs=[0, 0, 0], advantages=[1, 1, 1], weights=[2, 2, 2], mask=[0, 1, 1])
     assert prepared(datum, "ppo").weights.tolist() == [[0], [2], [2]]
 
 

@@ -139,7 +139,13 @@ class Engine(Protocol):
         ...
 
     def forward_backward(
-        self, adapter_id: str, data: Sequence[Example], loss_fn: str, config: Mapping[str, float | str], *, backward: bool
+        self,
+        adapter_id: str,
+        data: Sequence[Example],
+        loss_fn: str,
+        config: Mapping[str, float | str],
+        *,
+        backward: bool,
     ) -> LossResult:
         """Compute the loss; with ``backward``, add its gradient to what has accumulated since the last optimizer step.
 

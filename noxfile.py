@@ -1,0 +1,117 @@
+"""One session for each promise of this project. CI calls exactly these; `python -m nox -l` lists them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.10"
+nox.options.sessions = ["tests", "lint", "types", "generate"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_external_run = True
+
+ROOT = Path(__file__).parent
+CONSTRAINTS = ROOT / "constraints.txt"
+TORCH = "torch==2.13.0"
+SOURCES = ("tinker", "codegen", "tests", "benchmarks", "examples", "noxfile.py")
+GENERATED = ("generated", "openapi.yaml")
+
+
+def install(session: nox.Session, *what: str) -> None:
+    """Install under the constraints; PyTorch first, so that nothing else can pull another build of it."""
+    if any("local" in item or "torch" in item for item in what):
+        session.install(TORCH)
+    session.install("-c", str(CONSTRAINTS), *what)
+
+
+def dependencies(group: str) -> list[str]:
+    """The packages of a dependency group."""
+    return list(nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), group))
+
+
+def built_wheel(session: nox.Session) -> Path:
+    """The wheel of this tree, so that what is tested is what users install."""
+    session.install("build")
+    folder = Path(session.create_tmp()) / "dist"
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT), silent=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """The main job: fine-tune a model on this machine and watch it learn."""
+    install(session, "-e", f"{ROOT}[local]")
+    session.run("python", "examples/quickstart.py", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Every test, against the built wheel."""
+    wheel = built_wheel(session)
+    install(session, f"tinker[local,zstd] @ {wheel.as_uri()}", *dependencies("test"), "-r", "codegen/requirements.txt")
+    session.install("--force-reinstall", "--no-deps", str(wheel))
+    session.run("pytest", *session.posargs, env={"TINKER_LOCAL_DIR": str(Path(session.create_tmp()) / "local")})
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, and the same layout for everybody."""
+    session.install(*dependencies("lint"))
+    session.run("ruff", "check", *SOURCES)
+    session.run("ruff", "format", "--check", *SOURCES)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy and pyright, both strict."""
+    install(session, "-e", f"{ROOT}[local,zstd]", *dependencies("types"), "-r", "codegen/requirements.txt")
+    session.run("mypy")
+    session.run("pyright", "--pythonpath", f"{session.bin}/python")
+
+
+@nox.session
+def generate(session: nox.Session) -> None:
+    """Make generated/ from openapi.yaml; with `-- --check` only say whether it is fresh."""
+    session.install("-r", "codegen/requirements.txt")
+    session.run("python", "codegen/generate.py", *session.posargs)
+
+
+@nox.session
+def apidiff(session: nox.Session) -> None:
+    """Compare two contracts: `nox -s apidiff -- OLD.yaml NEW.yaml`."""
+    session.install("-r", "codegen/requirements.txt")
+    session.run("python", "codegen/apidiff.py", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Client CPU and wall time of this client and of the official one, in turn, against one stub server."""
+    wheel = built_wheel(session)
+    ours = environment(session, "ours", str(wheel))
+    official = environment(session, "official", "tinker==0.38.0")
+    session.run("python", "benchmarks/compare.py", "--ours", ours, "--official", official, *session.posargs)
+
+
+@nox.session
+def parity(session: nox.Session) -> None:
+    """The same scripts with the official clients, against our server: 0.38.0 over protobuf, 0.7.0 over JSON."""
+    install(session, "-e", f"{ROOT}[local,zstd]")
+    current = environment(session, "official-0.38.0", TORCH, "tinker==0.38.0")
+    old = environment(session, "official-0.7.0", TORCH, "tinker==0.7.0")
+    session.run("python", "tests/parity/run.py", "--current", current, "--old", old, *session.posargs)
+
+
+def environment(session: nox.Session, name: str, *packages: str) -> str:
+    """The Python of a virtual environment of its own inside the session's folder."""
+    home = Path(session.create_tmp()) / name
+    binaries = home / ("Scripts" if os.name == "nt" else "bin")
+    if not home.exists():
+        session.run("python", "-m", "venv", str(home))
+    for package in packages:
+        session.run(str(binaries / "python"), "-m", "pip", "install", "-q", "--upgrade", package, external=True)
+    return str(binaries / "python")

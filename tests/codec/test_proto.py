@@ -1,0 +1,292 @@
+"""The protobuf codec against Google's runtime, against recordings, and against bytes that are no message."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinker._wire import proto
+from tinker.types import (
+    Datum,
+    DmelChunk,
+    EncodedTextChunk,
+    ForwardBackwardOutput,
+    ImageAssetPointerChunk,
+    ImageChunk,
+    ModelInput,
+    PromptAltTokens,
+    PromptProvenanceSpan,
+    SampledProvenanceSpan,
+    SampledSequence,
+    SampleResponse,
+    TensorData,
+    TopkLogprobs,
+)
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+floats = st.floats(width=32, allow_nan=False)
+tokens = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20)
+names = st.text(max_size=8)
+
+
+def _dense(dtype: str, values: list[Any], shape: list[int] | None = None) -> TensorData:
+    return TensorData(values, dtype, shape)  # type: ignore[arg-type]
+
+
+tensors = st.one_of(
+    st.lists(floats, max_size=12).map(lambda values: _dense("float32", values, [len(values)])),
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=12).map(lambda values: _dense("int64", values, [len(values)])),
+    st.lists(floats, min_size=6, max_size=6).map(lambda values: _dense("float32", values, [2, 3])),
+    floats.map(lambda value: TensorData(np.asarray(value, np.float32), "float32", [])),
+    floats.map(lambda value: TensorData([value, 2.0], "float32", [2, 4], [0, 1, 2], [3, 0])),
+)
+chunks = st.one_of(
+    tokens.map(lambda values: EncodedTextChunk(tokens=values)),
+    st.builds(
+        ImageChunk,
+        data=st.binary(max_size=30),
+        format=st.sampled_from(["png", "jpeg"]),
+        expected_tokens=st.none() | st.integers(0, 2**31 - 1),
+    ),
+    st.binary(max_size=30).map(lambda data: DmelChunk(dmel=data)),
+)
+spans = st.one_of(
+    st.builds(
+        PromptProvenanceSpan, sequence_id=st.text(min_size=1, max_size=5), offset=st.integers(0, 9), length=st.integers(0, 9)
+    ),
+    st.builds(
+        SampledProvenanceSpan, sequence_id=st.text(min_size=1, max_size=5), offset=st.integers(0, 9), length=st.integers(0, 9)
+    ),
+)
+
+
+@st.composite
+def datums(draw: st.DrawFn) -> Datum:
+    paired = draw(st.booleans())
+    return Datum(
+        ModelInput(chunks=draw(st.lists(chunks, max_size=3))),
+        draw(st.dictionaries(names, tensors, max_size=3)),  # type: ignore[arg-type]
+        model_input_spans=draw(st.lists(spans, min_size=1, max_size=2)) if paired else None,
+        loss_fn_input_spans=draw(st.lists(spans, min_size=1, max_size=2)) if paired else None,
+    )
+
+
+def same_tensor(one: TensorData, other: TensorData) -> bool:
+    return (
+        one.dtype == other.dtype
+        and one.to_numpy().shape == other.to_numpy().shape
+        and one.values.tobytes() == other.values.tobytes()
+        and one.sparse_crow_indices == other.sparse_crow_indices
+        and one.sparse_col_indices == other.sparse_col_indices
+    )
+
+
+def same_datum(one: Datum, other: Datum) -> bool:
+    return (
+        one.model_input == other.model_input
+        and one.loss_fn_inputs.keys() == other.loss_fn_inputs.keys()
+        and all(same_tensor(one.loss_fn_inputs[name], other.loss_fn_inputs[name]) for name in one.loss_fn_inputs)
+        and one.model_input_spans == other.model_input_spans
+        and one.loss_fn_input_spans == other.loss_fn_input_spans
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    data=st.lists(datums(), max_size=3),
+    number=st.integers(1, 2**31 - 1),
+    config=st.dictionaries(names, st.floats(allow_nan=False) | st.text(max_size=5), max_size=3),
+    forward_only=st.booleans(),
+)
+def test_request_is_what_googles_runtime_reads_and_writes(
+    messages: dict[str, Any], data: list[Datum], number: int, config: dict[str, float | str], forward_only: bool
+) -> None:
+    """A request of ours is parsed by Google's runtime, and what that serialises again is read back by ours unchanged."""
+    body = b"".join(proto.encode_forward_backward("m:1", number, data, "ppo", config, forward_only=forward_only))
+    parsed = messages["ForwardBackwardRequest"].FromString(body)
+    assert (parsed.model_id, parsed.seq_id, parsed.loss_fn, parsed.forward_only) == ("m:1", number, "ppo", forward_only)
+    assert dict(parsed.loss_fn_config) == {k: v for k, v in config.items() if not isinstance(v, str)}
+    again = proto.decode_forward_backward(parsed.SerializeToString())
+    assert again.loss_fn_config == config
+    assert len(again.data) == len(data)
+    assert all(same_datum(one, other) for one, other in zip(data, again.data, strict=True))
+
+
+outputs = st.lists(st.dictionaries(st.sampled_from(["logprobs", "values"]), tensors, min_size=1, max_size=2), max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(outputs=outputs, metrics=st.dictionaries(names, st.floats(allow_nan=False), max_size=3))
+def test_loss_output_survives_googles_runtime(
+    messages: dict[str, Any], outputs: list[dict[str, TensorData]], metrics: dict[str, float]
+) -> None:
+    """Ragged outputs of several dtypes and shapes, written by ours and re-serialised by Google's runtime, are read back."""
+    body = proto.encode_loss_output(ForwardBackwardOutput("a.b:Loss", outputs, metrics))
+    again = proto.decode_loss_output(messages["ForwardBackwardOutput"].FromString(body).SerializeToString())
+    assert again.loss_fn_output_type == "Loss"
+    assert again.metrics == metrics
+    for one, other in zip(outputs, again.loss_fn_outputs, strict=True):
+        assert one.keys() == other.keys()
+        for name, tensor in one.items():
+            np.testing.assert_array_equal(np.atleast_1d(tensor.to_numpy()), other[name].to_numpy())
+
+
+def test_every_field_of_a_sample_response_is_read(messages: dict[str, Any]) -> None:
+    """A response with every field set, serialised by Google's runtime, gives its values, its sentinels and None for NaN."""
+    ids, logprobs = np.asarray([[7, 0], [8, 9]], np.int32), np.asarray([[-1.0, -99999.0], [-2.0, -3.0]], np.float32)
+    full = SampleResponse(
+        sequences=[
+            SampledSequence(
+                stop_reason="length", tokens=[1, 2], logprobs=[-0.5, -0.25], topk_logprobs_np=TopkLogprobs(ids, logprobs)
+            ),
+            SampledSequence(stop_reason="stop", tokens=[]),
+        ],
+        prompt_logprobs_np=np.asarray([np.nan, -1.5], np.float32),
+        topk_prompt_logprobs_np=TopkLogprobs(ids, logprobs),
+        target_prompt_logprobs=TensorData([-2.5], "float32", [1, 4], [0, 1], [2]),
+        prompt_cache_hit_tokens=3,
+        prompt_alt_tokens=PromptAltTokens(
+            tokens=TensorData([[5]], "int64", [1, 1]), logprobs=TensorData([[-0.5]], "float32", [1, 1])
+        ),
+    )
+    message = messages["SampleResponse"].FromString(proto.encode_sample(full))
+    read = proto.decode_sample(message.SerializeToString(), ["a", "b"])
+    first, second = read.sequences
+    assert (first.stop_reason, first.sequence_id, first.tokens, first.logprobs) == ("length", "a", [1, 2], [-0.5, -0.25])
+    assert first.topk_logprobs == [[(7, -1.0)], [(8, -2.0), (9, -3.0)]]
+    assert (second.stop_reason, second.sequence_id, second.tokens, second.logprobs) == ("stop", "b", [], None)
+    assert read.prompt_logprobs == [None, -1.5]
+    assert read.topk_prompt_logprobs == [[(7, -1.0)], [(8, -2.0), (9, -3.0)]]
+    assert read.prompt_cache_hit_tokens == 3
+    assert read.target_prompt_logprobs is not None
+    assert read.target_prompt_logprobs.tolist() == [[0.0, 0.0, -2.5, 0.0]]
+    assert read.prompt_alt_tokens is not None
+    assert read.prompt_alt_tokens.tokens.tolist() == [[5]]
+
+
+def test_bfloat16_and_int32_widen(messages: dict[str, Any]) -> None:
+    """Results in bfloat16 become float32 and results in int32 become int64, the two dtypes users see."""
+    output = messages["ForwardBackwardOutput"]()
+    record = output.loss_fn_outputs.add(num_datums=2)
+    half, whole = record.fields["half"], record.fields["whole"]
+    half.dtype, half.data = 4, np.asarray([0x3F80, 0xC000, 0x3F00], "<u2").tobytes()
+    half.offsets = np.asarray([0, 4, 6], "<i8").tobytes()
+    whole.dtype, whole.data = 3, np.asarray([1, -2], "<i4").tobytes()
+    whole.offsets = np.asarray([0, 4, 8], "<i8").tobytes()
+    read = proto.decode_loss_output(output.SerializeToString())
+    assert [fields["half"].tolist() for fields in read.loss_fn_outputs] == [[1.0, -2.0], [0.5]]
+    assert [fields["whole"].tolist() for fields in read.loss_fn_outputs] == [[1], [-2]]
+    assert (read.loss_fn_outputs[0]["half"].dtype, read.loss_fn_outputs[0]["whole"].dtype) == ("float32", "int64")
+
+
+def test_record_without_fields_counts_its_datums(messages: dict[str, Any]) -> None:
+    """A record that has no fields still stands for as many datums as it says."""
+    output = messages["ForwardBackwardOutput"](metrics={"loss:sum": 2.0})
+    output.loss_fn_outputs.add(num_datums=3)
+    read = proto.decode_loss_output(output.SerializeToString())
+    assert (read.loss_fn_outputs, read.loss, read.loss_fn_output_type) == ([{}, {}, {}], 2.0, "ArrayRecord")
+
+
+def test_results_are_writable() -> None:
+    """Arrays of a result may be changed in place and shared with torch, though they view the received bytes."""
+    body = proto.encode_loss_output(ForwardBackwardOutput("x", [{"logprobs": _dense("float32", [1.0, 2.0])}]))
+    array = proto.decode_loss_output(body).loss_fn_outputs[0]["logprobs"].to_numpy()
+    array[0] = 5.0
+    assert array.tolist() == [5.0, 2.0]
+
+
+def test_image_asset_pointer_is_refused() -> None:
+    """A chunk the protobuf wire has no form for is refused, naming the datum."""
+    pointer = ImageAssetPointerChunk(format="png", location="x", expected_tokens=1)
+    with pytest.raises(ValueError, match="datum 1: an ImageAssetPointerChunk"):
+        proto.encode_data([Datum(ModelInput.empty()), Datum(ModelInput(chunks=[pointer]))])
+
+
+READERS = [proto.decode_forward_backward, proto.decode_loss_output, proto.decode_sample]
+
+
+@settings(max_examples=300, deadline=None)
+@given(body=st.binary(max_size=200), which=st.integers(0, 2))
+def test_arbitrary_bytes_raise_proto_error_or_are_read(body: bytes, which: int) -> None:
+    """No byte string makes a decoder raise anything but ProtoError, or make arrays larger than the message."""
+    try:
+        READERS[which](body)
+    except proto.ProtoError:
+        pass
+
+
+@settings(max_examples=300, deadline=None)
+@given(at=st.integers(0, 400), value=st.integers(0, 255), cut=st.integers(0, 400), which=st.integers(0, 2))
+def test_damaged_messages_raise_proto_error_or_are_read(at: int, value: int, cut: int, which: int) -> None:
+    """A real message with one byte changed, or cut short, is read or refused with ProtoError."""
+    datum = Datum(
+        ModelInput.from_ints([1, 2]), {"weights": [1.0, 0.5], "target_tokens": TensorData([3], "int64", [2, 2], [0, 1, 1], [0])}
+    )  # type: ignore[dict-item]
+    topk = TopkLogprobs(np.ones((1, 2), np.int32), np.ones((1, 2), np.float32))
+    sequence = SampledSequence(stop_reason="stop", tokens=[1], logprobs=[0.5], topk_logprobs_np=topk)
+    body = bytearray(
+        [
+            b"".join(proto.encode_forward_backward("m", 1, [datum], "ppo", {"a": 1.0, "b": "x"})),
+            proto.encode_loss_output(ForwardBackwardOutput("x", [{"l": _dense("float32", [1.0])}], {"loss:sum": 1.0})),
+            proto.encode_sample(SampleResponse(sequences=[sequence], topk_prompt_logprobs_np=topk)),
+        ][which]
+    )
+    body[at % len(body)] = value
+    try:
+        READERS[which](bytes(body[: len(body) - cut % 3]))
+    except proto.ProtoError:
+        pass
+
+
+def recorded(message: str) -> list[Any]:
+    found = []
+    for file in sorted(GOLDEN.glob("*.jsonl")):
+        for line in file.read_text().splitlines():
+            exchange = json.loads(line)
+            for side in ("request", "response"):
+                body = exchange[side]["body"]
+                if body and body.get("protobuf") == f"tinker_public.{message}":
+                    found.append(pytest.param(body, id=f"{file.stem}-{exchange['n']}"))
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("body", recorded("ForwardBackwardRequest"))
+def test_recorded_requests_are_reproduced(messages: dict[str, Any], body: dict[str, Any]) -> None:
+    """Every recorded request, read by ours and written again by ours, is the same message."""
+    raw = base64.b64decode(body["raw_base64"])
+    call = proto.decode_forward_backward(raw)
+    again = proto.encode_forward_backward(
+        call.model_id, call.seq_id, call.data, call.loss_fn, call.loss_fn_config, forward_only=call.forward_only
+    )
+    kind = messages["ForwardBackwardRequest"]
+    assert kind.FromString(b"".join(again)) == kind.FromString(raw)
+
+
+@pytest.mark.parametrize("body", recorded("ForwardBackwardOutput"))
+def test_recorded_outputs_are_read(body: dict[str, Any]) -> None:
+    """Every recorded output gives the metrics and the number of outputs that were recorded with it."""
+    output = proto.decode_loss_output(base64.b64decode(body["raw_base64"]))
+    decoded = body["decoded"]
+    assert output.metrics == decoded.get("metrics", {})
+    assert len(output.loss_fn_outputs) == sum(record["num_datums"] for record in decoded.get("loss_fn_outputs", []))
+
+
+@pytest.mark.parametrize("body", recorded("SampleResponse"))
+def test_recorded_samples_are_read(body: dict[str, Any]) -> None:
+    """Every recorded sample gives the tokens and stop reasons that were recorded with it."""
+    response = proto.decode_sample(base64.b64decode(body["raw_base64"]))
+    expected = body["decoded"].get("sequences", [])
+    assert [sequence.tokens for sequence in response.sequences] == [one.get("tokens_int32", []) for one in expected]
+    reasons = {"STOP_REASON_STOP": "stop", "STOP_REASON_LENGTH": "length"}
+    assert [s.stop_reason for s in response.sequences] == [
+        reasons[one.get("stop_reason", "STOP_REASON_STOP")] for one in expected
+    ]

@@ -1,0 +1,118 @@
+"""The sequencer and the limits, driven on a plain loop without a network."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tinker._limits import Budget
+from tinker._sequencer import Sequencer
+
+
+def test_turns_come_in_the_order_of_the_places() -> None:
+    """A place that is ready late still goes before the ones taken after it."""
+
+    async def scenario() -> list[int]:
+        sequencer, log = Sequencer(), list[int]()
+        gate = asyncio.Event()
+
+        async def use(number: int, *, wait: bool) -> None:
+            place = sequencer.place()
+            if wait:
+                await gate.wait()
+            async with place:
+                log.append(number)
+
+        tasks = [asyncio.create_task(use(i, wait=i == 0)) for i in range(4)]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*tasks)
+        return log
+
+    assert asyncio.run(scenario()) == [0, 1, 2, 3]
+
+
+def test_cancelled_place_lets_the_next_one_go_in_its_turn() -> None:
+    """A cancelled place neither blocks the queue nor lets a later one overtake an earlier one; it uses no number."""
+
+    async def scenario() -> tuple[list[str], int]:
+        sequencer, log = Sequencer(), list[str]()
+        release = asyncio.Event()
+
+        async def use(name: str, hold: asyncio.Event | None = None) -> None:
+            async with sequencer.place() as turn:
+                turn.use(1)
+                if hold:
+                    await hold.wait()
+                log.append(name)
+
+        first = asyncio.create_task(use("first", release))
+        second = asyncio.create_task(use("second"))
+        third = asyncio.create_task(use("third"))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.sleep(0)
+        assert not third.done()
+        release.set()
+        await asyncio.gather(first, third)
+        return log, sequencer.next_number
+
+    assert asyncio.run(scenario()) == (["first", "third"], 3)
+
+
+def test_failure_reaches_every_later_place() -> None:
+    """After a broken submission every waiting and later place raises that error, with a note that says so."""
+
+    async def scenario() -> None:
+        sequencer = Sequencer()
+        later = [sequencer.place() for _ in range(2)]
+        async with later[0] as turn:
+            turn.broken_by(ValueError("boom"))
+        for place in (later[1], sequencer.place()):
+            with pytest.raises(ValueError, match="boom") as caught:
+                async with place:
+                    pass
+            assert "earlier request" in caught.value.__notes__[0]
+
+    asyncio.run(scenario())
+
+
+def test_budget_admits_one_larger_than_itself() -> None:
+    """A request larger than the whole budget runs, alone; the next one waits for it, first come first served."""
+
+    async def scenario() -> list[str]:
+        budget, log = Budget(100), list[str]()
+        release = asyncio.Event()
+
+        async def use(name: str, amount: int) -> None:
+            async with budget.take(amount):
+                log.append(name)
+                await release.wait()
+
+        tasks = [asyncio.create_task(use(name, amount)) for name, amount in (("big", 500), ("a", 1), ("b", 1))]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert log == ["big"]
+        release.set()
+        await asyncio.gather(*tasks)
+        return log
+
+    assert asyncio.run(scenario()) == ["big", "a", "b"]
+
+
+def test_cancelled_waiter_does_not_lose_the_budget() -> None:
+    """A waiter cancelled at the moment it is woken passes its turn on."""
+
+    async def scenario() -> None:
+        budget = Budget(1)
+        held = budget.take()
+        await held.__aenter__()
+        first = asyncio.create_task(budget.take().__aenter__())
+        second = asyncio.create_task(budget.take().__aenter__())
+        await asyncio.sleep(0)
+        await held.__aexit__(None, None, None)
+        first.cancel()
+        await asyncio.wait_for(second, 5)
+
+    asyncio.run(scenario())

@@ -1,0 +1,148 @@
+"""The retry table, row by row, in no time: the clock is a fake that a sleep moves on."""
+
+from __future__ import annotations
+
+import asyncio
+from email.utils import formatdate
+
+import attrs
+import httpx
+import pytest
+
+from tinker import errors
+from tinker._clock import Clock
+from tinker._retry import MAX_HINT_SECONDS, ONE_SHOT, PAUSE_SECONDS, SUBMIT, Policy, Verdict, judge, retry_after, run
+
+REQUEST = httpx.Request("POST", "http://server/api/v1/x")
+
+
+@attrs.define
+class FakeTime:
+    """A clock whose sleeps are recorded and take no time."""
+
+    now: float = 1000.0
+    slept: list[float] = attrs.field(factory=list)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def clock(self, random: float = 1.0) -> Clock:
+        return Clock(monotonic=lambda: self.now, wall=lambda: self.now, sleep=self.sleep, random=lambda: random)
+
+
+def status(code: int, **headers: str) -> errors.APIStatusError:
+    response = httpx.Response(code, headers={k.replace("_", "-"): v for k, v in headers.items()}, request=REQUEST)
+    return errors.status_error_type(code)(f"Error code: {code}", response=response, body=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (errors.APIConnectionError(request=REQUEST), Verdict.RETRY),
+        (errors.APITimeoutError(REQUEST), Verdict.RETRY),
+        (status(400), Verdict.FATAL),
+        (status(401), Verdict.FATAL),
+        (status(402), Verdict.PAUSE),
+        (status(403), Verdict.FATAL),
+        (status(404), Verdict.FATAL),
+        (status(408), Verdict.RETRY),
+        (status(409), Verdict.FATAL),
+        (status(410), Verdict.RESUBMIT),
+        (status(422), Verdict.FATAL),
+        (status(425), Verdict.RETRY),
+        (status(429), Verdict.COOL_DOWN),
+        (status(500), Verdict.RETRY),
+        (status(501), Verdict.FATAL),
+        (status(502), Verdict.RETRY),
+        (status(503), Verdict.RETRY),
+        (status(503, x_should_retry="false"), Verdict.FATAL),
+        (status(429, x_should_retry="false"), Verdict.FATAL),
+        (status(409, x_should_retry="true"), Verdict.RETRY),
+        (errors.RequestFailedError("x", "r", "user"), Verdict.FATAL),
+        (ValueError("x"), Verdict.FATAL),
+    ],
+)
+def test_verdicts(error: BaseException, verdict: Verdict) -> None:
+    """Each failure has the verdict of the table at the top of _retry.py."""
+    assert judge(error) is verdict
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "2"}, 2.0),
+        ({"retry-after": "0"}, None),
+        ({"retry-after": "-3"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after-ms": "700"}, 0.7),
+        ({"retry-after-ms": "700", "retry-after": "9"}, 0.7),
+        ({"retry-after": "86400"}, MAX_HINT_SECONDS),
+        ({"retry-after": formatdate(1007.0, usegmt=True)}, 7.0),
+        ({"retry-after": formatdate(900.0, usegmt=True)}, None),
+    ],
+)
+def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
+    """The server's hint is read in seconds, in milliseconds and as a date, capped, and ignored when it makes no sense."""
+    assert retry_after(headers, FakeTime().clock()) == (None if seconds is None else pytest.approx(seconds))
+
+
+def attempt_run(failures: list[errors.APIError], policy: Policy, random: float = 1.0) -> tuple[FakeTime, object]:
+    """Run an attempt that fails with each of these in turn and then succeeds; the clock, and the value or the error."""
+    time, left = FakeTime(), list(failures)
+
+    async def attempt(_: int) -> str:
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    try:
+        return time, asyncio.run(run(policy, attempt, time.clock(random), what="x"))
+    except errors.APIError as error:
+        return time, error
+
+
+def test_delays_double_up_to_the_longest() -> None:
+    """Without a hint the ceiling of the delay doubles from the base to the longest, and the draw scales it."""
+    time, value = attempt_run([status(503) for _ in range(7)], SUBMIT)
+    assert value == "done"
+    assert time.slept == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    half, _ = attempt_run([status(503) for _ in range(3)], SUBMIT, random=0.5)
+    assert half.slept == [0.25, 0.5, 1.0]
+
+
+def test_hint_is_a_floor() -> None:
+    """A hint is waited out in full, with at most a second of jitter on top."""
+    time, _ = attempt_run([status(429, retry_after="7")], SUBMIT, random=0.5)
+    assert time.slept == [7.25]
+
+
+def test_pause_is_steady() -> None:
+    """A blocked account is asked again at a steady pace."""
+    time, _ = attempt_run([status(402), status(402)], SUBMIT)
+    assert time.slept == [PAUSE_SECONDS, PAUSE_SECONDS]
+
+
+def test_gives_up_at_the_total_with_the_last_error() -> None:
+    """When the total time is up the last real error is raised, unchanged but for a note on the attempts."""
+    time, error = attempt_run([status(500 + i % 4 * 2) for i in range(1000) if i % 4 != 0.5], SUBMIT)
+    assert isinstance(error, errors.APIError)
+    assert sum(time.slept) <= SUBMIT.total_seconds
+    assert "attempts in" in error.__notes__[0]
+
+
+@pytest.mark.parametrize("code", [400, 401, 404, 409, 410, 422])
+def test_hopeless_failures_are_not_repeated(code: int) -> None:
+    """A failure that a repeat cannot help is raised at once."""
+    time, error = attempt_run([status(code)], SUBMIT)
+    assert isinstance(error, errors.APIStatusError)
+    assert time.slept == []
+
+
+def test_one_shot_is_one_shot() -> None:
+    """A call that is not worth repeating is made once."""
+    time, error = attempt_run([status(503)], ONE_SHOT)
+    assert isinstance(error, errors.InternalServerError)
+    assert time.slept == []
