@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tinker.local.app import create_app
     from tinker.local.engines import open_engine
     from tinker.local.in_process import close_in_process, in_process_app
-    from tinker.local.serving import running_server, serve, serving
+    from tinker.local.serving import running_server, serve, serve_in_thread
     from tinker.local.settings import Settings
     from tinker.local.state import State
 
@@ -25,7 +25,7 @@ _HOMES = {
     "open_engine": "engines",
     "running_server": "serving",
     "serve": "serving",
-    "serving": "serving",
+    "serve_in_thread": "serving",
 }
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "open_engine",
     "running_server",
     "serve",
-    "serving",
+    "serve_in_thread",
 ]
 
 

@@ -93,8 +93,8 @@ def _check_key(state: State, operation: Operation, request: Request) -> None:
     expected = state.settings.api_key
     if expected is None or operation.operation_id in OPEN_TO_ALL:
         return
-    given = request.headers.get("x-api-key", "")
-    if not hmac.compare_digest(given.encode(), expected.encode()):
+    given = request.headers.get("x-api-key", "").encode("latin-1")  # the bytes as they came
+    if not hmac.compare_digest(given, expected.encode()):
         raise Problem(401, "the key in X-API-Key is missing or is not the one this server was started with")
 
 

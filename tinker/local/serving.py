@@ -80,12 +80,12 @@ def running_server(
 
     The end of the block fails what is pending and ends every thread of the server.
     """
-    with serving(State(_opener(engine, model), settings)) as url:
+    with serve_in_thread(State(_opener(engine, model), settings)) as url:
         yield url
 
 
 @contextmanager
-def serving(state: State) -> Generator[str]:
+def serve_in_thread(state: State) -> Generator[str]:
     """As :func:`running_server`, for a state that the caller made and may look into."""
     listener = _listen("127.0.0.1", 0)
     server = _Server(state)

@@ -17,8 +17,9 @@ Terms: TypeAlias = Callable[[Float64, Inputs, Options], tuple[Float64, Float64]]
 
 
 def ratio(logprobs: Float64, inputs: Inputs) -> Float64:
-    """How much likelier each token is now than when it was sampled."""
-    return np.exp(logprobs - inputs["logprobs"])
+    """How much likelier each token is now than when it was sampled; infinite where that overflows."""
+    with np.errstate(over="ignore"):
+        return np.exp(logprobs - inputs["logprobs"])
 
 
 def _clipped(ratios: Float64, options: Options) -> Float64:
