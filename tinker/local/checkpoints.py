@@ -84,7 +84,7 @@ class Checkpoints:
         return record
 
     def _folder(self, run: str, kind: Kind, name: str) -> Path:
-        return self._root / _folder_name(run) / kind / _folder_name(name)
+        return self._root / folder_name(run) / kind / folder_name(name)
 
     def _read(self, folder: Path) -> CheckpointRecord | None:
         try:
@@ -133,7 +133,8 @@ def taken(path: str) -> str:
     return f"the checkpoint {path} exists; choose another name, or pass overwrite where the call takes it"
 
 
-def _folder_name(text: str) -> str:
+def folder_name(text: str) -> str:
+    """A name for a folder that is safe on every file system and differs for every text."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{_UNSAFE.sub('_', text)[:64]}-{digest}"
 
