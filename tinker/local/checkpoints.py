@@ -52,8 +52,11 @@ class Checkpoints:
         self._root, self._now = root, now
 
     def exists(self, run: str, kind: Kind, name: str) -> bool:
-        """Whether a checkpoint of that name is there and has not expired."""
-        return self._read(self._folder(run, kind, name)) is not None
+        """Whether a checkpoint of that name is there and has not expired; a damaged one is there."""
+        try:
+            return self._read(self._folder(run, kind, name)) is not None
+        except EngineError:
+            return True
 
     def find(self, path: str, kind: Kind) -> tuple[CheckpointRecord, Path]:
         """The record and folder of ``tinker://<run>/<kind>/<name>``. EngineError when it is not here or of another kind."""
