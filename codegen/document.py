@@ -30,10 +30,10 @@ ARRAY_SCHEMA = DOCUMENTATION | ARRAY_LIMITS | {"type", "items", "prefixItems", "
 MAP_SCHEMA = DOCUMENTATION | {"type", "additionalProperties", "default"}
 RECORD_SCHEMA = DOCUMENTATION | {"type", "properties", "required"}
 ENUM_SCHEMA = DOCUMENTATION | {"type", "enum", "x-open-enum"}
-UNION_SCHEMA = DOCUMENTATION | {"oneOf", "discriminator"}
+UNION_SCHEMA = DOCUMENTATION | {"oneOf", "discriminator", "x-open-union"}
 NULLABLE_REF_SCHEMA = DOCUMENTATION | {"oneOf", "default"}
 #: An opaque value is `Any` in Python; whatever else its schema says is for servers and validators.
-ANY_SCHEMA = DOCUMENTATION | LIMITS | {"x-any", "type", "oneOf", "anyOf", "items"}
+ANY_SCHEMA = DOCUMENTATION | LIMITS | {"x-any", "type", "oneOf", "anyOf", "items", "if", "then", "else"}
 
 DOCUMENT = frozenset(
     {"openapi", "info", "servers", "security", "tags", "paths", "components", "externalDocs", "x-evidence"}
@@ -52,6 +52,7 @@ OPERATION = DOCUMENTATION | {
     "responses",
     "x-optional",
     "x-reply",
+    "x-result",
 }
 PARAMETER = DOCUMENTATION | {"name", "in", "required", "schema", "style", "explode"}
 REQUEST_BODY = frozenset({"description", "required", "content", "x-evidence"})

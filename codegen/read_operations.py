@@ -67,6 +67,7 @@ class Operation:
     body: str | None
     reply: str | None
     expected: bool
+    result: str | None
     request_media_types: tuple[str, ...]
     response_media_types: tuple[str, ...]
     optional: bool
@@ -150,6 +151,7 @@ def read_operation(path: str, method: str, item: Node, python_name: PythonName, 
         body=body,
         reply=record_name(node, reply) if reply and not expected else None,
         expected=expected,
+        result=read_result(node),
         request_media_types=request_media_types,
         response_media_types=response_media_types,
         optional=node.flag("x-optional"),
@@ -185,6 +187,14 @@ def reads_expected(node: Node) -> bool:
     if node.get("x-reply", "expected") != "expected":
         raise node["x-reply"].refused("only `expected` is understood")
     return "x-reply" in node
+
+
+def read_result(node: Node) -> str | None:
+    """The record that the future of a submitted request promises."""
+    if "x-result" not in node:
+        return None
+    node["x-result"].only(frozenset({"$ref"}), "a result")
+    return record_name(node["x-result"], node["x-result"].ref_name("schemas"))
 
 
 def record_name(node: Node, name: str) -> str:

@@ -75,16 +75,12 @@ CHANGES = [
     case("open enum narrower received", f"{SCHEMA}/Mood/enum", ["calm"], OK, "Mood: 'wild' is gone"),
     case("enum closed", f"{SCHEMA}/Mood/x-open-enum", False, RISKY, "Mood: now closed"),
     case("enum opened", f"{SCHEMA}/Kind/x-open-enum", True, OK, "Kind: now open"),
-    case(
-        "map", f"{SCHEMA}/Labels/additionalProperties/type", "number", BREAKING, "Labels: the type was dict[str, float"
-    ),
+    case("map", f"{SCHEMA}/Labels/additionalProperties/type", "number", BREAKING, "Labels: the type was dict[str, float"),
 ]
 
 
 @pytest.mark.parametrize(("pointer", "value", "level", "words"), CHANGES)
-def test_a_change_is_called_by_its_direction(
-    document: Any, pointer: str, value: object, level: str, words: str
-) -> None:
+def test_a_change_is_called_by_its_direction(document: Any, pointer: str, value: object, level: str, words: str) -> None:
     """Each change has one line that says what it is and what it means for callers and readers."""
     changed = copy.deepcopy(document)
     put(changed, pointer, value)
