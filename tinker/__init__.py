@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         UnprocessableEntityError,
     )
     from tinker.futures import APIFuture
+    from tinker.rest_client import RestClient
     from tinker.sampling_client import SamplingClient
     from tinker.service_client import ServiceClient
     from tinker.training_client import TrainingClient
@@ -89,6 +90,7 @@ _HOMES: dict[str, str] = {
     **dict.fromkeys(_ERRORS.split(), "tinker.errors"),
     **dict.fromkeys(_TYPES.split(), "tinker.types"),
     "APIFuture": "tinker.futures",
+    "RestClient": "tinker.rest_client",
     "SamplingClient": "tinker.sampling_client",
     "ServiceClient": "tinker.service_client",
     "Timeout": "httpx",
@@ -133,6 +135,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "PromptProvenanceSpan",
     "RateLimitError",
     "RequestFailedError",
+    "RestClient",
     "SampleResponse",
     "SampledProvenanceSpan",
     "SampledSequence",

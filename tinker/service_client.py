@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -66,8 +65,7 @@ class ServiceClient:
         if unsupported:
             names = ", ".join(sorted(unsupported))
             warnings.warn(f"ServiceClient ignores unsupported arguments: {names}", FutureWarning, stacklevel=2)
-        self._config = partial(
-            _config.load,
+        self._config = lambda: _config.load(  # no partial: its repr would show the key
             base_url=base_url,
             api_key=api_key,
             project_id=project_id,

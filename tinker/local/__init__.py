@@ -1,0 +1,53 @@
+"""A server of our own: the whole API on this machine, over HTTP or inside the process.
+
+Needs the extra ``tinker[server]``; ``tinker[local]`` adds what training real models takes.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinker.local.app import create_app
+    from tinker.local.engines import open_engine
+    from tinker.local.in_process import close_in_process, in_process_app
+    from tinker.local.serving import running_server, serve, serve_in_thread
+    from tinker.local.settings import Settings
+    from tinker.local.state import State
+
+_HOMES = {
+    "Settings": "settings",
+    "State": "state",
+    "close_in_process": "in_process",
+    "create_app": "app",
+    "in_process_app": "in_process",
+    "open_engine": "engines",
+    "running_server": "serving",
+    "serve": "serving",
+    "serve_in_thread": "serving",
+}
+
+__all__ = [
+    "Settings",
+    "State",
+    "close_in_process",
+    "create_app",
+    "in_process_app",
+    "open_engine",
+    "running_server",
+    "serve",
+    "serve_in_thread",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise ImportError("a local server needs starlette and uvicorn: pip install 'tinker[server]'") from error
+    return getattr(module, name)

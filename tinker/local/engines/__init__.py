@@ -1,0 +1,44 @@
+"""Which engine a server runs: one that trains a transformers model with torch, or a toy in numpy."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from tinker.local.engines.protocol import Engine
+
+EngineName: TypeAlias = Literal["toy", "torch"]
+PACKAGED = Path(__file__).resolve().parent.parent / "base_model"
+TORCH_PARTS = ("torch", "transformers", "peft")
+
+
+def missing_parts() -> list[str]:
+    """The packages that the torch engine needs and that are not installed; nothing is imported."""
+    return [name for name in TORCH_PARTS if find_spec(name) is None]
+
+
+def choose_engine(engine: EngineName | None, model: str | None) -> EngineName:
+    """The engine asked for; without one torch where it is installed and there is a model to load, else the toy."""
+    if engine is not None:
+        return engine
+    if model is not None:
+        return "torch"
+    return "torch" if not missing_parts() and (PACKAGED / "config.json").is_file() else "toy"
+
+
+def open_engine(engine: EngineName | None = None, model: str | None = None) -> Engine:
+    """Make an engine; loading a model may take a while.
+
+    ``model`` is a directory or a hub name for the torch engine (None: the packaged model), or the name the toy goes by.
+    Raises ImportError, saying what to install, when the torch engine is wanted and not installed.
+    """
+    if choose_engine(engine, model) == "toy":
+        from tinker.local.engines.toy import TOY_MODEL, ToyEngine
+
+        return ToyEngine(base_model=model or TOY_MODEL)
+    if missing := missing_parts():
+        raise ImportError(f"the torch engine needs {', '.join(missing)}: pip install 'tinker[local]'")
+    from tinker.local.engines.torch import PACKAGED_MODEL, TorchEngine
+
+    return TorchEngine(model or PACKAGED_MODEL)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinker.local.engines.losses import check_tokens
+from tinker.local.engines.examples import check_tokens
 from tinker.local.engines.protocol import EngineError, Sampled, SampleJob
 
 Decode = Callable[[Sequence[int]], str]

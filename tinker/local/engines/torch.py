@@ -1,8 +1,8 @@
 """The engine that trains: a transformers model with LoRA adapters, real gradients, AdamW, and batched sampling.
 
-Owns the model and every adapter's weights, gradients and optimizer state. The formulas are in ``losses``, the LoRA
-weights in ``lora``, the sampling loop in ``decoding``, the files in ``adapter_files``. Runs in the server's one worker
-thread.
+Owns the model and every adapter's weights, gradients and optimizer state. Checks of the data are in ``examples``,
+the formulas in ``losses``, the LoRA weights in ``lora``, the sampling loop in ``decoding``, the files in
+``adapter_files``. Runs in the server's one worker thread.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -25,8 +25,9 @@ import transformers
 
 from tinker.local.engines import adapter_files
 from tinker.local.engines.decoding import Run, check_job, generate, runs_of
+from tinker.local.engines.examples import CLIP, Cells, check_datum, loss_options
 from tinker.local.engines.lora import LoraSlots, LoraWeights
-from tinker.local.engines.losses import CLIP, LOSSES, Loss, Prepared, prepare, select_loss
+from tinker.local.engines.losses import TERMS, Terms
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -96,7 +97,7 @@ class TorchEngine:
 
     @property
     def losses(self) -> frozenset[str]:
-        return frozenset(LOSSES)
+        return frozenset(TERMS)
 
     # Adapters
 
@@ -148,16 +149,16 @@ class TorchEngine:
         backward: bool,
     ) -> LossResult:
         adapter = self._adapter(adapter_id)
-        loss, options = select_loss(loss_fn, config)
+        form, options = loss_options(loss_fn, config)
         limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
-        prepared = [prepare(index, example, loss_fn, loss, **limits) for index, example in enumerate(data)]
+        checked = [check_datum(index, example, loss_fn, form, **limits) for index, example in enumerate(data)]
         parameters = list(adapter.weights.tensors.values()) if backward else []
         gradient = [torch.zeros_like(parameter) for parameter in parameters]
         outputs: dict[int, Float32] = {}
         tally = Tally()
         with self._slots.worn(adapter.weights), torch.set_grad_enabled(backward):
-            for indices in self._micro_batches([len(datum.tokens) for datum in prepared]):
-                total = self._losses(indices, prepared, loss, options, outputs, tally)
+            for indices in self._micro_batches([len(datum.tokens) for datum in checked]):
+                total = self._losses(indices, checked, TERMS[loss_fn], options, outputs, tally)
                 if backward and total is not None:
                     for part, more in zip(gradient, torch.autograd.grad(total, parameters)):
                         part.add_(more)
@@ -168,14 +169,14 @@ class TorchEngine:
     def _losses(
         self,
         indices: list[int],
-        prepared: list[Prepared],
-        loss: Loss,
+        checked: list[Cells],
+        terms_of: Terms,
         options: Mapping[str, float],
         outputs: dict[int, Float32],
         tally: Tally,
     ) -> torch.Tensor | None:
         """Run one micro-batch: add to ``outputs`` and ``tally``, return the loss to differentiate (None: no weight)."""
-        batch = [prepared[index] for index in indices]
+        batch = [checked[index] for index in indices]
         targets = self._stacked([datum.targets for datum in batch])
         weights = self._stacked([datum.weights for datum in batch])
         logits = self._logits([datum.tokens for datum in batch])
@@ -187,7 +188,7 @@ class TorchEngine:
             outputs[index] = reported[row, :length, :columns].reshape(datum.shape)
         counted = weights != 0
         cells = {key: self._stacked([datum.inputs[key] for datum in batch])[counted] for key in batch[0].inputs}
-        terms = loss.terms(logprobs[counted], cells, options) * weights[counted]
+        terms = terms_of(logprobs[counted], cells, options) * weights[counted]
         if not terms.isfinite().all():
             worst = indices[int(counted.nonzero()[~terms.isfinite()][0, 0])]
             raise EngineError(f"datum {worst}: the loss is not finite; check its logprobs, advantages and weights")

@@ -1,0 +1,215 @@
+"""A client on our own server with the toy engine, in process, over a wire that records, and fails where a test scripts it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+
+import tinker
+from tinker._clock import Clock
+from tinker._wire import proto
+from tinker.local import Settings, State, create_app
+from tinker.local.engines.toy import ToyEngine
+
+
+class SteppedClock:
+    """Short sleeps take no time and move the clock; long ones (heartbeats) wait until a test advances it."""
+
+    LONG = 10.0
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+        self._waiting: list[tuple[float, asyncio.Event, asyncio.AbstractEventLoop]] = []
+        self._changed = threading.Condition()
+
+    async def _sleep(self, seconds: float) -> None:
+        if seconds < self.LONG:
+            self.slept.append(seconds)
+            self.now += seconds
+            await asyncio.sleep(0)
+            return
+        woken = asyncio.Event()
+        with self._changed:
+            self._waiting.append((self.now + seconds, woken, asyncio.get_running_loop()))
+            self._changed.notify_all()
+        await woken.wait()
+
+    def advance(self, seconds: float) -> None:
+        """Move time on and wake who slept until then; waits first until somebody sleeps."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._waiting, timeout=10)
+            self.now += seconds
+            due = [one for one in self._waiting if one[0] <= self.now]
+            self._waiting = [one for one in self._waiting if one[0] > self.now]
+        for _, woken, loop in due:
+            loop.call_soon_threadsafe(woken.set)
+
+    def clock(self) -> Clock:
+        return Clock(monotonic=lambda: self.now, wall=lambda: self.now, sleep=self._sleep, random=lambda: 0.99)
+
+
+@attrs.define
+class Exchange:
+    """One request that arrived and what was answered (None: the connection broke)."""
+
+    operation: str
+    request: httpx.Request
+    body: bytes
+    status: int | None = None
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def seq_id(self) -> int:
+        if self.request.headers["content-type"] == proto.MEDIA_TYPE:
+            return proto.decode_forward_backward(self.body).seq_id
+        return int(self.json["seq_id"])
+
+
+Answer = Callable[[httpx.Request, bytes], httpx.Response | None]
+
+
+@attrs.define
+class Fault:
+    """What to do instead of answering one operation, a number of times. ``apply`` lets the server see the request first."""
+
+    operation: str
+    answer: Answer
+    apply: bool = False
+    times: int = 1
+
+
+class Wire(httpx.AsyncBaseTransport):
+    """Hands requests to the application. A scripted fault that is not used fails the test."""
+
+    def __init__(self, app: Any) -> None:
+        self._inner = httpx.ASGITransport(app)
+        self.exchanges: list[Exchange] = []
+        self.faults: list[Fault] = []
+        self._arrived = threading.Condition()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = await request.aread()
+        operation = request.url.path.rpartition("/api/v1/")[2]
+        exchange = Exchange(operation, request, body)
+        with self._arrived:
+            self.exchanges.append(exchange)
+            self._arrived.notify_all()
+        fault = next((one for one in self.faults if one.operation == operation and one.times > 0), None)
+        response: httpx.Response | None = None
+        if fault is None or fault.apply:
+            response = await self._inner.handle_async_request(request)
+        if fault is not None:
+            fault.times -= 1
+            response = fault.answer(request, body)
+        if response is None:
+            raise httpx.ReadError("the connection broke", request=request)
+        exchange.status = response.status_code
+        return response
+
+    def fail(
+        self,
+        operation: str,
+        status: int = 503,
+        *,
+        body: object = None,
+        headers: dict[str, str] | None = None,
+        times: int = 1,
+        apply: bool = False,
+    ) -> None:
+        """Answer the next requests of an operation like this."""
+
+        def answer(_: httpx.Request, __: bytes) -> httpx.Response:
+            if isinstance(body, bytes):
+                return httpx.Response(status, headers=headers, content=body)
+            return httpx.Response(status, headers=headers, json=body if body is not None else {"detail": f"scripted {status}"})
+
+        self.faults.append(Fault(operation, answer, apply, times))
+
+    def drop(self, operation: str, *, apply: bool, times: int = 1) -> None:
+        """Break the connection of the next requests, before or after the server saw them."""
+        self.faults.append(Fault(operation, lambda *_: None, apply, times))
+
+    def sent(self, operation: str) -> list[Exchange]:
+        return [exchange for exchange in self.exchanges if exchange.operation == operation]
+
+    def wait_for(self, operation: str, count: int = 1) -> list[Exchange]:
+        """The requests of an operation, as soon as there are so many."""
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: len(self.sent(operation)) >= count, timeout=10)
+        return self.sent(operation)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[State]:
+    """The server's state; its folder is the test's own."""
+    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2))
+    yield state
+    state.close()
+
+
+@pytest.fixture
+def wire(state: State) -> Iterator[Wire]:
+    """The wire to that server."""
+    wire = Wire(create_app(state))
+    yield wire
+    unused = [fault.operation for fault in wire.faults if fault.times > 0]
+    assert not unused, f"scripted faults that never happened: {unused}"
+
+
+@pytest.fixture
+def clock() -> SteppedClock:
+    """Time as the client sees it."""
+    return SteppedClock()
+
+
+@pytest.fixture
+def connect(wire: Wire, clock: SteppedClock) -> Iterator[Callable[..., tinker.ServiceClient]]:
+    """Makes service clients on the wire; they are closed at the end."""
+    made: list[tinker.ServiceClient] = []
+
+    def make(**arguments: Any) -> tinker.ServiceClient:
+        given = {"base_url": "http://server", "api_key": "tml-secret", "transport": wire, "clock": clock.clock(), **arguments}
+        made.append(tinker.ServiceClient(**given))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.close().result(10)
+
+
+@pytest.fixture
+def service(connect: Callable[..., tinker.ServiceClient]) -> tinker.ServiceClient:
+    """A service client on the wire."""
+    return connect()
+
+
+@pytest.fixture
+def training(service: tinker.ServiceClient) -> tinker.TrainingClient:
+    """A training client that is ready."""
+    return service.create_lora_training_client("tinker/toy", rank=4).result(10)
+
+
+@pytest.fixture
+def datum() -> Callable[..., tinker.Datum]:
+    """Makes datums for cross_entropy."""
+
+    def make(tokens: list[int] | None = None) -> tinker.Datum:
+        ids = tokens or [1, 2, 3]
+        return tinker.Datum(
+            model_input=tinker.ModelInput.from_ints(ids),
+            loss_fn_inputs={"target_tokens": [i + 1 for i in ids], "weights": [1.0] * len(ids)},  # type: ignore[dict-item]
+        )
+
+    return make

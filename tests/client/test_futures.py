@@ -1,0 +1,118 @@
+"""The one future type, from every side."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from typing import Any
+
+import pytest
+
+import tinker
+from tinker._loop import loop_thread
+
+ADAM = tinker.AdamParams()
+PENDING = {"type": "try_again", "request_id": "x", "queue_state": "paused_capacity"}
+
+
+def test_awaited_from_any_loop_any_number_of_times(training: tinker.TrainingClient) -> None:
+    """One future gives its result to several loops and threads, and again when it is done."""
+    future = training.optim_step(ADAM)
+
+    async def twice() -> bool:
+        return (await future) is (await future.result_async(5)) is (await asyncio.create_task(future.coroutine()))
+
+    assert asyncio.run(twice())
+    assert asyncio.run(twice())
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(future.result, 5).result() is future.result(5)
+    assert future.future() is future
+    assert concurrent.futures.wait([future], 5).done == {future}
+
+
+def test_callback(training: tinker.TrainingClient) -> None:
+    """A callback is called with the future when it is done."""
+    called = threading.Event()
+    training.optim_step(ADAM).add_done_callback(lambda _: called.set())
+    assert called.wait(10)
+
+
+def test_time_out_tells_what_is_waited_for(training: tinker.TrainingClient, wire: Any) -> None:
+    """A time-out names operation, request and queue state, leaves the operation running, and the result comes later."""
+    wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
+    future = training.optim_step(ADAM)
+    wire.wait_for("retrieve_future", len(wire.sent("retrieve_future")) + 3)
+    with pytest.raises(TimeoutError, match=r"optim_step has no result after 0 s, request .*, queue state paused_capacity"):
+        future.result(0)
+    wire.faults.clear()
+    assert future.result(10).metrics is not None
+
+
+def test_async_time_out_cancels(training: tinker.TrainingClient, wire: Any) -> None:
+    """An async wait that runs out of time cancels the operation."""
+    wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
+    future = training.optim_step(ADAM)
+    wire.wait_for("retrieve_future", len(wire.sent("retrieve_future")) + 1)
+    with pytest.raises(TimeoutError):
+        asyncio.run(future.result_async(0))
+    assert future.cancelled()
+    wire.faults.clear()
+
+
+def test_cancelled_task_cancels_its_future(training: tinker.TrainingClient, wire: Any) -> None:
+    """Cancelling the task that awaits stops the polling, and the training order has no hole."""
+    wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
+    future = training.optim_step(ADAM)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(future.coroutine())
+        await asyncio.to_thread(wire.wait_for, "optim_step")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    assert future.cancelled()
+    wire.faults.clear()
+    training.optim_step(ADAM).result(10)
+    assert [one.seq_id for one in wire.sent("optim_step")] == [1, 2]
+
+
+def test_cancelled_before_its_turn_is_not_sent(service: tinker.ServiceClient, wire: Any) -> None:
+    """A request cancelled while it waits for its turn is never sent and uses no number."""
+    wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
+    client = service.create_lora_training_client("tinker/toy")
+    first, second = client.optim_step(ADAM), client.optim_step(ADAM)
+    wire.wait_for("create_model")
+    assert first.cancel()
+    wire.faults.clear()
+    second.result(10)
+    assert [one.seq_id for one in wire.sent("optim_step")] == [1]
+    with pytest.raises(concurrent.futures.CancelledError):
+        first.result()
+
+
+def test_blocking_on_the_loop_thread_raises(training: tinker.TrainingClient) -> None:
+    """A wait that would stop all I/O for ever raises at once instead."""
+    outcome: concurrent.futures.Future[BaseException | None] = concurrent.futures.Future()
+
+    def block() -> None:
+        try:
+            tinker.APIFuture[None]("x").result(5)
+        except RuntimeError as error:
+            outcome.set_result(error)
+
+    loop_thread().call(block)
+    assert "await it instead" in str(outcome.result(10))
+
+
+def test_errors_reach_every_waiter(training: tinker.TrainingClient, wire: Any) -> None:
+    """A failure is raised by result, by await, and given by exception."""
+    wire.fail("optim_step", 404)
+    future = training.optim_step(ADAM)
+    with pytest.raises(tinker.NotFoundError):
+        future.result(10)
+    with pytest.raises(tinker.NotFoundError):
+        asyncio.run(future.result_async())
+    assert isinstance(future.exception(10), tinker.NotFoundError)

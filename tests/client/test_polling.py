@@ -1,0 +1,142 @@
+"""What the answers of a poll mean, whichever server gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tinker
+
+ADAM = tinker.AdamParams()
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, {"type": "try_again", "request_id": "x", "queue_state": "active"}),
+        (200, {"type": "try_again", "request_id": "x", "queue_state": "a state of tomorrow"}),
+        (200, {"status": "pending"}),
+        (201, {"status": "queued"}),
+        (408, {"detail": "still running"}),
+        (408, {"queue_state": "paused_rate_limit", "queue_state_reason": "too many"}),
+        (408, b"not JSON"),
+        (408, b""),
+        (500, {"detail": "oops"}),
+        (503, b"<html>bad gateway</html>"),
+        (429, {"detail": "slow down"}),
+        (402, {"detail": "pay"}),
+        (400, b""),
+    ],
+)
+def test_pending_and_passing_failures_are_polled_again(
+    training: tinker.TrainingClient, wire: Any, status: int, body: object
+) -> None:
+    """An answer that says 'later', or a failure that may pass, is followed by another poll, and the result arrives."""
+    wire.fail("retrieve_future", status, body=body, times=2)
+    assert training.optim_step(ADAM).result(10).metrics is not None
+
+
+def test_quick_answers_are_paced(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
+    """A server that does not hold polls is asked at growing intervals, never in a tight loop."""
+    wire.fail("retrieve_future", 200, body={"type": "try_again", "request_id": "x", "queue_state": "active"}, times=8)
+    del clock.slept[:]
+    training.optim_step(ADAM).result(10)
+    assert clock.slept[:8] == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "category", "text"),
+    [
+        (200, {"error": "bad luck", "category": "server"}, "server", "bad luck"),
+        (200, {"error": "your fault", "category": "User"}, "unknown", "your fault"),
+        (200, {"error": {"code": 7}, "category": "user"}, "user", '{"code":7}'),
+        (200, {"status": "failed", "detail": "no room"}, "unknown", "no room"),
+        (400, {"detail": "loss exploded"}, "unknown", "loss exploded"),
+        (422, {"error": "wrong shape", "category": "user"}, "unknown", "wrong shape"),
+        (422, b"plain words", "unknown", "plain words"),
+    ],
+)
+def test_failures_end_the_wait_at_once(
+    training: tinker.TrainingClient, wire: Any, status: int, body: object, category: str, text: str
+) -> None:
+    """However a server says that a request failed, the future fails with its words, after that one poll."""
+    before = len(wire.sent("retrieve_future"))
+    wire.fail("retrieve_future", status, body=body)
+    future = training.optim_step(ADAM)
+    with pytest.raises(tinker.RequestFailedError) as caught:
+        future.result(10)
+    assert text in str(caught.value)
+    assert (caught.value.category, caught.value.request_id) == (category, future.request_id)
+    assert len(wire.sent("retrieve_future")) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, tinker.AuthenticationError),
+        (403, tinker.PermissionDeniedError),
+        (404, tinker.NotFoundError),
+        (410, tinker.errors.APIStatusError),
+    ],
+)
+def test_hopeless_statuses_keep_their_type(
+    training: tinker.TrainingClient, wire: Any, status: int, kind: type[Exception]
+) -> None:
+    """A status that no repeat can help is raised as its own error type."""
+    wire.fail("retrieve_future", status)
+    with pytest.raises(kind):
+        training.optim_step(ADAM).result(10)
+
+
+def test_large_results_are_announced_first(training: tinker.TrainingClient, wire: Any) -> None:
+    """After an announcement of the size the result itself is asked for."""
+    wire.fail("retrieve_future", 200, body={"status": "complete_metadata", "request_id": "x", "response_payload_size": 10**9})
+    before = len(wire.sent("retrieve_future"))
+    training.optim_step(ADAM).result(10)
+    assert [one.json["allow_metadata_only"] for one in wire.sent("retrieve_future")[before:]] == [True, False]
+
+
+def test_polls_are_numbered_and_named(training: tinker.TrainingClient, wire: Any) -> None:
+    """Each poll says which one it is and what kind of result it waits for."""
+    before = len(wire.sent("retrieve_future"))
+    wire.fail("retrieve_future", 408, times=2)
+    training.optim_step(ADAM).result(10)
+    headers = [one.request.headers for one in wire.sent("retrieve_future")[before:]]
+    assert [one["x-tinker-request-iteration"] for one in headers] == ["0", "1", "2"]
+    assert {one["x-tinker-request-type"] for one in headers} == {"OptimStep"}
+    assert ["x-tinker-create-promise-roundtrip-time" in one for one in headers] == [True, False, False]
+
+
+def test_server_that_only_fails_ends_the_wait(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
+    """A server that answers nothing but errors ends the wait after minutes of them, with the last one and the count."""
+    wire.fail("retrieve_future", 502, times=200)
+    with pytest.raises(tinker.InternalServerError) as caught:
+        training.optim_step(ADAM).result(10)
+    assert "attempts in" in caught.value.__notes__[0]
+    for fault in wire.faults:
+        fault.times = 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"content-type": "application/json"}, b"{"),
+        ({"content-type": "application/json"}, b"[1]"),
+        ({"content-type": "application/json"}, b'{"metrics": "many"}'),
+        ({"content-type": "application/x-protobuf"}, b"\x01\x02"),
+    ],
+)
+def test_answers_that_make_no_sense(training: tinker.TrainingClient, wire: Any, headers: dict[str, str], body: bytes) -> None:
+    """A malformed or unpromised answer is a typed error that names the operation."""
+    wire.fail("retrieve_future", 200, headers=headers, body=body)
+    with pytest.raises(tinker.APIResponseValidationError, match=r"optim_step|retrieve_future"):
+        training.optim_step(ADAM).result(10)
+
+
+def test_unknown_fields_are_passed_over(training: tinker.TrainingClient, wire: Any) -> None:
+    """Fields that this client does not know change nothing."""
+    wire.fail("optim_step", 202, body={"request_id": "f", "future_id": 3, "status": "new", "zone": {}})
+    wire.fail("retrieve_future", 202, body={"metrics": {"a:sum": 1.0}, "type": "optim_step_v2", "more": [1]})
+    response = training.optim_step(ADAM).result(10)
+    assert (response.metrics, response.type) == ({"a:sum": 1.0}, "optim_step_v2")

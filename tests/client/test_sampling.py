@@ -1,0 +1,160 @@
+"""Sampling: results, many at once, rate limits, promises that expire, and servers that know less."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tinker
+
+PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
+PARAMS = tinker.SamplingParams(max_tokens=4, seed=7)
+
+
+@pytest.fixture
+def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
+    """A sampling client on the base model, ready."""
+    return service.create_sampling_client(base_model="tinker/toy").result(10)
+
+
+def test_sample(sampler: tinker.SamplingClient) -> None:
+    """Each sample has its tokens, their logprobs, a stop reason and an id; the same seed gives the same tokens."""
+    response = sampler.sample(PROMPT, 2, PARAMS).result(10)
+    again = sampler.sample(PROMPT, 2, PARAMS).result(10)
+    assert [one.tokens for one in response.sequences] == [one.tokens for one in again.sequences]
+    for one in response.samples:
+        assert one.logprobs is not None
+        assert len(one.tokens) == len(one.logprobs) == 4
+        assert one.stop_reason == "length"
+    assert len({one.sequence_id for one in response.sequences}) == 2
+    assert response.prompt_logprobs is None
+
+
+@pytest.mark.parametrize("wire_form", ["proto", "json"])
+def test_prompt_logprobs_and_topk(connect: Callable[..., tinker.ServiceClient], wire_form: str) -> None:
+    """Prompt logprobs begin with None, and top-k rows hold k pairs, over both wires."""
+    sampler = connect(wire=wire_form).create_sampling_client(base_model="tinker/toy")
+    response = sampler.sample(
+        PROMPT, 1, PARAMS, include_prompt_logprobs=True, topk_prompt_logprobs=2, topk_sample_logprobs=3
+    ).result(10)
+    assert response.prompt_logprobs is not None
+    assert response.prompt_logprobs[0] is None
+    assert [type(value) for value in response.prompt_logprobs[1:]] == [float, float]
+    assert response.topk_prompt_logprobs is not None
+    assert response.topk_prompt_logprobs[0] is None
+    assert [len(row or ()) for row in response.topk_prompt_logprobs[1:]] == [2, 2]
+    assert [len(row or ()) for row in response.sequences[0].topk_logprobs or ()] == [3] * 4
+
+
+def test_compute_logprobs(sampler: tinker.SamplingClient) -> None:
+    """The logprobs of a prompt are those that sampling reports about it."""
+    logprobs = sampler.compute_logprobs(PROMPT).result(10)
+    response = sampler.sample(PROMPT, 1, PARAMS, include_prompt_logprobs=True).result(10)
+    assert logprobs == response.prompt_logprobs
+    assert asyncio.run(sampler.compute_logprobs_async(PROMPT)) == logprobs
+
+
+def test_a_thousand_at_once(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A thousand samples asked for at once all come back, from await and from as_completed, under distinct numbers."""
+
+    async def scenario() -> list[tinker.types.SampleResponse]:
+        return await asyncio.gather(*(sampler.sample(PROMPT, 1, PARAMS) for _ in range(500)))
+
+    awaited = asyncio.run(scenario())
+    futures = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(500)]
+    done = [future.result() for future in concurrent.futures.as_completed(futures, timeout=30)]
+    assert {tuple(response.sequences[0].tokens) for response in awaited + done} == {tuple(awaited[0].sequences[0].tokens)}
+    assert sorted(one.seq_id for one in wire.sent("asample")) == list(range(1000))
+
+
+def test_rate_limit_is_waited_out(sampler: tinker.SamplingClient, wire: Any, clock: Any) -> None:
+    """On 429 the sample is sent again under the same number after the time the server asks for."""
+    wire.fail("asample", 429, headers={"retry-after": "3"}, times=2)
+    assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences[0].tokens
+    assert [one.seq_id for one in wire.sent("asample")] == [0, 0, 0]
+    assert sum(clock.slept) >= 6
+
+
+def test_expired_promise_is_submitted_again(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A sample whose result is gone is asked for again, under a new number."""
+    wire.fail("retrieve_future", 410, body={"detail": "expired"})
+    assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences[0].tokens
+    assert [one.seq_id for one in wire.sent("asample")] == [0, 1]
+
+
+def test_server_without_sequence_ids(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A submit answer without sequence ids is enough; the sequences have no id then."""
+    original = sampler.sample(PROMPT, 1, PARAMS)
+    original.result(10)
+    wire.fail("asample", 200, body={"request_id": original.request_id})
+    (sequence,) = sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
+    assert sequence.sequence_id is None
+    assert sequence.tokens
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_samples": 0}, "num_samples must be at least 1"),
+        ({"topk_prompt_logprobs": -1}, "topk_prompt_logprobs must not be negative"),
+        ({"prompt_logprobs_last_n": 1}, "needs include_prompt_logprobs"),
+        ({"prompt_logprobs_last_n": 0, "include_prompt_logprobs": True}, "at least 1"),
+        ({"target_prompt_logprobs": tinker.TensorData([1.0], "float32")}, "int64 tensor of shape"),
+        ({"target_prompt_logprobs": tinker.TensorData([[1], [2], [3]], "int64", [3, 1])}, "must have 2 rows"),
+    ],
+)
+def test_impossible_arguments_are_refused(
+    sampler: tinker.SamplingClient, wire: Any, arguments: dict[str, Any], message: str
+) -> None:
+    """Arguments no server can answer are refused on the user's line and nothing is sent."""
+    with pytest.raises(ValueError, match=message):
+        sampler.sample(**{"prompt": PROMPT, "num_samples": 1, "sampling_params": PARAMS, **arguments})
+    assert wire.sent("asample") == []
+
+
+def test_ignored_options_are_not_passed_over(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A server that ignores an option it does not know makes the sample fail instead of lacking the answer silently."""
+    wire.fail("retrieve_future", 200, body={"sequences": [{"stop_reason": "stop", "tokens": [1]}]})
+    with pytest.raises(RuntimeError, match="ignored prompt_alt_tokens_k"):
+        sampler.sample(PROMPT, 1, PARAMS, prompt_alt_tokens_k=2).result(10)
+
+
+def test_sampler_is_needed_from_somewhere(service: tinker.ServiceClient) -> None:
+    """A sampling client without model and path, or with something that is no path, is refused at once."""
+    with pytest.raises(ValueError, match="Either model_path or base_model"):
+        service.create_sampling_client()
+    with pytest.raises(ValueError, match="must be a checkpoint path"):
+        service.create_sampling_client(model_path="weights/1")
+
+
+def test_saved_and_ephemeral_weights_sample_alike(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, datum: Any
+) -> None:
+    """Weights saved under a name, and those taken without a name, sample the same; later steps do not change them."""
+    training.forward_backward([datum()], "cross_entropy")
+    training.optim_step(tinker.AdamParams(learning_rate=0.5))
+    ephemeral = training.save_weights_and_get_sampling_client()
+    path = training.save_weights_for_sampler("now").result(10).path
+    training.forward_backward([datum([9, 8])], "cross_entropy")
+    training.optim_step(tinker.AdamParams(learning_rate=0.5)).result(10)
+    saved = service.create_sampling_client(model_path=path)
+    moved = training.save_weights_and_get_sampling_client()
+    one, other, later = (client.compute_logprobs(PROMPT).result(10) for client in (ephemeral, saved, moved))
+    assert one == other
+    assert later != one
+    assert saved.get_base_model() == ephemeral.get_base_model() == "tinker/toy"
+
+
+def test_numpy_tokens(sampler: tinker.SamplingClient) -> None:
+    """A prompt of numpy tokens is the prompt of those tokens."""
+    prompt = tinker.ModelInput.from_ints(np.asarray([1, 2, 3], np.int64))
+    assert prompt == PROMPT
+    assert (
+        sampler.sample(prompt, 1, PARAMS).result(10).sequences[0].tokens
+        == sampler.sample(PROMPT, 1, PARAMS).result(10).sequences[0].tokens
+    )

@@ -1,0 +1,200 @@
+"""Sessions: when they begin, what keeps them alive, how they end; and what requests carry."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+import tinker
+
+Connect = Callable[..., tinker.ServiceClient]
+ADAM = tinker.AdamParams()
+
+
+def test_nothing_is_sent_before_it_is_needed(connect: Connect, wire: Any) -> None:
+    """Constructing a client sends nothing; closing it unused neither."""
+    connect().close().result(10)
+    assert wire.exchanges == []
+
+
+def test_start_up(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session says who it is for; all clients of one service share it."""
+    monkeypatch.setenv("TINKER_TAGS", "a,b,a")
+    monkeypatch.setenv("TINKER_PROJECT_ID", "p")
+    service = connect(user_metadata={"who": "me"}, display_name="night")
+    service.create_lora_training_client("tinker/toy").result(10)
+    service.create_sampling_client(base_model="tinker/toy").result(10)
+    (created,) = wire.sent("create_session")
+    assert created.json == {
+        "tags": ["a", "b"],
+        "user_metadata": {"who": "me"},
+        "sdk_version": "0.38.0",
+        "project_id": "p",
+        "display_name": "night",
+        "type": "create_session",
+    }
+    assert wire.sent("client/config")[0].json == {"sdk_version": "0.38.0"}
+
+
+def test_identity(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user agent names this client; the version on the wire is the surface's and can be overridden."""
+    monkeypatch.setenv("TINKER_SDK_VERSION", "0.7.0")
+    connect(default_headers_overrides={"X-Team": "blue"}).create_lora_training_client("tinker/toy").result(10)
+    headers = wire.exchanges[0].request.headers
+    assert headers["user-agent"].startswith("tinker-open-client/0.38.0")
+    assert (headers["x-team"], headers["x-api-key"]) == ("blue", "tml-secret")
+    assert wire.sent("create_session")[0].json["sdk_version"] == "0.7.0"
+
+
+def test_heartbeats(connect: Connect, wire: Any, clock: Any) -> None:
+    """A heartbeat goes out every ten seconds, goes on after failures, and stops when the server says the session is over."""
+    connect().create_lora_training_client("tinker/toy").result(10)
+    for expected in (1, 2):
+        clock.advance(10)
+        wire.wait_for("session_heartbeat", expected)
+    wire.fail("session_heartbeat", 503)
+    clock.advance(10)
+    wire.wait_for("session_heartbeat", 3)
+    wire.fail("session_heartbeat", 410)
+    clock.advance(10)
+    wire.wait_for("session_heartbeat", 4)
+
+
+def test_silence_is_reported_once(connect: Connect, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Two minutes without a heartbeat that got through make one warning."""
+    connect().create_lora_training_client("tinker/toy").result(10)
+    wire.fail("session_heartbeat", 503, times=15)
+    with caplog.at_level(logging.WARNING, "tinker"):
+        for beat in range(15):
+            clock.advance(10)
+            wire.wait_for("session_heartbeat", beat + 1)
+        clock.advance(10)
+    assert sum("no heartbeat got through" in message for message in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(("error", "reason"), [(None, "success"), (ValueError, "errored"), (KeyboardInterrupt, "interrupted")])
+def test_a_with_block_says_how_it_went(connect: Connect, wire: Any, error: type[BaseException] | None, reason: str) -> None:
+    """The end of a with block finishes the session with the reason; the client refuses what comes later."""
+    service = connect()
+
+    def block() -> None:
+        with service:
+            service.create_lora_training_client("tinker/toy").result(10)
+            if error is not None:
+                raise error
+
+    if error is None:
+        block()
+    else:
+        with pytest.raises(error):
+            block()
+    (finish,) = [one for one in wire.exchanges if one.operation.endswith("/finish")]
+    assert finish.json == {"reason": {"type": reason}, "detail": None}
+    with pytest.raises(tinker.ClientClosedError):
+        service.create_sampling_client(base_model="x")
+
+
+def test_messages_of_the_server_are_logged(connect: Connect, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """What the server wants the user to read is logged at its level."""
+    wire.fail("create_session", 200, body={"session_id": "s", "warning_message": "old client", "error_message": "very old"})
+    wire.fail("create_model", 400)
+    with caplog.at_level(logging.INFO, "tinker"):
+        connect().create_lora_training_client("tinker/toy").exception(10)
+    levels = {record.message: record.levelname for record in caplog.records}
+    assert levels["old client"] == "WARNING"
+    assert levels["very old"] == "ERROR"
+
+
+def test_failed_start_is_tried_anew(connect: Connect, wire: Any) -> None:
+    """A session that could not be created fails those who waited for it; the next request tries again."""
+    service = connect()
+    wire.fail("create_session", 401, body={"detail": "bad key"})
+    with pytest.raises(tinker.AuthenticationError, match="bad key"):
+        service.create_lora_training_client("tinker/toy").result(10)
+    service.create_lora_training_client("tinker/toy").result(10)
+
+
+def test_start_gives_up(connect: Connect, wire: Any, clock: Any) -> None:
+    """A server that cannot be reached fails the first request after a minute of tries, not more."""
+    wire.drop("client/config", apply=False, times=1000)
+    began = clock.now
+    with pytest.raises(tinker.APIConnectionError):
+        connect().create_lora_training_client("tinker/toy").result(10)
+    assert clock.now - began <= 61
+    wire.faults.clear()
+
+
+def test_missing_key_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key the hosted service is refused on the user's line, with what to do; other servers need none."""
+    for name in ("TINKER_API_KEY", "TINKER_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(tinker.TinkerError, match="local://"):
+        tinker.ServiceClient().create_lora_training_client("x")
+    with pytest.raises(ValueError, match="base_url must start with"):
+        tinker.ServiceClient(base_url="server").create_lora_training_client("x")
+
+
+def test_unknown_arguments_warn() -> None:
+    """Arguments nobody knows are named in a warning and ignored."""
+    with pytest.warns(FutureWarning, match="unsupported arguments: color, speed"):
+        tinker.ServiceClient(speed=1, color=2)
+
+
+def error_of(future: tinker.APIFuture[Any]) -> BaseException:
+    error = future.exception(10)
+    assert error is not None
+    return error
+
+
+def test_errors_hold_no_secrets_and_pickle(connect: Connect, wire: Any) -> None:
+    """An error keeps what was asked and answered, without the key, through pickle and deepcopy."""
+    wire.fail("create_model", 422, body={"detail": "no"}, headers={"x-trace": "t1", "set-cookie": "key=1"})
+    original = error_of(connect().create_lora_training_client("tinker/toy"))
+    for error in (original, pickle.loads(pickle.dumps(original)), copy.deepcopy(original)):
+        assert isinstance(error, tinker.UnprocessableEntityError)
+        assert (error.status_code, error.body, error.operation) == (422, {"detail": "no"}, "create_model")
+        assert error.response.headers["x-trace"] == "t1"
+        seen = f"{error!r} {error} {error.request.headers!r} {error.response.headers!r} {error.__dict__!r}"
+        assert "tml-secret" not in seen
+        assert "key=1" not in seen
+
+
+def test_keys_do_not_follow_to_another_host(connect: Connect, wire: Any) -> None:
+    """A redirect to another origin is followed without credentials; one on the same origin with them."""
+    wire.fail("get_server_capabilities", 302, headers={"location": "http://elsewhere/api/v1/get_server_capabilities"})
+    service = connect(default_headers_overrides={"Authorization": "Bearer b"})
+    service.get_server_capabilities()
+    wire.fail("get_server_capabilities", 307, headers={"location": "/api/v1/get_server_capabilities"})
+    service.get_server_capabilities()
+    headers = [one.request.headers for one in wire.sent("get_server_capabilities")]
+    assert ["x-api-key" in one for one in headers] == [True, False, True, True]
+    assert ["authorization" in one for one in headers] == [True, False, True, True]
+
+
+def test_key_is_in_no_repr(connect: Connect) -> None:
+    """Neither the client nor its settings show the key."""
+    service = connect()
+    service.create_lora_training_client("tinker/toy").result(10)
+    assert "tml-secret" not in repr(service) + repr(vars(service)) + repr(service._opened)
+
+
+def test_paths_cannot_be_escaped(connect: Connect) -> None:
+    """An id that would change the path of a request is refused on the user's line."""
+    rest = tinker.RestClient(base_url="http://server", transport=httpx.MockTransport(lambda _: httpx.Response(500)))
+    with pytest.raises(ValueError, match="cannot be part of a path"):
+        rest.get_sampler("../../x")
+
+
+def test_import_loads_little() -> None:
+    """Importing the package loads neither torch nor transformers nor rich nor click, nor an HTTP stack."""
+    heavy = "{'torch', 'transformers', 'rich', 'click', 'httpx', 'aiohttp', 'numpy'}"
+    code = f"import sys, tinker; print({heavy} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"

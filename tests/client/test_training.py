@@ -1,0 +1,289 @@
+"""Training requests: their order, their numbers, their calling forms, and what happens when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tinker
+
+MakeDatum = Callable[..., tinker.Datum]
+ADAM = tinker.AdamParams(learning_rate=0.05)
+
+
+def test_loss_falls(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Steps submitted without waiting in between lower the loss."""
+    losses = []
+    for _ in range(20):
+        losses.append(training.forward_backward([datum()], "cross_entropy"))
+        training.optim_step(ADAM)
+    assert losses[-1].result(10).loss < 0.5 * losses[0].result(10).loss
+
+
+def test_requests_are_numbered_in_the_order_of_the_calls(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """Every request carries the next number, whatever its kind, and arrives in that order."""
+    training.forward_backward([datum()], "cross_entropy")
+    training.optim_step(ADAM)
+    training.forward([datum()], "cross_entropy")
+    training.save_state("a")
+    training.save_weights_for_sampler("b").result(10)
+    kinds = {"forward_backward", "optim_step", "save_weights", "save_weights_for_sampler"}
+    sent = [(one.operation, one.seq_id) for one in wire.exchanges if one.operation in kinds]
+    assert sent == [
+        ("forward_backward", 1),
+        ("optim_step", 2),
+        ("forward_backward", 3),
+        ("save_weights", 4),
+        ("save_weights_for_sampler", 5),
+    ]
+
+
+def test_threads_share_one_order(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """Calls from several threads get distinct numbers without holes, and each thread's own calls keep their order."""
+
+    def work(token: int) -> list[tinker.APIFuture[Any]]:
+        return [training.forward_backward([datum([token, step])], "cross_entropy") for step in range(10)]
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        futures = [future for made in pool.map(work, range(4)) for future in made]
+    for future in futures:
+        future.result(10)
+    from tinker._wire import proto
+
+    calls = [proto.decode_forward_backward(one.body) for one in wire.sent("forward_backward")]
+    assert [call.seq_id for call in calls] == list(range(1, 41))
+    for token in range(4):
+        steps = [c.data[0].model_input.to_ints()[1] for c in calls if c.data[0].model_input.to_ints()[0] == token]
+        assert steps == list(range(10))
+
+
+def test_results_are_not_waited_for_before_the_next_submission(
+    training: tinker.TrainingClient, wire: Any, datum: MakeDatum
+) -> None:
+    """A whole pipeline is submitted while the first result is still pending."""
+    pending = {"type": "try_again", "request_id": "x", "queue_state": "paused_capacity", "queue_state_reason": "busy"}
+    before = len(wire.sent("retrieve_future"))
+    wire.fail("retrieve_future", 200, body=pending, times=30)
+    first = training.forward_backward([datum()], "cross_entropy")
+    last = training.optim_step(ADAM)
+    wire.wait_for("optim_step")
+    first.result(10)
+    last.result(10)
+    assert len(wire.sent("retrieve_future")) > before + 30
+    assert (first.queue_state, first.queue_state_reason) == ("paused_capacity", "busy")
+
+
+def test_every_calling_form(service: tinker.ServiceClient, datum: MakeDatum) -> None:
+    """What a create method returns works at once, after result(), after await, and from its async twin."""
+    at_once = service.create_lora_training_client("tinker/toy", rank=2)
+    assert at_once.forward([datum()], "cross_entropy").result(10).loss > 0
+    assert at_once.result(10) is at_once
+    assert isinstance(at_once, tinker.APIFuture)
+
+    async def scenario() -> None:
+        awaited = await service.create_lora_training_client("tinker/toy", rank=2)
+        twin = await service.create_lora_training_client_async("tinker/toy", rank=2)
+        for client in (awaited, twin):
+            assert isinstance(client, tinker.TrainingClient)
+            future = await client.forward_backward_async([datum()], "cross_entropy")
+            step = await client.optim_step_async(ADAM)
+            assert (await future).loss == (await future.result_async()).loss
+            await step
+            assert (await client.get_info_async()).lora_rank == 2
+            sampler = await client.save_weights_and_get_sampling_client_async()
+            response = await sampler.sample_async(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=3))
+            assert len(response.sequences[0].tokens) == 3
+
+    asyncio.run(scenario())
+
+
+def test_failed_creation_fails_every_operation(service: tinker.ServiceClient, wire: Any, datum: MakeDatum) -> None:
+    """Operations queued behind a creation that fails get its error, and nothing of theirs is sent."""
+    wire.fail("create_model", 400, body={"detail": "no such model"})
+    client = service.create_lora_training_client("nonsense")
+    queued = [client.forward_backward([datum()], "cross_entropy"), client.optim_step(ADAM)]
+    sampler = client.save_weights_and_get_sampling_client()
+    sample = sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1))
+    for future in (client, *queued, sampler, sample):
+        with pytest.raises(tinker.BadRequestError, match="no such model"):
+            future.result(10)
+    assert wire.sent("forward_backward") == wire.sent("optim_step") == wire.sent("asample") == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "loss", "message"),
+    [
+        (
+            {"target_tokens": [1, 2]},
+            "cross_entropy",
+            r"data\[1\].loss_fn_inputs\['target_tokens'\] has length 2, model_input has 3",
+        ),
+        ({"target_tokens": [1, 2, 3], "weights": [1.0]}, "cross_entropy", r"data\[1\].*'weights'.* length 1"),
+        ({"weights": [1.0, 1.0, 1.0]}, "cross_entropy", r"data\[1\].loss_fn_inputs lacks target_tokens"),
+        ({"target_tokens": [1, 2, 3], "rewards": [1.0, 1.0, 1.0]}, "cross_entropy", r"data\[1\].loss_fn_inputs has rewards"),
+        ({"target_tokens": [1, 2, 3]}, "ppo", r"data\[1\].loss_fn_inputs lacks advantages, logprobs"),
+        ({"target_tokens": [1, 2, 3], "weights": [1.0, float("nan"), 1.0]}, "cross_entropy", r"data\[1\].*'weights'.* NaN"),
+        ({"target_tokens": np.ones(3, np.float32)}, "cross_entropy", r"data\[1\].*'target_tokens'.* must be integers"),
+    ],
+)
+def test_wrong_data_is_refused_on_the_users_line(
+    training: tinker.TrainingClient, wire: Any, datum: MakeDatum, inputs: dict[str, Any], loss: Any, message: str
+) -> None:
+    """A wrong datum is refused by the call itself, naming index and field; nothing is sent and no number is used."""
+    good = datum()
+    if loss == "ppo":
+        extra = {"logprobs": [-1.0] * 3, "advantages": [1.0] * 3, "target_tokens": [2, 3, 4]}
+        good = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs=extra)
+    wrong = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs=inputs)
+    with pytest.raises(ValueError, match=message):
+        training.forward_backward([good, wrong], loss)
+    assert wire.sent("forward_backward") == []
+    training.optim_step(ADAM).result(10)
+    assert wire.sent("optim_step")[0].seq_id == 1
+
+
+def test_other_wrong_arguments(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Empty data, ragged lists, an empty input, parameters of the wrong type and impossible names are refused at once."""
+    with pytest.raises(ValueError, match="No data provided"):
+        training.forward_backward([], "cross_entropy")
+    with pytest.raises(ValueError, match="target_tokens must be a rectangular numeric array"):
+        tinker.Datum(model_input=tinker.ModelInput.empty(), loss_fn_inputs={"target_tokens": [[1], [1, 2]]})
+    empty = tinker.Datum(
+        model_input=tinker.ModelInput.empty(), loss_fn_inputs={"target_tokens": tinker.TensorData([], "int64")}
+    )
+    with pytest.raises(ValueError, match=r"data\[0\].model_input has no tokens"):
+        training.forward([empty], "cross_entropy")
+    with pytest.raises(TypeError, match="Expected AdamParams"):
+        training.optim_step({"learning_rate": 1.0})
+    with pytest.raises(ValueError, match="not both"):
+        training.optim_step(ADAM, adam_params=ADAM)
+    with pytest.raises(ValueError, match="checkpoint name"):
+        training.save_state("a/b")
+
+
+@pytest.mark.parametrize("wire_form", ["proto", "json"])
+def test_both_wires_compute_the_same(
+    connect: Callable[..., tinker.ServiceClient], datum: MakeDatum, wire_form: str, wire: Any
+) -> None:
+    """Over protobuf and over JSON a step has the same result; the chosen form is the one that is sent."""
+    client = connect(wire=wire_form).create_lora_training_client("tinker/toy", rank=4, seed=1)
+    output = client.forward_backward([datum(), datum([5, 6])], "cross_entropy").result(10)
+    forward = client.forward([datum()], "cross_entropy").result(10)
+    kind = wire.sent("forward_backward")[0].request.headers["content-type"]
+    assert kind == {"proto": "application/x-protobuf", "json": "application/json"}[wire_form]
+    assert bool(wire.sent("forward")) == (wire_form == "json")
+    assert [len(one["logprobs"].tolist()) for one in output.loss_fn_outputs] == [3, 2]
+    assert forward.loss_fn_outputs[0]["logprobs"].tolist() == output.loss_fn_outputs[0]["logprobs"].tolist()
+    by_hand = -sum(sum(one["logprobs"].tolist()) for one in output.loss_fn_outputs)
+    assert output.loss == pytest.approx(by_hand, rel=1e-5)
+
+
+@pytest.mark.parametrize("status", [400, 415, 422])
+def test_refused_form_is_switched_unnoticed(training: tinker.TrainingClient, wire: Any, datum: MakeDatum, status: int) -> None:
+    """A server that does not read protobuf gets the same request as JSON, under the same number, and keeps getting JSON."""
+    wire.fail("forward_backward", status, body={"detail": "cannot read this"})
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    sent = wire.sent("forward_backward")
+    kinds = [one.request.headers["content-type"].rpartition("/")[2] for one in sent]
+    assert kinds == ["x-protobuf", "json", "json"]
+    assert [one.seq_id for one in sent] == [1, 1, 2]
+
+
+def test_server_without_client_config_gets_json(service: tinker.ServiceClient, wire: Any, datum: MakeDatum) -> None:
+    """A server that has no client configuration is of the age of JSON."""
+    wire.fail("client/config", 404)
+    client = service.create_lora_training_client("tinker/toy")
+    client.forward_backward([datum()], "cross_entropy").result(10)
+    assert wire.sent("forward_backward")[0].request.headers["content-type"] == "application/json"
+
+
+def test_large_batches_are_chunked(connect: Callable[..., tinker.ServiceClient], wire: Any, datum: MakeDatum) -> None:
+    """Chunks have consecutive numbers, the first is sent last, and outputs and metrics come back as if sent in one."""
+    from tinker._wire import proto
+
+    wire.fail("client/config", 200, body={"fwdbwd_max_chunk_len": 2})
+    client = connect().create_lora_training_client("tinker/toy", rank=4, seed=1)
+    data = [datum([i, i + 1]) for i in range(5)]
+    future = client.forward_backward(data, "cross_entropy")
+    client.optim_step(ADAM).result(10)
+    whole = (
+        connect().create_lora_training_client("tinker/toy", rank=4, seed=1).forward_backward(data, "cross_entropy").result(10)
+    )
+    calls = [proto.decode_forward_backward(one.body) for one in wire.sent("forward_backward")][:3]
+    assert [(call.seq_id, len(call.data)) for call in calls] == [(2, 2), (3, 1), (1, 2)]
+    assert wire.sent("optim_step")[0].seq_id == 4
+    assert future.result(10).loss == pytest.approx(whole.loss)
+    assert [one["logprobs"].tolist() for one in future.result().loss_fn_outputs] == [
+        one["logprobs"].tolist() for one in whole.loss_fn_outputs
+    ]
+
+
+@pytest.mark.parametrize("apply", [False, True])
+def test_broken_connection_never_doubles_a_step(
+    training: tinker.TrainingClient, wire: Any, datum: MakeDatum, apply: bool
+) -> None:
+    """A submission whose answer is lost is sent again with the same number and key, and is applied once."""
+    wire.drop("forward_backward", apply=apply)
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    wire.drop("optim_step", apply=apply)
+    training.optim_step(ADAM).result(10)
+    for operation in ("forward_backward", "optim_step"):
+        first, second = wire.sent(operation)
+        assert first.body == second.body
+        assert first.request.headers["x-idempotency-key"] == second.request.headers["x-idempotency-key"]
+
+
+def test_final_failure_fails_all_that_follows(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """A submission that is refused for good fails every queued and later request with its error; none of them is sent."""
+    wire.fail("forward_backward", 403, body={"detail": "not yours"})
+    futures = [training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)]
+    for future in futures:
+        with pytest.raises(tinker.PermissionDeniedError, match="not yours"):
+            future.result(10)
+    with pytest.raises(tinker.PermissionDeniedError) as caught:
+        training.save_state("x").result(10)
+    assert "earlier request" in caught.value.__notes__[0]
+    assert wire.sent("optim_step") == wire.sent("save_weights") == []
+
+
+def test_failed_result_fails_only_its_own_future(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A request that the server accepts and cannot carry out fails its future; the client goes on."""
+    unknown = training.forward_backward([datum([10**6])], "cross_entropy")
+    with pytest.raises(tinker.RequestFailedError) as caught:
+        unknown.result(10)
+    assert caught.value.category == "user"
+    assert caught.value.operation == "forward_backward"
+    assert training.forward_backward([datum()], "cross_entropy").result(10).loss > 0
+
+
+def test_state_is_saved_and_loaded(service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A run that continues from a saved state with its optimizer goes on exactly as the one that was saved."""
+    for _ in range(3):
+        training.forward_backward([datum()], "cross_entropy")
+        training.optim_step(ADAM)
+    path = training.save_state("three").result(10).path
+    again = service.create_training_client_from_state_with_optimizer(path)
+    fresh = service.create_training_client_from_state(path)
+    for client in (training, again, fresh):
+        client.forward_backward([datum()], "cross_entropy")
+        client.optim_step(ADAM)
+    one, other, third = (client.forward([datum()], "cross_entropy").result(10).loss for client in (training, again, fresh))
+    assert one == other
+    assert third != one
+    assert again.model_id != training.model_id
+
+
+def test_numpy_and_lists_are_the_same(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Token and weight arrays go straight in and mean what the lists mean."""
+    arrays = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(np.asarray([1, 2, 3])),
+        loss_fn_inputs={"target_tokens": np.asarray([2, 3, 4]), "weights": np.ones(3)},
+    )
+    lists, numpy = (training.forward([one], "cross_entropy").result(10) for one in (datum(), arrays))
+    assert lists.loss == numpy.loss

@@ -1,0 +1,224 @@
+"""Checkpoints: names, kinds, overwriting, expiry, a restart, and what hostile names can do (nothing)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_harness import Api, Clock, MakeApi, datum
+
+from tinker.local.engines.toy import ToyEngine
+
+TEXT = list(b"abcabcabc")
+PHRASE = datum(TEXT[:-1], TEXT[1:])
+
+
+def train(api: Api, model: str, first: int, steps: int = 3) -> int:
+    """Some steps on one phrase; the next free number."""
+    for index in range(steps):
+        api.loss(model, first + 2 * index, data=[PHRASE])
+        api.step(model, first + 2 * index + 1, learning_rate=0.01)
+    return first + 2 * steps
+
+
+def loss_of(api: Api, model: str, seq_id: int) -> float:
+    body = {"forward_input": {"data": [PHRASE], "loss_fn": "cross_entropy"}, "model_id": model, "seq_id": seq_id}
+    return api.result(api.ok("forward", body))["metrics"]["loss:sum"]
+
+
+def load_new(api: Api, session: str, number: int, path: str, **fields: Any) -> Any:
+    body = {"session_id": session, "model_seq_id": number, "path": path, "optimizer": True, **fields}
+    return api.ok("load_weights", body)
+
+
+def test_training_goes_on_from_a_checkpoint_after_a_restart(make_api: MakeApi) -> None:
+    """A new server over the same folder loads weights and optimizer, and further steps give exactly the same losses."""
+    first = make_api()
+    model = first.model()
+    number = train(first, model, 1)
+    path = first.result(first.save(model, number, "half way"))["path"]
+    assert path == f"tinker://{model}/weights/half way"
+    expected = loss_of(first, model, train(first, model, number + 1))
+
+    second = make_api()
+    session = second.session()
+    future = load_new(second, session, 5, path)
+    assert second.result(future) == {"path": path, "model_id": f"{session}:train:5", "type": "load_weights"}
+    loaded = f"{session}:train:5"
+    assert loss_of(second, loaded, train(second, loaded, 1)) == expected
+    assert second.ok("get_info", {"model_id": loaded})["lora_rank"] == 4
+
+
+def test_a_checkpoint_loads_into_a_model_that_exists(api: Api) -> None:
+    """By model id and number, in the order of that model's requests; with weights only, the optimizer starts afresh."""
+    session = api.session()
+    source = api.model(session, 0)
+    number = train(api, source, 1)
+    path = api.result(api.save(source, number, "a"))["path"]
+    target = api.model(session, 1)
+    body = {"model_id": target, "seq_id": 1, "path": path, "optimizer": False}
+    assert api.result(api.ok("load_weights", body)) == {"path": path, "model_id": target, "type": "load_weights"}
+    assert loss_of(api, target, 2) == loss_of(api, source, number + 1)
+    after = [loss_of(api, model, train(api, model, start, 1)) for model, start in ((source, number + 2), (target, 3))]
+    assert after[0] != after[1]
+
+
+def test_a_model_is_created_from_a_checkpoint_that_is_still_to_be_written(api: Api) -> None:
+    """Save and load may be submitted back to back; the load of a model that failed says so for every later request."""
+    session = api.session()
+    model = api.model(session)
+    saving = api.save(model, 1, "a")
+    api.result(saving)
+    assert "model_id" in api.result(load_new(api, session, 1, f"tinker://{model}/weights/a"))
+    failed = load_new(api, session, 2, f"tinker://{model}/weights/missing")
+    assert "there is no checkpoint" in api.failure(failed)[1]
+    assert "was not created" in api.failure(api.step(f"{session}:train:2", 1))[1]
+
+
+def test_where_to_load_must_be_said(api: Api) -> None:
+    """Neither addressing complete is 422."""
+    assert api.refused("load_weights", {"path": "tinker://a/weights/b", "optimizer": False})[0] == 422
+    half = {"path": "tinker://a/weights/b", "optimizer": False, "session_id": api.session()}
+    assert api.refused("load_weights", half)[0] == 422
+
+
+def test_a_name_is_taken_once(api: Api) -> None:
+    """A second save under a name is 409 at once and does not hold up the model; ``overwrite`` replaces the checkpoint."""
+    session = api.session()
+    model = api.model(session)
+    saved = api.save(model, 1, "a")
+    before = loss_of(api, model, 2)
+    body = {"model_id": model, "seq_id": 3, "path": "a"}
+    status, detail = api.refused("save_weights", body)
+    assert (status, "exists" in detail) == (409, True)
+    assert api.refused("save_weights", body)[0] == 409
+    assert api.save(model, 1, "a") == saved
+    number = train(api, model, 4)
+    after = loss_of(api, model, number)
+    assert "path" in api.result(api.save(model, number + 1, "a", overwrite=True))
+    api.result(load_new(api, session, 1, f"tinker://{model}/weights/a"))
+    assert loss_of(api, f"{session}:train:1", 1) == after != before
+
+
+def test_a_name_is_taken_from_the_moment_of_the_request(make_api: MakeApi) -> None:
+    """Two saves under one name in a pipeline: the second is refused although the first has not run."""
+    api = make_api(hold_seconds=0)
+    created = api.create_model(api.session())
+    model = created["model_id"]
+    api.save(model, 2, "a")
+    assert api.refused("save_weights", {"model_id": model, "seq_id": 3, "path": "a"})[0] == 409
+
+
+def test_saves_without_a_name_are_numbered(api: Api) -> None:
+    """A name that the client leaves out is made from the request's number."""
+    model = api.model()
+    assert api.result(api.save(model, 1, None))["path"] == f"tinker://{model}/weights/000001"
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../escaped", "..", ".", "/etc/passwd", "a/b", "a\\..\\b", "nul\x00", "", "   ", "x" * 300, "\ud800"]
+)
+def test_no_name_reaches_outside_the_folder(api: Api, tmp_path: Path, name: str) -> None:
+    """Whatever a client calls a checkpoint, files appear below the data folder only, or the request fails as the user's."""
+    model = api.model()
+    body = f'{{"model_id": "{model}", "seq_id": 1, "path": {_quoted(name)}}}'.encode()
+    answer = api.call("save_weights", content=body)
+    assert answer.status_code in (200, 422)
+    if answer.status_code == 200:
+        result = api.result(answer.json())
+        assert "path" in result or result["category"] == "user"
+    assert {path.name for path in tmp_path.iterdir()} <= {"data"}
+
+
+def _quoted(name: str) -> str:
+    return '"' + "".join(f"\\u{ord(character):04x}" for character in name) + '"'
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tinker://../../weights/x",
+        "tinker://a/weights/..",
+        "tinker:///weights/a",
+        "tinker://a/secrets/b",
+        "/etc/passwd",
+        "http://elsewhere/weights/a",
+        "tinker://a/weights/b/c",
+        "",
+    ],
+)
+def test_no_path_reads_outside_the_folder(api: Api, path: str) -> None:
+    """A path that is not one of this server's checkpoints fails as the user's mistake."""
+    session = api.session()
+    assert api.failure(load_new(api, session, 0, path))[0] == "user"
+    body = {"session_id": session, "sampling_session_seq_id": 0, "model_path": path}
+    assert api.refused("create_sampling_session", body)[0] == 404
+
+
+def test_kinds_are_not_mixed_up(api: Api) -> None:
+    """A training checkpoint cannot be sampled from and a sampler checkpoint not trained on; the message says what can."""
+    session = api.session()
+    model = api.model(session)
+    training = api.result(api.save(model, 1, "a"))["path"]
+    future = api.ok("save_weights_for_sampler", {"model_id": model, "seq_id": 2, "path": "a"})
+    sampling = api.result(future)["path"]
+    assert sampling == f"tinker://{model}/sampler_weights/a"
+    body = {"session_id": session, "sampling_session_seq_id": 0, "model_path": training}
+    assert "save_weights_for_sampler" in api.refused("create_sampling_session", body)[1]
+    assert "save_weights" in api.failure(load_new(api, session, 1, sampling))[1]
+
+
+def test_an_expired_checkpoint_is_gone(make_api: MakeApi) -> None:
+    """After ``ttl_seconds`` a checkpoint is unknown, and its name is free."""
+    clock = Clock()
+    api = make_api(clock=clock)
+    session = api.session()
+    model = api.model(session)
+    path = api.result(api.save(model, 1, "a", ttl_seconds=3600))["path"]
+    clock.seconds += 3601
+    assert "there is no checkpoint" in api.failure(load_new(api, session, 1, path))[1]
+    assert api.result(api.save(model, 2, "a"))["path"] == path
+
+
+def test_another_models_checkpoint_is_refused(make_api: MakeApi) -> None:
+    """A checkpoint of another base model is named with both models' names."""
+    one, two = make_api(), make_api(ToyEngine(vocabulary=512, base_model="tinker/other"))
+    model = one.model()
+    path = one.result(one.save(model, 1, "a"))["path"]
+    error = two.failure(load_new(two, two.session(), 0, path))[1]
+    assert "'tinker/toy'" in error
+    assert "'tinker/other'" in error
+
+
+def test_a_damaged_checkpoint_is_reported(api: Api, tmp_path: Path) -> None:
+    """Files that were cut short or overwritten give an error, not a crash, and nothing in them is executed."""
+    session = api.session()
+    model = api.model(session)
+    path = api.result(api.save(model, 1, "a"))["path"]
+    for number, name in enumerate(("toy_adapter.npz", "checkpoint.json"), 1):
+        (file,) = (tmp_path / "data").rglob(name)
+        file.write_bytes(b"\x80\x04broken")
+        category, error = api.failure(load_new(api, session, number, path))
+        assert category == "user"
+        assert "engine" in error or "damaged" in error
+
+
+def test_a_failed_save_leaves_nothing_behind(make_api: MakeApi, tmp_path: Path) -> None:
+    """When the engine fails while writing, there is no checkpoint, no leftover, and the name is free."""
+
+    class Failing(ToyEngine):
+        broken = True
+
+        def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
+            super().save(adapter_id, directory, optimizer=optimizer)
+            if self.broken:
+                raise OSError("disk full")
+
+    engine = Failing(vocabulary=512)
+    api = make_api(engine)
+    model = api.model()
+    assert api.failure(api.save(model, 1, "a")) == ("server", "OSError: disk full")
+    assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    engine.broken = False
+    assert "path" in api.result(api.save(model, 2, "a"))

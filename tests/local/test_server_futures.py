@@ -1,0 +1,127 @@
+"""Futures: who waits how long, what a poll answers meanwhile, and how long results are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from server_harness import PROTO, Api, Clock, GatedEngine, MakeApi, datum
+
+from tinker._wire import proto
+
+
+def test_a_poll_is_held_until_the_result_is_there(make_api: MakeApi) -> None:
+    """A poll that starts before the work is done answers with the result, without a second poll."""
+    engine = GatedEngine()
+    api = make_api(engine)
+    future = api.loss(api.model(), 1)
+    assert engine.entered.wait(30)
+
+    async def poll_then_open() -> Any:
+        polls = [api.acall("retrieve_future", {"request_id": future["request_id"]}) for _ in range(3)]
+        tasks = [asyncio.create_task(poll) for poll in polls]
+        await asyncio.sleep(0)
+        engine.gate.set()
+        return await asyncio.gather(*tasks)
+
+    answers = api.runner.run(poll_then_open())
+    assert {answer.status_code for answer in answers} == {200}
+    assert all("metrics" in answer.json() for answer in answers)
+
+
+def test_waiters_on_different_loops_are_all_woken(make_api: MakeApi) -> None:
+    """Clients in two threads, each with a loop of its own, wait for the same future."""
+    engine = GatedEngine()
+    api = make_api(engine)
+    future = api.loss(api.model(), 1)
+    assert engine.entered.wait(30)
+    waiting = api.state.futures.find(future["request_id"])
+    outcomes: list[object] = []
+    threads = [threading.Thread(target=lambda: outcomes.append(asyncio.run(waiting.wait()))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    engine.gate.set()
+    for thread in threads:
+        thread.join(30)
+    assert outcomes == [waiting.outcome] * 2
+
+
+def test_pending_work_says_try_again(make_api: MakeApi) -> None:
+    """After the hold a client of today reads ``try_again`` with a queue state, one of 2025 reads the same from a 408."""
+    api = make_api(hold_seconds=0)
+    session = api.session()
+    future = api.ok("optim_step", {"model_id": api.create_model(session)["model_id"], "seq_id": 7, "adam_params": {}})
+    today = api.retrieve(future).json()
+    assert (today["type"], today["request_id"], today["queue_state"]) == ("try_again", future["request_id"], "active")
+    old = api.call("retrieve_future", {"request_id": future["request_id"]})
+    assert old.status_code == 408
+    assert old.json()["queue_state"] == "active"
+
+
+def test_the_form_follows_the_accept_header(api: Api) -> None:
+    """Bulk results are protobuf where the client can read that; records and failures are JSON always."""
+    session = api.session()
+    model, sampler = api.model(session), api.sampler(session)
+    sample, loss, step = api.sample(sampler), api.loss(model, 1), api.step(model, 2)
+    failed = api.loss(model, 3, loss_fn="nonsense")
+    forms = {}
+    for name, future in {"sample": sample, "loss": loss, "step": step, "failed": failed}.items():
+        forms[name] = [api.retrieve(future, headers=h).headers["content-type"] for h in (None, PROTO)]
+    binary, text = "application/x-protobuf", "application/json"
+    assert forms == {
+        "sample": [text, binary],
+        "loss": [text, binary],
+        "step": [text, text],
+        "failed": [text, text],
+    }
+
+
+def test_a_large_result_is_announced_by_its_size(make_api: MakeApi) -> None:
+    """Above the inline limit a client that asked for it gets the size first; then the body has exactly that size."""
+    api = make_api(inline_result_bytes=100)
+    model = api.model()
+    future = api.loss(model, 1, data=[datum([1] * 100, [2] * 100)])
+    for headers in (None, PROTO):
+        announced = api.retrieve(future, metadata=True, headers=headers).json()
+        assert announced["status"] == "complete_metadata"
+        body = api.retrieve(future, headers=headers).content
+        assert len(body) == announced["response_payload_size"]
+    assert proto.decode_loss_output(body).loss_fn_outputs[0]["logprobs"].shape == [100]
+    small = api.step(model, 2)
+    assert "metrics" in api.retrieve(small, metadata=True).json()
+
+
+def test_results_can_be_fetched_again(api: Api) -> None:
+    """A client whose connection broke asks again and gets the same."""
+    future = api.loss(api.model(), 1)
+    assert api.result(future) == api.result(future)
+
+
+def test_a_result_is_gone_after_its_time(make_api: MakeApi) -> None:
+    """Older results answer 410, and the same request again still has the same, gone, future."""
+    clock = Clock()
+    api = make_api(clock=clock, result_seconds=60.0)
+    model = api.model()
+    future = api.step(model, 1)
+    api.result(future)
+    clock.seconds += 61.0
+    status, detail = api.refused("retrieve_future", {"request_id": future["request_id"]})
+    assert (status, "no longer kept" in detail) == (410, True)
+    assert api.step(model, 1) == future
+    assert api.refused("optim_step", {"model_id": model, "seq_id": 1, "adam_params": {"eps": 1.0}})[0] == 409
+
+
+@pytest.mark.parametrize("limit", [{"max_results": 2}, {"max_result_bytes": 10}])
+def test_results_that_were_read_make_room_first(make_api: MakeApi, limit: dict[str, int]) -> None:
+    """Beyond the limits what was fetched goes before what nobody has seen."""
+    api = make_api(**limit)
+    model = api.model()
+    read = api.loss(model, 1)
+    api.result(read)
+    unread = api.loss(model, 2)
+    api.result(api.step(model, 3))
+    api.result(api.step(model, 4))
+    assert api.refused("retrieve_future", {"request_id": read["request_id"]})[0] == 410
+    assert "metrics" in api.result(unread)

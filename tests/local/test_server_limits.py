@@ -1,0 +1,124 @@
+"""Limits, keys and the end of a server: everything has a bound, an error that names it, and nothing is left running."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx
+import pytest
+from server_harness import Api, Clock, GatedEngine, MakeApi, loss_body, sample_body
+from tinker_wire.operations import OPERATIONS
+
+SESSION = {"tags": [], "sdk_version": "1"}
+
+
+def test_a_key_is_required_where_one_is_set(make_api: MakeApi) -> None:
+    """Without the key, or with another one, every operation but the health check is 401; with it all is well."""
+    api = make_api(api_key="tml-secret-é")
+    for name in OPERATIONS:
+        for headers in ({}, {"x-api-key": "tml-other"}):
+            answer = api.call(name, {}, headers=headers, session_id="s", sampler_id="s")
+            assert answer.status_code == (200 if name == "healthz" else 401)
+            assert "secret" not in answer.text
+    answer = api.call("create_session", SESSION, headers={"x-api-key": "tml-secret-é".encode()})
+    assert answer.status_code == 200
+    assert "secret" not in repr(api.state.settings)
+
+
+def test_any_key_is_taken_where_none_is_set(api: Api) -> None:
+    """A server without a key takes every key and none."""
+    assert api.call("create_session", SESSION, headers={"x-api-key": "whatever"}).status_code == 200
+
+
+def test_large_bodies_are_refused(make_api: MakeApi) -> None:
+    """A body above the limit is 413, declared or streamed, and so is one that grows beyond it when decompressed."""
+    zstandard = pytest.importorskip("zstandard")
+    api = make_api(max_request_bytes=1000)
+    assert api.refused("create_session", content=b" " * 1001)[0] == 413
+    bomb = zstandard.compress(b" " * 10_000_000)
+    assert len(bomb) < 1000
+    status, detail = api.refused("create_session", content=bomb, headers={"content-encoding": "zstd"})
+    assert (status, "max_request_bytes" in detail) == (413, True)
+
+    async def stream() -> Any:
+        for _ in range(20):
+            yield b" " * 100
+
+    streamed = api.runner.run(api.client.post(OPERATIONS["create_session"].path, content=stream()))
+    assert streamed.status_code == 413
+
+
+def test_sessions_models_and_samplers_are_bounded(make_api: MakeApi) -> None:
+    """One too many is 403 and names the setting; a finished session makes room."""
+    api = make_api(max_sessions=2, max_models=1, max_samplers=1)
+    first, second = api.session(), api.session()
+    assert "max_sessions" in api.refused("create_session", SESSION)[1]
+    api.model(first)
+    other = {"session_id": second, "model_seq_id": 0, "base_model": "tinker/toy"}
+    status, detail = api.refused("create_model", other)
+    assert (status, "max_models" in detail) == (403, True)
+    api.sampler(first)
+    more = {"session_id": second, "sampling_session_seq_id": 0, "base_model": "tinker/toy"}
+    assert "max_samplers" in api.refused("create_sampling_session", more)[1]
+    api.ok("finish_session", {"reason": {"type": "success"}, "detail": None}, session_id=first)
+    assert api.model(second)
+    assert api.sampler(second)
+    assert api.session()
+
+
+def test_silent_sessions_make_room(make_api: MakeApi) -> None:
+    """When room is needed, sessions without a heartbeat for long enough are ended; those that beat are kept."""
+    clock = Clock()
+    api = make_api(clock=clock, max_sessions=2, idle_session_seconds=60.0)
+    silent, beating = api.session(), api.session()
+    clock.seconds += 61.0
+    api.ok("session_heartbeat", {"session_id": beating})
+    assert api.session()
+    assert api.refused("session_heartbeat", {"session_id": silent})[0] == 410
+    assert api.refused("create_session", SESSION)[0] == 403
+
+
+def test_the_queue_is_bounded(make_api: MakeApi) -> None:
+    """Too many waiting requests are 429 with a time to wait; the number is not used up."""
+    api = make_api(max_queued_requests=1)
+    model = api.model()
+    api.step(model, 2)
+    answer = api.call("forward_backward", loss_body(model, 3))
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+
+
+def test_the_end_fails_what_waits_and_leaves_no_thread(make_api: MakeApi) -> None:
+    """Closing answers held polls with a failure, refuses new work with 503, and ends every thread it started."""
+    before = set(threading.enumerate())
+    engine = GatedEngine()
+    api = make_api(engine)
+    model = api.model()
+    running, queued = api.loss(model, 1), api.step(model, 2)
+    assert engine.entered.wait(30)
+
+    async def close_while_polling() -> httpx.Response:
+        poll = asyncio.create_task(api.acall("retrieve_future", {"request_id": queued["request_id"]}))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(api.state.aclose())
+        answer = await poll
+        engine.gate.set()
+        await closing
+        return answer
+
+    answer = api.runner.run(close_while_polling())
+    assert answer.json() == {"error": "the server is shutting down", "category": "server"}
+    assert api.failure(running) == ("server", "the server is shutting down")
+    assert api.refused("optim_step", {"model_id": model, "seq_id": 3, "adam_params": {}})[0] == 503
+    assert api.refused("asample", sample_body(None))[0] == 503
+    assert set(threading.enumerate()) == before
+
+
+def test_closing_is_harmless_at_any_time(make_api: MakeApi) -> None:
+    """A server that never worked can be closed, twice, with and without a loop."""
+    api = make_api()
+    api.state.close()
+    api.runner.run(api.state.aclose())
+    status, detail = api.refused("get_server_capabilities")
+    assert (status, detail) == (503, "the server is shutting down")

@@ -1,0 +1,222 @@
+"""The server as users start it: on a port, from the command line, and inside the process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from server_harness import GatedEngine
+from tinker_wire.operations import OPERATIONS
+
+import tinker.local
+from tinker.cli import main
+from tinker.local import Settings, State, close_in_process, in_process_app, running_server, serve, serve_in_thread
+from tinker.local.engines import choose_engine, open_engine
+
+SESSION = {"tags": [], "sdk_version": "1"}
+
+
+def path(operation: str) -> str:
+    return OPERATIONS[operation].path
+
+
+# On a port
+
+
+def test_a_server_runs_on_a_free_port_and_ends(tmp_path: Path) -> None:
+    """Inside the block the server answers over HTTP; after it the port is closed and no thread is left."""
+    before = set(threading.enumerate())
+    with running_server(Settings(data_dir=tmp_path)) as url, httpx.Client(base_url=url) as client:
+        session = client.post(path("create_session"), json=SESSION).json()["session_id"]
+        body = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}
+        future = client.post(path("create_model"), json=body).json()
+        result = client.post(path("retrieve_future"), json={"request_id": future["request_id"]})
+        assert result.json()["model_id"] == f"{session}:train:0"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url + path("healthz"))
+    assert set(threading.enumerate()) == before
+
+
+def test_the_end_of_a_server_lets_waiting_clients_go(tmp_path: Path) -> None:
+    """A held poll is answered with a failure when the server is stopped, instead of being cut off."""
+    engine = GatedEngine()
+    state = State(lambda: engine, Settings(data_dir=tmp_path))
+    answers: list[Any] = []
+    with serve_in_thread(state) as url:
+        with httpx.Client(base_url=url, timeout=60) as client:
+            session = client.post(path("create_session"), json=SESSION).json()["session_id"]
+            body = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}
+            model = client.post(path("create_model"), json=body).json()["model_id"]
+            what = {"data": [], "loss_fn": "cross_entropy"}
+            tokens = {"model_input": {"chunks": [{"tokens": [1]}]}}
+            what["data"] = [{**tokens, "loss_fn_inputs": {"target_tokens": {"data": [2], "dtype": "int64"}}}]
+            future = client.post(
+                path("forward_backward"), json={"forward_backward_input": what, "model_id": model, "seq_id": 1}
+            ).json()
+        assert engine.entered.wait(30)
+        waiting = state.futures.find(future["request_id"])
+
+        def poll() -> None:
+            answers.append(httpx.post(url + path("retrieve_future"), json={"request_id": future["request_id"]}, timeout=60))
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        while not waiting._wakers:  # the poll has arrived and is held
+            thread.join(0.001)
+        threading.Thread(target=lambda: (asyncio.run(waiting.wait()), engine.gate.set())).start()
+    thread.join(30)
+    assert answers[0].json() == {"error": "the server is shutting down", "category": "server"}
+
+
+def test_a_taken_port_is_reported() -> None:
+    """Serving on a port in use fails at once, before any model is loaded."""
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        serve(engine="torch", model="no/such/model", port=taken.getsockname()[1])
+
+
+# In the process
+
+
+@pytest.fixture
+def in_process(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    close_in_process()
+
+
+async def post(app: Any, operation: str, body: object) -> Any:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://local") as client:
+        return (await client.post(path(operation), json=body)).json()
+
+
+def test_clients_of_one_process_share_a_server(in_process: Path) -> None:
+    """One URL and folder is one server, whichever loop calls it; another folder is another server."""
+    app = in_process_app("local://toy", in_process)
+    assert in_process_app("local://toy", in_process) is app
+    assert in_process_app("local://toy", in_process / "other") is not app
+    session = asyncio.run(post(app, "create_session", SESSION))["session_id"]
+    body = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}
+    future = asyncio.run(post(app, "create_model", body))
+    result = asyncio.run(post(app, "retrieve_future", {"request_id": future["request_id"]}))
+    assert result["model_id"] == f"{session}:train:0"
+
+
+def test_the_servers_of_a_process_can_be_closed(in_process: Path) -> None:
+    """After closing no thread is left, and the URL means a fresh server."""
+    before = set(threading.enumerate())
+    app = in_process_app("local://toy", in_process)
+    session = asyncio.run(post(app, "create_session", SESSION))["session_id"]
+    asyncio.run(post(app, "create_model", {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}))
+    close_in_process()
+    assert set(threading.enumerate()) == before
+    fresh = in_process_app("local://toy", in_process)
+    assert fresh is not app
+    assert "not known" in asyncio.run(post(fresh, "session_heartbeat", {"session_id": session}))["detail"]
+
+
+def test_other_schemes_are_refused() -> None:
+    """Only ``local://`` is served in the process."""
+    with pytest.raises(ValueError, match="local://"):
+        in_process_app("http://localhost")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_has_a_server_of_its_own(in_process: Path) -> None:
+    """A child process does not hang on threads that only its parent has."""
+    script = """
+import asyncio, os, sys, httpx
+from pathlib import Path
+from tinker.local import in_process_app
+async def models():
+    app = in_process_app("local://toy", Path(sys.argv[1]))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://local") as client:
+        return (await client.get("/api/v1/get_server_capabilities")).json()
+asyncio.run(models())
+child = os.fork()
+if child == 0:
+    os._exit(0 if asyncio.run(models())["supported_models"] else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(in_process)], timeout=60, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# Engines
+
+
+def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for wins; a model means torch; without torch the default is the toy, and torch says what it lacks."""
+    assert choose_engine("toy", "some/model") == "toy"
+    assert choose_engine(None, "some/model") == "torch"
+    monkeypatch.setattr("tinker.local.engines.find_spec", lambda name: None)
+    assert choose_engine(None, None) == "toy"
+    with pytest.raises(ImportError, match=r"torch, transformers, peft.*tinker\[local\]"):
+        open_engine("torch")
+    assert open_engine("toy", "org/name").base_model == "org/name"
+
+
+def test_the_package_names_what_it_has() -> None:
+    """Every public name can be imported, and another one is an AttributeError."""
+    for name in tinker.local.__all__:
+        assert getattr(tinker.local, name) is not None
+    with pytest.raises(AttributeError):
+        _ = tinker.local.nothing
+
+
+# The command line
+
+
+def test_help_and_version_load_nothing_heavy() -> None:
+    """``tinker --help`` and ``tinker version`` import neither numpy nor the server."""
+    script = """
+import sys
+from tinker.cli import main
+for arguments in (["--help"], ["serve", "--help"], ["version"], ["--version"]):
+    main(arguments, standalone_mode=False)
+assert not {"numpy", "starlette", "torch", "httpx"} & set(sys.modules), sorted(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "serve" in done.stdout
+
+
+def test_an_unknown_command_is_an_error() -> None:
+    """A command that is not there is named."""
+    result = CliRunner().invoke(main, ["dance"])
+    assert result.exit_code == 2
+    assert "dance" in result.output
+
+
+def test_a_server_that_cannot_start_says_why() -> None:
+    """A taken port is one line of text, not a traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = CliRunner().invoke(main, ["serve", "--engine", "toy", "--port", str(taken.getsockname()[1])])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
+
+
+def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:
+    """``tinker serve`` prints one line that says where it is, answers there, and exits cleanly when interrupted."""
+    command = [sys.executable, "-c", "from tinker.cli import main; main()", "serve", "--engine", "toy"]
+    options = ["--port", "0", "--data", str(tmp_path), "--api-key", "tml-k"]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r"TINKER_BASE_URL=(http://\S+)", process.stdout.readline())
+        assert found is not None
+        assert httpx.get(found[1] + path("healthz")).json() == {"status": "ok"}
+        assert httpx.get(found[1] + path("get_server_capabilities")).status_code == 401
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=30)
+    assert process.returncode == 0, rest
+    assert rest == ("", "")

@@ -1,0 +1,274 @@
+"""Sampling: sessions over base models and checkpoints, samples by number, batches, and weights frozen or in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from server_harness import PROTO, Api, GatedEngine, MakeApi, datum, sample_body
+
+from tinker._wire import proto
+from tinker.local.engines.protocol import SampleJob, SampleResult
+from tinker.local.engines.toy import ToyEngine
+
+
+def save_for_sampler(api: Api, model: str, seq_id: int, **fields: Any) -> Any:
+    return api.ok("save_weights_for_sampler", {"model_id": model, "seq_id": seq_id, **fields})
+
+
+def learn(api: Api, model: str, first: int) -> int:
+    """Teach the model that ``z`` follows ``h`` and ``z``; the next free number."""
+    for index in range(30):
+        api.loss(model, first + 2 * index, data=[datum([104, 122], [122, 122])])
+        api.step(model, first + 2 * index + 1, learning_rate=0.05)
+    return first + 60
+
+
+def greedy(api: Api, sampler: str, seq_id: int) -> list[int]:
+    future = api.sample(sampler, seq_id, tokens=[104], params={"temperature": 0.0, "max_tokens": 3})
+    return api.result(future)["sequences"][0]["tokens"]
+
+
+def test_a_sampling_session_is_made_once_for_each_number(api: Api) -> None:
+    """Its id follows from session and number; the same source again is the same one, another source is 409."""
+    session = api.session()
+    assert api.sampler(session, 4) == api.sampler(session, 4) == f"{session}:sample:4"
+    future = save_for_sampler(api, api.model(session), 1, path="a")
+    other = {"session_id": session, "sampling_session_seq_id": 4, "model_path": api.result(future)["path"]}
+    assert api.refused("create_sampling_session", other)[0] == 409
+    assert api.refused("create_sampling_session", {"session_id": session, "sampling_session_seq_id": 5})[0] == 400
+    unknown = {"session_id": session, "sampling_session_seq_id": 5, "base_model": "org/other"}
+    assert api.refused("create_sampling_session", unknown)[0] == 400
+
+
+def test_a_sampler_can_be_asked_what_it_is(api: Api) -> None:
+    """Its base model, and its checkpoint where it has one."""
+    session = api.session()
+    base = api.sampler(session)
+    assert api.ok("get_sampler", sampler_id=base) == {"sampler_id": base, "base_model": "tinker/toy"}
+    path = api.result(save_for_sampler(api, api.model(session), 1, path="a"))["path"]
+    stored = api.sampler(session, 1, model_path=path)
+    assert api.ok("get_sampler", sampler_id=stored)["model_path"] == path
+
+
+def test_every_sample_has_an_id(api: Api) -> None:
+    """The submit answer names as many sequences as samples were asked for, all different."""
+    future = api.sample(api.sampler(api.session()), num_samples=3)
+    assert len(set(future["sample_sequence_ids"])) == 3
+    assert len(api.result(future)["sequences"]) == 3
+
+
+def test_the_same_sample_request_again_is_the_same_future(api: Api) -> None:
+    """Numbers may be large and need no order; another body under a used number is 409."""
+    sampler = api.sampler(api.session())
+    first = api.sample(sampler, 10**18)
+    assert api.sample(sampler, 10**18) == first
+    assert api.refused("asample", sample_body(sampler, 10**18, num_samples=2))[0] == 409
+    assert api.sample(sampler, 3)["request_id"] != first["request_id"]
+
+
+def test_a_sample_is_the_same_over_json_and_protobuf(api: Api) -> None:
+    """Both forms carry the same tokens, logprobs, prompt logprobs and top-k tables."""
+    fields = {"prompt_logprobs": True, "topk_prompt_logprobs": 2, "topk_sample_logprobs": 3}
+    future = api.sample(api.sampler(api.session()), **fields)
+    plain = api.result(future)
+    packed = proto.decode_sample(api.retrieve(future, headers=PROTO).content)
+    (sequence,) = plain["sequences"]
+    assert packed.sequences[0].tokens == sequence["tokens"]
+    np.testing.assert_allclose(packed.sequences[0].logprobs or [], sequence["logprobs"])
+    assert packed.sequences[0].stop_reason == sequence["stop_reason"] == "length"
+    assert plain["prompt_logprobs"][0] is None
+    assert packed.prompt_logprobs == plain["prompt_logprobs"]
+    assert [len(row) if row else 0 for row in plain["topk_prompt_logprobs"]] == [0, 2]
+    assert [len(row) for row in sequence["topk_logprobs"]] == [3] * 4
+
+
+def test_samples_follow_what_was_learned_and_snapshots_stay(api: Api) -> None:
+    """A snapshot keeps its weights while training goes on; a stored checkpoint samples like the model it came from."""
+    session = api.session()
+    model = api.model(session)
+    before = api.result(save_for_sampler(api, model, 1, sampling_session_seq_id=0))["sampling_session_id"]
+    assert before == f"{session}:sample:0"
+    untrained = greedy(api, before, 0)
+    number = learn(api, model, 2)
+    path = api.result(save_for_sampler(api, model, number, path="z"))["path"]
+    after = api.sampler(session, 1, model_path=path)
+    assert greedy(api, after, 0) == [122, 122, 122]
+    assert greedy(api, before, 1) == untrained != [122, 122, 122]
+
+
+def test_inflight_samplers_move_with_the_model(api: Api) -> None:
+    """Each inflight save renews the weights of all inflight samplers of that model; snapshots are not touched."""
+    session = api.session()
+    model = api.model(session)
+    fields = {"kind": "inflight", "sampling_session_seq_id": 0}
+    moving = api.result(save_for_sampler(api, model, 1, **fields))["sampling_session_id"]
+    frozen = api.result(save_for_sampler(api, model, 2, sampling_session_seq_id=1))["sampling_session_id"]
+    untrained = greedy(api, moving, 0)
+    number = learn(api, model, 3)
+    assert greedy(api, moving, 1) == untrained
+    api.result(save_for_sampler(api, model, number, **{**fields, "sampling_session_seq_id": 2}))
+    assert greedy(api, moving, 2) == [122, 122, 122]
+    assert greedy(api, frozen, 0) == untrained
+
+
+def test_a_sampler_exists_from_its_save_on(make_api: MakeApi) -> None:
+    """Before the save has run its session is unknown; a failed save frees the number."""
+    engine = GatedEngine()
+    api = make_api(engine)
+    session = api.session()
+    model = api.model(session)
+    api.loss(model, 1)
+    saving = save_for_sampler(api, model, 2, sampling_session_seq_id=0)
+    assert api.refused("get_sampler", sampler_id=f"{session}:sample:0")[0] == 404
+    taken = {"model_id": model, "seq_id": 3, "sampling_session_seq_id": 0}
+    assert api.refused("save_weights_for_sampler", taken)[0] == 409
+    engine.gate.set()
+    api.result(saving)
+    assert api.ok("get_sampler", sampler_id=f"{session}:sample:0")["base_model"] == "tinker/toy"
+    broken = api.create_model(session, 1, lora_config={"rank": 0})["model_id"]
+    api.failure(save_for_sampler(api, broken, 1, sampling_session_seq_id=9))
+    assert api.sampler(session, 9) == f"{session}:sample:9"
+
+
+def test_a_sample_needs_no_session(api: Api) -> None:
+    """A base model or a checkpoint may be named in the request itself; nothing named is 400."""
+    body = sample_body(None)
+    del body["sampling_session_id"]
+    by_base = api.ok("asample", {**body, "base_model": "tinker/toy"})
+    assert len(api.result(by_base)["sequences"]) == 1
+    model = api.model()
+    path = api.result(save_for_sampler(api, model, 1, path="a"))["path"]
+    assert len(api.result(api.ok("asample", {**body, "model_path": path}))["sequences"]) == 1
+    assert api.refused("asample", body)[0] == 400
+    assert api.refused("asample", {**body, "model_path": "tinker://a/sampler_weights/b"})[0] == 404
+
+
+class BatchingEngine(ToyEngine):
+    """Notes how many jobs came together."""
+
+    def __init__(self) -> None:
+        super().__init__(vocabulary=512)
+        self.batches: list[int] = []
+
+    def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
+        self.batches.append(len(jobs))
+        return super().sample(jobs)
+
+
+class GatedBatchingEngine(BatchingEngine, GatedEngine):
+    def __init__(self) -> None:
+        GatedEngine.__init__(self)
+        self.batches = []
+
+
+def queue_samples(api: Api, engine: GatedEngine, bodies: list[dict[str, Any]]) -> list[Any]:
+    """Submit while the engine is busy, so that all wait together; then let it go on."""
+    sampler = api.sampler(api.session())
+    api.loss(api.model(), 1)
+    assert engine.entered.wait(30)
+    futures = [api.sample(sampler, index, **fields) for index, fields in enumerate(bodies)]
+    engine.gate.set()
+    return futures
+
+
+def test_samples_that_wait_are_sampled_together(make_api: MakeApi) -> None:
+    """What is queued goes in one batch, up to the bound of tokens; one request larger than that goes alone."""
+    engine = GatedBatchingEngine()
+    api = make_api(engine, sample_batch_tokens=12)
+    futures = queue_samples(api, engine, [{}, {}, {}, {"num_samples": 5}, {}])
+    for future in futures:
+        assert "sequences" in api.result(future)
+    assert engine.batches == [2, 1, 1, 1]
+
+
+def test_one_bad_request_does_not_spoil_the_batch(make_api: MakeApi) -> None:
+    """Only the request with the mistake fails; those beside it get what they would get alone."""
+    engine = GatedBatchingEngine()
+    api = make_api(engine)
+    good, bad, also = queue_samples(api, engine, [{}, {"params": {"top_p": 7.0}}, {}])
+    assert api.failure(bad) == ("user", "top_p is 7.0; more than 0 and at most 1 is needed")
+    assert api.result(good) == api.result(also)
+
+
+def test_a_seed_decides_the_sample(api: Api) -> None:
+    """The same seed gives the same tokens in any request; without a seed two long samples differ."""
+    sampler = api.sampler(api.session())
+    seeded = [api.result(api.sample(sampler, number)) for number in (1, 2)]
+    assert seeded[0] == seeded[1]
+    free = [api.result(api.sample(sampler, n, params={"max_tokens": 40, "seed": None})) for n in (3, 4)]
+    assert free[0] != free[1]
+
+
+@pytest.mark.parametrize("stop", [" ", [" "], [32]])
+def test_stops_of_every_form_are_understood(api: Api, stop: Any) -> None:
+    """A text, a list of texts or of ids ends the sequence, and is its last token."""
+    params = {"max_tokens": 400, "stop": stop}
+    (sequence,) = api.result(api.sample(api.sampler(api.session()), params=params))["sequences"]
+    assert sequence["stop_reason"] == "stop"
+    assert sequence["tokens"].index(32) == len(sequence["tokens"]) - 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"params": {"stop": ["a", 1]}}, "stop must be"),
+        ({"params": {"stop": {"a": 1}}}, "stop must be"),
+        ({"params": {"temperature": -1}}, "temperature is -1"),
+        ({"params": {"max_tokens": 10**6}}, "exceed the context length"),
+        ({"tokens": []}, "the prompt is empty"),
+        ({"tokens": [700]}, "the prompt holds token id 700"),
+        ({"tokens": [2**40]}, "the prompt: tokens must fit in 32 bits"),
+        ({"prompt_alt_tokens_k": 2}, "does not compute"),
+        ({"prompt_logprobs_last_n": 1}, "needs prompt_logprobs"),
+        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 2}, "1 to 1 is possible"),
+    ],
+)
+def test_a_users_mistake_is_told(api: Api, fields: dict[str, Any], said: str) -> None:
+    """What cannot be sampled fails as the user's, with the reason."""
+    category, error = api.failure(api.sample(api.sampler(api.session()), **fields))
+    assert category == "user"
+    assert said in error
+
+
+def test_the_number_of_samples_is_bounded(make_api: MakeApi) -> None:
+    """None and too many are 400, at once."""
+    api = make_api(max_samples=3)
+    sampler = api.sampler(api.session())
+    for count in (0, 4):
+        assert api.refused("asample", sample_body(sampler, num_samples=count))[0] == 400
+
+
+def test_only_the_last_prompt_logprobs_are_sent_where_asked(api: Api) -> None:
+    """Positions before the suffix are null; the suffix is what the whole would have."""
+    sampler = api.sampler(api.session())
+    fields = {"tokens": [104, 101, 108, 108], "prompt_logprobs": True}
+    whole = api.result(api.sample(sampler, 0, **fields))["prompt_logprobs"]
+    tail = api.result(api.sample(sampler, 1, **fields, prompt_logprobs_last_n=2))["prompt_logprobs"]
+    assert tail == [None, None, *whole[2:]]
+
+
+def test_without_max_tokens_the_context_is_the_limit(make_api: MakeApi) -> None:
+    """A sample with no stop and no limit fills the context exactly."""
+    api = make_api(ToyEngine(vocabulary=512, max_context_length=20))
+    params = {"max_tokens": None, "stop": []}
+    (sequence,) = api.result(api.sample(api.sampler(api.session()), params=params))["sequences"]
+    assert (len(sequence["tokens"]), sequence["stop_reason"]) == (18, "length")
+
+
+def test_a_crash_while_sampling_fails_the_batch_and_nothing_else(make_api: MakeApi) -> None:
+    """All requests of the batch are told; the next one is served."""
+
+    class Crashing(GatedBatchingEngine):
+        def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
+            if len(jobs) > 1:
+                raise MemoryError("too much at once")
+            return super().sample(jobs)
+
+    engine = Crashing()
+    api = make_api(engine)
+    for future in queue_samples(api, engine, [{}, {}]):
+        assert api.failure(future) == ("server", "MemoryError: too much at once")
+    assert "sequences" in api.result(api.sample(api.sampler(api.session())))

@@ -1,0 +1,354 @@
+"""Training requests: their order, their identity by number, what becomes of gaps, both wires, and whose fault a failure is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from server_harness import PROTO, Api, Clock, GatedEngine, MakeApi, RecordingEngine, datum, loss_body
+
+from tinker._wire import proto
+from tinker.local.engines.protocol import Adam, EngineError, LossResult
+from tinker.local.engines.toy import ToyEngine
+from tinker.types.datum import Datum
+from tinker.types.model_input import ModelInput
+
+PROTO_BODY = {"content-type": "application/x-protobuf"}
+DATA = [Datum(ModelInput.from_ints([104, 101]), {"target_tokens": [101, 108]})]
+
+
+def proto_body(model: str, seq_id: int, loss_fn: str = "cross_entropy", **fields: Any) -> bytes:
+    data = fields.pop("data", DATA)
+    return b"".join(proto.encode_forward_backward(model, seq_id, data, loss_fn, **fields))
+
+
+# Order
+
+
+def test_requests_run_in_the_order_of_their_numbers(make_api: MakeApi) -> None:
+    """Numbers 3, 2, 1 are accepted at once and run as 1, 2, 3."""
+    engine = RecordingEngine()
+    api = make_api(engine)
+    model = api.model()
+    late = api.step(model, 3)
+    second = api.loss(model, 2, data=[datum([2], [2])])
+    first = api.loss(model, 1, data=[datum([1], [1])])
+    for future in (late, second, first):
+        api.result(future)
+    assert engine.order == [1, 2, "step"]
+
+
+def test_a_gap_holds_back_what_is_behind_it_and_says_so(make_api: MakeApi) -> None:
+    """While a number is missing the ones behind it wait, and a poll names the missing number."""
+    api = make_api(hold_seconds=0)
+    created = api.create_model(api.session())
+    api.wait(created)
+    future = api.step(created["model_id"], 2)
+    answer = api.retrieve(future).json()
+    assert answer["type"] == "try_again"
+    assert "seq_id 1 of this model" in answer["queue_state_reason"]
+
+
+def test_a_number_that_never_comes_is_given_up(make_api: MakeApi) -> None:
+    """After ``gap_seconds`` the requests behind a missing number run; the number itself is then refused with 409."""
+    api = make_api(gap_seconds=0.0)
+    model = api.model()
+    assert "metrics" in api.result(api.step(model, 5))
+    status, detail = api.refused("optim_step", {"model_id": model, "seq_id": 4, "adam_params": {}})
+    assert status == 409
+    assert "comes too late" in detail
+    assert "metrics" in api.result(api.step(model, 6))
+
+
+def test_a_gap_is_waited_for_by_the_servers_clock(make_api: MakeApi) -> None:
+    """A missing number that arrives before its time is up runs in its place."""
+    engine, clock = RecordingEngine(), Clock()
+    api = make_api(engine, clock=clock, gap_seconds=60.0)
+    model = api.model()
+    late = api.loss(model, 2, data=[datum([2], [2])])
+    clock.seconds += 59.0
+    early = api.loss(model, 1, data=[datum([1], [1])])
+    api.result(late)
+    api.result(early)
+    assert engine.order == [1, 2]
+
+
+def test_a_missing_number_counts_as_the_next(api: Api) -> None:
+    """Clients that send no number get the next one."""
+    model = api.model()
+    body = {"model_id": model, "adam_params": {}}
+    ids = [api.ok("optim_step", body)["request_id"] for _ in range(2)]
+    assert [request_id.rpartition(":")[2] for request_id in ids] == ["1", "2"]
+    assert "metrics" in api.result(api.step(model, 3))
+
+
+def test_models_take_turns(make_api: MakeApi) -> None:
+    """Two models with three requests each, submitted one after the other, run alternately."""
+    engine = GatedEngine()
+    api = make_api(engine)
+    session = api.session()
+    one, two = api.model(session, 0), api.model(session, 1)
+    futures = [api.loss(model, number) for model in (one, two) for number in (1, 2, 3)]
+    engine.gate.set()
+    for future in futures:
+        api.result(future)
+    assert engine.order == [one, two] * 3
+
+
+# Identity
+
+
+def test_the_same_request_again_is_the_same_future(make_api: MakeApi) -> None:
+    """A resent body changes nothing: same request id, and the work is done once."""
+    engine = RecordingEngine()
+    api = make_api(engine)
+    model = api.model()
+    futures = [api.loss(model, 1) for _ in range(3)]
+    assert len({future["request_id"] for future in futures}) == 1
+    api.result(futures[0])
+    assert api.loss(model, 1) == futures[0]
+    assert len(engine.order) == 1
+
+
+def test_another_body_under_a_used_number_is_409(api: Api) -> None:
+    """A number stands for one request, also across operations, and 409 asks not to be tried again."""
+    model = api.model()
+    api.result(api.loss(model, 1))
+    other = api.call("forward_backward", loss_body(model, 1, loss_fn="ppo"))
+    step = api.call("optim_step", {"model_id": model, "seq_id": 1, "adam_params": {}})
+    assert (other.status_code, step.status_code) == (409, 409)
+    assert other.headers["x-should-retry"] == "false"
+    assert api.refused("optim_step", {"model_id": model, "seq_id": -1, "adam_params": {}})[0] == 409
+
+
+def test_protobuf_requests_are_compared_by_what_they_say(api: Api) -> None:
+    """Two encodings of one message are one request; a changed tensor is another."""
+    model = api.model()
+    weights = {"target_tokens": [101, 108], "weights": [1.0, 0.5]}
+    swapped = dict(reversed(weights.items()))
+    bodies = [proto_body(model, 1, data=[Datum(DATA[0].model_input, inputs)]) for inputs in (weights, swapped)]
+    assert bodies[0] != bodies[1]
+    futures = [api.ok("forward_backward", content=body, headers=PROTO_BODY) for body in bodies]
+    assert futures[0] == futures[1]
+    changed = proto_body(model, 1, data=[Datum(DATA[0].model_input, {**weights, "weights": [1.0, 0.25]})])
+    assert api.refused("forward_backward", content=changed, headers=PROTO_BODY)[0] == 409
+
+
+def test_models_are_created_once_for_each_number(api: Api) -> None:
+    """The id of a model follows from session and number; the same body again is the same future, another one 409."""
+    session = api.session()
+    first, again = api.create_model(session, 3), api.create_model(session, 3)
+    assert first == again
+    assert api.result(first)["model_id"] == f"{session}:train:3"
+    body = {"session_id": session, "model_seq_id": 3, "base_model": "tinker/toy", "lora_config": {"rank": 5}}
+    assert api.refused("create_model", body)[0] == 409
+
+
+# Both wires
+
+
+def test_a_loss_is_the_same_over_json_and_protobuf(api: Api) -> None:
+    """Request and result may each be JSON or protobuf; the numbers agree."""
+    model = api.model()
+    plain = api.loss(model, 1)
+    packed = api.ok("forward_backward", content=proto_body(model, 2), headers=PROTO_BODY)
+    from_json = api.result(plain)
+    answer = api.retrieve(packed, headers=PROTO)
+    assert answer.headers["content-type"] == "application/x-protobuf"
+    from_proto = proto.decode_loss_output(answer.content)
+    logprobs = from_json["loss_fn_outputs"][0]["logprobs"]
+    assert (logprobs["dtype"], logprobs["shape"]) == ("float32", [2])
+    np.testing.assert_array_equal(from_proto.loss_fn_outputs[0]["logprobs"].values, np.float32(logprobs["data"]))
+    assert from_proto.metrics == from_json["metrics"]
+    assert from_proto.metrics["loss:sum"] == pytest.approx(-sum(logprobs["data"]))
+    assert api.retrieve(packed).json()["metrics"] == from_json["metrics"]
+
+
+def test_sparse_inputs_are_zero_where_nothing_is_listed(api: Api) -> None:
+    """A CSR weight counts the listed cells only."""
+    model = api.model()
+    targets = {"data": [101, 108, 108, 111], "dtype": "int64", "shape": [2, 2]}
+    sparse = {
+        "data": [1.0],
+        "dtype": "float32",
+        "shape": [2, 2],
+        "sparse_crow_indices": [0, 1, 1],
+        "sparse_col_indices": [1],
+    }
+    one = {"model_input": {"chunks": [{"type": "encoded_text", "tokens": [104, 101]}]}}
+    one["loss_fn_inputs"] = {"target_tokens": targets, "weights": sparse}
+    result = api.result(api.loss(model, 1, data=[one]))
+    logprobs = result["loss_fn_outputs"][0]["logprobs"]
+    assert logprobs["shape"] == [2, 2]
+    assert result["metrics"]["loss:sum"] == pytest.approx(-logprobs["data"][1])
+
+
+def test_forward_leaves_no_gradient(api: Api) -> None:
+    """Both ways of asking for the loss alone compute it and accumulate nothing."""
+    model = api.model()
+    plain = api.ok("forward", {"forward_input": loss_body(model, 1)["forward_backward_input"], "model_id": model, "seq_id": 1})
+    packed = api.ok("forward_backward", content=proto_body(model, 2, forward_only=True), headers=PROTO_BODY)
+    assert api.result(plain)["metrics"] == api.result(packed)["metrics"]
+    assert api.result(api.step(model, 3))["metrics"]["grad_norm:mean"] == 0.0
+    api.loss(model, 4)
+    assert api.result(api.step(model, 5))["metrics"]["grad_norm:mean"] > 0.0
+
+
+def test_compressed_bodies_are_read(api: Api) -> None:
+    """zstd is taken for any body; an encoding the server does not know is 415, broken zstd 422."""
+    zstandard = pytest.importorskip("zstandard")
+    model = api.model()
+    squeezed = zstandard.compress(proto_body(model, 1))
+    headers = {**PROTO_BODY, "content-encoding": "zstd"}
+    assert "loss:sum" in api.result(api.ok("forward_backward", content=squeezed, headers=headers))["metrics"]
+    assert api.refused("forward_backward", content=b"xx", headers=headers)[0] == 422
+    assert api.refused("forward_backward", content=b"xx", headers={"content-encoding": "br"})[0] == 415
+
+
+def test_protobuf_is_refused_where_it_means_nothing(api: Api) -> None:
+    """Bytes that are no message are 422; protobuf for an operation that takes JSON is 415."""
+    assert api.refused("forward_backward", content=b"\xff\xff", headers=PROTO_BODY)[0] == 422
+    assert api.refused("forward_backward", content=b"", headers=PROTO_BODY)[0] == 404
+    assert api.refused("optim_step", content=b"", headers=PROTO_BODY)[0] == 415
+
+
+def test_training_lowers_the_loss(api: Api) -> None:
+    """Twenty pipelined steps on one sentence bring its loss down to a fraction."""
+    model = api.model()
+    text = list(b"hello hello hello")
+    losses = []
+    for index in range(20):
+        losses.append(api.loss(model, 2 * index + 1, data=[datum(text[:-1], text[1:])]))
+        api.step(model, 2 * index + 2, learning_rate=0.01)
+    values = [api.result(future)["metrics"]["loss:sum"] for future in losses]
+    assert values[-1] < 0.5 * values[0]
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"loss_fn": "nonsense"}, "unknown loss_fn 'nonsense'"),
+        ({"loss_fn": "ppo"}, "lacks advantages, logprobs"),
+        ({"data": []}, "no data"),
+        ({"data": [datum([104], [101, 108])]}, "datum 0: target_tokens has shape [2]"),
+        ({"data": [datum([104], [101]), datum([900], [1])]}, "datum 1: model_input holds token id 900"),
+        ({"data": [datum([2**40], [1])]}, "datum 0: tokens must fit in 32 bits"),
+        ({"loss_fn_config": {"beta": 1.0}}, "unknown loss_fn_config key 'beta'"),
+        ({"data": [{**datum([1], [1]), "model_input": {"chunks": [{"type": "dmel", "dmel": ""}]}}]}, "'dmel'"),
+    ],
+)
+def test_a_users_mistake_fails_its_request_only(api: Api, fields: dict[str, Any], said: str) -> None:
+    """What is wrong with the data is told in the result, as the user's, and the model goes on."""
+    model = api.model()
+    category, error = api.failure(api.loss(model, 1, **fields))
+    assert category == "user"
+    assert said in error
+    assert "loss:sum" in api.result(api.loss(model, 2))["metrics"]
+
+
+def test_an_optimizer_that_is_not_there_is_refused(api: Api) -> None:
+    """Dimuon is refused when a model is created and when a step asks for it."""
+    session = api.session()
+    base = {"session_id": session, "model_seq_id": 1, "base_model": "tinker/toy"}
+    status, detail = api.refused("create_model", {**base, "optimizer_config": {"type": "dimuon"}})
+    assert (status, "'adamw'" in detail) == (400, True)
+    step = {"model_id": api.model(session), "seq_id": 1, "optimizer_params": {"type": "dimuon", "learning_rate": 0.1}}
+    assert api.failure(api.ok("optim_step", step))[0] == "user"
+
+
+class CrashingEngine(ToyEngine):
+    """Fails in ways an engine should not."""
+
+    def __init__(self) -> None:
+        super().__init__(vocabulary=512)
+
+    def optim_step(self, adapter_id: str, params: Adam) -> dict[str, float]:
+        raise ZeroDivisionError("the engine tripped")
+
+
+def test_a_crash_of_the_engine_is_the_servers_fault_and_survived(make_api: MakeApi) -> None:
+    """An unexpected exception becomes a failed future with its text; the next request is served."""
+    api = make_api(CrashingEngine())
+    model = api.model()
+    assert api.failure(api.step(model, 1)) == ("server", "ZeroDivisionError: the engine tripped")
+    assert "loss:sum" in api.result(api.loss(model, 2))["metrics"]
+
+
+def test_a_model_that_was_not_created_says_why(api: Api) -> None:
+    """Requests behind a failed creation fail with its reason instead of a riddle."""
+    session = api.session()
+    future = api.create_model(session, lora_config={"rank": 0})
+    assert "rank is 0" in api.failure(future)[1]
+    category, error = api.failure(api.loss(future["model_id"], 1))
+    assert category == "user"
+    assert "was not created: rank is 0" in error
+    assert "rank is 0" in api.refused("get_info", {"model_id": future["model_id"]})[1]
+
+
+def test_an_engine_that_cannot_be_opened_is_reported(make_api: MakeApi) -> None:
+    """Where the engine is needed the answer says why there is none; the rest of the server answers."""
+    api = make_api()
+    api.state._worker._open = lambda: (_ for _ in ()).throw(OSError("no such model"))
+    status, detail = api.refused("get_server_capabilities")
+    assert (status, "OSError: no such model" in detail) == (500, True)
+    assert api.ok("healthz") == {"status": "ok"}
+
+
+def test_base_models_of_other_names_are_a_choice(make_api: MakeApi) -> None:
+    """Another name than the loaded model's is 400 by default, and served under that name where the setting says so."""
+    strict, lenient = make_api(), make_api(any_base_model=True)
+    body = {"session_id": strict.session(), "model_seq_id": 0, "base_model": "org/other"}
+    status, detail = strict.refused("create_model", body)
+    assert (status, "'tinker/toy'" in detail) == (400, True)
+    model = lenient.model(base_model="org/other")
+    assert lenient.ok("get_info", {"model_id": model})["model_data"]["model_name"] == "org/other"
+
+
+def test_an_ended_session_finishes_what_was_submitted(make_api: MakeApi) -> None:
+    """Requests accepted before finish still run; those behind a gap fail; the adapter is dropped after them."""
+    engine = GatedEngine()
+    api = make_api(engine)
+    session = api.session()
+    model = api.model(session)
+    running, queued, stranded = api.loss(model, 1), api.save(model, 2, "last"), api.step(model, 9)
+    assert engine.entered.wait(30)
+    api.ok("finish_session", {"reason": {"type": "success"}, "detail": None}, session_id=session)
+    engine.gate.set()
+    assert "metrics" in api.result(running)
+    assert api.result(queued)["path"].endswith("/weights/last")
+    assert "has ended" in api.failure(stranded)[1]
+    api.state.close()
+    with pytest.raises(EngineError):
+        engine.snapshot(model)
+
+
+def test_an_engine_error_is_told_as_it_is(make_api: MakeApi) -> None:
+    """The text of an EngineError reaches the user unchanged."""
+
+    class Picky(ToyEngine):
+        def forward_backward(self, *args: Any, **options: Any) -> LossResult:
+            raise EngineError("datum 3: not today")
+
+    api = make_api(Picky(vocabulary=512))
+    assert api.failure(api.loss(api.model(), 1)) == ("user", "datum 3: not today")
+
+
+def test_adam_parameters_default_as_the_contract_says(make_api: MakeApi) -> None:
+    """A step without parameters uses the defaults of the contract, one with some keeps the others."""
+    seen: list[Adam] = []
+
+    class Listening(ToyEngine):
+        def optim_step(self, adapter_id: str, params: Adam) -> dict[str, float]:
+            seen.append(params)
+            return super().optim_step(adapter_id, params)
+
+    api = make_api(Listening(vocabulary=512))
+    model = api.model()
+    api.result(api.ok("optim_step", {"model_id": model, "seq_id": 1}))
+    api.result(api.step(model, 2, learning_rate=0.5, grad_clip_norm=1.0))
+    assert seen == [Adam(), attrs.evolve(Adam(), learning_rate=0.5, grad_clip_norm=1.0)]

@@ -1,0 +1,472 @@
+"""The toy engine: exact gradients, a real optimizer, weights on disk, and sampling from the distribution it reports."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from tinker.local.engines.examples import FORMS
+from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, Example, SampleJob, SampleResult
+from tinker.local.engines.toy import END_OF_TEXT, ToyEngine
+
+SPEC = AdapterSpec(rank=3, seed=5)
+TOKENS = np.array([104, 101, 300, 7, 104], np.int32)
+TARGETS = np.array([101, 300, 7, 104, 101], np.int64)
+
+
+def example(**inputs: Any) -> Example:
+    arrays = {"target_tokens": TARGETS, **inputs}
+    return Example(tokens=TOKENS, loss_inputs={name: np.asarray(value) for name, value in arrays.items()})
+
+
+def rl_example(engine: ToyEngine) -> Example:
+    """Sampling logprobs near and far from today's, so that every branch of the clipped losses is taken."""
+    today = engine.forward_backward("a", [example()], "cross_entropy", {}, backward=False).outputs[0]["logprobs"]
+    drift = np.array([0.0, 0.5, -0.5, 0.5, -0.5], np.float32)
+    return example(logprobs=today + drift, advantages=np.array([1.0, 2.0, -1.0, -2.0, 0.5], np.float32))
+
+
+@pytest.fixture
+def engine() -> ToyEngine:
+    engine = ToyEngine(vocabulary=512)
+    engine.create_adapter("a", SPEC)
+    return engine
+
+
+def train(engine: ToyEngine, adapter: str, text: bytes, steps: int, rate: float = 0.02) -> list[float]:
+    """The loss before each step."""
+    tokens = np.frombuffer(text, np.uint8).astype(np.int32)
+    one = Example(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
+    losses: list[float] = []
+    for _ in range(steps):
+        losses.append(engine.forward_backward(adapter, [one], "cross_entropy", {}, backward=True).metrics["loss:sum"])
+        engine.optim_step(adapter, Adam(learning_rate=rate))
+    return losses
+
+
+def sample(engine: ToyEngine, text: bytes = b"h", **fields: Any) -> SampleResult:
+    tokens = fields.pop("tokens", np.frombuffer(text, np.uint8).astype(np.int32))
+    job = SampleJob(**{"tokens": tokens, "weights": None, "max_tokens": 5, "seed": 1, **fields})
+    return engine.sample([job])[0]
+
+
+# Losses and gradients
+
+
+def test_a_fresh_adapter_is_the_base_model(engine: ToyEngine) -> None:
+    """Before the first step the adapter's logprobs are those of the base model, whatever its rank and seed."""
+    base = sample(engine, b"hello", prompt_logprobs=True).prompt_logprobs
+    fresh = sample(engine, b"hello", prompt_logprobs=True, weights=engine.snapshot("a")).prompt_logprobs
+    assert base is not None
+    assert fresh is not None
+    assert math.isnan(base[0])
+    np.testing.assert_allclose(base, fresh, rtol=1e-6)
+
+
+@pytest.mark.parametrize("vocabulary", [2, 256, 257, 512, 700, 32_768, 65_536])
+def test_the_distribution_sums_to_one(vocabulary: int) -> None:
+    """For every size of vocabulary the probabilities of all next tokens sum to one, and losses agree with them."""
+    engine = ToyEngine(vocabulary=vocabulary)
+    last = vocabulary - 1
+    result = sample(engine, tokens=np.array([last], np.int32), max_tokens=1, topk_sample_logprobs=vocabulary)
+    table = result.sequences[0].topk
+    assert table is not None
+    ids, logprobs = table
+    assert sorted(ids[0].tolist()) == list(range(vocabulary))
+    assert np.exp(logprobs[0].astype(np.float64)).sum() == pytest.approx(1.0, abs=1e-5)
+    engine.create_adapter("a", SPEC)
+    one = Example(tokens=np.array([last], np.int32), loss_inputs={"target_tokens": ids[0, :1].astype(np.int64)})
+    loss = engine.forward_backward("a", [one], "cross_entropy", {}, backward=True)
+    assert loss.outputs[0]["logprobs"][0] == pytest.approx(float(logprobs[0, 0]), abs=1e-5)
+
+
+@pytest.mark.parametrize("loss_fn", sorted(FORMS))
+def test_gradients_are_exact(engine: ToyEngine, loss_fn: str) -> None:
+    """Each loss changes along its gradient as the gradient says (central differences on every LoRA matrix)."""
+    train(engine, "a", b"abcabc", 2)
+    adapter = engine._adapter("a")
+    one = example(weights=[0.5, 1.0, 2.0, 0.0, -1.0]) if loss_fn == "cross_entropy" else rl_example(engine)
+
+    def loss(*, backward: bool = False) -> float:
+        return engine.forward_backward("a", [one, one], loss_fn, {}, backward=backward).metrics["loss:sum"]
+
+    if loss_fn == "cispo":  # its ratio is a constant to the gradient: compare with a loss that is linear in the logprobs
+        return
+    loss(backward=True)
+    assert adapter.gradient is not None
+    rng = np.random.default_rng(0)
+    for name, gradient in adapter.gradient.items():
+        direction, step = rng.standard_normal(gradient.shape), 1e-6
+        values = []
+        for sign in (1, -1):
+            adapter.tensors[name] = adapter.tensors[name] + sign * step * direction
+            values.append(loss())
+            adapter.tensors[name] = adapter.tensors[name] - sign * step * direction
+        slope = (values[0] - values[1]) / (2 * step)
+        assert slope == pytest.approx(float((gradient * direction).sum()), rel=1e-4, abs=1e-6)
+
+
+def test_cispo_does_not_differentiate_its_ratio(engine: ToyEngine) -> None:
+    """Its gradient is that of cross entropy with the clipped ratio times the advantage as weights."""
+    train(engine, "a", b"abcabc", 2)
+    one = rl_example(engine)
+    engine.forward_backward("a", [one], "cispo", {}, backward=True)
+    gradient = engine._adapter("a").gradient
+    engine._adapter("a").gradient = None
+    today = engine.forward_backward("a", [example()], "cross_entropy", {}, backward=False).outputs[0]["logprobs"]
+    ratios = np.clip(np.exp(today - one.loss_inputs["logprobs"]), 0.8, 1.2)
+    weighted = example(weights=(ratios * one.loss_inputs["advantages"]).astype(np.float32))
+    engine.forward_backward("a", [weighted], "cross_entropy", {}, backward=True)
+    assert gradient is not None
+    for name, expected in (engine._adapter("a").gradient or {}).items():
+        np.testing.assert_allclose(gradient[name], expected, rtol=1e-4, atol=1e-7)
+
+
+def test_losses_have_their_documented_values(engine: ToyEngine) -> None:
+    """The sums over tokens follow the published formulas, with clip thresholds 0.8 and 1.2 and beta 0.05 by default."""
+    one = rl_example(engine)
+    now = engine.forward_backward("a", [example()], "cross_entropy", {}, backward=False).outputs[0]["logprobs"]
+    q, advantages = (np.asarray(one.loss_inputs[name], np.float64) for name in ("logprobs", "advantages"))
+    ratios = np.exp(now - q)
+    clipped = np.clip(ratios, 0.8, 1.2)
+    expected = {
+        "importance_sampling": -(ratios * advantages).sum(),
+        "ppo": -np.minimum(ratios * advantages, clipped * advantages).sum(),
+        "cispo": -(clipped * now * advantages).sum(),
+        "dro": -(now * advantages - 0.5 * 0.05 * (now - q) ** 2).sum(),
+    }
+    for loss_fn, value in expected.items():
+        metrics = engine.forward_backward("a", [one], loss_fn, {}, backward=False).metrics
+        assert metrics["loss:sum"] == pytest.approx(value, rel=1e-5)
+        assert metrics["tokens:sum"] == 5
+    wide = {"clip_low_threshold": 0.1, "clip_high_threshold": 10.0}
+    unclipped = engine.forward_backward("a", [one], "ppo", wide, backward=False).metrics
+    assert unclipped["loss:sum"] == pytest.approx(expected["importance_sampling"], rel=1e-5)
+    assert unclipped["clipped:sum"] == 0
+
+
+def test_weights_and_masks_scale_terms_and_silence_the_rest(engine: ToyEngine) -> None:
+    """A cell of weight zero counts for nothing, whatever stands in it; its reported logprob is 0 for an impossible target."""
+    targets = TARGETS.copy()
+    targets[1] = -100
+    one = example(target_tokens=targets, weights=[1.0, 0.0, 1.0, 2.0, 0.5])
+    result = engine.forward_backward("a", [one], "cross_entropy", {}, backward=False)
+    logprobs = result.outputs[0]["logprobs"]
+    assert logprobs[1] == 0.0
+    assert result.metrics["loss:sum"] == pytest.approx(-float(logprobs @ np.array([1.0, 0.0, 1.0, 2.0, 0.5])))
+    rl = rl_example(engine)
+    masked = attrs.evolve(rl, loss_inputs={**rl.loss_inputs, "mask": np.zeros(5, np.float32)})
+    assert engine.forward_backward("a", [masked], "ppo", {}, backward=False).metrics["loss:sum"] == 0.0
+
+
+def test_several_targets_for_each_position(engine: ToyEngine) -> None:
+    """``target_tokens [N, K]`` gives logprobs of that shape, equal to those of K single requests."""
+    both = np.stack([TARGETS, TARGETS[::-1]], axis=1)
+    wide = engine.forward_backward("a", [example(target_tokens=both)], "cross_entropy", {}, backward=False)
+    assert wide.outputs[0]["logprobs"].shape == (5, 2)
+    for column in range(2):
+        one = example(target_tokens=both[:, column])
+        narrow = engine.forward_backward("a", [one], "cross_entropy", {}, backward=False).outputs[0]["logprobs"]
+        np.testing.assert_array_equal(wide.outputs[0]["logprobs"][:, column], narrow)
+
+
+def test_gradients_accumulate_until_a_step(engine: ToyEngine) -> None:
+    """Two calls and one step are one call with both datums and one step; a forward adds nothing."""
+    engine.create_adapter("b", SPEC)
+    for _ in range(2):
+        engine.forward_backward("a", [example()], "cross_entropy", {}, backward=True)
+    engine.forward_backward("b", [example(), example()], "cross_entropy", {}, backward=True)
+    engine.forward_backward("b", [example()], "cross_entropy", {}, backward=False)
+    assert engine.optim_step("a", Adam()) == pytest.approx(engine.optim_step("b", Adam()))
+    for name, tensor in engine._adapter("a").tensors.items():
+        np.testing.assert_allclose(tensor, engine._adapter("b").tensors[name], atol=1e-9)
+
+
+# Optimizer
+
+
+def test_steps_follow_adam(engine: ToyEngine) -> None:
+    """Two steps with clipping and decoupled weight decay give what the textbook gives; none accumulated counts as zero."""
+    params = Adam(learning_rate=0.1, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.5, grad_clip_norm=0.01)
+    adapter = engine._adapter("a")
+    value, first, second = adapter.tensors["low.b"].copy(), 0.0, 0.0
+    for step in (1, 2):
+        gradient: Any = 0.0
+        if step == 1:
+            engine.forward_backward("a", [example()], "cross_entropy", {}, backward=True)
+            assert adapter.gradient is not None
+            norm = math.sqrt(sum(float((part**2).sum()) for part in adapter.gradient.values()))
+            assert norm > 0.01
+            gradient = adapter.gradient["low.b"] * 0.01 / norm
+        metrics = engine.optim_step("a", params)
+        assert metrics["grad_norm:mean"] == pytest.approx(norm if step == 1 else 0.0)
+        first, second = 0.8 * first + 0.2 * gradient, 0.9 * second + 0.1 * gradient**2
+        direction = first / (1 - 0.8**step) / (np.sqrt(second / (1 - 0.9**step)) + 1e-3)
+        value = value * (1 - 0.1 * 0.5) - 0.1 * direction
+    np.testing.assert_allclose(adapter.tensors["low.b"], value, atol=1e-12)
+
+
+def test_the_model_learns(engine: ToyEngine) -> None:
+    """A sentence of distinct bytes is learned nearly by heart, in any part of a large vocabulary."""
+    losses = train(engine, "a", b"the quick!", 60)
+    assert losses[-1] < 0.05 * losses[0]
+    large = ToyEngine(vocabulary=50_000)
+    large.create_adapter("a", AdapterSpec(rank=8, seed=1))
+    tokens = np.array([49_999, 12_345, 33, 40_000, 256], np.int32)
+    one = Example(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
+    for _ in range(60):
+        loss = large.forward_backward("a", [one], "cross_entropy", {}, backward=True).metrics["loss:sum"]
+        large.optim_step("a", Adam(learning_rate=0.02))
+    assert loss < 0.5
+
+
+# Adapters on disk and in memory
+
+
+def test_a_saved_adapter_goes_on_as_if_nothing_had_happened(engine: ToyEngine, tmp_path: Path) -> None:
+    """With the optimizer the next steps are identical; without it they differ; a snapshot needs the weights only."""
+    train(engine, "a", b"abcabc", 3)
+    engine.save("a", tmp_path, optimizer=True)
+    other = ToyEngine(vocabulary=512)
+    assert other.load("b", tmp_path, optimizer=True) == SPEC
+    other.load("c", tmp_path, optimizer=False)
+    expected = train(engine, "a", b"abcabc", 3)
+    assert train(other, "b", b"abcabc", 3) == expected
+    assert train(other, "c", b"abcabc", 3)[0] == expected[0]
+    assert train(other, "c", b"abcabc", 1)[0] != expected[-1]
+    fields = {"text": b"abc", "prompt_logprobs": True}
+    engine.load("a", tmp_path, optimizer=False)
+    np.testing.assert_array_equal(
+        sample(other, weights=other.load_snapshot(tmp_path), **fields).prompt_logprobs,
+        sample(engine, weights=engine.snapshot("a"), **fields).prompt_logprobs,
+    )
+
+
+def test_files_that_do_not_fit_are_refused(engine: ToyEngine, tmp_path: Path) -> None:
+    """An empty folder, a broken file and another vocabulary are errors that say so."""
+    with pytest.raises(EngineError, match="not written by this engine"):
+        engine.load("b", tmp_path, optimizer=False)
+    engine.save("a", tmp_path, optimizer=False)
+    with pytest.raises(EngineError, match="toy_optimizer"):
+        engine.load("b", tmp_path, optimizer=True)
+    with pytest.raises(EngineError, match="512 token ids, this model 300"):
+        ToyEngine(vocabulary=300).load_snapshot(tmp_path)
+    (tmp_path / "toy_adapter.npz").write_bytes(b"PK\x03\x04")
+    with pytest.raises(EngineError, match="not written by this engine"):
+        engine.load_snapshot(tmp_path)
+
+
+def test_snapshots_do_not_move(engine: ToyEngine) -> None:
+    """Later steps and the end of the adapter leave a snapshot as it was."""
+    frozen = engine.snapshot("a")
+    before = sample(engine, b"abc", weights=frozen, prompt_logprobs=True).prompt_logprobs
+    train(engine, "a", b"abcabc", 3)
+    moved = sample(engine, b"abc", weights=engine.snapshot("a"), prompt_logprobs=True).prompt_logprobs
+    engine.drop_adapter("a")
+    engine.drop_adapter("a")
+    after = sample(engine, b"abc", weights=frozen, prompt_logprobs=True).prompt_logprobs
+    np.testing.assert_array_equal(before, after)
+    assert not np.array_equal(before, moved)
+    with pytest.raises(EngineError, match="no adapter 'a'"):
+        engine.snapshot("a")
+
+
+def test_seeds_decide_adapters(engine: ToyEngine) -> None:
+    """The same seed starts with the same matrices, another seed with others; a seed is drawn where none is given."""
+    for name, seed in {"b": 5, "c": 6, "d": None}.items():
+        engine.create_adapter(name, AdapterSpec(rank=3, seed=seed))
+    first = {name: engine._adapter(name).tensors["low.a"] for name in "abcd"}
+    assert np.array_equal(first["a"], first["b"])
+    assert not np.array_equal(first["a"], first["c"])
+    assert engine._adapter("d").spec.seed is not None
+
+
+# Sampling
+
+
+def test_a_seed_decides_whatever_else_is_in_the_batch(engine: ToyEngine) -> None:
+    """A job gets the same tokens alone and among others; its samples differ from each other."""
+    jobs = [
+        SampleJob(tokens=np.array([97 + index], np.int32), weights=None, max_tokens=30, seed=3, num_samples=2, stop=[])
+        for index in range(4)
+    ]
+    together = engine.sample(jobs)
+    for job, result in zip(jobs, together):
+        alone = engine.sample([job])[0]
+        for one, other in zip(alone.sequences, result.sequences):
+            np.testing.assert_array_equal(one.tokens, other.tokens)
+        assert not np.array_equal(result.sequences[0].tokens, result.sequences[1].tokens)
+
+
+def test_draws_follow_the_distribution(engine: ToyEngine) -> None:
+    """Frequencies of two thousand draws agree with the probabilities reported for them."""
+    result = sample(engine, num_samples=2000, max_tokens=1, topk_sample_logprobs=3)
+    drawn = np.array([sequence.tokens[0] for sequence in result.sequences])
+    table = result.sequences[0].topk
+    assert table is not None
+    for token, logprob in zip(table[0][0], table[1][0]):
+        probability = math.exp(logprob)
+        tolerance = 5 * math.sqrt(probability / 2000)
+        assert (drawn == token).mean() == pytest.approx(probability, abs=tolerance)
+
+
+def test_temperature_zero_is_greedy(engine: ToyEngine) -> None:
+    """Without temperature the likeliest token is taken every time, and its real logprob reported."""
+    result = sample(engine, temperature=0.0, num_samples=3, topk_sample_logprobs=1, seed=None)
+    for sequence in result.sequences:
+        assert sequence.topk is not None
+        np.testing.assert_array_equal(sequence.tokens, sequence.topk[0][:, 0])
+        np.testing.assert_array_equal(sequence.logprobs, sequence.topk[1][:, 0])
+
+
+def test_top_k_and_top_p_cut_the_tail(engine: ToyEngine) -> None:
+    """Only the k likeliest tokens, or the fewest that reach probability p, are ever drawn."""
+    everything = sample(engine, max_tokens=1, topk_sample_logprobs=512).sequences[0].topk
+    assert everything is not None
+    order, probabilities = everything[0][0], np.exp(everything[1][0].astype(np.float64))
+    fewest = int(np.searchsorted(probabilities.cumsum(), 0.6)) + 1
+    for cut, kept in (({"top_k": 2}, 2), ({"top_p": 0.6}, fewest), ({"top_k": 1, "top_p": 0.99}, 1)):
+        drawn = {int(s.tokens[0]) for s in sample(engine, num_samples=300, max_tokens=1, **cut).sequences}
+        assert drawn <= set(order[:kept].tolist())
+        assert len(drawn) == kept
+
+
+def test_stops_end_a_sequence_and_stay_in_it(engine: ToyEngine) -> None:
+    """A text ends the sequence where its bytes first appear, an id where it is first drawn; both are its last tokens."""
+    free = bytes(sample(engine, max_tokens=60, seed=2, stop=[]).sequences[0].tokens.clip(0, 255).tolist())
+    pair = free[30:32]
+    stops: list[tuple[list[Any], bytes]] = [
+        ([pair.decode()], free[: free.index(pair) + 2]),
+        (["\n\n\n", pair.decode()], free[: free.index(pair) + 2]),
+        ([pair[0]], free[: free.index(pair[:1]) + 1]),
+        ([0, pair[1]], free[: free.index(pair[1:]) + 1]),
+    ]
+    for stop, expected in stops:
+        sequence = sample(engine, max_tokens=60, seed=2, stop=stop).sequences[0]
+        assert (sequence.stop_reason, bytes(sequence.tokens.tolist())) == ("stop", expected)
+
+
+def test_the_end_of_text_stops_by_default_only(engine: ToyEngine) -> None:
+    """Without a stop the model's own end of text ends a sequence; an empty list lets it go on."""
+    ended = sample(engine, max_tokens=3000, seed=4).sequences[0]
+    assert (ended.stop_reason, int(ended.tokens[-1])) == ("stop", END_OF_TEXT)
+    free = sample(engine, max_tokens=3000, seed=4, stop=[]).sequences[0]
+    assert (free.stop_reason, len(free.tokens)) == ("length", 3000)
+
+
+def test_prompts_are_scored(engine: ToyEngine) -> None:
+    """Prompt logprobs and their top-k table agree with what training reports for the same tokens."""
+    result = sample(engine, tokens=TOKENS, max_tokens=0, prompt_logprobs=True, topk_prompt_logprobs=512)
+    one = Example(tokens=TOKENS[:-1], loss_inputs={"target_tokens": TOKENS[1:].astype(np.int64)})
+    trained = engine.forward_backward("a", [one], "cross_entropy", {}, backward=False).outputs[0]["logprobs"]
+    assert result.prompt_logprobs is not None
+    np.testing.assert_allclose(result.prompt_logprobs[1:], trained, rtol=1e-5)
+    assert result.topk_prompt is not None
+    ids, logprobs = result.topk_prompt
+    assert ids.shape == logprobs.shape == (5, 512)
+    assert (ids[0] == 0).all()
+    assert (logprobs[0] == np.float32(-99999.0)).all()
+    place = int(np.flatnonzero(ids[1] == TOKENS[1])[0])
+    assert logprobs[1, place] == pytest.approx(result.prompt_logprobs[1], rel=1e-5)
+    assert len(result.sequences[0].tokens) == 0
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "inputs", "said"),
+    [
+        ("ppo", {}, "datum 0: loss_fn_inputs lacks advantages, logprobs"),
+        ("cross_entropy", {"advantages": np.ones(5)}, "holds advantages"),
+        ("cross_entropy", {"target_tokens": TARGETS[:4]}, r"target_tokens has shape \[4\]"),
+        ("cross_entropy", {"weights": np.ones(4)}, r"weights has shape \[4\]"),
+        ("cross_entropy", {"weights": [np.nan] * 5}, "weights holds a value that is not finite"),
+        ("cross_entropy", {"target_tokens": TARGETS + 500}, "target_tokens holds token id"),
+        ("importance_sampling", {"logprobs": [-1e4] * 5, "advantages": [1.0] * 5}, "not finite"),
+        ("gspo", {}, "unknown loss_fn 'gspo'; this server has cross_entropy"),
+    ],
+)
+def test_a_wrong_datum_is_named_and_changes_nothing(engine: ToyEngine, loss_fn: str, inputs: dict[str, Any], said: str) -> None:
+    """The error names datum and field, and no gradient has changed."""
+    with pytest.raises(EngineError, match=said):
+        engine.forward_backward("a", [example(**inputs)], loss_fn, {}, backward=True)
+    assert engine._adapter("a").gradient is None
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"beta": 1.0}, "unknown loss_fn_config key 'beta'; ppo takes"),
+        ({"clip_low_threshold": "x"}, "a finite number is needed"),
+        ({"clip_low_threshold": 2.0}, "exceeds"),
+    ],
+)
+def test_a_wrong_option_is_named(engine: ToyEngine, config: dict[str, Any], said: str) -> None:
+    """Unknown keys, texts and impossible thresholds are refused."""
+    with pytest.raises(EngineError, match=said):
+        engine.forward_backward("a", [rl_example(engine)], "ppo", config, backward=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tokens": np.array([], np.int32)}, "the prompt is empty"),
+        ({"tokens": np.array([512], np.int32)}, "token id 512"),
+        ({"max_tokens": -1}, "max_tokens is -1"),
+        ({"max_tokens": 10**6}, "exceed the context length"),
+        ({"num_samples": 0}, "num_samples is 0"),
+        ({"temperature": math.inf}, "temperature is inf"),
+        ({"top_k": -2}, "top_k is -2"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"topk_prompt_logprobs": 513}, "topk_prompt_logprobs is 513"),
+        ({"stop": [""]}, "empty stop string"),
+        ({"stop": ["a", 1]}, "strings only or token ids only"),
+        ({"weights": "not weights"}, "do not come from this engine"),
+    ],
+)
+def test_a_wrong_sample_job_is_named(engine: ToyEngine, fields: dict[str, Any], said: str) -> None:
+    """What cannot be sampled is refused with the parameter's name."""
+    with pytest.raises(EngineError, match=said):
+        sample(engine, **fields)
+
+
+@pytest.mark.parametrize("params", [{"learning_rate": math.nan}, {"beta1": 1.0}, {"eps": -1.0}])
+def test_wrong_optimizer_parameters_are_named(engine: ToyEngine, params: dict[str, float]) -> None:
+    """A step with impossible parameters is refused and changes nothing."""
+    engine.forward_backward("a", [example()], "cross_entropy", {}, backward=True)
+    with pytest.raises(EngineError, match=next(iter(params))):
+        engine.optim_step("a", Adam(**params))
+    assert engine._adapter("a").gradient is not None
+
+
+def test_impossible_sizes_are_refused(engine: ToyEngine) -> None:
+    """A rank or a vocabulary that cannot be is an error at creation."""
+    for rank in (0, 100_000):
+        with pytest.raises(EngineError, match="rank is"):
+            engine.create_adapter("b", AdapterSpec(rank=rank))
+    with pytest.raises(ValueError, match="vocabulary"):
+        ToyEngine(vocabulary=1)
+
+
+@pytest.mark.parametrize("loss_fn", sorted(FORMS))
+def test_both_engines_compute_the_same_losses(loss_fn: str) -> None:
+    """Terms are those of the torch engine, and derivatives those that torch finds by itself."""
+    torch = pytest.importorskip("torch")
+    from tinker.local.engines import losses, toy_losses
+
+    rng = np.random.default_rng(0)
+    logprobs = -rng.random(200)
+    inputs = {"logprobs": logprobs + rng.normal(0, 0.5, 200), "advantages": rng.normal(0, 1, 200)}
+    options = FORMS[loss_fn].config
+    terms, slopes = toy_losses.TERMS[loss_fn](logprobs, inputs, options)
+    leaf = torch.tensor(logprobs, requires_grad=True)
+    expected = losses.TERMS[loss_fn](leaf, {name: torch.tensor(value) for name, value in inputs.items()}, options)
+    expected.sum().backward()
+    np.testing.assert_allclose(terms, expected.detach().numpy(), rtol=1e-12)
+    np.testing.assert_allclose(slopes, leaf.grad.numpy(), rtol=1e-12)

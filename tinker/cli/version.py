@@ -1,0 +1,13 @@
+"""``tinker version``."""
+
+from __future__ import annotations
+
+import click
+
+from tinker._version import __version__
+
+
+@click.command()
+def version() -> None:
+    """Print the version of this package."""
+    click.echo(f"tinker {__version__}")

@@ -1,0 +1,78 @@
+"""How a request of a model becomes a future: idempotent by number, in the order of the numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+from tinker_wire import models
+
+from tinker._wire import proto
+from tinker.local.engines.protocol import Engine
+from tinker.local.futures import Result
+from tinker.local.problem import Problem
+from tinker.local.schedule import NumberedLane, Work
+from tinker.local.state import State
+from tinker.local.store import Model
+from tinker.types.model_input import EncodedTextChunk
+
+_canonical = msgspec.json.Encoder(order="sorted")
+
+
+def fingerprint(request: msgspec.Struct) -> bytes:
+    """The same for the same request, however it was written."""
+    content = _canonical.encode((type(request).__name__, request))
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def call_fingerprint(call: proto.ForwardBackwardCall) -> bytes:
+    """As :func:`fingerprint`, for a protobuf request, whose maps have no order."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(_canonical.encode((call.loss_fn, call.loss_fn_config, call.forward_only)))
+    for datum in call.data:
+        for chunk in datum.model_input.chunks:
+            digest.update(chunk.array.data if isinstance(chunk, EncodedTextChunk) else repr(chunk).encode())
+        for name, tensor in sorted(datum.loss_fn_inputs.items()):
+            indices = (tensor.sparse_crow_indices, tensor.sparse_col_indices)
+            digest.update(_canonical.encode((name, tensor.dtype, tensor.shape, indices)))
+            digest.update(np.ascontiguousarray(tensor.values).data)
+    return digest.digest()
+
+
+def accept(
+    state: State,
+    model: Model,
+    number: int,
+    same: bytes,
+    run: Callable[[Engine], Result],
+    *,
+    prepare: Callable[[], None] | None = None,
+) -> models.UntypedAPIFuture:
+    """Promise the result of request ``number`` of a model; ``same`` is the request's fingerprint.
+
+    The same request again answers the same future; another one under its number is Problem 409. ``prepare`` is called for
+    a new request only; when it raises Problem, the number counts as used up. Call with the state's lock held.
+    """
+    state.require_open()
+    request_id = f"{model.model_id}:request:{number}"
+    if not state.futures.knows(request_id, same):
+        _enqueue(state, model.lane, number, Work(state.futures.open(request_id, same), run), prepare)
+    return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
+
+
+def _enqueue(state: State, lane: NumberedLane, number: int, work: Work, prepare: Callable[[], None] | None) -> None:
+    now = state.clock()
+    try:
+        lane.require_free(number)
+        if prepare is not None:
+            prepare()
+    except Problem:
+        state.futures.forget(work.future)
+        lane.skip(number, now)
+        raise
+    else:
+        lane.put(number, work, now)
+    finally:
+        state.notify()

@@ -1,0 +1,71 @@
+"""The token losses in numpy: the value of each term and its exact derivative with respect to the target's logprob."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinker.local.engines.examples import CLIP
+
+Float64: TypeAlias = NDArray[np.float64]
+Inputs: TypeAlias = Mapping[str, Float64]
+Options: TypeAlias = Mapping[str, float]
+Terms: TypeAlias = Callable[[Float64, Inputs, Options], tuple[Float64, Float64]]
+
+
+def ratio(logprobs: Float64, inputs: Inputs) -> Float64:
+    """How much likelier each token is now than when it was sampled; infinite where that overflows."""
+    with np.errstate(over="ignore"):
+        return np.exp(logprobs - inputs["logprobs"])
+
+
+def _clipped(ratios: Float64, options: Options) -> Float64:
+    return np.clip(ratios, options["clip_low_threshold"], options["clip_high_threshold"])
+
+
+def _cross_entropy(logprobs: Float64, inputs: Inputs, options: Options) -> tuple[Float64, Float64]:
+    return -logprobs, np.full_like(logprobs, -1.0)
+
+
+def _importance_sampling(logprobs: Float64, inputs: Inputs, options: Options) -> tuple[Float64, Float64]:
+    gain = ratio(logprobs, inputs) * inputs["advantages"]
+    return -gain, -gain
+
+
+def _ppo(logprobs: Float64, inputs: Inputs, options: Options) -> tuple[Float64, Float64]:
+    ratios, advantages = ratio(logprobs, inputs), inputs["advantages"]
+    free, held = ratios * advantages, _clipped(ratios, options) * advantages
+    return -np.minimum(free, held), np.where(free <= held, -free, 0.0)
+
+
+def _cispo(logprobs: Float64, inputs: Inputs, options: Options) -> tuple[Float64, Float64]:
+    factor = _clipped(ratio(logprobs, inputs), options) * inputs["advantages"]
+    return -factor * logprobs, -factor
+
+
+def _dro(logprobs: Float64, inputs: Inputs, options: Options) -> tuple[Float64, Float64]:
+    drift, beta = logprobs - inputs["logprobs"], options["beta"]
+    return -(logprobs * inputs["advantages"] - 0.5 * beta * drift**2), -(inputs["advantages"] - beta * drift)
+
+
+TERMS: Mapping[str, Terms] = {
+    "cross_entropy": _cross_entropy,
+    "importance_sampling": _importance_sampling,
+    "ppo": _ppo,
+    "cispo": _cispo,
+    "dro": _dro,
+}
+
+
+def metrics(terms: Float64, logprobs: Float64, inputs: Inputs, options: Options) -> dict[str, float]:
+    """Sums over the cells that have a weight; for losses with sampling logprobs also the range of the ratios."""
+    found = {"loss:sum": float(terms.sum()), "tokens:sum": float(len(terms))}
+    if "logprobs" in inputs and len(terms):
+        ratios = ratio(logprobs, inputs)
+        found |= {"ratio:min": float(ratios.min()), "ratio:max": float(ratios.max())}
+        if options.keys() == CLIP.keys():
+            found["clipped:sum"] = float((ratios != _clipped(ratios, options)).sum())
+    return found

@@ -1,0 +1,27 @@
+"""The one exception that becomes an error status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tinker_wire.models import JSONValue
+
+
+class Problem(Exception):
+    """The request is refused: ``status``, the ``detail`` of the answer's body, and headers to go with it."""
+
+    def __init__(self, status: int, detail: JSONValue, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = headers or {}
+
+
+def not_found(what: str, name: str) -> Problem:
+    """404, naming what is unknown."""
+    return Problem(404, f"{what} {name!r} is not known to this server")
+
+
+def exists(detail: str) -> Problem:
+    """409 that asks clients not to try again: no waiting makes it go away."""
+    return Problem(409, detail, {"x-should-retry": "false"})
