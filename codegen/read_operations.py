@@ -100,9 +100,7 @@ class Operation:
         if "{" not in self.path:
             return repr(self.path)
         names = {parameter.name: parameter.python_name for parameter in self.located("path")}
-        return (
-            'f"' + re.sub(r"{(\w+)}", lambda match: f"{{path_value({match[1]!r}, {names[match[1]]})}}", self.path) + '"'
-        )
+        return 'f"' + re.sub(r"{(\w+)}", lambda match: f"{{path_value({match[1]!r}, {names[match[1]]})}}", self.path) + '"'
 
     def located(self, location: str) -> list[Parameter]:
         return [parameter for parameter in self.parameters if parameter.location == location]
@@ -208,9 +206,7 @@ def record_name(node: Node, name: str) -> str:
 
 
 def read_parameters(path: str, item: Node, node: Node, python_name: PythonName) -> list[Parameter]:
-    nodes = [
-        parameter for owner in (item, node) if "parameters" in owner for parameter in owner["parameters"].elements()
-    ]
+    nodes = [parameter for owner in (item, node) if "parameters" in owner for parameter in owner["parameters"].elements()]
     parameters = [read_parameter(parameter.resolved("parameters"), python_name) for parameter in nodes]
     check_unique(node, parameters)
     declared = [parameter.name for parameter in parameters if parameter.location == "path"]

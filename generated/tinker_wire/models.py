@@ -1236,10 +1236,6 @@ class UntypedAPIFuture(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     model_id: str | None = None
     sample_sequence_ids: list[str] | None = None
     """One for each sample; `asample` only."""
-    future_id: str | None = None
-    """Deprecated."""
-    status: str | None = None
-    """Deprecated."""
 
 
 class FutureRetrieveRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

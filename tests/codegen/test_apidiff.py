@@ -75,6 +75,8 @@ CHANGES = [
     case("open enum narrower received", f"{SCHEMA}/Mood/enum", ["calm"], OK, "Mood: 'wild' is gone"),
     case("enum closed", f"{SCHEMA}/Mood/x-open-enum", False, RISKY, "Mood: now closed"),
     case("enum opened", f"{SCHEMA}/Kind/x-open-enum", True, OK, "Kind: now open"),
+    case("union opened", f"{TOY}/x-open-union", True, BREAKING, "Toy: now open"),
+    case("result", "paths/~1api~1v1~1results/post/x-result", {"$ref": "#/components/schemas/PetList"}, BREAKING, "is PetList"),
     case("map", f"{SCHEMA}/Labels/additionalProperties/type", "number", BREAKING, "Labels: the type was dict[str, float"),
 ]
 
@@ -115,6 +117,16 @@ def test_a_new_member_of_a_union_breaks_old_readers(document: Any) -> None:
         del contract["components"]["schemas"]["Toys"]
     found = map(str, compare(Node.of_document(document), Node.of_document(changed)))
     assert "OK       Toy: Kite joined" in found
+
+
+def test_a_new_member_of_an_open_union_is_a_dictionary_to_old_readers(document: Any) -> None:
+    """Nothing fails, but who looks at the members has a new case."""
+    changed = copy.deepcopy(document)
+    put(changed, f"{SCHEMA}/Swim", {"type": "object", "properties": {"kind": {"const": "swim"}}})
+    put(changed, f"{SCHEMA}/Outing/discriminator/mapping/swim", "#/components/schemas/Swim")
+    changed["components"]["schemas"]["Outing"]["oneOf"].append({"$ref": "#/components/schemas/Swim"})
+    found = map(str, compare(Node.of_document(document), Node.of_document(changed)))
+    assert "RISKY    Outing: Swim joined; old readers have a dictionary" in found
 
 
 def test_a_moved_path_breaks(document: Any) -> None:
