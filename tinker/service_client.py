@@ -65,13 +65,13 @@ class ServiceClient:
         if unsupported:
             names = ", ".join(sorted(unsupported))
             warnings.warn(f"ServiceClient ignores unsupported arguments: {names}", FutureWarning, stacklevel=2)
-        self._config = lambda: _config.load(  # no partial: its repr would show the key
-            base_url=base_url,
-            api_key=api_key,
-            project_id=project_id,
-            headers=default_headers_overrides,
-            wire=wire,
-        )
+
+        def load_config() -> _config.Config:  # a function, as the repr of a partial would show the key
+            return _config.load(
+                base_url=base_url, api_key=api_key, project_id=project_id, headers=default_headers_overrides, wire=wire
+            )
+
+        self._config = load_config
         self._description = Description(user_metadata=dict(user_metadata or {}), display_name=display_name)
         self._transport = transport
         self._clock = clock

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
@@ -458,9 +459,9 @@ class TrainingClient(SelfFuture):
             request = training_api.forward_backward(body)
         else:
             request = await chunk.json_request(job, model_id, number)
-        if chunk.nbytes <= _LARGE_NBYTES:
-            return await transport.send(request, SUBMIT, Purpose.UPLOAD)
-        call = await asyncio.to_thread(transport.prepare, request, Purpose.UPLOAD)
+        compress = started.config.proto_compress_fwdbwd and started.wire.form == "proto"
+        prepare = partial(transport.prepare, request, Purpose.UPLOAD, compress=compress)
+        call = await asyncio.to_thread(prepare) if chunk.nbytes > _LARGE_NBYTES else prepare()
         answer = await run(
             SUBMIT, lambda _: transport.perform(call, request.operation), transport.clock, what=request.operation
         )

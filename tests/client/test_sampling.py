@@ -13,7 +13,7 @@ import pytest
 import tinker
 
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
-PARAMS = tinker.SamplingParams(max_tokens=4, seed=7)
+PARAMS = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
 
 
 @pytest.fixture

@@ -96,7 +96,9 @@ def test_every_calling_form(service: tinker.ServiceClient, datum: MakeDatum) -> 
             await step
             assert (await client.get_info_async()).lora_rank == 2
             sampler = await client.save_weights_and_get_sampling_client_async()
-            response = await sampler.sample_async(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=3))
+            response = await sampler.sample_async(
+                tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=3, stop=[])
+            )
             assert len(response.sequences[0].tokens) == 3
 
     asyncio.run(scenario())
@@ -193,6 +195,26 @@ def test_refused_form_is_switched_unnoticed(training: tinker.TrainingClient, wir
     kinds = [one.request.headers["content-type"].rpartition("/")[2] for one in sent]
     assert kinds == ["x-protobuf", "json", "json"]
     assert [one.seq_id for one in sent] == [1, 1, 2]
+
+
+def test_bodies_are_compressed_where_the_server_asks(
+    connect: Callable[..., tinker.ServiceClient], wire: Any, datum: MakeDatum
+) -> None:
+    """A server that asks for zstd gets training bodies as one zstd frame, and the result is the same."""
+    wire.fail("client/config", 200, body={"proto_compress_fwdbwd": True})
+    client = connect().create_lora_training_client("tinker/toy", seed=1)
+    squeezed = client.forward([datum(list(range(200)))], "cross_entropy").result(10)
+    plain = (
+        connect()
+        .create_lora_training_client("tinker/toy", seed=1)
+        .forward([datum(list(range(200)))], "cross_entropy")
+        .result(10)
+    )
+    first, second = wire.sent("forward_backward")
+    assert first.request.headers["content-encoding"] == "zstd"
+    assert "content-encoding" not in second.request.headers
+    assert len(first.body) < len(second.body)
+    assert squeezed.loss == plain.loss
 
 
 def test_server_without_client_config_gets_json(service: tinker.ServiceClient, wire: Any, datum: MakeDatum) -> None:

@@ -75,7 +75,7 @@ def token_array(tokens: object) -> Int32Array:
         raise ValueError(f"tokens must be one-dimensional, got shape {list(raw.shape)}")
     if raw.size == 0:
         return np.empty(0, np.int32)
-    if raw.dtype.kind == "U":
+    if raw.dtype.kind == "U" and all(token.strip().lstrip("-").isdecimal() for token in raw.tolist()):
         raw = np.asarray([int(token) for token in raw.tolist()])
     whole = raw.astype(np.int64) if raw.dtype.kind in "fiub" else None
     if whole is None or (raw.dtype.kind == "f" and not np.array_equal(whole, raw)):

@@ -53,7 +53,7 @@ class EncodedTextChunk:
         return len(self._array)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise attrs.exceptions.FrozenInstanceError(name)
+        raise attrs.exceptions.FrozenInstanceError
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EncodedTextChunk):

@@ -119,7 +119,7 @@ class TensorData:
         return self.to_numpy().tolist()
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise attrs.exceptions.FrozenInstanceError(name)
+        raise attrs.exceptions.FrozenInstanceError
 
     def __repr__(self) -> str:
         return (

@@ -1,0 +1,49 @@
+"""What the documentation shows, run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import tinker
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def modules_with_examples() -> list[str]:
+    """Every module of the client whose docstrings hold an example."""
+    folder = Path(tinker.__file__).parent
+    names = ["tinker", *(info.name for info in pkgutil.walk_packages([str(folder)], "tinker."))]
+    sources = {name: folder.joinpath(*name.split(".")[1:]) for name in names}
+    files = {
+        name: path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+        for name, path in sources.items()
+    }
+    return [name for name, file in files.items() if ">>> " in file.read_text()]
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_docstring_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every example of a docstring gives what it says."""
+    monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path))
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def python_blocks(file: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", file.read_text(), re.DOTALL)
+
+
+def test_readme_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's code runs as it stands."""
+    monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path))
+    blocks = python_blocks(ROOT / "README.md")
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})

@@ -1,0 +1,177 @@
+"""Public types: what they accept, what they refuse, and how they behave as values."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tinker
+from tinker import types
+
+
+@pytest.mark.parametrize("tokens", [[1, 2, 3], (1, 2, 3), range(1, 4), np.asarray([1, 2, 3]), torch.tensor([1, 2, 3])])
+def test_tokens_of_any_kind(tokens: Any) -> None:
+    """Lists, tuples, ranges, numpy and torch tokens are the same tokens, as int32."""
+    chunk = types.EncodedTextChunk(tokens=tokens)
+    assert list(chunk.tokens) == [1, 2, 3]
+    assert (chunk.array.dtype, chunk.array.tolist(), chunk.length) == (np.int32, [1, 2, 3], 3)
+
+
+@pytest.mark.parametrize("tokens", [[1.5], [[1]], ["x"], [2**31], [None]])
+def test_what_is_no_token(tokens: Any) -> None:
+    """Values that are no 32-bit integers are refused."""
+    with pytest.raises(ValueError, match="tokens must"):
+        types.EncodedTextChunk(tokens=tokens)
+
+
+def test_model_input_is_an_immutable_value() -> None:
+    """Inputs compare by value, are copied on construction, cannot be changed, and survive pickle and deepcopy."""
+    tokens = [1, 2]
+    one = tinker.ModelInput.from_ints(tokens)
+    tokens.append(3)
+    assert one.to_ints() == [1, 2]
+    assert one == tinker.ModelInput.from_ints([1, 2])
+    assert one != tinker.ModelInput.from_ints([2, 1])
+    assert one == pickle.loads(pickle.dumps(one)) == copy.deepcopy(one)
+    with pytest.raises(AttributeError):
+        one.chunks[0].tokens = [5]  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        hash(one)
+    assert one.append_int(3).to_ints() == [1, 2, 3]
+    assert one.length == 2
+
+
+def test_images_and_audio() -> None:
+    """Chunks that are not text count as what they say, and have no tokens."""
+    image = types.ImageChunk(data=b"x", format="png", expected_tokens=7)
+    audio = types.DmelChunk(dmel=bytes([254, 0, 2, 0x85, 0x01, 3]))
+    mixed = tinker.ModelInput(chunks=[image, audio])
+    assert mixed.length == 7 + 133
+    assert image == types.ImageChunk(data="eA==", format="png", expected_tokens=7)
+    with pytest.raises(ValueError, match="EncodedTextChunk"):
+        mixed.to_ints()
+    with pytest.raises(ValueError, match="expected_tokens needs to be set"):
+        _ = types.ImageChunk(data=b"x", format="png").length
+    for header in (b"", b"\xfe", b"\x09\x01\x01", b"\x00\x00", b"\x00\x01\xff"):
+        with pytest.raises(ValueError, match="TensorContainer"):
+            _ = types.DmelChunk(dmel=header).length
+
+
+def test_tensor_data_keeps_its_array() -> None:
+    """An array of the wire's dtype is kept without a copy; others are converted; lists are made on request."""
+    array = np.asarray([[1.0, 2.0]], np.float32)
+    assert tinker.TensorData.from_numpy(array).to_numpy() is array
+    assert tinker.TensorData.from_numpy(np.asarray([1], np.int16)).dtype == "int64"
+    assert tinker.TensorData.from_torch(torch.tensor([1.5], dtype=torch.bfloat16)).tolist() == [1.5]
+    assert tinker.TensorData([1.7], "int64").data == [1]
+    assert tinker.TensorData([1, 2], "float32", [2, 1]).tolist() == [[1.0], [2.0]]
+    assert torch.equal(tinker.TensorData.from_numpy(array).to_torch(), torch.tensor([[1.0, 2.0]]))
+    copied = pickle.loads(pickle.dumps(tinker.TensorData.from_numpy(array)))
+    assert copied.tolist() == [[1.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: tinker.TensorData([1.0]), TypeError),
+        (lambda: tinker.TensorData([1.0], "float64"), ValueError),
+        (lambda: tinker.TensorData([1.0, 2.0], "float32", [3]), ValueError),
+        (lambda: tinker.TensorData.from_numpy(np.asarray([True])), ValueError),
+        (lambda: tinker.TensorData.from_numpy(np.asarray([1], np.uint8)), ValueError),
+        (lambda: tinker.TensorData([1.0], "float32", [2, 2], [0, 1], [0]), ValueError),
+        (lambda: tinker.TensorData([1.0], "float32", [1, 2], [0, 1], [2]), ValueError),
+        (lambda: tinker.TensorData([1.0], "float32", [1, 2], [0, 1]), ValueError),
+        (lambda: tinker.TensorData([1.0], "float32", None, [0, 1], [0]), ValueError),
+    ],
+)
+def test_what_is_no_tensor(make: Any, error: type[Exception]) -> None:
+    """A missing or unknown dtype, a shape that does not fit and broken sparse rows are refused."""
+    with pytest.raises(error):
+        make()
+
+
+def test_sparse_torch_targets() -> None:
+    """A mostly empty two-dimensional torch tensor of targets becomes sparse and dense again without a change."""
+    dense = torch.zeros(10, 50, dtype=torch.int64)
+    dense[3, 7], dense[9, 49] = 5, 6
+    datum = tinker.Datum(model_input=tinker.ModelInput.from_ints(range(10)), loss_fn_inputs={"target_tokens": dense})
+    stored = datum.loss_fn_inputs["target_tokens"]
+    assert stored.is_sparse
+    assert torch.equal(stored.to_torch(), dense)
+    full = tinker.TensorData.from_torch_sparse(torch.ones(2, 2))
+    assert not full.is_sparse
+
+
+def test_loss_inputs_take_their_dtype_from_the_name() -> None:
+    """Lists under known names have the losses' dtype, others that of their values; arrays keep their own kind."""
+    given: dict[str, Any] = {"target_tokens": [1], "weights": [1], "advantages": [2], "mine": [3], "other": np.asarray([0.5])}
+    datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1]), loss_fn_inputs=given)
+    dtypes = {name: tensor.dtype for name, tensor in datum.loss_fn_inputs.items()}
+    assert dtypes == {
+        "target_tokens": "int64",
+        "weights": "float32",
+        "advantages": "float32",
+        "mine": "int64",
+        "other": "float32",
+    }
+    with pytest.raises(TypeError, match="Unsupported loss_fn_inputs value for 'weights'"):
+        tinker.Datum(model_input=tinker.ModelInput.empty(), loss_fn_inputs={"weights": 1.0})
+
+
+def test_provenance() -> None:
+    """Spans come in pairs and tile the tokens exactly."""
+    datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]})
+    prompt = types.PromptProvenanceSpan(sequence_id="a", length=1)
+    sampled = types.SampledProvenanceSpan(sequence_id="a", length=1)
+    both = datum.with_provenance([prompt, sampled], [sampled, sampled])
+    assert both.model_input_spans == [prompt, sampled]
+    with pytest.raises(ValueError, match="cover 1 tokens, the datum has 2"):
+        datum.with_provenance([prompt], [sampled, sampled])
+    with pytest.raises(ValueError, match="go together"):
+        tinker.Datum(model_input=datum.model_input, model_input_spans=[prompt])
+    with pytest.raises(ValueError, match="sequence_id"):
+        types.PromptProvenanceSpan(sequence_id="", length=1)
+
+
+def test_parameters_refuse_typos() -> None:
+    """A misspelt parameter is an error, not a silent default."""
+    with pytest.raises(TypeError):
+        tinker.SamplingParams(temprature=0.5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        tinker.AdamParams(lr=0.5)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("path", ["run/weights/1", "tinker://run/weights", "tinker://run/other/1", "tinker://a/weights/b/c"])
+def test_checkpoint_paths(path: str) -> None:
+    """A checkpoint path has a scheme, a run, a known kind and a name; anything else is refused with the form."""
+    parsed = types.ParsedCheckpointTinkerPath.from_tinker_path("tinker://s:train:0/sampler_weights/x")
+    assert (parsed.training_run_id, parsed.checkpoint_type, parsed.checkpoint_id) == (
+        "s:train:0",
+        "sampler",
+        "sampler_weights/x",
+    )
+    with pytest.raises(ValueError, match="Invalid tinker path"):
+        types.ParsedCheckpointTinkerPath.from_tinker_path(path)
+
+
+def test_loss_of_an_output() -> None:
+    """The loss is the sum metric; without one the error says which metrics there are."""
+    assert tinker.ForwardBackwardOutput("x", [], {"loss:sum": 2.0}).loss == 2.0
+    with pytest.raises(AttributeError, match="total:mean"):
+        _ = tinker.ForwardBackwardOutput("x", [], {"total:mean": 2.0}).loss
+
+
+def test_every_public_name_exists() -> None:
+    """Each name of the packages' lists can be had, and an unknown one is an AttributeError."""
+    for module in (tinker, types):
+        assert len(set(module.__all__)) == len(module.__all__)
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+    with pytest.raises(AttributeError):
+        _ = tinker.nothing_like_this  # type: ignore[attr-defined]
+    assert set(tinker.__all__) <= set(dir(tinker))
