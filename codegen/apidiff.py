@@ -82,13 +82,11 @@ def compare_operations(old: Node, new: Node) -> Findings:
 
 def compare_operation(old: Operation, new: Operation) -> Findings:
     where = new.operation_id
-    for name in ("method", "path", "tag", "body", "reply", "expected"):
+    for name in ("method", "path", "tag", "body", "reply", "expected", "result"):
         if getattr(old, name) != getattr(new, name):
             yield Finding(BREAKING, where, f"{name} was {getattr(old, name)}, is {getattr(new, name)}")
     if old.optional != new.optional:
-        yield Finding(
-            *((RISKY, where, "servers may lack it now") if new.optional else (OK, where, "no longer optional"))
-        )
+        yield Finding(*((RISKY, where, "servers may lack it now") if new.optional else (OK, where, "no longer optional")))
     if old.deprecated != new.deprecated:
         yield Finding(OK, where, "deprecated" if new.deprecated else "no longer deprecated")
     yield from compare_media(where, "requests", old.request_media_types, new.request_media_types)
@@ -98,9 +96,7 @@ def compare_operation(old: Operation, new: Operation) -> Findings:
 
 def compare_media(where: str, what: str, old: Sequence[str], new: Sequence[str]) -> Findings:
     for name in sorted(set(old) ^ set(new)):
-        yield (
-            Finding(BREAKING, where, f"no {what} as {name}") if name in old else Finding(OK, where, f"{what} as {name}")
-        )
+        yield (Finding(BREAKING, where, f"no {what} as {name}") if name in old else Finding(OK, where, f"{what} as {name}"))
     if set(old) == set(new) and tuple(old) != tuple(new):
         yield Finding(RISKY, where, f"{what} prefer {new[0]} over {old[0]}")
 
@@ -188,9 +184,13 @@ def compare_schema(name: str, old: Node, new: Node, direction: Direction) -> Fin
 
 def compare_unions(name: str, old: Node, new: Node, direction: Direction) -> Findings:
     before, after = ({member.ref_name("schemas") for member in node["oneOf"].elements()} for node in (old, new))
+    was_open = old.flag("x-open-union")
     for member in sorted(after - before):
-        level = direction.worst(sent=OK, received=BREAKING)
-        yield Finding(level, name, f"{member} joined; old readers refuse it" if level != OK else f"{member} joined")
+        level = direction.worst(sent=OK, received=RISKY if was_open else BREAKING)
+        note = "" if level == OK else "; old readers have a dictionary" if was_open else "; old readers refuse it"
+        yield Finding(level, name, f"{member} joined{note}")
+    if was_open != new.flag("x-open-union"):
+        yield Finding(BREAKING, name, "now closed" if was_open else "now open: readers must expect dictionaries")
     for member in sorted(before - after):
         yield Finding(direction.worst(sent=BREAKING, received=OK), name, f"{member} left")
     if is_union(new) and old["discriminator"].value["propertyName"] != new["discriminator"].value["propertyName"]:

@@ -30,17 +30,13 @@ ARRAY_SCHEMA = DOCUMENTATION | ARRAY_LIMITS | {"type", "items", "prefixItems", "
 MAP_SCHEMA = DOCUMENTATION | {"type", "additionalProperties", "default"}
 RECORD_SCHEMA = DOCUMENTATION | {"type", "properties", "required"}
 ENUM_SCHEMA = DOCUMENTATION | {"type", "enum", "x-open-enum"}
-UNION_SCHEMA = DOCUMENTATION | {"oneOf", "discriminator"}
+UNION_SCHEMA = DOCUMENTATION | {"oneOf", "discriminator", "x-open-union"}
 NULLABLE_REF_SCHEMA = DOCUMENTATION | {"oneOf", "default"}
 #: An opaque value is `Any` in Python; whatever else its schema says is for servers and validators.
-ANY_SCHEMA = DOCUMENTATION | LIMITS | {"x-any", "type", "oneOf", "anyOf", "items"}
+ANY_SCHEMA = DOCUMENTATION | LIMITS | {"x-any", "type", "oneOf", "anyOf", "items", "if", "then", "else"}
 
-DOCUMENT = frozenset(
-    {"openapi", "info", "servers", "security", "tags", "paths", "components", "externalDocs", "x-evidence"}
-)
-COMPONENTS = frozenset(
-    {"schemas", "parameters", "responses", "requestBodies", "headers", "securitySchemes", "examples"}
-)
+DOCUMENT = frozenset({"openapi", "info", "servers", "security", "tags", "paths", "components", "externalDocs", "x-evidence"})
+COMPONENTS = frozenset({"schemas", "parameters", "responses", "requestBodies", "headers", "securitySchemes", "examples"})
 METHODS = ("get", "put", "post", "delete", "patch", "head")
 PATH_ITEM = frozenset({*METHODS, "parameters", "summary", "description", "x-evidence"})
 OPERATION = DOCUMENTATION | {
@@ -52,6 +48,7 @@ OPERATION = DOCUMENTATION | {
     "responses",
     "x-optional",
     "x-reply",
+    "x-result",
 }
 PARAMETER = DOCUMENTATION | {"name", "in", "required", "schema", "style", "explode"}
 REQUEST_BODY = frozenset({"description", "required", "content", "x-evidence"})
@@ -162,9 +159,7 @@ def component(node: Node, section: str, name: str) -> Node:
     return Node(node.root["components"][section][name], f"#/components/{section}/{name}", node.root)
 
 
-def each(
-    nodes: Iterator[tuple[str, Node]], read: Callable[[str, Node], Result], refusals: list[Refused]
-) -> list[Result]:
+def each(nodes: Iterator[tuple[str, Node]], read: Callable[[str, Node], Result], refusals: list[Refused]) -> list[Result]:
     """Read every node; collect refusals, so that one run names all of them."""
     results: list[Result] = []
     for name, node in nodes:

@@ -275,9 +275,7 @@ def differences(new: dict[str, str], old: dict[str, str]) -> list[str]:
 
 
 def diff_head(before: str, after: str, name: str, limit: int = 20) -> list[str]:
-    diff = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), f"committed/{name}", f"generated/{name}", "", "", 1
-    )
+    diff = difflib.unified_diff(before.splitlines(), after.splitlines(), f"committed/{name}", f"generated/{name}", "", "", 1)
     lines = [f"  {line.rstrip()}" for line in diff]
     return lines[:limit] + ([f"  ... {len(lines) - limit} more lines"] if len(lines) > limit else [])
 
@@ -303,9 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Refused as refused:
             refusals = [refused]
         if refusals:
-            print(
-                *dict.fromkeys(f"{options.document.name} {refused}" for refused in refusals), sep="\n", file=sys.stderr
-            )
+            print(*dict.fromkeys(f"{options.document.name} {refused}" for refused in refusals), sep="\n", file=sys.stderr)
             return 1
         new = files_below(Path(folder) / "tinker_wire")
     if options.check:

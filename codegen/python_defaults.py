@@ -53,9 +53,7 @@ def source_of_record(value: Node, name: str, schema: Node) -> str:
             arguments.append(f"{key}={source_of(item, properties[key])}")
         elif const != item.value:
             raise item.refused(f"the constant is {const!r}")
-    missing = sorted(
-        key for key in required_names(schema) if key not in value.mapping() and "const" not in properties[key]
-    )
+    missing = sorted(key for key in required_names(schema) if key not in value.mapping() and "const" not in properties[key])
     if missing:
         raise value.refused(f"{name} also needs {', '.join(missing)}")
     return f"{name}({', '.join(arguments)})"

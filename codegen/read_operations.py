@@ -67,6 +67,7 @@ class Operation:
     body: str | None
     reply: str | None
     expected: bool
+    result: str | None
     request_media_types: tuple[str, ...]
     response_media_types: tuple[str, ...]
     optional: bool
@@ -99,9 +100,7 @@ class Operation:
         if "{" not in self.path:
             return repr(self.path)
         names = {parameter.name: parameter.python_name for parameter in self.located("path")}
-        return (
-            'f"' + re.sub(r"{(\w+)}", lambda match: f"{{path_value({match[1]!r}, {names[match[1]]})}}", self.path) + '"'
-        )
+        return 'f"' + re.sub(r"{(\w+)}", lambda match: f"{{path_value({match[1]!r}, {names[match[1]]})}}", self.path) + '"'
 
     def located(self, location: str) -> list[Parameter]:
         return [parameter for parameter in self.parameters if parameter.location == location]
@@ -150,6 +149,7 @@ def read_operation(path: str, method: str, item: Node, python_name: PythonName, 
         body=body,
         reply=record_name(node, reply) if reply and not expected else None,
         expected=expected,
+        result=read_result(node),
         request_media_types=request_media_types,
         response_media_types=response_media_types,
         optional=node.flag("x-optional"),
@@ -187,6 +187,14 @@ def reads_expected(node: Node) -> bool:
     return "x-reply" in node
 
 
+def read_result(node: Node) -> str | None:
+    """The record that the future of a submitted request promises."""
+    if "x-result" not in node:
+        return None
+    node["x-result"].only(frozenset({"$ref"}), "a result")
+    return record_name(node["x-result"], node["x-result"].ref_name("schemas"))
+
+
 def record_name(node: Node, name: str) -> str:
     """A body or reply must be a record: only a class can be the expected type of an exchange."""
     if "properties" not in component(node, "schemas", name):
@@ -198,9 +206,7 @@ def record_name(node: Node, name: str) -> str:
 
 
 def read_parameters(path: str, item: Node, node: Node, python_name: PythonName) -> list[Parameter]:
-    nodes = [
-        parameter for owner in (item, node) if "parameters" in owner for parameter in owner["parameters"].elements()
-    ]
+    nodes = [parameter for owner in (item, node) if "parameters" in owner for parameter in owner["parameters"].elements()]
     parameters = [read_parameter(parameter.resolved("parameters"), python_name) for parameter in nodes]
     check_unique(node, parameters)
     declared = [parameter.name for parameter in parameters if parameter.location == "path"]

@@ -24,7 +24,7 @@ from document import (
     is_mapping,
 )
 from python_defaults import source_of
-from python_types import annotate, is_nullable, types_of, with_none
+from python_types import annotate, is_nullable, nullable_ref, types_of, with_none
 from unions import discriminator, is_union, members, refs, required_names
 
 #: Names that annotations and factories in models.py use; a schema or field of that name would shadow them.
@@ -32,6 +32,25 @@ TAKEN = frozenset(
     {"Any", "Annotated", "Literal", "Sequence", "TypeAlias", "datetime", "msgspec", "property", "None"}
     | {"bool", "bytes", "dict", "float", "int", "list", "str", "tuple"}
 )
+
+
+@dataclass(frozen=True)
+class OpenUnion:
+    """A union whose unknown members stay dictionaries: msgspec decodes `Any`, then the record reads the known ones."""
+
+    name: str
+    doc: str
+    tag_field: str
+    members: dict[str, str]
+
+    @property
+    def annotation(self) -> str:
+        return " | ".join((*self.members.values(), "dict[str, Any]"))
+
+    @property
+    def table(self) -> str:
+        """The name of the table from tag to record."""
+        return "_" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.name).upper()
 
 
 @dataclass(frozen=True)
@@ -43,6 +62,12 @@ class Field:
     factory: str | None = None
     #: May be left out, and is then not sent.
     optional: bool = False
+    #: The open union of its value, or of the items of its value.
+    open_union: OpenUnion | None = None
+    #: That value is a list.
+    many: bool = False
+    #: May be None.
+    nullable: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +79,10 @@ class Record:
     tag_field: str | None = None
     tag: str | None = None
     tag_doc: str = "Always sent; the union is told apart by it."
+
+    @property
+    def open_fields(self) -> list[Field]:
+        return [item for item in self.fields if item.open_union]
 
     @property
     def tag_arguments(self) -> str:
@@ -73,10 +102,11 @@ class Models:
     scalars: list[Alias]
     records: list[Record]
     aliases: list[Alias]
+    open_unions: list[OpenUnion]
 
     @property
     def names(self) -> list[str]:
-        return sorted(item.name for item in (*self.scalars, *self.records, *self.aliases))
+        return sorted(item.name for item in (*self.scalars, *self.records, *self.aliases, *self.open_unions))
 
 
 @dataclass
@@ -87,19 +117,22 @@ class Facts:
     sent: set[str] = field(default_factory=lambda: set[str]())
     #: Record name -> (discriminator, value), from every union it is a member of.
     tags: dict[str, tuple[str, str]] = field(default_factory=lambda: dict[str, tuple[str, str]]())
+    #: Open unions by name.
+    open_unions: dict[str, OpenUnion] = field(default_factory=lambda: dict[str, OpenUnion]())
 
 
 def read_models(root: Node, refusals: list[Refused]) -> Models:
     """Read all schemas of the document."""
     facts = Facts(sent=sent_schemas(root))
     schemas = root["components"]["schemas"]
-    each(schemas.items(), lambda name, node: note_tags(node, facts), refusals)
+    each(schemas.items(), lambda name, node: note_union(name, node, facts), refusals)
     read = each(schemas.items(), lambda name, node: read_schema(name, node, facts), refusals)
     aliases = [item for item in read if isinstance(item, Alias)]
     return Models(
         scalars=[alias for alias in aliases if not alias.needs],
         records=[item for item in read if isinstance(item, Record)],
         aliases=in_order([alias for alias in aliases if alias.needs]),
+        open_unions=[item for item in read if isinstance(item, OpenUnion)],
     )
 
 
@@ -151,12 +184,15 @@ def mentioned(value: Any) -> list[str]:
     return names
 
 
-def note_tags(node: Node, facts: Facts) -> None:
-    """Record the tag that a union gives to each of its members."""
+def note_union(name: str, node: Node, facts: Facts) -> None:
+    """Record the tag that a union gives to each of its members, and whether it is open."""
     if not is_union(node):
         return
     tag_field = discriminator(node)
-    for tag, member in members(node, tag_field).items():
+    tagged = members(node, tag_field)
+    if node.flag("x-open-union"):
+        facts.open_unions[name] = OpenUnion(name, doc_of(node), tag_field, tagged)
+    for tag, member in tagged.items():
         if facts.tags.setdefault(member, (tag_field, tag)) != (tag_field, tag):
             raise node.refused(f"{member} has the tag {facts.tags[member]} in another union; a record has one tag")
 
@@ -164,7 +200,7 @@ def note_tags(node: Node, facts: Facts) -> None:
 # ---------------------------------------------------------------------------------------------- one named schema
 
 
-def read_schema(name: str, node: Node, facts: Facts) -> Record | Alias:
+def read_schema(name: str, node: Node, facts: Facts) -> Record | Alias | OpenUnion:
     check_class_name(name, node)
     schema = node.mapping()
     if "properties" in schema:
@@ -172,7 +208,7 @@ def read_schema(name: str, node: Node, facts: Facts) -> Record | Alias:
     if "x-any" in schema:
         return read_any(name, node)
     if "oneOf" in schema:
-        return read_union(name, node)
+        return read_union(name, node, facts)
     if "enum" in schema:
         return read_enum(name, node)
     if "$ref" in schema:
@@ -208,14 +244,12 @@ def read_enum(name: str, node: Node) -> Alias:
     return Alias(name, doc_of(node), f"{literal} | str" if node.flag("x-open-enum") else literal)
 
 
-def read_union(name: str, node: Node) -> Alias:
-    if "x-open-union" in node:
-        raise node["x-open-union"].refused(
-            "an open union has no type that msgspec decodes; name the value with `x-any: true` and decode it by hand"
-        )
+def read_union(name: str, node: Node, facts: Facts) -> Alias | OpenUnion:
     node.only(UNION_SCHEMA, "a union")
     listed = [member.ref_name("schemas") for member in refs(node["oneOf"])]
     members(node, discriminator(node))
+    if name in facts.open_unions:
+        return facts.open_unions[name]
     return Alias(name, doc_of(node), " | ".join(listed), frozenset(listed))
 
 
@@ -227,6 +261,8 @@ def read_shape(name: str, node: Node, facts: Facts) -> Alias:
         raise node.refused("a named schema is not nullable; say so where it is used")
     annotation = annotate(node, sequences=name in facts.sent)
     needs = frozenset(mentioned(node.value))
+    if needs & facts.open_unions.keys():
+        raise node.refused("an open union is a property of a record, or the item of a list that is one")
     if name in needs:
         raise node.refused("a schema that contains itself must be a record or `x-any: true`")
     return Alias(name, doc_of(node), annotation, needs)
@@ -240,7 +276,7 @@ def read_record(name: str, node: Node, facts: Facts) -> Record:
     tag_field, tag = facts.tags.get(name, (None, None))
     properties = dict(node["properties"].items())
     fields = [
-        read_property(key, prop, key in required, name in facts.sent)
+        read_property(key, prop, key in required, name in facts.sent, facts)
         for key, prop in properties.items()
         if key != tag_field
     ]
@@ -253,7 +289,7 @@ def read_record(name: str, node: Node, facts: Facts) -> Record:
 # ---------------------------------------------------------------------------------------------- one property
 
 
-def read_property(name: str, node: Node, required: bool, sent: bool) -> Field:
+def read_property(name: str, node: Node, required: bool, sent: bool, facts: Facts) -> Field:
     check_field_name(name, node)
     if "const" in node.mapping():
         return read_const(name, node)
@@ -262,11 +298,32 @@ def read_property(name: str, node: Node, required: bool, sent: bool) -> Field:
     default = node.get("default")
     if default is None and "default" in node and not nullable:
         raise node["default"].refused("null is not a value of this property")
-    if default is not None:
-        return Field(name, with_none(annotation, nullable), doc_of(node), factory=source_of(node["default"], node))
-    if required:
-        return Field(name, with_none(annotation, nullable), doc_of(node))
-    return Field(name, with_none(annotation, True), doc_of(node), optional=True)
+    factory = None if default is None else source_of(node["default"], node)
+    optional = default is None and not required
+    return Field(
+        name,
+        with_none(annotation, nullable or optional),
+        doc_of(node),
+        factory=factory,
+        optional=optional,
+        open_union=open_union_of(node, facts),
+        many="items" in node,
+        nullable=nullable or optional,
+    )
+
+
+def open_union_of(node: Node, facts: Facts) -> OpenUnion | None:
+    """The open union that a property holds, directly or as the items of its list."""
+    if not facts.open_unions.keys() & set(mentioned(node.value)):
+        return None
+    if "items" in node:
+        node = node["items"]
+        if is_nullable(node):
+            raise node.refused("a list of an open union holds no null")
+    reference = nullable_ref(node) if "oneOf" in node else node
+    if reference is None or "$ref" not in reference:
+        raise node.refused("an open union is a property of a record, or the item of a list that is one")
+    return facts.open_unions[reference.ref_name("schemas")]
 
 
 def check_field_name(name: str, node: Node) -> None:

@@ -34,9 +34,7 @@ def check_const(mapping: Node, member: str, tag_field: str, tag: str) -> None:
     record = component(mapping, "schemas", member)
     const = record["properties"][tag_field].get("const") if has_property(record, tag_field) else None
     if const != tag:
-        raise mapping.refused(
-            f"the mapping says {tag!r}, but {record.pointer}/properties/{tag_field} has const {const!r}"
-        )
+        raise mapping.refused(f"the mapping says {tag!r}, but {record.pointer}/properties/{tag_field} has const {const!r}")
 
 
 def has_property(record: Node, name: str) -> bool:

@@ -8,49 +8,99 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import field as _field
 
+from .runtime import read_open as _read_open
+
 __all__ = [
+    "AccessScope",
+    "AccessibleSearchOwner",
+    "ActiveSessionStatusQuery",
     "AdamOptimizerConfig",
     "AdamParams",
+    "AuditEventType",
+    "AuditLogEntry",
+    "AuditLogResponse",
+    "AuthTokenRequest",
+    "AuthTokenResponse",
+    "BillingEventInfo",
+    "BillingUsageEvent",
+    "BillingUsageResponse",
+    "BillingUsageSession",
+    "BillingUsageSessions",
+    "CancelFutureRequest",
+    "CancelledSessionStatusQuery",
+    "Checkpoint",
+    "CheckpointArchiveUrlResponse",
+    "CheckpointBillingEvent",
+    "CheckpointType",
+    "CheckpointsListResponse",
     "ClientConfigRequest",
     "ClientConfigResponse",
     "ClientDynamicConfigResponse",
+    "ClientFinishedSessionStatusQuery",
     "ClientSessionFinishReason",
     "ClientSessionFinishReasonType",
+    "ClientSessionFinished",
+    "CopyWeightsRequest",
+    "CopyWeightsResponse",
+    "CreateCustomLossRequest",
+    "CreateCustomLossResponse",
     "CreateModelRequest",
     "CreateModelResponse",
     "CreateSamplingSessionRequest",
     "CreateSamplingSessionResponse",
     "CreateSessionRequest",
     "CreateSessionResponse",
+    "CurrentCheckpointStorageUsageItem",
+    "CurrentCheckpointStorageUsageResponse",
+    "Cursor",
+    "CustomLossArguments",
+    "CustomLossGraph",
+    "CustomLossInput",
+    "CustomLossKwargs",
+    "CustomLossNode",
+    "CustomLossNodeOp",
     "Datum",
     "DimuonOptimizerConfig",
     "DimuonParams",
     "DmelChunk",
     "EncodedTextChunk",
+    "ErrorDetail",
     "ErrorResponse",
+    "ExternalWeightsUrlsResponse",
+    "FailedSessionStatusQuery",
     "FinishSessionRequest",
     "ForwardBackwardInput",
     "ForwardBackwardOutput",
     "ForwardBackwardRequest",
     "ForwardRequest",
+    "FutureAnswer",
+    "FutureCompletion",
+    "FutureFailed",
+    "FutureFinished",
     "FutureMetadataResponse",
     "FutureRetrieveRequest",
     "FutureStatus",
+    "FuturesRetrieveRequest",
+    "FuturesRetrieveResponse",
     "GenericEvent",
     "GetInfoRequest",
     "GetInfoResponse",
     "GetSamplerResponse",
     "GetServerCapabilitiesResponse",
+    "GetSessionResponse",
     "HealthResponse",
     "ImageAssetPointerChunk",
     "ImageChunk",
     "ImageFormat",
     "JSONValue",
+    "JoinSamplingSessionRequest",
+    "JoinSamplingSessionResponse",
+    "ListSessionsResponse",
     "LoadWeightsRequest",
     "LoadWeightsResponse",
     "LoraConfig",
@@ -64,25 +114,55 @@ __all__ = [
     "OptimStepRequest",
     "OptimStepResponse",
     "OptimizerConfig",
+    "OptimizerParams",
+    "OwnSearchOwner",
     "QueueState",
     "RequestErrorCategory",
     "RequestFailedResponse",
+    "RequestType",
     "SampleRequest",
     "SampleResponse",
     "SampledSequence",
     "SamplingClientKind",
     "SamplingParams",
+    "SamplingPrefillBillingEvent",
+    "SamplingSampleBillingEvent",
+    "SamplingSessionFuturesTarget",
+    "SaveWeightsExternalRequest",
+    "SaveWeightsExternalResponseInternal",
     "SaveWeightsForSamplerRequest",
     "SaveWeightsForSamplerResponseInternal",
     "SaveWeightsRequest",
     "SaveWeightsResponse",
+    "SearchOwner",
+    "SelfApiKeyDetails",
+    "SelfApiKeyOrganization",
+    "SelfApiKeyResponse",
+    "SelfApiKeyUser",
+    "SessionActive",
+    "SessionCancelled",
     "SessionEndEvent",
+    "SessionFailed",
+    "SessionFailedCategory",
+    "SessionFailedReason",
+    "SessionFailedRequestReason",
+    "SessionFailedSamplingSessionReason",
+    "SessionFailedTrainingRunReason",
     "SessionHeartbeatRequest",
     "SessionHeartbeatResponse",
+    "SessionSearchCursor",
+    "SessionSearchRequest",
+    "SessionSearchResponse",
     "SessionStartEvent",
+    "SessionStatus",
+    "SessionStatusQuery",
+    "SessionSummary",
+    "SetCheckpointTtlRequest",
+    "SetSessionProjectRequest",
     "Severity",
     "StopCondition",
     "StopReason",
+    "StorageBillingEvent",
     "StringMap",
     "SupportedModel",
     "TelemetryEvent",
@@ -92,19 +172,42 @@ __all__ = [
     "TensorDtype",
     "TensorMap",
     "TokenLogprob",
+    "TraceExportResponse",
+    "TraceExportStatus",
+    "TrainingBillingEvent",
+    "TrainingRun",
+    "TrainingRunsResponse",
     "TryAgainResponse",
+    "TtlSeconds",
     "UnhandledExceptionEvent",
+    "UnloadModelRequest",
+    "UnloadModelResponse",
     "UntypedAPIFuture",
+    "UserSearchOwner",
+    "ValidationProblem",
+    "WeightsInfoRequest",
+    "WeightsInfoResponse",
 ]
 
 
 JSONValue: TypeAlias = Any
 """Any JSON value."""
 
-RequestErrorCategory: TypeAlias = Literal["unknown", "server", "user"] | str
-"""Whose fault a failed request is."""
+StringMap: TypeAlias = dict[str, str]
+"""Free key/value pairs of the user."""
 
-ClientSessionFinishReasonType: TypeAlias = Literal["success", "errored", "interrupted"]
+ErrorDetail: TypeAlias = Any
+"""A text for the user, or the list of what is wrong with a body (422)."""
+
+RequestErrorCategory: TypeAlias = Literal["unknown", "server", "user"] | str
+"""Whose fault a failed request is; lower case. Clients take an unknown word for `unknown`."""
+
+ClientSessionFinishReasonType: TypeAlias = Literal["success", "errored", "interrupted"] | str
+"""How a session went, as its client saw it."""
+
+TraceExportStatus: TypeAlias = Literal["pending", "ready", "failed"] | str
+
+SessionFailedCategory: TypeAlias = Literal["user", "internal"] | str
 
 TensorDtype: TypeAlias = Literal["int64", "float32"]
 
@@ -116,13 +219,27 @@ LossFnType: TypeAlias = (
 """Losses known by name; a server may know others."""
 
 LossFnConfig: TypeAlias = dict[str, float | str]
+"""Settings of the loss, such as `clip_low_threshold` and `clip_high_threshold` (ratios), `kl_coeff`, or `loss_id` of a
+custom loss.
+"""
 
 MetricMap: TypeAlias = dict[str, float]
-"""Keys are `name:reduction`; the reduction says how values of several chunks combine."""
+"""Keys are `name:reduction`; the reduction (sum, mean, min, max, slack, unique, hash2) says how values of several
+chunks combine.
+"""
 
-StringMap: TypeAlias = dict[str, str]
+CustomLossNodeOp: TypeAlias = Literal[
+    "placeholder", "get_attr", "call_function", "call_method", "call_module", "output"
+]
+
+TtlSeconds: TypeAlias = int
+"""Seconds until the checkpoint expires, from an hour to ten years; missing means never."""
 
 SamplingClientKind: TypeAlias = Literal["snapshot", "inflight"]
+"""`snapshot` weights stay, `inflight` weights follow later inflight saves of the model."""
+
+CheckpointType: TypeAlias = Literal["training", "sampler", "external"] | str
+"""The kinds `weights`, `sampler_weights` and `external_weights` of tinker paths, by their type names."""
 
 StopCondition: TypeAlias = Any
 """Text pieces, token ids, or one text piece. Absent means the end of text; an empty list disables every stop."""
@@ -132,21 +249,61 @@ StopReason: TypeAlias = Literal["length", "stop"] | str
 TokenLogprob: TypeAlias = tuple[int, float]
 """A token id and its log-probability."""
 
+RequestType: TypeAlias = (
+    Literal[
+        "CreateModel",
+        "ForwardBackward",
+        "Forward",
+        "OptimStep",
+        "SaveWeights",
+        "LoadWeights",
+        "SaveWeightsForSampler",
+        "SaveWeightsExternal",
+        "Sample",
+        "CreateCustomLoss",
+    ]
+    | str
+)
+"""The kind of result that a client awaits."""
+
 QueueState: TypeAlias = Literal["active", "paused_capacity", "paused_rate_limit"] | str
+"""Why a request has no result yet."""
+
+FutureAnswer: TypeAlias = Any
+"""What `retrieve_future` answers in JSON, told apart from top to bottom; a result is that of the submitted operation.
+"""
 
 Severity: TypeAlias = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
+AccessScope: TypeAlias = Literal["owned", "accessible"]
+"""What belongs to the user, or everything the user may see."""
+
+AuditEventType: TypeAlias = Literal["all", "checkpoints", "projects", "teams", "organizations"] | str
+
 
 class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The body of an error status; anything else than this shape must be tolerated."""
+    """The body of an error status. Proxies send text, HTML or nothing instead; a client must survive that."""
 
-    detail: JSONValue | None = None
+    detail: ErrorDetail | None = None
+
+
+class ValidationProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One fault of a request body, in the form of FastAPI."""
+
+    loc: list[int | str]
+    """Where: `body`, then field names and list indices."""
+    msg: str
+    type: str
+    """A word for the kind of fault."""
+    input: JSONValue | None = None
+    ctx: JSONValue | None = None
 
 
 class RequestFailedResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A submitted request failed."""
+    """A submitted request failed. Whatever else has a member `error` is read as this."""
 
     error: str
+    """A text for the user."""
     category: RequestErrorCategory
 
 
@@ -156,14 +313,16 @@ class HealthResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 class ClientConfigRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sdk_version: str
+    """The version of the client; 0.38.0 or the like."""
 
 
 class ClientConfigResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits and switches the server wants of a client. Missing keys mean the default."""
+    """Limits and switches the server wants of a client. A missing setting means the default, an unknown one is ignored."""
 
     pjwt_auth_enabled: bool = _field(default_factory=lambda: False)
-    """Exchange the key for a short-lived JWT."""
+    """Exchange the key for a short-lived JWT (`auth_token`)."""
     credential_default_source: str = _field(default_factory=lambda: "api_key")
+    """`credential_cmd` makes the client use its credential command for the exchange, whatever key it has."""
     sample_dispatch_bytes_semaphore_size: int = _field(default_factory=lambda: 10485760)
     """Estimated prompt bytes that may be in submission at once."""
     inflight_response_bytes_semaphore_size: int = _field(default_factory=lambda: 52428800)
@@ -171,44 +330,107 @@ class ClientConfigResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defau
     parallel_fwdbwd_chunks: bool = _field(default_factory=lambda: True)
     """Chunks of one call are submitted together, the first one last."""
     proto_compress_fwdbwd: bool = _field(default_factory=lambda: False)
-    """Send protobuf bodies zstd-compressed."""
+    """Send protobuf bodies zstd-compressed, with `Content-Encoding: zstd`."""
     fwdbwd_max_chunk_len: int = _field(default_factory=lambda: 1024)
     """Most datums in one request."""
     fwdbwd_max_chunk_bytes_count: int = _field(default_factory=lambda: 5000000)
-    """Most estimated bytes in one request."""
+    """Most estimated bytes in one request; a single larger datum goes alone."""
     fwdbwd_dispatch_bytes_semaphore_size: int = _field(default_factory=lambda: 50000000)
     """Estimated training bytes that may be in submission at once."""
     billing_exception_max_pause_duration_sec: int = _field(default_factory=lambda: 3600)
+    """How long the client waits out status 402."""
     sample_no_retries: bool = _field(default_factory=lambda: False)
+    """Samples are not retried and not limited in number."""
     sample_enable_stuck_detection: bool = _field(default_factory=lambda: True)
+    """Give up sampling when nothing succeeds for two hours."""
     sample_max_concurrent_requests: int = _field(default_factory=lambda: 2000)
+    """Most samples of one client that are unanswered at a time, over any number of the caller."""
     use_pyqwest_transport: bool = _field(default_factory=lambda: True)
+    """About the official client's HTTP library; others ignore it."""
     sample_use_retrieve_futures: bool = _field(default_factory=lambda: False)
+    """Learn of completed samples through `retrieve_futures`."""
     custom_loss_server_side: bool = _field(default_factory=lambda: False)
+    """Upload custom losses with `create_custom_loss` instead of computing them on the client."""
     sample_join_sampling_session: bool = _field(default_factory=lambda: False)
+    """Copies of a sampling client get their number from `join_sampling_session`."""
 
 
 class ClientDynamicConfigResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Settings that a client asks for again and again. A missing one means the default."""
+
     refresh_interval_sec: int = _field(default_factory=lambda: 300)
+    """Seconds until the client asks again; at least 10 are taken."""
     sample_cancel_enabled: bool = _field(default_factory=lambda: False)
+    """Send `cancel_future` for samples nobody waits for."""
     sample_cancel_max_batch_size: int = _field(default_factory=lambda: 64)
+    """Most of these at a time."""
+
+
+class SupportedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    model_name: str | None = None
+    """As in `base_model`; it may hold `/` and `:`."""
+    max_context_length: int | None = None
+    """Prompt and continuation together."""
+    trainable: bool | None = None
+    sampleable: bool | None = None
+
+
+class GetServerCapabilitiesResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    supported_models: list[SupportedModel]
+
+
+class AuthTokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An empty object; the credential is in `X-API-Key`."""
+
+
+class AuthTokenResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    jwt: str
+    """A JWT with `iat` and `exp`; `sub` and `email` say whose it is."""
+
+
+class SelfApiKeyOrganization(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+
+
+class SelfApiKeyUser(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    email: str
+
+
+class SelfApiKeyDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    org_details: SelfApiKeyOrganization
+    user_details: SelfApiKeyUser
+
+
+class SelfApiKeyResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The API key that asked."""
+
+    key_id: int
+    name: str
+    note: str
+    details: SelfApiKeyDetails
 
 
 class CreateSessionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tags: Sequence[str]
+    """Words of the user, without order; from `TINKER_TAGS`."""
     user_metadata: Metadata | None = None
     sdk_version: str
+    """The server may answer messages about it."""
     project_id: str | None = None
     display_name: str | None = None
+    """Not unique; for lists and searches."""
     type: Literal["create_session"] = _field(default_factory=lambda: "create_session")
 
 
 class CreateSessionResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     session_id: str
+    """Opaque. Model ids and sampler ids may be made from it."""
     info_message: str | None = None
-    """To be logged for the user."""
+    """Logged for the user."""
     warning_message: str | None = None
+    """Logged for the user as a warning."""
     error_message: str | None = None
+    """Logged for the user as an error; nothing fails."""
     type: Literal["create_session"] | str = _field(default_factory=lambda: "create_session")
 
 
@@ -231,23 +453,232 @@ class FinishSessionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defau
     """Sent as null when there is nothing to say."""
 
 
-class SupportedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    model_name: str | None = None
-    max_context_length: int | None = None
-    trainable: bool | None = None
-    sampleable: bool | None = None
+class ListSessionsResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    sessions: list[str]
 
 
-class GetServerCapabilitiesResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    supported_models: list[SupportedModel]
+class GetSessionResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    training_run_ids: list[str]
+    sampler_ids: list[str]
+    user_metadata: StringMap | None = None
+    display_name: str | None = None
+
+
+class SetSessionProjectRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    project_id: str
+
+
+class TraceExportResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    status: TraceExportStatus
+    url: str | None = None
+    """Where the trace is; with `ready` only."""
+    error: str | None = None
+    """What went wrong; with `failed` only."""
+
+
+class OwnSearchOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="own"):
+    """Sessions of the user."""
+
+    @property
+    def type(self) -> Literal["own"]:
+        """Always sent; the union is told apart by it."""
+        return "own"
+
+
+class AccessibleSearchOwner(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="accessible"
+):
+    """Every session that the user may see."""
+
+    @property
+    def type(self) -> Literal["accessible"]:
+        """Always sent; the union is told apart by it."""
+        return "accessible"
+
+
+class UserSearchOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="user"):
+    """Sessions of these users."""
+
+    owner_urns: Sequence[str]
+
+    @property
+    def type(self) -> Literal["user"]:
+        """Always sent; the union is told apart by it."""
+        return "user"
+
+
+class ActiveSessionStatusQuery(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="active"
+):
+    @property
+    def type(self) -> Literal["active"]:
+        """Always sent; the union is told apart by it."""
+        return "active"
+
+
+class CancelledSessionStatusQuery(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="cancelled"
+):
+    @property
+    def type(self) -> Literal["cancelled"]:
+        """Always sent; the union is told apart by it."""
+        return "cancelled"
+
+
+class FailedSessionStatusQuery(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="failed"
+):
+    @property
+    def type(self) -> Literal["failed"]:
+        """Always sent; the union is told apart by it."""
+        return "failed"
+
+
+class ClientFinishedSessionStatusQuery(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="client_finished"
+):
+    reasons: Sequence[ClientSessionFinishReasonType] | None = None
+    """Any reason when missing."""
+
+    @property
+    def type(self) -> Literal["client_finished"]:
+        """Always sent; the union is told apart by it."""
+        return "client_finished"
+
+
+class SessionSearchCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The last session of a page; opaque to clients."""
+
+    last_created_at: datetime.datetime
+    """With a time zone."""
+    last_session_id: str
+
+
+class SessionSearchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    session_id: str | None = None
+    project_ids: Sequence[str] | None = None
+    user_metadata: StringMap = _field(default_factory=lambda: {})
+    """Pairs that a session must have, among others."""
+    display_name: str | None = None
+    """A part of the name."""
+    owner: SearchOwner = _field(default_factory=lambda: OwnSearchOwner())
+    statuses: Sequence[SessionStatusQuery] | None = None
+    """Any of them."""
+    limit: int = _field(default_factory=lambda: 50)
+    cursor: SessionSearchCursor | None = None
+
+
+class SessionActive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="active"):
+    @property
+    def type(self) -> Literal["active"]:
+        """Always sent; the union is told apart by it."""
+        return "active"
+
+
+class SessionCancelled(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="cancelled"
+):
+    detail: str | None = None
+
+    @property
+    def type(self) -> Literal["cancelled"]:
+        """Always sent; the union is told apart by it."""
+        return "cancelled"
+
+
+class ClientSessionFinished(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="client_finished"
+):
+    """The client finished the session."""
+
+    reason: ClientSessionFinishReason
+    detail: str | None = None
+
+    @property
+    def type(self) -> Literal["client_finished"]:
+        """Always sent; the union is told apart by it."""
+        return "client_finished"
+
+
+class SessionFailedRequestReason(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="request"
+):
+    request_id: str
+    request_type: str
+
+    @property
+    def type(self) -> Literal["request"]:
+        """Always sent; the union is told apart by it."""
+        return "request"
+
+
+class SessionFailedTrainingRunReason(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="training_run"
+):
+    training_run_id: str
+
+    @property
+    def type(self) -> Literal["training_run"]:
+        """Always sent; the union is told apart by it."""
+        return "training_run"
+
+
+class SessionFailedSamplingSessionReason(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_session"
+):
+    sampling_session_id: str
+
+    @property
+    def type(self) -> Literal["sampling_session"]:
+        """Always sent; the union is told apart by it."""
+        return "sampling_session"
+
+
+class SessionFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="failed"):
+    category: SessionFailedCategory
+    reason: SessionFailedReason
+    message: str
+
+    @property
+    def type(self) -> Literal["failed"]:
+        """Always sent; the union is told apart by it."""
+        return "failed"
+
+    def __post_init__(self) -> None:
+        _read_open(self, "reason", "type", _SESSION_FAILED_REASON)
+
+
+class SessionSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    session_id: str
+    created_at: datetime.datetime
+    owner: str
+    """A URN."""
+    project_id: str
+    status: SessionStatus | None = None
+    checkpoints_count: int
+    display_name: str | None = None
+    user_metadata: StringMap | None = None
+    checkpoint_storage_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        _read_open(self, "status", "type", _SESSION_STATUS, nullable=True)
+
+
+class SessionSearchResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    sessions: list[SessionSummary]
+    next_cursor: SessionSearchCursor | None = None
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: int
+    """SDKs send 32 where the user says nothing."""
     seed: int | None = None
+    """For the initial weights."""
     train_unembed: bool = _field(default_factory=lambda: True)
     train_mlp: bool = _field(default_factory=lambda: True)
+    """MLP layers and experts."""
     train_attn: bool = _field(default_factory=lambda: True)
+    """Attention layers. At least one of the three is true."""
 
 
 class AdamOptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="adamw"):
@@ -273,15 +704,19 @@ class CreateModelRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
     model_seq_id: int
     """0, 1, 2, ... per session, numbered by the client."""
     base_model: str
+    """A name of `get_server_capabilities`."""
     user_metadata: Metadata | None = None
     lora_config: LoraConfig | None = None
     optimizer_config: OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
     type: Literal["create_model"] = _field(default_factory=lambda: "create_model")
 
+    def __post_init__(self) -> None:
+        _read_open(self, "optimizer_config", "type", _OPTIMIZER_CONFIG)
+
 
 class CreateModelResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model_id: str
-    """`<session_id>:train:<model_seq_id>` on the hosted service; opaque elsewhere."""
+    """`<session_id>:train:<model_seq_id>`; also the training run id."""
     type: Literal["create_model"] | str = _field(default_factory=lambda: "create_model")
 
 
@@ -300,11 +735,28 @@ class ModelData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class GetInfoResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model_data: ModelData
     model_id: str
-    optimizer_config: JSONValue | None = None
+    optimizer_config: OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
     is_lora: bool | None = None
     lora_rank: int | None = None
     model_name: str | None = None
     type: Literal["get_info"] | str = _field(default_factory=lambda: "get_info")
+
+    def __post_init__(self) -> None:
+        _read_open(self, "optimizer_config", "type", _OPTIMIZER_CONFIG)
+
+
+class UnloadModelRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Deprecated."""
+
+    model_id: str
+    type: Literal["unload_model"] = _field(default_factory=lambda: "unload_model")
+
+
+class UnloadModelResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Deprecated."""
+
+    model_id: str
+    type: Literal["unload_model"] | str = _field(default_factory=lambda: "unload_model")
 
 
 class TensorData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -315,8 +767,11 @@ class TensorData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     data: Sequence[int | float]
     dtype: TensorDtype
     shape: Sequence[int] | None = None
+    """One dimension when missing."""
     sparse_crow_indices: Sequence[int] | None = None
+    """Row pointers, one more than rows."""
     sparse_col_indices: Sequence[int] | None = None
+    """One for each value."""
 
 
 class EncodedTextChunk(
@@ -332,8 +787,16 @@ class EncodedTextChunk(
 
 class ImageChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="image"):
     data: bytes
+    """The file. Raw bytes in protobuf."""
     format: ImageFormat
     expected_tokens: int | None = None
+    """How many tokens the client counts for it; the server may refuse another number."""
+    height: int | None = None
+    """Deprecated. Of 0.4.1 clients only."""
+    width: int | None = None
+    """Deprecated. Of 0.4.1 clients only."""
+    tokens: int | None = None
+    """Deprecated. What `expected_tokens` is now; of 0.4.1 clients only."""
 
     @property
     def type(self) -> Literal["image"]:
@@ -344,8 +807,11 @@ class ImageChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 class ImageAssetPointerChunk(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="image_asset_pointer"
 ):
+    """An image that the server fetches. In JSON only, so not in a protobuf `forward_backward`."""
+
     format: ImageFormat
     location: str
+    """A path or a URL."""
     expected_tokens: int | None = None
 
     @property
@@ -355,7 +821,12 @@ class ImageAssetPointerChunk(
 
 
 class DmelChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="dmel"):
+    """Audio features."""
+
     dmel: bytes
+    """A serialized tensor: perhaps a byte 254, a dtype byte, then the number of dimensions and the dimensions as
+    LEB128; the first one is the length in tokens.
+    """
 
     @property
     def type(self) -> Literal["dmel"]:
@@ -368,6 +839,11 @@ class ModelInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Datum(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One example in JSON. `cross_entropy` reads `target_tokens` and `weights`, the policy losses `target_tokens`,
+    `logprobs`, `advantages` and `weights`; a server refuses what its loss does not know. Provenance spans exist in
+    protobuf only.
+    """
+
     loss_fn_inputs: TensorMap
     model_input: ModelInput
 
@@ -382,6 +858,7 @@ class ForwardBackwardRequest(msgspec.Struct, frozen=True, kw_only=True, omit_def
     forward_backward_input: ForwardBackwardInput
     model_id: str
     seq_id: int | None = None
+    """1, 2, 3, ... per model, numbered by the client."""
 
 
 class ForwardRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -395,10 +872,54 @@ class ForwardBackwardOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defa
 
     loss_fn_output_type: str = _field(default_factory=lambda: "ArrayRecord")
     loss_fn_outputs: list[TensorMap]
+    """One for each datum; `logprobs` is what custom losses need."""
     metrics: MetricMap = _field(default_factory=lambda: {})
 
 
+class CustomLossInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+    rank: int
+    """Number of dimensions."""
+
+
+class CustomLossNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    op: CustomLossNodeOp
+    name: str
+    """Unique in its graph."""
+    target: str
+    """A function such as `torch.exp`, `operator.mul` or `math.log`, a method name, or `output`."""
+    args: CustomLossArguments = _field(default_factory=lambda: [])
+    kwargs: CustomLossKwargs = _field(default_factory=lambda: {})
+
+
+class CustomLossGraph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A traced function; the argument of its output node is a tuple of the loss and a dict of metrics named
+    `custom/<name>:sum` or `custom/<name>:mean`.
+    """
+
+    format: int = _field(default_factory=lambda: 1)
+    nodes: Sequence[CustomLossNode]
+
+
+class CreateCustomLossRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    session_id: str
+    custom_loss_seq_id: int
+    """0, 1, 2, ... per session, numbered by the client."""
+    name: str
+    inputs: Sequence[CustomLossInput]
+    """The first one is `logprobs`."""
+    graph: CustomLossGraph
+    type: Literal["create_custom_loss"] = _field(default_factory=lambda: "create_custom_loss")
+
+
+class CreateCustomLossResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    loss_id: str
+    type: Literal["create_custom_loss"] | str = _field(default_factory=lambda: "create_custom_loss")
+
+
 class AdamParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of one step. Without a `type`; clients of 2025 send only what the user gave."""
+
     learning_rate: float = _field(default_factory=lambda: 0.0001)
     beta1: float = _field(default_factory=lambda: 0.9)
     beta2: float = _field(default_factory=lambda: 0.95)
@@ -409,11 +930,16 @@ class AdamParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Largest global gradient norm; 0 means no clipping."""
 
 
-class DimuonParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    type: Literal["dimuon"] = _field(default_factory=lambda: "dimuon")
+class DimuonParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="dimuon"):
     learning_rate: float
     grad_clip_norm: float = _field(default_factory=lambda: 0.0)
+    """0 and less mean no clipping."""
     beta1: float = _field(default_factory=lambda: 0.9)
+
+    @property
+    def type(self) -> Literal["dimuon"]:
+        """Always sent; the union is told apart by it."""
+        return "dimuon"
 
 
 class OptimStepRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -421,7 +947,10 @@ class OptimStepRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     seq_id: int | None = None
     type: Literal["optim_step"] = _field(default_factory=lambda: "optim_step")
     adam_params: AdamParams | None = None
-    optimizer_params: DimuonParams | None = None
+    optimizer_params: OptimizerParams | None = None
+
+    def __post_init__(self) -> None:
+        _read_open(self, "optimizer_params", "type", _OPTIMIZER_PARAMS, nullable=True)
 
 
 class OptimStepResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -434,7 +963,7 @@ class SaveWeightsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
     path: str | None = None
     """The checkpoint name, not a full path."""
     seq_id: int | None = None
-    ttl_seconds: int | None = None
+    ttl_seconds: TtlSeconds | None = None
     overwrite: bool = _field(default_factory=lambda: False)
     user_metadata: StringMap | None = None
     type: Literal["save_weights"] = _field(default_factory=lambda: "save_weights")
@@ -447,20 +976,44 @@ class SaveWeightsResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 
 
 class SaveWeightsForSamplerRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Either `path` or `sampling_session_seq_id` is given."""
+
     model_id: str
     path: str | None = None
+    """The checkpoint name."""
     sampling_session_seq_id: int | None = None
+    """The number of the sampling session to open, as in `create_sampling_session`."""
     kind: SamplingClientKind = _field(default_factory=lambda: "snapshot")
     seq_id: int | None = None
-    ttl_seconds: int | None = None
+    ttl_seconds: TtlSeconds | None = None
     user_metadata: StringMap | None = None
     type: Literal["save_weights_for_sampler"] = _field(default_factory=lambda: "save_weights_for_sampler")
 
 
 class SaveWeightsForSamplerResponseInternal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     path: str | None = None
+    """`tinker://<training_run_id>/sampler_weights/<name>`, for a named save."""
     sampling_session_id: str | None = None
+    """The session to sample from, for a save without a name."""
     type: Literal["save_weights_for_sampler"] | str = _field(default_factory=lambda: "save_weights_for_sampler")
+
+
+class SaveWeightsExternalRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    model_id: str
+    path: str
+    """The checkpoint name."""
+    seq_id: int | None = None
+    ttl_seconds: TtlSeconds | None = None
+    age_encryption_recipients: Sequence[str] | None = None
+    """Public keys (`age1...` or SSH) that the files are encrypted for."""
+    type: Literal["save_weights_external"] = _field(default_factory=lambda: "save_weights_external")
+
+
+class SaveWeightsExternalResponseInternal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    path: str | None = None
+    """`tinker://<training_run_id>/external_weights/<name>`"""
+    size_bytes: int | None = None
+    type: Literal["save_weights_external"] | str = _field(default_factory=lambda: "save_weights_external")
 
 
 class LoadWeightsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -469,13 +1022,19 @@ class LoadWeightsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
     session_id: str | None = None
     model_seq_id: int | None = None
     base_model: str | None = None
+    """Instead of the one that the checkpoint was made from."""
     user_metadata: Metadata | None = None
     path: str
-    optimizer: bool
+    """`tinker://<training_run_id>/weights/<name>`"""
+    optimizer: bool = _field(default_factory=lambda: False)
     """Restore the optimizer state too."""
     optimizer_config: OptimizerConfig | None = None
     weights_access_token: str | None = None
+    """Grants access to somebody else's checkpoint. A secret, and in the body here."""
     type: Literal["load_weights"] = _field(default_factory=lambda: "load_weights")
+
+    def __post_init__(self) -> None:
+        _read_open(self, "optimizer_config", "type", _OPTIMIZER_CONFIG, nullable=True)
 
 
 class LoadWeightsResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -484,17 +1043,127 @@ class LoadWeightsResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     type: Literal["load_weights"] | str = _field(default_factory=lambda: "load_weights")
 
 
+class WeightsInfoRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    tinker_path: str
+    """`tinker://<training_run_id>/<kind>/<name>`"""
+
+
+class WeightsInfoResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    base_model: str
+    optimizer_config: OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
+    is_lora: bool
+    lora_rank: int | None = None
+    train_unembed: bool | None = None
+    train_mlp: bool | None = None
+    train_attn: bool | None = None
+
+    def __post_init__(self) -> None:
+        _read_open(self, "optimizer_config", "type", _OPTIMIZER_CONFIG)
+
+
+class CopyWeightsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    session_id: str | None = None
+    model_seq_id: int | None = None
+    destination_project_id: str | None = None
+    source_path: str
+    """A tinker path of any kind."""
+    ttl_seconds: TtlSeconds | None = None
+    weights_access_token: str | None = None
+    """Clients send the header instead."""
+
+
+class CopyWeightsResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    tinker_path: str
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    checkpoint_id: str
+    """`<kind>/<name>`: two segments of a path."""
+    checkpoint_type: CheckpointType
+    time: datetime.datetime
+    tinker_path: str
+    size_bytes: int | None = None
+    public: bool = _field(default_factory=lambda: False)
+    user_metadata: StringMap | None = None
+    expires_at: datetime.datetime | None = None
+    """Never when missing or null."""
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a page stands in the whole list."""
+
+    offset: int
+    limit: int
+    total_count: int
+
+
+class CheckpointsListResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    checkpoints: list[Checkpoint]
+    cursor: Cursor | None = None
+
+
+class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    training_run_id: str
+    base_model: str
+    model_owner: str
+    """A URN."""
+    is_lora: bool
+    corrupted: bool = _field(default_factory=lambda: False)
+    """The run failed in a way that it cannot go on from."""
+    lora_rank: int | None = None
+    last_request_time: datetime.datetime
+    last_checkpoint: Checkpoint | None = None
+    last_sampler_checkpoint: Checkpoint | None = None
+    user_metadata: StringMap | None = None
+
+
+class TrainingRunsResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    training_runs: list[TrainingRun]
+    cursor: Cursor
+
+
+class SetCheckpointTtlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    ttl_seconds: TtlSeconds | None
+    """Null, which is sent, makes the checkpoint stay for ever."""
+
+
+class ExternalWeightsUrlsResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    urls: StringMap
+    """Relative file name to signed URL."""
+    expires: datetime.datetime
+
+
+class CheckpointArchiveUrlResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Deprecated."""
+
+    url: str
+    expires: datetime.datetime
+
+
 class CreateSamplingSessionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     session_id: str
     sampling_session_seq_id: int
+    """0, 1, 2, ... per session, numbered by the client."""
     base_model: str | None = None
     model_path: str | None = None
+    """A tinker path of kind `sampler_weights`; the official client wants `tinker://`, servers have other schemes."""
     type: Literal["create_sampling_session"] = _field(default_factory=lambda: "create_sampling_session")
 
 
 class CreateSamplingSessionResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling_session_id: str
+    """Opaque; `<session_id>:sample:<n>` on the hosted service."""
     type: Literal["create_sampling_session"] | str = _field(default_factory=lambda: "create_sampling_session")
+
+
+class JoinSamplingSessionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    sampling_session_id: str
+    type: Literal["join_sampling_session"] = _field(default_factory=lambda: "join_sampling_session")
+
+
+class JoinSamplingSessionResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    client_counter: int
+    type: Literal["join_sampling_session"] | str = _field(default_factory=lambda: "join_sampling_session")
 
 
 class GetSamplerResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -505,14 +1174,18 @@ class GetSamplerResponse(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens: int | None = None
+    """To the end of the context when missing."""
     seed: int | None = None
     stop: StopCondition | None = None
     temperature: float = _field(default_factory=lambda: 1.0)
     top_k: int = _field(default_factory=lambda: -1)
+    """-1 means all tokens."""
     top_p: float = _field(default_factory=lambda: 1.0)
 
 
 class SampleRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Addressed by `sampling_session_id` with `seq_id`, or by `base_model` or `model_path` alone."""
+
     num_samples: int = _field(default_factory=lambda: 1)
     prompt: ModelInput
     sampling_params: SamplingParams
@@ -520,13 +1193,20 @@ class SampleRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     model_path: str | None = None
     sampling_session_id: str | None = None
     seq_id: int | None = None
-    """0 to about 10^18; more than a double holds."""
+    """0, 1, 2, ... per client of the session, plus 10⁹ times the number of a copy: up to about 10¹⁸, more than a double
+    holds.
+    """
     prompt_logprobs: bool = _field(default_factory=lambda: False)
     topk_prompt_logprobs: int = _field(default_factory=lambda: 0)
     topk_sample_logprobs: int = _field(default_factory=lambda: 0)
     target_prompt_logprobs: TensorData | None = None
+    """Token ids to score, int64, one row less than the prompt has tokens; row i belongs to position i+1, and -1 means
+    nothing.
+    """
     prompt_alt_tokens_k: int = _field(default_factory=lambda: 0)
+    """How many drawn alternatives of each prompt token to answer."""
     prompt_logprobs_last_n: int | None = None
+    """Only that many positions at the end of the prompt are scored; needs `prompt_logprobs`."""
     record_stability_info: bool = _field(default_factory=lambda: False)
     type: Literal["sample"] = _field(default_factory=lambda: "sample")
 
@@ -544,6 +1224,7 @@ class SampleResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     sequences: list[SampledSequence]
     prompt_logprobs: list[float | None] | None = None
+    """One for each prompt token; null where there is none (the first)."""
     topk_prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     prompt_cache_hit_tokens: int | None = None
     type: Literal["sample"] | str = _field(default_factory=lambda: "sample")
@@ -551,13 +1232,16 @@ class SampleResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 class UntypedAPIFuture(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
+    """Opaque, and the same for the same request submitted again."""
     model_id: str | None = None
     sample_sequence_ids: list[str] | None = None
+    """One for each sample; `asample` only."""
 
 
 class FutureRetrieveRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
     allow_metadata_only: bool = _field(default_factory=lambda: False)
+    """A large result may be announced by its size."""
 
 
 class FutureStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -568,6 +1252,7 @@ class FutureStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     request_id: str | None = None
     queue_state: QueueState | None = None
     queue_state_reason: str | None = None
+    """For the user."""
     response_payload_size: int | None = None
     error: JSONValue | None = None
     category: str | None = None
@@ -575,23 +1260,81 @@ class FutureStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class TryAgainResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Still queued or running."""
+
     type: Literal["try_again"] = _field(default_factory=lambda: "try_again")
     request_id: str
     queue_state: QueueState
     queue_state_reason: str | None = None
+    """For the user."""
 
 
 class FutureMetadataResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """There is a large result; ask again for it."""
+
     status: Literal["complete_metadata"] = _field(default_factory=lambda: "complete_metadata")
-    request_id: str
+    request_id: str | None = None
     response_payload_size: int
+    """Bytes of the body that will be sent."""
+
+
+class SamplingSessionFuturesTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    type: Literal["sampling_session"] = _field(default_factory=lambda: "sampling_session")
+    sampling_session_id: str
+    cloned_sampler_id: int = _field(default_factory=lambda: 0)
+    """The number of the client: `seq_id` of its requests divided by 10⁹."""
+
+
+class FuturesRetrieveRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    target: SamplingSessionFuturesTarget
+    prev_cursor: int = _field(default_factory=lambda: 0)
+    """The cursor of the last answer; 0 at first."""
+    timeout: float | None = None
+    """Seconds to hold the request; missing means about 30, and 0 answers at once."""
+    retrieved_request_ids: Sequence[str] = _field(default_factory=lambda: [])
+    """Requests whose result or error was fetched since the last poll, sorted."""
+
+
+class FutureFinished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="state", tag="finished"):
+    request_id: str
+    response_payload_uncompressed_size: int | None = None
+    """Bytes of the result; a client makes room for that much."""
+
+    @property
+    def state(self) -> Literal["finished"]:
+        """Always sent; the union is told apart by it."""
+        return "finished"
+
+
+class FutureFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="state", tag="failed"):
+    request_id: str
+
+    @property
+    def state(self) -> Literal["failed"]:
+        """Always sent; the union is told apart by it."""
+        return "failed"
+
+
+class FuturesRetrieveResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    completions: list[FutureCompletion]
+    cursor: int
+    """Opaque."""
+
+    def __post_init__(self) -> None:
+        _read_open(self, "completions", "state", _FUTURE_COMPLETION, many=True)
+
+
+class CancelFutureRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    request_id: str
 
 
 class SessionStartEvent(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="SESSION_START"
 ):
     event_id: str
+    """Unique."""
     event_session_index: int
+    """0, 1, 2, ... per session."""
     severity: Severity
     timestamp: datetime.datetime
 
@@ -605,6 +1348,7 @@ class SessionEndEvent(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="SESSION_END"
 ):
     duration: str
+    """As Python prints a time difference: `H:MM:SS.ffffff`."""
     event_id: str
     event_session_index: int
     severity: Severity
@@ -652,22 +1396,250 @@ class GenericEvent(
 class TelemetrySendRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     events: Sequence[TelemetryEvent]
     platform: str
+    """Linux, Darwin or Windows."""
     sdk_version: str
     session_id: str
-    process_uuid: str
+    """`sessionless-<uuid>` where there is no session."""
+    process_uuid: str | None = None
+    """One for each process of a client."""
 
 
 class TelemetryResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    status: str
+    status: Literal["accepted"] | str = _field(default_factory=lambda: "accepted")
+
+
+class AuditLogEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    timestamp: datetime.datetime
+    event: str
+    event_details: Metadata = _field(default_factory=lambda: {})
+    model_id: str | None = None
+    tinker_path: str | None = None
+    purpose: str | None = None
+
+
+class AuditLogResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    entries: list[AuditLogEntry]
+
+
+class TrainingBillingEvent(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="training"
+):
+    token_count: int
+
+    @property
+    def type(self) -> Literal["training"]:
+        """Always sent; the union is told apart by it."""
+        return "training"
+
+
+class SamplingPrefillBillingEvent(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_prefill"
+):
+    cached: bool
+    token_count: int
+
+    @property
+    def type(self) -> Literal["sampling_prefill"]:
+        """Always sent; the union is told apart by it."""
+        return "sampling_prefill"
+
+
+class SamplingSampleBillingEvent(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_sample"
+):
+    token_count: int
+
+    @property
+    def type(self) -> Literal["sampling_sample"]:
+        """Always sent; the union is told apart by it."""
+        return "sampling_sample"
+
+
+class CheckpointBillingEvent(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="checkpoint"
+):
+    count: int
+
+    @property
+    def type(self) -> Literal["checkpoint"]:
+        """Always sent; the union is told apart by it."""
+        return "checkpoint"
+
+
+class StorageBillingEvent(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="storage"
+):
+    free: bool = _field(default_factory=lambda: False)
+    gigabyte_hours: float
+
+    @property
+    def type(self) -> Literal["storage"]:
+        """Always sent; the union is told apart by it."""
+        return "storage"
+
+
+class BillingUsageEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    bucket_start: datetime.datetime
+    bucket_end: datetime.datetime
+    base_model: str | None = None
+    user_id: str | None = None
+    user_name: str | None = None
+    session_id: str | None = None
+    project_id: str | None = None
+    estimated_cost_usd: float | None = None
+    effective_rate_usd_per_million_tokens: float | None = None
+    effective_rate_usd_per_gigabyte_month: float | None = None
+    event_info: BillingEventInfo
+
+    def __post_init__(self) -> None:
+        _read_open(self, "event_info", "type", _BILLING_EVENT_INFO)
+
+
+class BillingUsageSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    user_metadata: StringMap | None = None
+
+
+class BillingUsageResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    data: list[BillingUsageEvent]
+    sessions: BillingUsageSessions = _field(default_factory=lambda: {})
+    cost_data_through: datetime.datetime | None = None
+    """Costs are known up to here."""
+
+
+class CurrentCheckpointStorageUsageItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    project_id: str | None = None
+    org_user_urn: str | None = None
+    user_email: str | None = None
+    user_name: str | None = None
+    checkpoint_count: int
+    size_bytes: int
+    size_gigabytes: float
+    estimated_monthly_cost_usd: float | None = None
+
+
+class CurrentCheckpointStorageUsageResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    effective_rate_usd_per_gigabyte_month: float | None = None
+    data: list[CurrentCheckpointStorageUsageItem]
 
 
 Metadata: TypeAlias = dict[str, JSONValue]
 """Free key/value pairs of the user; the values are strings in the SDKs, the wire takes any JSON."""
 
-OptimizerConfig: TypeAlias = AdamOptimizerConfig | DimuonOptimizerConfig
+SearchOwner: TypeAlias = OwnSearchOwner | AccessibleSearchOwner | UserSearchOwner
+
+SessionStatusQuery: TypeAlias = (
+    ActiveSessionStatusQuery | CancelledSessionStatusQuery | FailedSessionStatusQuery | ClientFinishedSessionStatusQuery
+)
 
 ModelInputChunk: TypeAlias = EncodedTextChunk | ImageChunk | ImageAssetPointerChunk | DmelChunk
+"""Told apart by `type`; clients of 2025 leave it out, and the other fields tell."""
 
 TensorMap: TypeAlias = dict[str, TensorData]
 
+CustomLossArguments: TypeAlias = Sequence[JSONValue]
+"""Arguments of a node. A JSON scalar or list stands for itself; anything else is an object with one key: `ref` (a
+node), `tuple`, `dict`, `slice`, `ellipsis`, `float` (inf, -inf, nan), `dtype`, `device`, `layout` or
+`memory_format`.
+"""
+
+CustomLossKwargs: TypeAlias = dict[str, JSONValue]
+
 TelemetryEvent: TypeAlias = SessionStartEvent | SessionEndEvent | UnhandledExceptionEvent | GenericEvent
+
+BillingUsageSessions: TypeAlias = dict[str, BillingUsageSession]
+"""Session id to what is known of it."""
+
+_SESSION_FAILED_REASON: dict[str, type[msgspec.Struct]] = {
+    "request": SessionFailedRequestReason,
+    "training_run": SessionFailedTrainingRunReason,
+    "sampling_session": SessionFailedSamplingSessionReason,
+}
+if TYPE_CHECKING:
+    SessionFailedReason: TypeAlias = (
+        SessionFailedRequestReason
+        | SessionFailedTrainingRunReason
+        | SessionFailedSamplingSessionReason
+        | dict[str, Any]
+    )
+    """What failed.
+
+    A member with another type is a dictionary.
+    """
+else:
+    SessionFailedReason = Any
+
+_SESSION_STATUS: dict[str, type[msgspec.Struct]] = {
+    "failed": SessionFailed,
+    "cancelled": SessionCancelled,
+    "client_finished": ClientSessionFinished,
+    "active": SessionActive,
+}
+if TYPE_CHECKING:
+    SessionStatus: TypeAlias = SessionFailed | SessionCancelled | ClientSessionFinished | SessionActive | dict[str, Any]
+    """How a session stands.
+
+    A member with another type is a dictionary.
+    """
+else:
+    SessionStatus = Any
+
+_OPTIMIZER_CONFIG: dict[str, type[msgspec.Struct]] = {
+    "adamw": AdamOptimizerConfig,
+    "dimuon": DimuonOptimizerConfig,
+}
+if TYPE_CHECKING:
+    OptimizerConfig: TypeAlias = AdamOptimizerConfig | DimuonOptimizerConfig | dict[str, Any]
+    """The optimizer family of a model, fixed at its creation. Other families keep their fields.
+
+    A member with another type is a dictionary.
+    """
+else:
+    OptimizerConfig = Any
+
+_OPTIMIZER_PARAMS: dict[str, type[msgspec.Struct]] = {
+    "dimuon": DimuonParams,
+}
+if TYPE_CHECKING:
+    OptimizerParams: TypeAlias = DimuonParams | dict[str, Any]
+    """Parameters of one step of an optimizer that is not Adam.
+
+    A member with another type is a dictionary.
+    """
+else:
+    OptimizerParams = Any
+
+_FUTURE_COMPLETION: dict[str, type[msgspec.Struct]] = {
+    "finished": FutureFinished,
+    "failed": FutureFailed,
+}
+if TYPE_CHECKING:
+    FutureCompletion: TypeAlias = FutureFinished | FutureFailed | dict[str, Any]
+    """One completed request.
+
+    A member with another state is a dictionary.
+    """
+else:
+    FutureCompletion = Any
+
+_BILLING_EVENT_INFO: dict[str, type[msgspec.Struct]] = {
+    "training": TrainingBillingEvent,
+    "sampling_prefill": SamplingPrefillBillingEvent,
+    "sampling_sample": SamplingSampleBillingEvent,
+    "checkpoint": CheckpointBillingEvent,
+    "storage": StorageBillingEvent,
+}
+if TYPE_CHECKING:
+    BillingEventInfo: TypeAlias = (
+        TrainingBillingEvent
+        | SamplingPrefillBillingEvent
+        | SamplingSampleBillingEvent
+        | CheckpointBillingEvent
+        | StorageBillingEvent
+        | dict[str, Any]
+    )
+    """What was used.
+
+    A member with another type is a dictionary.
+    """
+else:
+    BillingEventInfo = Any

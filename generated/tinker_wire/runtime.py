@@ -6,11 +6,12 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping, Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar, cast
 from urllib.parse import unquote, urlencode
 
 import attrs
 import msgspec
+import msgspec.structs
 
 T = TypeVar("T")
 
@@ -56,7 +57,10 @@ class Request(Generic[T]):
 
 @attrs.frozen
 class Operation:
-    """One row of the contract: `path` is the template, `optional` says that servers may lack it."""
+    """One row of the contract: `path` is the template, `optional` says that servers may lack it.
+
+    `reply` is what is answered at once, `result` what the future promises, where the answer is a future.
+    """
 
     operation_id: str
     method: str
@@ -64,10 +68,41 @@ class Operation:
     tag: str
     body: type[msgspec.Struct] | None
     reply: type[msgspec.Struct] | None
+    result: type[msgspec.Struct] | None
     optional: bool
     request_media_types: tuple[str, ...]
     response_media_types: tuple[str, ...]
     deprecated: bool
+
+
+def read_open(
+    record: msgspec.Struct,
+    name: str,
+    tag: str,
+    members: Mapping[str, type[msgspec.Struct]],
+    *,
+    many: bool = False,
+    nullable: bool = False,
+) -> None:
+    """Read the known members of an open union in a field of a new record; those with another tag stay dictionaries.
+
+    Raises ValueError for a known member that does not fit, TypeError for what is no object.
+    """
+    value = getattr(record, name)
+    if value is None and nullable:
+        return
+    read = [_read(item, tag, members) for item in value] if many else _read(value, tag, members)
+    msgspec.structs.force_setattr(record, name, read)
+
+
+def _read(value: object, tag: str, members: Mapping[str, type[msgspec.Struct]]) -> object:
+    if isinstance(value, msgspec.Struct):
+        return value
+    if not isinstance(value, dict):
+        raise TypeError(f"Expected `object`, got `{type(value).__name__}`")
+    fields = cast("dict[str, object]", value)
+    member = members.get(str(fields.get(tag)))
+    return fields if member is None else msgspec.convert(fields, member)
 
 
 def path_value(name: str, value: str | int) -> str:

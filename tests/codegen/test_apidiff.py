@@ -75,16 +75,14 @@ CHANGES = [
     case("open enum narrower received", f"{SCHEMA}/Mood/enum", ["calm"], OK, "Mood: 'wild' is gone"),
     case("enum closed", f"{SCHEMA}/Mood/x-open-enum", False, RISKY, "Mood: now closed"),
     case("enum opened", f"{SCHEMA}/Kind/x-open-enum", True, OK, "Kind: now open"),
-    case(
-        "map", f"{SCHEMA}/Labels/additionalProperties/type", "number", BREAKING, "Labels: the type was dict[str, float"
-    ),
+    case("union opened", f"{TOY}/x-open-union", True, BREAKING, "Toy: now open"),
+    case("result", "paths/~1api~1v1~1results/post/x-result", {"$ref": "#/components/schemas/PetList"}, BREAKING, "is PetList"),
+    case("map", f"{SCHEMA}/Labels/additionalProperties/type", "number", BREAKING, "Labels: the type was dict[str, float"),
 ]
 
 
 @pytest.mark.parametrize(("pointer", "value", "level", "words"), CHANGES)
-def test_a_change_is_called_by_its_direction(
-    document: Any, pointer: str, value: object, level: str, words: str
-) -> None:
+def test_a_change_is_called_by_its_direction(document: Any, pointer: str, value: object, level: str, words: str) -> None:
     """Each change has one line that says what it is and what it means for callers and readers."""
     changed = copy.deepcopy(document)
     put(changed, pointer, value)
@@ -119,6 +117,16 @@ def test_a_new_member_of_a_union_breaks_old_readers(document: Any) -> None:
         del contract["components"]["schemas"]["Toys"]
     found = map(str, compare(Node.of_document(document), Node.of_document(changed)))
     assert "OK       Toy: Kite joined" in found
+
+
+def test_a_new_member_of_an_open_union_is_a_dictionary_to_old_readers(document: Any) -> None:
+    """Nothing fails, but who looks at the members has a new case."""
+    changed = copy.deepcopy(document)
+    put(changed, f"{SCHEMA}/Swim", {"type": "object", "properties": {"kind": {"const": "swim"}}})
+    put(changed, f"{SCHEMA}/Outing/discriminator/mapping/swim", "#/components/schemas/Swim")
+    changed["components"]["schemas"]["Outing"]["oneOf"].append({"$ref": "#/components/schemas/Swim"})
+    found = map(str, compare(Node.of_document(document), Node.of_document(changed)))
+    assert "RISKY    Outing: Swim joined; old readers have a dictionary" in found
 
 
 def test_a_moved_path_breaks(document: Any) -> None:

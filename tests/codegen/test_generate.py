@@ -99,6 +99,42 @@ def test_a_union_is_told_apart_by_its_tag(pets: Any) -> None:
         decoder.decode(b'{"pets":[],"toys":{"a":{"type":"kite"}}}')
 
 
+def test_known_members_of_an_open_union_are_records(pets: Any) -> None:
+    """A known tag gives the record, alone and in lists, and what is encoded again is what was decoded."""
+    sent = b'{"first":{"kind":"walk","seen":"2026-01-02T12:00:00Z"},"last":{"kind":"vet","cost":1.0},"usual":{"kind":"vet","cost":5.0},"outings":[{"kind":"vet","cost":2.0}]}'
+    diary = msgspec.json.decode(sent, type=pets.models.Diary)
+    assert diary.first == pets.models.Walk(seen=NOON)
+    assert diary.outings == [pets.models.Vet(cost=2.0)]
+    assert encode(diary) == sent
+
+
+def test_unknown_members_of_an_open_union_stay_readable(pets: Any) -> None:
+    """Another tag gives the dictionary with all that it holds, and goes out as it came in."""
+    sent = b'{"first":{"kind":"swim","depth":[1,2]},"usual":{"kind":"vet","cost":5.0},"outings":[{"kind":"nap"}]}'
+    diary = msgspec.json.decode(sent, type=pets.models.Diary)
+    assert (diary.first, diary.last, diary.outings) == ({"kind": "swim", "depth": [1, 2]}, None, [{"kind": "nap"}])
+    assert encode(diary) == sent
+
+
+@pytest.mark.parametrize("first", [b'{"kind":"walk"}', b'{"kind":"vet","cost":"x"}', b"null", b'"walk"', b"[]"])
+def test_a_known_member_must_fit(pets: Any, first: bytes) -> None:
+    """A known tag promises its record: a missing or wrong field, and what is no object, is refused with its place."""
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(b'{"first":' + first + b"}", type=pets.models.Diary)
+
+
+def test_records_take_members_of_an_open_union_as_they_are(pets: Any) -> None:
+    """A server builds an answer from records, and the default is a record too."""
+    diary = pets.models.Diary(first=pets.models.Vet())
+    assert encode(diary) == b'{"first":{"kind":"vet","cost":5.0},"usual":{"kind":"vet","cost":5.0},"outings":[]}'
+
+
+def test_the_table_says_what_a_future_promises(pets: Any) -> None:
+    """`x-result` is the record in which the result of a submitted request arrives."""
+    assert pets.operations.OPERATIONS["fetch_result"].result is pets.models.Diary
+    assert pets.operations.OPERATIONS["create_pet"].result is None
+
+
 def test_limits_are_checked_only_where_the_contract_asks(pets: Any) -> None:
     """`x-validate` makes decoding refuse a value out of range."""
     with pytest.raises(msgspec.ValidationError, match="Expected `int` >= 0"):
@@ -233,6 +269,7 @@ PATH = "components/parameters/PetId"
 BODY = "components/requestBodies/Pet"
 ERROR = "components/responses/Error"
 REF_TOY = {"$ref": "#/components/schemas/Toy"}
+REF_OUTING = {"$ref": "#/components/schemas/Outing"}
 INLINE = {"type": "object", "properties": {}}
 
 
@@ -251,9 +288,7 @@ REFUSALS = [
     case("inline any", NAME, {"x-any": True}, "unnamed schema with x-any"),
     case("inline object in a list", NAME, {"type": "array", "items": INLINE}, "unnamed", at=f"{NAME}/items"),
     case("object of nothing", NAME, {"type": "object"}, "without properties or additionalProperties"),
-    case(
-        "record that is a map", f"{PET}/additionalProperties", True, "does not understand additionalProperties", at=PET
-    ),
+    case("record that is a map", f"{PET}/additionalProperties", True, "does not understand additionalProperties", at=PET),
     case("record without type", f"{PET}/type", REMOVED, "needs `type: object`", at=PET),
     case("required without property", f"{PET}/required", ["nmae"], "not a property", at=f"{PET}/required/0"),
     case("no type", NAME, {}, "type is missing"),
@@ -277,9 +312,7 @@ REFUSALS = [
         "nothing to validate",
         at=f"{NAME}/x-validate",
     ),
-    case(
-        "flag that is no flag", NAME, {"type": "string", "x-validate": "yes"}, "true or false", at=f"{NAME}/x-validate"
-    ),
+    case("flag that is no flag", NAME, {"type": "string", "x-validate": "yes"}, "true or false", at=f"{NAME}/x-validate"),
     case("array without items", NAME, {"type": "array"}, "items or prefixItems"),
     case("tuple and list", NAME, {"type": "array", "items": {}, "prefixItems": []}, "items or prefixItems"),
     case("dangling reference", NAME, {"$ref": "#/components/schemas/Nobody"}, "points to nothing"),
@@ -306,9 +339,7 @@ REFUSALS = [
     case("no discriminator", f"{TOY}/discriminator", REMOVED, "without a discriminator", at=TOY),
     case("no mapping", f"{TOY}/discriminator/mapping", REMOVED, "mapping", at=f"{TOY}/discriminator"),
     case("member outside the mapping", f"{TOY}/discriminator/mapping/rope", REMOVED, "oneOf lists", at=TOY),
-    case(
-        "mapping against constant", f"{TOY}/discriminator/mapping/ball", "#/components/schemas/Rope", "has const 'rope'"
-    ),
+    case("mapping against constant", f"{TOY}/discriminator/mapping/ball", "#/components/schemas/Rope", "has const 'rope'"),
     case(
         "member without constant",
         f"{SCHEMA}/Ball/properties/type",
@@ -325,7 +356,21 @@ REFUSALS = [
     ),
     case("inline member", f"{TOY}/oneOf/0", INLINE, "unnamed member"),
     case("anyOf", TOY, {"anyOf": [REF_TOY]}, "anyOf"),
-    case("open union", f"{TOY}/x-open-union", True, "x-any"),
+    case("open union in a map", f"{TOY}/x-open-union", True, "property of a record", at=f"{SCHEMA}/Toys"),
+    case(
+        "open union in a list of lists",
+        f"{SCHEMA}/Diary/properties/outings/items",
+        {"type": "array", "items": REF_OUTING},
+        "property of a record",
+    ),
+    case(
+        "null in a list of an open union",
+        f"{SCHEMA}/Diary/properties/outings/items",
+        {"oneOf": [REF_OUTING, {"type": "null"}]},
+        "no null",
+    ),
+    case("unknown member as a default", f"{SCHEMA}/Diary/properties/usual/default", {"kind": "swim"}, "no member"),
+    case("flag of a union that is no flag", f"{SCHEMA}/Outing/x-open-union", "yes", "true or false"),
     # defaults
     case("default of another type", f"{FIELD}/age/default", "0", "string"),
     case("default outside the enum", f"{FIELD}/kind/default", "cow", "'cow'"),
@@ -335,6 +380,14 @@ REFUSALS = [
     case("default without a required field", f"{FIELD}/favourite/default", {"type": "ball"}, "also needs size"),
     case("default time", f"{FIELD}/born/default", "2026-01-02T12:00:00Z", "default"),
     # operations
+    case("unnamed result", "paths/~1api~1v1~1results/post/x-result", INLINE, "does not understand"),
+    case(
+        "result that is no record",
+        "paths/~1api~1v1~1results/post/x-result",
+        {"$ref": "#/components/schemas/Pairs"},
+        "not a record",
+        at="paths/~1api~1v1~1results/post/x-result",
+    ),
     case("no operation id", f"{POST}/operationId", REMOVED, "operationId is missing", at=POST),
     case("operation id that is no name", f"{POST}/operationId", "createPet", "snake_case"),
     case("operation id that is a keyword", f"{POST}/operationId", "import", "snake_case"),

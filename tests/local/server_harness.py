@@ -10,11 +10,13 @@ from typing import Any
 import httpx
 from tinker_wire.operations import OPERATIONS
 
-from tinker.local.app import create_app
+from tinker.local.app import HANDLERS, create_app
 from tinker.local.engines.protocol import Example, LossResult
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.state import State
 
+#: The operations of the contract that this server does.
+SERVED = {name: row for name, row in OPERATIONS.items() if name in HANDLERS}
 PROTO = {"accept": "application/x-protobuf"}
 
 

@@ -132,13 +132,6 @@ def test_leniency_ends_where_the_meaning_is_unclear(old: Api, record: dict[str, 
     assert said in str(detail)
 
 
-def test_only_fields_of_the_contract_are_filled_in() -> None:
-    """Each field that is supplied for old clients exists in the contract and is required there."""
-    for kind, fields in legacy.BEFORE.items():
-        required = {field.encode_name for field in legacy._type_of(kind).fields if field.required}  # type: ignore[attr-defined]
-        assert fields.keys() <= required
-
-
 def test_required_nulls_stay() -> None:
     """``detail`` of finish is null on the wire and means just that."""
     body = b'{"reason": {"type": "success", "extra": null}, "detail": null, "unknown": 1}'

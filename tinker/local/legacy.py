@@ -1,28 +1,22 @@
 """Bodies of older clients: read strictly first, and where that fails once more after filling in what they left out.
 
 Until late 2025 clients sent explicit nulls, left out every default, and left out the ``type`` that tells the members of a
-union apart. Everything is done from the types of the contract; only fields that did not exist then are named here.
+union apart. Everything is done from the types of the contract.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import inspect
-from tinker_wire import models
 
 from tinker.local.problem import Problem
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-# Required today, and not known to clients of 2025.
-BEFORE: Mapping[type[msgspec.Struct], Mapping[str, Any]] = {
-    models.LoadWeightsRequest: {"optimizer": False},
-    models.TelemetrySendRequest: {"process_uuid": ""},
-}
 _PLACE = re.compile(r"^(?P<message>.*) - at `\$(?P<path>.*)`$", re.DOTALL)
 _PART = re.compile(r"[^.\[\]]+")
 
@@ -64,7 +58,7 @@ def _filled(value: Any, kind: inspect.Type) -> Any:
 
 
 def _filled_record(value: dict[str, Any], kind: inspect.StructType) -> dict[str, Any]:
-    kept = dict(BEFORE.get(kind.cls, {}))
+    kept: dict[str, Any] = {}
     known = {field.encode_name: field for field in kind.fields}
     for key, item in value.items():
         field = known.get(key)

@@ -95,7 +95,12 @@ def check_base_model(state: State, engine: Engine, name: str) -> None:
 def check_optimizer(config: models.OptimizerConfig | None) -> None:
     """Problem 400 for a family other than AdamW."""
     if config is not None and not isinstance(config, models.AdamOptimizerConfig):
-        raise Problem(400, f"optimizer {config.type!r} is not offered; this server has 'adamw'")
+        raise Problem(400, f"optimizer {_family(config)!r} is not offered; this server has 'adamw'")
+
+
+def _family(optimizer: models.OptimizerConfig | models.OptimizerParams) -> object:
+    """The name of an optimizer family; those that the contract does not know are dictionaries."""
+    return optimizer.get("type") if isinstance(optimizer, dict) else optimizer.type
 
 
 def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:
@@ -261,7 +266,7 @@ async def optim_step(state: State, call: Call) -> models.UntypedAPIFuture:
     def run(engine: Engine) -> models.OptimStepResponse:
         model.require_made()
         if request.optimizer_params is not None:
-            raise EngineError(f"optimizer {request.optimizer_params.type!r} is not offered; this server has 'adamw'")
+            raise EngineError(f"optimizer {_family(request.optimizer_params)!r} is not offered; this server has 'adamw'")
         return models.OptimStepResponse(metrics=engine.optim_step(model.model_id, _adam(request.adam_params)))
 
     with state.lock:

@@ -14,6 +14,9 @@ T = TypeVar("T")
 def create_sampling_session(body: models.CreateSamplingSessionRequest) -> Request[models.CreateSamplingSessionResponse]:
     """Open a sampling session on a base model or a checkpoint; answered at once.
 
+    Exactly one of `base_model` and `model_path` is given. The id that is answered addresses the sampler everywhere,
+    also as `sampler_id`.
+
     `POST /api/v1/create_sampling_session`.
     """
     return Request(
@@ -21,6 +24,24 @@ def create_sampling_session(body: models.CreateSamplingSessionRequest) -> Reques
         method="POST",
         path="/api/v1/create_sampling_session",
         reply=models.CreateSamplingSessionResponse,
+        body=body,
+    )
+
+
+def join_sampling_session(body: models.JoinSamplingSessionRequest) -> Request[models.JoinSamplingSessionResponse]:
+    """Get a number for one more client of a sampling session.
+
+    Used for copies of a sampling client in other processes, where the client configuration says
+    `sample_join_sampling_session`. Client number k numbers its requests k·10⁹, k·10⁹+1, ..., so that copies never
+    share a `seq_id`. The first client is number 0 and does not ask.
+
+    `POST /api/v1/join_sampling_session`; servers may lack it.
+    """
+    return Request(
+        operation="join_sampling_session",
+        method="POST",
+        path="/api/v1/join_sampling_session",
+        reply=models.JoinSamplingSessionResponse,
         body=body,
     )
 
@@ -45,8 +66,10 @@ def asample(
 ) -> Request[models.UntypedAPIFuture]:
     """Sample continuations of a prompt, or score the prompt.
 
-    The result of the future is a SampleResponse (JSON) or the message `tinker_public.SampleResponse`. Clients since
-    0.25.0 require one `sample_sequence_ids` entry for each sample in the submit answer; ours does without.
+    Addressed by `sampling_session_id`, or by `base_model` or `model_path` without a session. The prompt is JSON in
+    every version. Clients since 0.25.0 require one entry of `sample_sequence_ids` in the submit answer for each
+    sample. 429 makes a client slow down all of its sampling, and it repeats the request with the same `seq_id`;
+    `Retry-After` is not read here by the official clients.
 
     `POST /api/v1/asample`.
 

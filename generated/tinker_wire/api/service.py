@@ -6,13 +6,15 @@ from __future__ import annotations
 from typing import TypeVar
 
 from .. import models
-from ..runtime import Request, path_value
+from ..runtime import Request, path_value, query_string
 
 T = TypeVar("T")
 
 
 def healthz() -> Request[models.HealthResponse]:
     """Is the server up?
+
+    Asked without a credential. A server that cannot take work answers 503.
 
     `GET /api/v1/healthz`; servers may lack it.
     """
@@ -25,9 +27,11 @@ def healthz() -> Request[models.HealthResponse]:
 
 
 def client_config(body: models.ClientConfigRequest) -> Request[models.ClientConfigResponse]:
-    """Settings the server pushes to a client, asked once.
+    """Settings that the server pushes to a client, asked once before anything else.
 
-    Servers without it answer 404; the defaults of ClientConfigResponse then hold.
+    Sent with the credential as the user gave it, also where the answer switches the JWT exchange on. `{}` is a
+    complete answer: a missing setting has the default of `ClientConfigResponse`. Servers without the endpoint answer
+    404, 405 or 501 and mean the same.
 
     `POST /api/v1/client/config`; servers may lack it.
     """
@@ -43,6 +47,9 @@ def client_config(body: models.ClientConfigRequest) -> Request[models.ClientConf
 def client_dynamic_config(body: models.ClientConfigRequest) -> Request[models.ClientDynamicConfigResponse]:
     """Settings that may change while a client runs.
 
+    Asked after `client_config` and again every `refresh_interval_sec` seconds. A client keeps the last good answer
+    when a refresh fails.
+
     `POST /api/v1/client/dynamic_config`; servers may lack it.
     """
     return Request(
@@ -54,8 +61,26 @@ def client_dynamic_config(body: models.ClientConfigRequest) -> Request[models.Cl
     )
 
 
+def get_server_capabilities() -> Request[models.GetServerCapabilitiesResponse]:
+    """Which base models the server offers.
+
+    Clients take names from here instead of knowing any. A name may contain `/` and `:`.
+
+    `GET /api/v1/get_server_capabilities`.
+    """
+    return Request(
+        operation="get_server_capabilities",
+        method="GET",
+        path="/api/v1/get_server_capabilities",
+        reply=models.GetServerCapabilitiesResponse,
+    )
+
+
 def create_session(body: models.CreateSessionRequest) -> Request[models.CreateSessionResponse]:
-    """Open a session, the owner of models and samplers.
+    """Open a session, the owner of models and sampling sessions.
+
+    One per client process. The messages of the answer are logged for the user; that is the whole version
+    negotiation. Models and samplers of a session end with it.
 
     `POST /api/v1/create_session`.
     """
@@ -71,7 +96,8 @@ def create_session(body: models.CreateSessionRequest) -> Request[models.CreateSe
 def session_heartbeat(body: models.SessionHeartbeatRequest) -> Request[models.SessionHeartbeatResponse]:
     """Keep a session alive; sent about every ten seconds.
 
-    410 says that the session is finished; a client then stops sending.
+    410 says that the session is finished and makes the client stop. Any other failure is ignored by it, so a session
+    should outlive a few missing heartbeats (at least 120 s).
 
     `POST /api/v1/session_heartbeat`; servers may lack it.
     """
@@ -85,7 +111,10 @@ def session_heartbeat(body: models.SessionHeartbeatRequest) -> Request[models.Se
 
 
 def finish_session(body: models.FinishSessionRequest, *, session_id: str) -> Request[None]:
-    """End a session and say how it went; the first reason wins.
+    """End a session and say how it went.
+
+    The first reason wins; finishing a finished session changes nothing. Heartbeats are answered with 410 from then
+    on.
 
     `POST /api/v1/sessions/{session_id}/finish`; servers may lack it.
     """
@@ -98,14 +127,84 @@ def finish_session(body: models.FinishSessionRequest, *, session_id: str) -> Req
     )
 
 
-def get_server_capabilities() -> Request[models.GetServerCapabilitiesResponse]:
-    """Which base models the server offers.
+def list_sessions(
+    *, limit: int = 20, offset: int = 0, access_scope: models.AccessScope = "owned"
+) -> Request[models.ListSessionsResponse]:
+    """Sessions of the user, newest first.
 
-    `GET /api/v1/get_server_capabilities`.
+    `GET /api/v1/sessions`; servers may lack it.
+
+    - `limit`: Most entries of the answer.
+    - `offset`: How many entries to skip.
+    - `access_scope`: What belongs to the user, or everything the user may see.
     """
     return Request(
-        operation="get_server_capabilities",
+        operation="list_sessions",
         method="GET",
-        path="/api/v1/get_server_capabilities",
-        reply=models.GetServerCapabilitiesResponse,
+        path="/api/v1/sessions",
+        reply=models.ListSessionsResponse,
+        query=query_string(("limit", limit), ("offset", offset), ("access_scope", access_scope)),
+    )
+
+
+def search_sessions(body: models.SessionSearchRequest) -> Request[models.SessionSearchResponse]:
+    """Find sessions by metadata, owner, project, name or status.
+
+    Every condition given must hold. Results are ordered by creation, newest first; `next_cursor` goes into `cursor`
+    for the next page and is absent on the last one.
+
+    `POST /api/v1/sessions/search`; servers may lack it.
+    """
+    return Request(
+        operation="search_sessions",
+        method="POST",
+        path="/api/v1/sessions/search",
+        reply=models.SessionSearchResponse,
+        body=body,
+    )
+
+
+def get_session(*, session_id: str, access_scope: models.AccessScope = "owned") -> Request[models.GetSessionResponse]:
+    """The models and samplers of one session.
+
+    `GET /api/v1/sessions/{session_id}`; servers may lack it.
+
+    - `access_scope`: What belongs to the user, or everything the user may see.
+    """
+    return Request(
+        operation="get_session",
+        method="GET",
+        path=f"/api/v1/sessions/{path_value('session_id', session_id)}",
+        reply=models.GetSessionResponse,
+        query=query_string(("access_scope", access_scope)),
+    )
+
+
+def set_session_project(body: models.SetSessionProjectRequest, *, session_id: str) -> Request[None]:
+    """Move a session, with its runs and checkpoints, into a project.
+
+    `PUT /api/v1/sessions/{session_id}/project`; servers may lack it.
+    """
+    return Request(
+        operation="set_session_project",
+        method="PUT",
+        path=f"/api/v1/sessions/{path_value('session_id', session_id)}/project",
+        reply=None,
+        body=body,
+    )
+
+
+def trace_export(*, session_id: str) -> Request[models.TraceExportResponse]:
+    """A timing trace of a session, prepared by the server.
+
+    The first call starts the export. Clients ask again every 5 s while the status is `pending`; `ready` comes with a
+    URL that is valid for about an hour, `failed` with an error text.
+
+    `GET /api/v1/sessions/{session_id}/trace_export`; servers may lack it.
+    """
+    return Request(
+        operation="trace_export",
+        method="GET",
+        path=f"/api/v1/sessions/{path_value('session_id', session_id)}/trace_export",
+        reply=models.TraceExportResponse,
     )

@@ -6,15 +6,16 @@ from __future__ import annotations
 from typing import TypeVar
 
 from .. import models
-from ..runtime import Binary, Request
+from ..runtime import Binary, Request, header_values, path_value, query_string
 
 T = TypeVar("T")
 
 
 def create_model(body: models.CreateModelRequest) -> Request[models.UntypedAPIFuture]:
-    """Create a training run, a fresh LoRA adapter over a base model.
+    """Create a training run: a fresh LoRA adapter over a base model.
 
-    The result of the future is a CreateModelResponse.
+    The client numbers its models with `model_seq_id`; the same number with the same body must answer the same
+    future. Creation counts as request 0 of the model, so its first request has `seq_id` 1.
 
     `POST /api/v1/create_model`.
     """
@@ -41,29 +42,43 @@ def get_info(body: models.GetInfoRequest) -> Request[models.GetInfoResponse]:
     )
 
 
-def forward_backward(body: models.ForwardBackwardRequest | Binary) -> Request[models.UntypedAPIFuture]:
+def forward_backward(
+    body: models.ForwardBackwardRequest | Binary, *, content_encoding: str | None = None
+) -> Request[models.UntypedAPIFuture]:
     """Compute a loss and add its gradient to the model's accumulated gradient.
 
-    The result of the future is a ForwardBackwardOutput (JSON) or the message `tinker_public.ForwardBackwardOutput`.
-    Requests of one model run in the order of `seq_id`. The same body again under the same `seq_id` answers the same
-    future; another body under a used `seq_id` is 409. As protobuf the message carries `forward_only`, which computes
-    the loss without a gradient; in JSON that is the operation `forward`.
+    Requests of one model take effect in the order of `seq_id`, also when they arrive in another order: clients
+    submit chunks of one call concurrently, the first one last. Do not wait for a missing number for ever, for a
+    submission that fails on the client leaves a gap. The same body again under the same `seq_id` answers the same
+    future; another body under a used `seq_id` is 409.
+
+    In protobuf, `forward_only` computes the loss without a gradient; in JSON that is the operation `forward`.
+    Numbers of `loss_fn_config` are written to both maps of the message, strings to `loss_fn_config_v2` only, and
+    readers prefer the second. The result's metric keys are `name:reduction`, and custom losses of clients need
+    `loss:sum`.
 
     `POST /api/v1/forward_backward`.
+
+    - `content_encoding`: `zstd` where the client configuration says `proto_compress_fwdbwd`; one frame that states
+      its content size.
     """
     return Request(
         operation="forward_backward",
         method="POST",
         path="/api/v1/forward_backward",
         reply=models.UntypedAPIFuture,
+        headers=header_values(("Content-Encoding", content_encoding)),
         body=body,
     )
 
 
 def forward(body: models.ForwardRequest) -> Request[models.UntypedAPIFuture]:
-    """Compute a loss without a gradient (JSON servers).
+    """Compute a loss without a gradient, in JSON.
 
-    Clients since 0.25.0 send a protobuf `forward_backward` with `forward_only` instead.
+    Deprecated.
+
+    Gone from clients since 0.25.0, which send a protobuf `forward_backward` with `forward_only`. It shares the
+    numbering of `seq_id` with the other requests of the model.
 
     `POST /api/v1/forward`; servers may lack it.
     """
@@ -79,7 +94,7 @@ def forward(body: models.ForwardRequest) -> Request[models.UntypedAPIFuture]:
 def optim_step(body: models.OptimStepRequest) -> Request[models.UntypedAPIFuture]:
     """Apply the accumulated gradient and clear it.
 
-    The result of the future is an OptimStepResponse.
+    Exactly one of `adam_params` and `optimizer_params` is sent.
 
     `POST /api/v1/optim_step`.
     """
@@ -89,4 +104,84 @@ def optim_step(body: models.OptimStepRequest) -> Request[models.UntypedAPIFuture
         path="/api/v1/optim_step",
         reply=models.UntypedAPIFuture,
         body=body,
+    )
+
+
+def create_custom_loss(body: models.CreateCustomLossRequest) -> Request[models.UntypedAPIFuture]:
+    """Upload a loss function that a client traced to a graph.
+
+    Used where the client configuration says `custom_loss_server_side`. The id of the result is then named by
+    `forward_backward` with `loss_fn` "custom" and `loss_fn_config` `{"loss_id": ...}`. One upload for each distinct
+    graph of a session.
+
+    `POST /api/v1/create_custom_loss`; servers may lack it.
+    """
+    return Request(
+        operation="create_custom_loss",
+        method="POST",
+        path="/api/v1/create_custom_loss",
+        reply=models.UntypedAPIFuture,
+        body=body,
+    )
+
+
+def unload_model(body: models.UnloadModelRequest) -> Request[models.UntypedAPIFuture]:
+    """Free a model that is not needed any more.
+
+    Deprecated.
+
+    Part of the 0.4.1 and 0.7.0 clients, where no public method called it; later clients lack it.
+
+    `POST /api/v1/unload_model`; servers may lack it.
+    """
+    return Request(
+        operation="unload_model",
+        method="POST",
+        path="/api/v1/unload_model",
+        reply=models.UntypedAPIFuture,
+        body=body,
+    )
+
+
+def list_training_runs(
+    *, limit: int = 20, offset: int = 0, access_scope: models.AccessScope = "owned", project_id: str | None = None
+) -> Request[models.TrainingRunsResponse]:
+    """Training runs of the user, the most recently used first.
+
+    `GET /api/v1/training_runs`.
+
+    - `limit`: Most entries of the answer.
+    - `offset`: How many entries to skip.
+    - `access_scope`: What belongs to the user, or everything the user may see.
+    - `project_id`: Only what belongs to this project.
+    """
+    return Request(
+        operation="list_training_runs",
+        method="GET",
+        path="/api/v1/training_runs",
+        reply=models.TrainingRunsResponse,
+        query=query_string(
+            ("limit", limit), ("offset", offset), ("access_scope", access_scope), ("project_id", project_id)
+        ),
+    )
+
+
+def get_training_run(
+    *, training_run_id: str, access_scope: models.AccessScope = "owned"
+) -> Request[models.TrainingRun]:
+    """One training run.
+
+    The id of a run is the model id of `create_model`.
+
+    `GET /api/v1/training_runs/{training_run_id}`.
+
+    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `access_scope`: What belongs to the user, or everything the user may see.
+    """
+    return Request(
+        operation="get_training_run",
+        method="GET",
+        path=f"/api/v1/training_runs/{path_value('training_run_id', training_run_id)}",
+        reply=models.TrainingRun,
+        query=query_string(("access_scope", access_scope)),
     )

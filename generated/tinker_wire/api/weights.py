@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from .. import models
-from ..runtime import Request
+from ..runtime import Request, header_values, path_value, query_string
 
 T = TypeVar("T")
 
@@ -14,7 +14,8 @@ T = TypeVar("T")
 def save_weights(body: models.SaveWeightsRequest) -> Request[models.UntypedAPIFuture]:
     """Save weights and optimizer state, to train on later.
 
-    The result of the future is a SaveWeightsResponse. A name that exists is 409 unless `overwrite`.
+    Runs in the order of `seq_id` with the other requests of the model. A name that exists is 409 unless `overwrite`
+    is true.
 
     `POST /api/v1/save_weights`.
     """
@@ -30,9 +31,9 @@ def save_weights(body: models.SaveWeightsRequest) -> Request[models.UntypedAPIFu
 def save_weights_for_sampler(body: models.SaveWeightsForSamplerRequest) -> Request[models.UntypedAPIFuture]:
     """Save weights to sample from, under a name or straight into a sampling session.
 
-    The result of the future is a SaveWeightsForSamplerResponseInternal: with `path` sent, its `path` is the
-    checkpoint; with `sampling_session_seq_id` sent instead, its `sampling_session_id` is the session and nothing is
-    stored.
+    With `path` a named checkpoint is stored, and the result holds its `path`. With `sampling_session_seq_id` instead
+    nothing is listed, and the result holds the `sampling_session_id` to sample from, with `path` null. `kind`
+    "inflight" makes a sampling session whose weights later inflight saves of the model replace while it runs.
 
     `POST /api/v1/save_weights_for_sampler`.
     """
@@ -45,12 +46,29 @@ def save_weights_for_sampler(body: models.SaveWeightsForSamplerRequest) -> Reque
     )
 
 
+def save_weights_external(body: models.SaveWeightsExternalRequest) -> Request[models.UntypedAPIFuture]:
+    """Save weights as files to download, encrypted where recipients are given.
+
+    The files are listed by `get_external_weights_urls`.
+
+    `POST /api/v1/save_weights_external`; servers may lack it.
+    """
+    return Request(
+        operation="save_weights_external",
+        method="POST",
+        path="/api/v1/save_weights_external",
+        reply=models.UntypedAPIFuture,
+        body=body,
+    )
+
+
 def load_weights(body: models.LoadWeightsRequest) -> Request[models.UntypedAPIFuture]:
     """Load a checkpoint into a model.
 
     Two addressings. `model_id` with `seq_id` loads into a model just created. `session_id` with `model_seq_id`
-    creates the model too; its id is then `<session_id>:train:<model_seq_id>` and its next request has `seq_id` 1.
-    The result of the future is a LoadWeightsResponse. Servers without the second form refuse it with 422 (skyrl).
+    creates the model too, and takes `base_model`, `user_metadata` and `optimizer_config`; the model id is then
+    `<session_id>:train:<model_seq_id>`, which the client computes by itself, and the next request of that model has
+    `seq_id` 1.
 
     `POST /api/v1/load_weights`.
     """
@@ -60,4 +78,183 @@ def load_weights(body: models.LoadWeightsRequest) -> Request[models.UntypedAPIFu
         path="/api/v1/load_weights",
         reply=models.UntypedAPIFuture,
         body=body,
+    )
+
+
+def weights_info(body: models.WeightsInfoRequest) -> Request[models.WeightsInfoResponse]:
+    """From what base model and with which adapter a checkpoint was made.
+
+    `POST /api/v1/weights_info`.
+    """
+    return Request(
+        operation="weights_info",
+        method="POST",
+        path="/api/v1/weights_info",
+        reply=models.WeightsInfoResponse,
+        body=body,
+    )
+
+
+def copy_weights(
+    body: models.CopyWeightsRequest, *, x_tinker_weights_access_token: str | None = None
+) -> Request[models.CopyWeightsResponse]:
+    """Copy a checkpoint into a project, as a run of its own.
+
+    The copy keeps the kind and shares the storage; its run cannot be trained on. A token that grants access to
+    somebody else's checkpoint travels in the header, out of logs.
+
+    `POST /api/v1/copy_weights`; servers may lack it.
+
+    - `x_tinker_weights_access_token`: Grants access to somebody else's checkpoint. A secret.
+    """
+    return Request(
+        operation="copy_weights",
+        method="POST",
+        path="/api/v1/copy_weights",
+        reply=models.CopyWeightsResponse,
+        headers=header_values(("X-Tinker-Weights-Access-Token", x_tinker_weights_access_token)),
+        body=body,
+    )
+
+
+def list_checkpoints(*, training_run_id: str) -> Request[models.CheckpointsListResponse]:
+    """All checkpoints of one run.
+
+    `GET /api/v1/training_runs/{training_run_id}/checkpoints`.
+
+    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    """
+    return Request(
+        operation="list_checkpoints",
+        method="GET",
+        path=f"/api/v1/training_runs/{path_value('training_run_id', training_run_id)}/checkpoints",
+        reply=models.CheckpointsListResponse,
+    )
+
+
+def list_user_checkpoints(*, limit: int = 100, offset: int = 0) -> Request[models.CheckpointsListResponse]:
+    """Checkpoints of all runs of the user, newest first.
+
+    `GET /api/v1/checkpoints`; servers may lack it.
+
+    - `limit`: Most entries of the answer.
+    - `offset`: How many entries to skip.
+    """
+    return Request(
+        operation="list_user_checkpoints",
+        method="GET",
+        path="/api/v1/checkpoints",
+        reply=models.CheckpointsListResponse,
+        query=query_string(("limit", limit), ("offset", offset)),
+    )
+
+
+def delete_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[None]:
+    """Delete a checkpoint for good.
+
+    `DELETE /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}`.
+
+    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `checkpoint_id`: `<kind>/<name>`: two segments, inserted as they are.
+    """
+    return Request(
+        operation="delete_checkpoint",
+        method="DELETE",
+        path=f"/api/v1/training_runs/{path_value('training_run_id', training_run_id)}/checkpoints/{path_value('checkpoint_id', checkpoint_id)}",
+        reply=None,
+    )
+
+
+def publish_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[None]:
+    """Let everybody load and sample a checkpoint.
+
+    No body is sent, yet `Content-Type: application/json` is.
+
+    `POST /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/publish`; servers may lack it.
+
+    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `checkpoint_id`: `<kind>/<name>`: two segments, inserted as they are.
+    """
+    return Request(
+        operation="publish_checkpoint",
+        method="POST",
+        path=f"/api/v1/training_runs/{path_value('training_run_id', training_run_id)}/checkpoints/{path_value('checkpoint_id', checkpoint_id)}/publish",
+        reply=None,
+    )
+
+
+def unpublish_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[None]:
+    """Make a public checkpoint private again.
+
+    `DELETE /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/publish`; servers may lack it.
+
+    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `checkpoint_id`: `<kind>/<name>`: two segments, inserted as they are.
+    """
+    return Request(
+        operation="unpublish_checkpoint",
+        method="DELETE",
+        path=f"/api/v1/training_runs/{path_value('training_run_id', training_run_id)}/checkpoints/{path_value('checkpoint_id', checkpoint_id)}/publish",
+        reply=None,
+    )
+
+
+def set_checkpoint_ttl(
+    body: models.SetCheckpointTtlRequest, *, training_run_id: str, checkpoint_id: str
+) -> Request[None]:
+    """Set when a checkpoint expires, or that it never does.
+
+    `PUT /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/ttl`; servers may lack it.
+
+    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `checkpoint_id`: `<kind>/<name>`: two segments, inserted as they are.
+    """
+    return Request(
+        operation="set_checkpoint_ttl",
+        method="PUT",
+        path=f"/api/v1/training_runs/{path_value('training_run_id', training_run_id)}/checkpoints/{path_value('checkpoint_id', checkpoint_id)}/ttl",
+        reply=None,
+        body=body,
+    )
+
+
+def get_external_weights_urls(
+    *, training_run_id: str, checkpoint_id: str
+) -> Request[models.ExternalWeightsUrlsResponse]:
+    """Signed download URLs of an external checkpoint, one for each file.
+
+    The files are fetched without credentials. Clients ask again when fewer than five minutes are left.
+
+    `GET /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/external_weights_urls`; servers may lack
+    it.
+
+    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `checkpoint_id`: `<kind>/<name>`: two segments, inserted as they are.
+    """
+    return Request(
+        operation="get_external_weights_urls",
+        method="GET",
+        path=f"/api/v1/training_runs/{path_value('training_run_id', training_run_id)}/checkpoints/{path_value('checkpoint_id', checkpoint_id)}/external_weights_urls",
+        reply=models.ExternalWeightsUrlsResponse,
+    )
+
+
+def get_checkpoint_archive(*, training_run_id: str, checkpoint_id: str) -> Request[models.CheckpointArchiveUrlResponse]:
+    """Where to download a checkpoint as one archive.
+
+    Deprecated.
+
+    0.4.1 and 0.7.0 send `Accept: application/gzip` and read the redirect without following it; 0.25.0 also took a
+    JSON answer and repeated a 503 every 30 s. Gone since 0.36.0.
+
+    `GET /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/archive`; servers may lack it.
+
+    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `checkpoint_id`: `<kind>/<name>`: two segments, inserted as they are.
+    """
+    return Request(
+        operation="get_checkpoint_archive",
+        method="GET",
+        path=f"/api/v1/training_runs/{path_value('training_run_id', training_run_id)}/checkpoints/{path_value('checkpoint_id', checkpoint_id)}/archive",
+        reply=models.CheckpointArchiveUrlResponse,
     )

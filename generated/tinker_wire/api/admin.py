@@ -1,0 +1,73 @@
+# generated from openapi.yaml; do not edit
+"""Audit log and billing of an organization."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TypeVar
+
+from .. import models
+from ..runtime import Request, query_string
+
+T = TypeVar("T")
+
+
+def get_audit_log(
+    *, event_type: models.AuditEventType = "all", day: str | None = None
+) -> Request[models.AuditLogResponse]:
+    """Who did what in the organization.
+
+    The answer may be a redirect to a signed URL with the same content. Credentials do not belong to the redirect
+    target: a client must drop `X-API-Key` when the origin changes.
+
+    `GET /api/v1/audit`; servers may lack it.
+
+    - `event_type`: Which events.
+    - `day`: One day in UTC.
+    """
+    return Request(
+        operation="get_audit_log",
+        method="GET",
+        path="/api/v1/audit",
+        reply=models.AuditLogResponse,
+        query=query_string(("event_type", event_type), ("day", day)),
+    )
+
+
+def get_billing_usage(
+    *, starting_on: datetime.datetime, ending_before: datetime.datetime
+) -> Request[models.BillingUsageResponse]:
+    """What was used and what it is estimated to cost, by the hour.
+
+    Both ends are full hours in UTC, and at most 14 days apart.
+
+    `GET /api/v1/billing/usage/events`; servers may lack it.
+
+    - `starting_on`: The first hour.
+    - `ending_before`: The hour after the last one.
+    """
+    return Request(
+        operation="get_billing_usage",
+        method="GET",
+        path="/api/v1/billing/usage/events",
+        reply=models.BillingUsageResponse,
+        query=query_string(("starting_on", starting_on), ("ending_before", ending_before)),
+    )
+
+
+def get_checkpoint_storage_usage(
+    *, project_id: str | None = None
+) -> Request[models.CurrentCheckpointStorageUsageResponse]:
+    """How much checkpoints store right now, by project and user.
+
+    `GET /api/v1/billing/usage/checkpoints/current`; servers may lack it.
+
+    - `project_id`: Only what belongs to this project.
+    """
+    return Request(
+        operation="get_checkpoint_storage_usage",
+        method="GET",
+        path="/api/v1/billing/usage/checkpoints/current",
+        reply=models.CurrentCheckpointStorageUsageResponse,
+        query=query_string(("project_id", project_id)),
+    )
