@@ -54,5 +54,10 @@ def open_runtime(
     return runtime
 
 
+def is_of_this_process(runtime: Runtime) -> bool:
+    """Whether the runtime's thread runs here; a child made by ``fork`` has its parent's objects, but not its threads."""
+    return runtime.thread is loop_thread()
+
+
 def _abandon(thread: LoopThread, transport: Transport, server: Server, session: Session) -> None:
     thread.call(lambda: thread.background(shut_down(transport, server, session.heartbeat), "abandoned session"))

@@ -22,7 +22,7 @@ from tinker._retry import ABSENT_STATUSES, GONE_STATUS, ONE_SHOT, START
 from tinker._server import Facts, Server
 from tinker._transport import Transport
 from tinker._wire.negotiate import Negotiation
-from tinker.errors import APIError, APIStatusError, ClientClosedError
+from tinker.errors import APIError, APIStatusError, ClientClosedError, TinkerError
 
 logger = logging.getLogger("tinker")
 
@@ -85,6 +85,15 @@ class Session:
         ready = task is not None and task.done() and not task.cancelled() and task.exception() is None
         return task.result().session_id if task is not None and ready else None
 
+    def adopt(self, session_id: str, facts: Facts) -> None:
+        """Join a session that another client created: nothing is sent but heartbeats."""
+        self._server.adopt(facts)
+
+        async def known() -> Started:
+            return self._alive(session_id, facts)
+
+        self._starting = self._thread.task(known(), name="session joined")
+
     async def _start(self) -> Started:
         transport, settings = self._transport, self._transport.config
         facts = await self._server.facts()
@@ -101,8 +110,11 @@ class Session:
             START,
         )
         _log_messages(created)
-        self.heartbeat = self._thread.background(_keep_alive(transport, created.session_id), "session heartbeat")
-        return _assembled(created.session_id, facts, transport)
+        return self._alive(created.session_id, facts)
+
+    def _alive(self, session_id: str, facts: Facts) -> Started:
+        self.heartbeat = self._thread.background(_keep_alive(self._transport, session_id), "session heartbeat")
+        return _assembled(session_id, facts, self._transport)
 
     async def close(self, reason: models.ClientSessionFinishReasonType, detail: str | None) -> None:
         """End the session and close every connection; later requests are refused."""
@@ -120,7 +132,7 @@ class Session:
             started = await asyncio.shield(starting)
             body = models.FinishSessionRequest(reason=models.ClientSessionFinishReason(type=reason), detail=detail)
             await self._transport.send(api.finish_session(body, session_id=started.session_id), ONE_SHOT)
-        except APIError as error:
+        except TinkerError as error:
             logger.debug("session finish: %s", error)  # it ends by itself when heartbeats stop
 
 

@@ -9,17 +9,19 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import attrs
+import msgspec
 from tinker_wire import models
 from tinker_wire.api import futures as futures_api
 from tinker_wire.api import sampling as api
 
-from tinker import _tokenizers
+from tinker import _clones, _tokenizers
 from tinker._chunking import PROMPT_TOKEN_NBYTES, chunk_nbytes
 from tinker._completions import Completions
 from tinker._polling import sample_response
 from tinker._pools import Purpose
 from tinker._retry import SAMPLE, SUBMIT, Verdict, judge, run
-from tinker._runtime import Runtime
+from tinker._runtime import Runtime, is_of_this_process
+from tinker._server import Facts
 from tinker._session import Started
 from tinker._validate import check_sample
 from tinker._wire import json
@@ -69,6 +71,7 @@ class SamplingClient(SelfFuture):
         *,
         base_model: Callable[[], Awaitable[str]],
         record_stability_info: bool = False,
+        is_clone: bool = False,
     ) -> None:
         super().__init__(operation)
         self._runtime = runtime
@@ -77,7 +80,9 @@ class SamplingClient(SelfFuture):
         self._find_base_model = base_model
         self._sampling_session_id: str | None = None
         self._base_model: APIFuture[str] | None = None
+        self._is_clone = is_clone
         self._clone_id = 0
+        self._portable_state: _clones.SamplerState | None = None
         self._completions: Completions | None = None
         start(self, lambda: self._opened(opened))
 
@@ -125,6 +130,8 @@ class SamplingClient(SelfFuture):
             prompt_alt_tokens_k,
             prompt_logprobs_last_n,
         )
+        if not is_of_this_process(self._runtime):
+            self._move_here()
         future: APIFuture[SampleResponse] = APIFuture("sample")
         return start(future, lambda: self._sampled(future, wanted))
 
@@ -146,6 +153,32 @@ class SamplingClient(SelfFuture):
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the base model; loaded once in a process. ImportError without transformers."""
         return _tokenizers.load(_tokenizers.resolve(self.get_base_model(), None))
+
+    def get_sampler_handle(self) -> str:
+        """Text from which any process with a credential of its own makes this sampler again; it holds none itself.
+
+        Blocks until the client exists.
+        """
+        return _clones.to_handle(self._portable())
+
+    @staticmethod
+    def from_sampler_handle(handle: str, *, api_key: str | None = None) -> SamplingClient:
+        """The sampler of a handle; the credential is ``api_key`` or this process's own. ValueError for no handle."""
+        return _restored(_clones.from_handle(handle), api_key)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Samplers pickle, without a credential: the other process uses its own. Blocks until the client exists."""
+        return _restored, (self._portable(),)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> SamplingClient:
+        return _restored(self._portable())
+
+    def _portable(self) -> _clones.SamplerState:
+        self.result()
+        assert self._portable_state is not None
+        known = self._base_model
+        name = known.result() if known is not None and known.done() and known.exception() is None else None
+        return msgspec.structs.replace(self._portable_state, base_model=name)
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
@@ -186,12 +219,46 @@ class SamplingClient(SelfFuture):
 
     async def _opened(self, opened: Open) -> None:
         started = await self._runtime.session.started()
-        self._sampling_session_id = await opened(started)
-        if started.config.sample_use_retrieve_futures:
+        session_id = await opened(started)
+        if self._is_clone:
+            self._clone_id = await self._joined(started, session_id)
+        self._opened_as(started.session_id, session_id, started.facts)
+
+    def _opened_as(self, session_id: str, sampling_session_id: str, facts: Facts) -> None:
+        """What follows from the sampling session and this clone's number."""
+        self._sampling_session_id = sampling_session_id
+        self._numbers = itertools.count(self._clone_id * _clones.NUMBERS_OF_A_CLONE)
+        self._portable_state = _clones.SamplerState(
+            base_url=self._runtime.config.base_url,
+            session_id=session_id,
+            sampling_session_id=sampling_session_id,
+            base_model=None,
+            record_stability_info=self._record_stability_info,
+            client_config=facts.config,
+            dynamic_config=facts.dynamic,
+            origin=_clones.origin_of(self._runtime),
+        )
+        if facts.config.sample_use_retrieve_futures:
             target = models.SamplingSessionFuturesTarget(
-                sampling_session_id=self._sampling_session_id, cloned_sampler_id=self._clone_id
+                sampling_session_id=sampling_session_id, cloned_sampler_id=self._clone_id
             )
             self._completions = Completions(self._runtime.transport, self._runtime.thread, target)
+
+    def _move_here(self) -> None:
+        """In a child made by ``fork``: go on as a clone, with a thread and connections of this process."""
+        state = self._portable()
+        self._runtime = _clones.runtime_for(state)
+        self._loop = self._runtime.thread
+        self._clone_id = _clones.drawn_number()
+        facts = Facts(state.client_config, answered=True, dynamic=state.dynamic_config)
+        self._opened_as(state.session_id, state.sampling_session_id, facts)
+
+    async def _joined(self, started: Started, sampling_session_id: str) -> int:
+        """A number for this clone: given by the server where it does that, else drawn."""
+        if not started.config.sample_join_sampling_session:
+            return _clones.drawn_number()
+        request = api.join_sampling_session(models.JoinSamplingSessionRequest(sampling_session_id=sampling_session_id))
+        return (await self._runtime.transport.send(request, SUBMIT)).client_counter
 
     def _base_model_future(self) -> APIFuture[str]:
         if self._base_model is None:
@@ -282,6 +349,29 @@ def _prompt_logprobs(response: SampleResponse) -> list[float | None]:
     if response.prompt_logprobs is None:
         raise RuntimeError("the server sent no prompt logprobs")
     return response.prompt_logprobs
+
+
+def _restored(state: _clones.SamplerState, api_key: str | None = None) -> SamplingClient:
+    """The sampler of a pickle or a handle: the same session and weights, requests of its own."""
+    runtime = _clones.runtime_for(state, api_key)
+
+    async def opened(_: Started) -> str:
+        return state.sampling_session_id
+
+    async def found_base_model() -> str:
+        if state.base_model is not None:
+            return state.base_model
+        request = api.get_sampler(sampler_id=state.sampling_session_id)
+        return (await runtime.transport.send(request, SUBMIT)).base_model
+
+    return SamplingClient(
+        runtime,
+        "from_sampler_handle",
+        opened,
+        base_model=found_base_model,
+        record_stability_info=state.record_stability_info,
+        is_clone=True,
+    )
 
 
 def open_sampler(

@@ -17,7 +17,7 @@ from tinker import _config
 from tinker._clock import Clock
 from tinker._polling import Expected, json_only
 from tinker._retry import SUBMIT
-from tinker._runtime import Runtime, open_runtime
+from tinker._runtime import Runtime, is_of_this_process, open_runtime
 from tinker._session import Description, Started
 from tinker._validate import check_model_path
 from tinker.errors import ClientClosedError
@@ -232,7 +232,7 @@ class ServiceClient:
         with self._lock:
             if self._closed:
                 raise ClientClosedError("ServiceClient is closed")
-            if self._opened is None:
+            if self._opened is None or not is_of_this_process(self._opened):
                 self._opened = open_runtime(self._config(), self._description, transport=self._transport, clock=self._clock)
             return self._opened
 

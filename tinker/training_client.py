@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 from tinker_wire import models
@@ -17,7 +17,7 @@ from tinker import _tokenizers
 from tinker._loss_requests import LossJob, loss_requests
 from tinker._polling import Expected, json_only
 from tinker._retry import ABSENT_STATUSES, SUBMIT
-from tinker._runtime import Runtime
+from tinker._runtime import Runtime, is_of_this_process
 from tinker._sequencer import Place, Sequencer
 from tinker._session import Started
 from tinker._validate import check_data, check_loss_config, check_model_path, check_name
@@ -176,7 +176,7 @@ class TrainingClient(SelfFuture):
         """
         if name is not None:
             warnings.warn("name has no effect; the sampling client is not stored", DeprecationWarning, stacklevel=2)
-        saved: APIFuture[str] = APIFuture("save_weights_and_get_sampling_client")
+        saved: APIFuture[str] = self._future("save_weights_and_get_sampling_client")
         session = self._runtime.session
         start(
             saved,
@@ -331,10 +331,16 @@ class TrainingClient(SelfFuture):
 
     # ----------------------------------------------------------------------------------------------------------- submission
 
+    def _future(self, operation: str) -> APIFuture[Any]:
+        """A future for an operation of this run. RuntimeError in a child made by ``fork``: the order is its parent's."""
+        if not is_of_this_process(self._runtime):
+            raise RuntimeError(f"{operation}: this TrainingClient belongs to another process, the parent of this one")
+        return APIFuture(operation)
+
     def _request(
         self, operation: str, expected: Expected[T], build: Callable[[str, int], Request[models.UntypedAPIFuture]]
     ) -> APIFuture[T]:
-        future: APIFuture[T] = APIFuture(operation)
+        future: APIFuture[T] = self._future(operation)
         return start(future, lambda: self._single(future, expected, build))
 
     async def _single(
@@ -382,7 +388,7 @@ class TrainingClient(SelfFuture):
         batch = list(data)
         check_data(batch, loss_fn)
         check_loss_config(config)
-        future: APIFuture[ForwardBackwardOutput] = APIFuture(operation)
+        future: APIFuture[ForwardBackwardOutput] = self._future(operation)
         job = LossJob(loss_fn, None if config is None else dict(config), operation == "forward")
         return start(future, lambda: self._batch(future, batch, job))
 

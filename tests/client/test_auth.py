@@ -1,0 +1,159 @@
+"""Where the credential comes from, what replaces it, and what happens when it is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinker
+from tinker._auth import read_claims, stored_key
+
+Connect = Callable[..., tinker.ServiceClient]
+INVALID = {"www-authenticate": 'Bearer error="invalid_token"'}
+
+
+def jwt(number: int, life: int = 3600) -> str:
+    claims = json.dumps({"iat": 1_000_000, "exp": 1_000_000 + life, "sub": f"user-{number}"}).encode()
+    return f"eyJh.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.signature"
+
+
+def keys_of(wire: Any) -> list[str | None]:
+    return [exchange.request.headers.get("x-api-key") for exchange in wire.exchanges]
+
+
+@pytest.fixture
+def tokens(wire: Any) -> list[str]:
+    """The server wants the key exchanged; these tokens are handed out in order."""
+    made = [jwt(number) for number in range(5)]
+    wire.fail("client/config", 200, body={"pjwt_auth_enabled": True})
+    return made
+
+
+def hand_out(wire: Any, token: str) -> None:
+    wire.fail("auth/token", 200, body={"jwt": token})
+
+
+def test_key_goes_to_the_exchange_only(connect: Connect, wire: Any, tokens: list[str]) -> None:
+    """Where the server wants a token, the key is sent with the first question and the exchange, the token with the rest."""
+    hand_out(wire, tokens[0])
+    connect().create_sampling_client(base_model="tinker/toy").result(10)
+    assert keys_of(wire)[:2] == ["tml-secret", "tml-secret"]
+    assert set(keys_of(wire)[2:]) == {tokens[0]}
+    assert wire.sent("auth/token")[0].json == {}
+
+
+def test_refused_token_is_replaced_once(connect: Connect, wire: Any, tokens: list[str]) -> None:
+    """A token that the server calls invalid is exchanged anew and the request repeated; a second refusal is final."""
+    hand_out(wire, tokens[0])
+    hand_out(wire, tokens[1])
+    wire.fail("create_sampling_session", 401, headers=INVALID)
+    service = connect()
+    service.create_sampling_client(base_model="tinker/toy").result(10)
+    assert [one.request.headers["x-api-key"] for one in wire.sent("create_sampling_session")] == tokens[:2]
+    hand_out(wire, tokens[2])
+    wire.fail("create_sampling_session", 401, headers=INVALID, times=2)
+    with pytest.raises(tinker.AuthenticationError):
+        service.create_sampling_client(base_model="tinker/toy").result(10)
+
+
+def test_other_refusals_are_final(connect: Connect, wire: Any, tokens: list[str]) -> None:
+    """A 401 that does not call the token invalid is raised at once."""
+    hand_out(wire, tokens[0])
+    wire.fail("create_sampling_session", 401)
+    with pytest.raises(tinker.AuthenticationError):
+        connect().create_sampling_client(base_model="tinker/toy").result(10)
+
+
+def test_token_is_renewed_before_it_ends(connect: Connect, wire: Any, clock: Any, tokens: list[str]) -> None:
+    """Past half its life a token is renewed beside the requests; one that is nearly over is not used any more."""
+    hand_out(wire, tokens[0])
+    service = connect()
+    service.create_sampling_client(base_model="tinker/toy").result(10)
+    hand_out(wire, tokens[1])
+    clock.now += 1900
+    service.get_server_capabilities()
+    wire.wait_for("auth/token", 2)
+    clock.now += 3590
+    hand_out(wire, tokens[2])
+    service.get_server_capabilities()
+    assert wire.sent("get_server_capabilities")[-1].request.headers["x-api-key"] == tokens[2]
+
+
+def test_failed_renewal_keeps_the_token(connect: Connect, wire: Any, clock: Any, tokens: list[str]) -> None:
+    """While the present token holds, an exchange that fails is no failure of a request."""
+    hand_out(wire, tokens[0])
+    service = connect()
+    service.create_sampling_client(base_model="tinker/toy").result(10)
+    wire.fail("auth/token", 400, times=10)
+    clock.now += 3600 - 30
+    service.get_server_capabilities()
+    assert wire.sent("get_server_capabilities")[-1].request.headers["x-api-key"] == tokens[0]
+    for fault in wire.faults:
+        fault.times = 0
+
+
+def test_refused_key_fails_the_request(connect: Connect, wire: Any, tokens: list[str]) -> None:
+    """A key that the exchange refuses is an authentication error."""
+    wire.fail("auth/token", 401, body={"detail": "unknown key"}, times=2)
+    with pytest.raises(tinker.AuthenticationError, match="unknown key"):
+        connect().create_sampling_client(base_model="tinker/toy").result(10)
+
+
+def test_credential_command(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key the command's output is the credential."""
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "printf ' tml-from-command\n'")
+    connect(api_key=None).create_sampling_client(base_model="tinker/toy").result(10)
+    assert set(keys_of(wire)) == {"tml-from-command"}
+
+
+@pytest.mark.parametrize(
+    ("command", "message"), [("true", "returned an empty credential"), ("echo tml-leak >&2; exit 3", "failed with exit code 3")]
+)
+def test_broken_command(connect: Connect, monkeypatch: pytest.MonkeyPatch, command: str, message: str) -> None:
+    """A command that prints nothing or fails is an error that says so and quotes nothing of its output."""
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", command)
+    with pytest.raises(tinker.TinkerError, match=message) as caught:
+        connect(api_key=None).create_sampling_client(base_model="tinker/toy").result(10)
+    assert "tml-leak" not in str(caught.value)
+
+
+def test_server_that_insists_on_the_command(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the server takes the command's credentials only, these go to the exchange, whatever key there is."""
+    wire.fail("client/config", 200, body={"pjwt_auth_enabled": True, "credential_default_source": "credential_cmd"})
+    hand_out(wire, jwt(1))
+    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo tml-from-command")
+    connect().create_sampling_client(base_model="tinker/toy").result(10)
+    assert wire.sent("auth/token")[0].request.headers["x-api-key"] == "tml-from-command"
+
+
+def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hosted service falls back to the stored default key; a broken file is told without its content."""
+    for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / ".tinker" / "credentials.json"
+    file.parent.mkdir()
+    with pytest.raises(tinker.TinkerError, match="tinker auth login"):
+        tinker.RestClient()
+    file.write_text(
+        json.dumps({"version": 1, "default": "7", "keys": {"7": {"type": "manual", "key": "tml-stored", "name": "n"}}})
+    )
+    assert stored_key(file) == "tml-stored"
+    tinker.RestClient()
+    file.write_text('{"keys": "tml-oops"')
+    with pytest.raises(tinker.TinkerError, match="cannot be read") as caught:
+        tinker.RestClient()
+    assert "tml-oops" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "eyJ", "a.b.c", "a.e30.c", "eyJ.!!!.x"])
+def test_claims_of_what_is_no_token(text: str) -> None:
+    """What is no JWT has no claims and raises nothing."""
+    assert read_claims(text).exp is None

@@ -1,0 +1,145 @@
+"""Samplers that are copied, pickled, and handed to other processes; and what happens after fork."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinker
+from tinker._clones import NUMBERS_OF_A_CLONE
+from tinker.local import Settings, running_server
+
+PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
+PARAMS = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
+
+
+@pytest.fixture
+def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
+    """A sampling client on the base model, ready."""
+    return service.create_sampling_client(base_model="tinker/toy").result(10)
+
+
+def tokens_of(sampler: tinker.SamplingClient) -> list[int]:
+    return sampler.sample(PROMPT, 1, PARAMS).result(10).sequences[0].tokens
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.deepcopy,
+        lambda sampler: pickle.loads(pickle.dumps(sampler)),
+        lambda sampler: tinker.SamplingClient.from_sampler_handle(sampler.get_sampler_handle()),
+    ],
+)
+def test_copies_sample_the_same_in_numbers_of_their_own(
+    sampler: tinker.SamplingClient, wire: Any, copied: Callable[..., Any]
+) -> None:
+    """A copy of a sampler samples the same, from the same sampling session, under numbers that cannot collide."""
+    original = tokens_of(sampler)
+    clone = copied(sampler)
+    assert tokens_of(clone) == original
+    assert clone.get_base_model() == "tinker/toy"
+    first, second = wire.sent("asample")
+    assert first.json["sampling_session_id"] == second.json["sampling_session_id"]
+    assert first.seq_id == 0
+    assert second.seq_id >= NUMBERS_OF_A_CLONE
+    assert len(wire.sent("create_session")) == 1
+
+
+def test_number_of_a_clone_comes_from_the_server_where_it_does_that(connect: Callable[..., Any], wire: Any) -> None:
+    """Where the server counts its clones, their numbers follow its counter."""
+    wire.fail("client/config", 200, body={"sample_join_sampling_session": True})
+    sampler = connect().create_sampling_client(base_model="tinker/toy").result(10)
+    wire.fail("join_sampling_session", 200, body={"client_counter": 7})
+    tokens_of(pickle.loads(pickle.dumps(sampler)))
+    assert wire.sent("asample")[0].seq_id == 7 * NUMBERS_OF_A_CLONE
+
+
+def test_what_travels_holds_no_credential(sampler: tinker.SamplingClient) -> None:
+    """Neither a pickle nor a handle holds the key."""
+    assert b"tml-secret" not in pickle.dumps(sampler)
+    assert b"tml-secret" not in base64.urlsafe_b64decode(sampler.get_sampler_handle())
+    with pytest.raises(ValueError, match="not a sampler handle"):
+        tinker.SamplingClient.from_sampler_handle("nonsense")
+
+
+@pytest.fixture
+def live_server(tmp_path: Path) -> Iterator[str]:
+    """A server that other processes reach; it wants a key."""
+    with running_server(Settings(data_dir=tmp_path, api_key="tml-live"), "toy") as url:
+        yield url
+
+
+IN_ANOTHER_PROCESS = """
+import pickle, sys, tinker
+sampler = pickle.loads(sys.stdin.buffer.read())
+params = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
+print(sampler.sample(tinker.ModelInput.from_ints([1, 2, 3]), 1, params).result(30).sequences[0].tokens)
+"""
+
+
+def test_another_process_uses_its_own_credential(live_server: str) -> None:
+    """A pickled sampler works in another process that has a key, and says so when that has none."""
+    service = tinker.ServiceClient(base_url=live_server, api_key="tml-live")
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    data, expected = pickle.dumps(sampler), tokens_of(sampler)
+    environment = {**os.environ, "TINKER_API_KEY": "tml-live"}
+    found = subprocess.run(
+        [sys.executable, "-c", IN_ANOTHER_PROCESS], input=data, capture_output=True, env=environment, check=True
+    )
+    assert found.stdout.decode().strip() == str(expected)
+    environment.pop("TINKER_API_KEY")
+    refused = subprocess.run(
+        [sys.executable, "-c", IN_ANOTHER_PROCESS], input=data, capture_output=True, env=environment, check=False
+    )
+    assert b"AuthenticationError" in refused.stderr
+    service.close().result(10)
+
+
+AFTER_FORK = """
+import os, sys, warnings, tinker
+warnings.simplefilter("ignore")
+service = tinker.ServiceClient()
+training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
+sampler = training.save_weights_and_get_sampling_client().result(30)
+params = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
+def sample(client):
+    return client.sample(tinker.ModelInput.from_ints([1, 2, 3]), 1, params).result(30).sequences[0].tokens
+expected = sample(sampler)
+child = os.fork()
+if child == 0:
+    code = 1
+    try:
+        assert sample(sampler) == expected
+        assert sample(service.create_sampling_client(base_model="tinker/toy"))
+        try:
+            training.optim_step(tinker.AdamParams())
+        except RuntimeError as error:
+            assert "another process" in str(error)
+            code = 0
+    finally:
+        os._exit(code)
+_, status = os.waitpid(child, 0)
+assert sample(sampler) == expected
+training.optim_step(tinker.AdamParams()).result(30)
+service.close().result(30)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_after_fork(live_server: str) -> None:
+    """A forked child samples with the parent's clients over connections of its own; a training run stays the parent's."""
+    environment = {**os.environ, "TINKER_API_KEY": "tml-live", "TINKER_BASE_URL": live_server}
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_FORK], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr

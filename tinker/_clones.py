@@ -1,0 +1,104 @@
+"""Samplers that move to other processes: what travels, and the runtime it finds or makes there.
+
+A pickle or a handle names the session and the sampler and carries no credential. In the process it was made in it finds the
+runtime it came from; elsewhere the credential is that process's own. A clone numbers its requests in a range of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+import threading
+import uuid
+import weakref
+from typing import TYPE_CHECKING
+
+import msgspec
+from tinker_wire import models
+
+from tinker import _config
+from tinker._loop import loop_thread
+from tinker._runtime import Runtime, open_runtime
+from tinker._server import Facts
+from tinker._session import Description
+
+if TYPE_CHECKING:
+    from tinker._clock import Clock
+
+# Each clone has so many numbers to itself. The wire takes numbers beyond what a double holds.
+NUMBERS_OF_A_CLONE = 1_000_000_000
+
+
+class SamplerState(msgspec.Struct, frozen=True, kw_only=True):
+    """What travels."""
+
+    base_url: str
+    session_id: str
+    sampling_session_id: str
+    base_model: str | None
+    record_stability_info: bool
+    client_config: models.ClientConfigResponse
+    dynamic_config: models.ClientDynamicConfigResponse
+    origin: str
+
+
+_lock = threading.Lock()
+_origins: weakref.WeakValueDictionary[str, Runtime] = weakref.WeakValueDictionary()
+_names: weakref.WeakKeyDictionary[Runtime, str] = weakref.WeakKeyDictionary()
+_adopted: weakref.WeakValueDictionary[tuple[str, str], Runtime] = weakref.WeakValueDictionary()
+
+
+def origin_of(runtime: Runtime) -> str:
+    """A name by which this process finds the runtime again; it says nothing to others."""
+    with _lock:
+        name = _names.get(runtime)
+        if name is None:
+            name = _names[runtime] = uuid.uuid4().hex
+            _origins[name] = runtime
+        return name
+
+
+def runtime_for(state: SamplerState, api_key: str | None = None) -> Runtime:
+    """The runtime a restored sampler uses: the one it came from, or one of this process that joins the same session."""
+    with _lock:
+        origin = _origins.get(state.origin)
+        if origin is not None and origin.thread is loop_thread() and api_key is None:
+            return origin
+        key = (state.base_url, state.session_id)
+        adopted = _adopted.get(key)
+        if adopted is None or adopted.thread is not loop_thread() or api_key is not None:
+            adopted = _adopted[key] = _joined(state, origin, api_key)
+        return adopted
+
+
+def _joined(state: SamplerState, origin: Runtime | None, api_key: str | None) -> Runtime:
+    """A runtime that asks nothing of the server: the session exists and the settings travelled along."""
+    clock: Clock | None = None
+    if origin is not None and api_key is None:  # a forked child has the parent's settings in its memory
+        config, clock = origin.config, origin.clock
+    else:
+        config = _config.load(base_url=state.base_url, api_key=api_key)
+    runtime = open_runtime(config, Description(user_metadata={}), clock=clock)
+    facts = Facts(state.client_config, answered=True, dynamic=state.dynamic_config)
+    session = runtime.session
+    runtime.thread.call(lambda: session.adopt(state.session_id, facts))
+    return runtime
+
+
+def drawn_number() -> int:
+    """A clone's number, of so many that two clones hardly ever draw the same."""
+    return 1 + secrets.randbelow(NUMBERS_OF_A_CLONE)
+
+
+def to_handle(state: SamplerState) -> str:
+    """The state as URL-safe text."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(state)).decode()
+
+
+def from_handle(handle: str) -> SamplerState:
+    """The state of a handle; ValueError when it is none."""
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(handle), type=SamplerState)
+    except (ValueError, binascii.Error) as error:
+        raise ValueError(f"not a sampler handle: {error}") from None
