@@ -35,7 +35,7 @@ def dependencies(group: str) -> list[str]:
 def built_wheel(session: nox.Session) -> Path:
     """The wheel of this tree, so that what is tested is what users install."""
     session.install("build")
-    folder = Path(session.create_tmp()) / "dist"
+    folder = Path(session.create_tmp()).resolve() / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     session.run("python", "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT), silent=True)
     (wheel,) = folder.glob("*.whl")
@@ -53,9 +53,9 @@ def quickstart(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test, against the built wheel."""
     wheel = built_wheel(session)
-    install(session, f"tinker[local,zstd] @ {wheel.as_uri()}", *dependencies("test"), "-r", "codegen/requirements.txt")
+    install(session, f"{wheel}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
     session.install("--force-reinstall", "--no-deps", str(wheel))
-    session.run("pytest", *session.posargs, env={"TINKER_LOCAL_DIR": str(Path(session.create_tmp()) / "local")})
+    session.run("pytest", *session.posargs, env={"TINKER_LOCAL_DIR": str(Path(session.create_tmp()).resolve() / "local")})
 
 
 @nox.session
@@ -108,7 +108,7 @@ def parity(session: nox.Session) -> None:
 
 def environment(session: nox.Session, name: str, *packages: str) -> str:
     """The Python of a virtual environment of its own inside the session's folder."""
-    home = Path(session.create_tmp()) / name
+    home = Path(session.create_tmp()).resolve() / name
     binaries = home / ("Scripts" if os.name == "nt" else "bin")
     if not home.exists():
         session.run("python", "-m", "venv", str(home))

@@ -6,7 +6,7 @@ A Llama of 1.8 million parameters over bytes. Every document comes from what shi
 the standard library, ``pydoc_data.topics``, ``this``, and three kinds of exercise made from the same words (and from
 random letters), so that the model learns to copy: a passage repeated, a word list repeated, and lines that apply one
 string operation (a slice, a suffix, upper case, ...) to word after word. Half of the training bytes are exercises. The
-model knows next to nothing. Takes about twenty minutes on two CPU cores with bfloat16. Seeded: a second run on the
+model knows next to nothing. Takes about twenty minutes on two idle CPU cores with bfloat16. Seeded: a second run on the
 same machine and Python gives a like model; other versions of Python carry other docstrings.
 """
 
@@ -219,6 +219,7 @@ def write(model: transformers.LlamaForCausalLM, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     model.half().save_pretrained(directory)
     (directory / "generation_config.json").unlink(missing_ok=True)
+    (directory / "model.safetensors").chmod(0o644)
     byte_tokenizer().save(str(directory / "tokenizer.json"), pretty=False)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

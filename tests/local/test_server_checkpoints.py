@@ -202,6 +202,8 @@ def test_a_damaged_checkpoint_is_reported(api: Api, tmp_path: Path) -> None:
         category, error = api.failure(load_new(api, session, number, path))
         assert category == "user"
         assert "engine" in error or "damaged" in error
+    assert api.refused("save_weights", {"model_id": model, "seq_id": 2, "path": "a"})[0] == 409
+    assert "path" in api.result(api.save(model, 3, "a", overwrite=True))
 
 
 def test_a_failed_save_leaves_nothing_behind(make_api: MakeApi, tmp_path: Path) -> None:

@@ -6,10 +6,13 @@ import asyncio
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from server_harness import PROTO, Api, Clock, GatedEngine, MakeApi, datum
 
 from tinker._wire import proto
+from tinker.local.engines.protocol import LossResult
+from tinker.local.engines.toy import ToyEngine
 
 
 def test_a_poll_is_held_until_the_result_is_there(make_api: MakeApi) -> None:
@@ -91,6 +94,21 @@ def test_a_large_result_is_announced_by_its_size(make_api: MakeApi) -> None:
     assert proto.decode_loss_output(body).loss_fn_outputs[0]["logprobs"].shape == [100]
     small = api.step(model, 2)
     assert "metrics" in api.retrieve(small, metadata=True).json()
+
+
+def test_a_result_that_json_cannot_carry_is_a_failure(make_api: MakeApi) -> None:
+    """NaN in a result is told as the server's fault instead of an error status, and protobuf carries it."""
+
+    class Diverged(ToyEngine):
+        def forward_backward(self, *args: Any, **options: Any) -> LossResult:
+            return LossResult(outputs=[{"logprobs": np.array([np.nan], np.float32)}], metrics={})
+
+    api = make_api(Diverged(vocabulary=512))
+    future = api.loss(api.model(), 1)
+    category, error = api.failure(future)
+    assert (category, "NaN" in error) == ("server", True)
+    output = proto.decode_loss_output(api.retrieve(future, headers=PROTO).content)
+    assert np.isnan(output.loss_fn_outputs[0]["logprobs"].values).all()
 
 
 def test_results_can_be_fetched_again(api: Api) -> None:

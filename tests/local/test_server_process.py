@@ -212,7 +212,7 @@ def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     options = ["--port", "0", "--data", str(tmp_path), "--api-key", "tml-k"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = re.search(r"TINKER_BASE_URL=(http://\S+)", process.stdout.readline())
+        found = re.search(r"TINKER_BASE_URL=(http://[^)]+)", process.stdout.readline())
         assert found is not None
         assert httpx.get(found[1] + path("healthz")).json() == {"status": "ok"}
         assert httpx.get(found[1] + path("get_server_capabilities")).status_code == 401

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ from server_harness import PROTO, Api, GatedEngine, MakeApi, datum, sample_body
 from tinker._wire import proto
 from tinker.local.engines.protocol import SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
+from tinker.local.snapshots import IN_MEMORY, SPOOL
 
 
 def save_for_sampler(api: Api, model: str, seq_id: int, **fields: Any) -> Any:
@@ -272,3 +277,55 @@ def test_a_crash_while_sampling_fails_the_batch_and_nothing_else(make_api: MakeA
     for future in queue_samples(api, engine, [{}, {}]):
         assert api.failure(future) == ("server", "MemoryError: too much at once")
     assert "sequences" in api.result(api.sample(api.sampler(api.session())))
+
+
+# Weights without a name
+
+
+def test_old_snapshots_still_sample(api: Api) -> None:
+    """More snapshots than are kept in memory: each still samples as it did when it was made."""
+    session = api.session()
+    model = api.model(session)
+    seen: list[tuple[str, list[int]]] = []
+    number = 1
+    for index in range(IN_MEMORY + 3):
+        saved = api.result(save_for_sampler(api, model, number, sampling_session_seq_id=index))
+        sampler = saved["sampling_session_id"]
+        seen.append((sampler, greedy(api, sampler, 0)))
+        number = learn(api, model, number + 1) if index == 0 else number + 1
+    assert seen[0][1] != seen[1][1]
+    assert [greedy(api, sampler, 1) for sampler, _ in seen] == [tokens for _, tokens in seen]
+
+
+def test_unnamed_weights_leave_the_disk_with_their_session(make_api: MakeApi, tmp_path: Path) -> None:
+    """Files of sampling sessions go when the session ends, the rest when the server does; named checkpoints stay."""
+    api = make_api()
+    ended, open_ = api.session(), api.session()
+    for session in (ended, open_):
+        model = api.model(session)
+        api.result(save_for_sampler(api, model, 1, sampling_session_seq_id=0))
+        api.result(save_for_sampler(api, model, 2, path="kept"))
+    assert len(weights_below(tmp_path, SPOOL)) == 2
+    api.ok("finish_session", {"reason": {"type": "success"}, "detail": None}, session_id=ended)
+    api.result(api.step(model, 3))
+    api.state.close()
+    assert not weights_below(tmp_path, SPOOL)
+    assert len(weights_below(tmp_path, "sampler_weights")) == 2
+
+
+def weights_below(root: Path, part: str) -> list[Path]:
+    return [file for file in root.rglob("toy_adapter.npz") if part in file.parts]
+
+
+def test_what_a_killed_server_left_is_removed(make_api: MakeApi, tmp_path: Path) -> None:
+    """Folders of processes that are gone are removed by the next server; those of living processes stay."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    dead, alive = (tmp_path / "data" / SPOOL / f"{pid}-x" for pid in (process.pid, os.getppid()))
+    dead.mkdir(parents=True)
+    alive.mkdir()
+    api = make_api()
+    session = api.session()
+    api.result(save_for_sampler(api, api.model(session), 1, sampling_session_seq_id=0))
+    assert not dead.exists()
+    assert alive.exists()

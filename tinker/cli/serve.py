@@ -10,7 +10,6 @@ import click
 
 if TYPE_CHECKING:
     from tinker.local.engines import EngineName
-    from tinker.local.engines.protocol import Engine
 
 
 @click.command()
@@ -45,10 +44,6 @@ def serve(
             click.echo(f"Without {missing} this is a toy: a bigram model in numpy.", err=True)
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
         settings = Settings(data_dir=data, api_key=api_key, any_base_model=any_base_model)
-        run(model=model, engine=engine, host=host, port=port, settings=settings, started=_announce)
+        run(model=model, engine=engine, host=host, port=port, settings=settings)
     except (ImportError, OSError) as error:
         raise click.ClickException(str(error)) from error
-
-
-def _announce(url: str, engine: Engine) -> None:
-    click.echo(f"Serving {engine.base_model} at {url}. Point a client at it with TINKER_BASE_URL={url}")

@@ -55,7 +55,15 @@ async def _encoded(state: State, future: Future, outcome: Outcome, *, proto_want
     media_type = proto.MEDIA_TYPE if bulky and proto_wanted else json.MEDIA_TYPE
     if future.encoded is not None and future.encoded[0] == media_type:
         return future.encoded
-    return media_type, await state.offload(future.nbytes, lambda: _encode(outcome, media_type))
+    return media_type, await state.offload(future.nbytes, lambda: _encoded_or_failed(outcome, media_type))
+
+
+def _encoded_or_failed(outcome: Outcome, media_type: str) -> bytes:
+    """A result that JSON cannot carry (NaN, infinity) fails: an error status would make clients ask again for ever."""
+    try:
+        return _encode(outcome, media_type)
+    except ValueError as error:
+        return _encode(Failure(f"the result cannot be sent as {media_type}: {error}", "server"), json.MEDIA_TYPE)
 
 
 def _encode(outcome: Outcome, media_type: str) -> bytes:

@@ -76,7 +76,7 @@ def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[
     async def endpoint(request: Request) -> Response:
         try:
             _check_key(state, operation, request)
-            call = await receive(request, operation, state.settings.max_request_bytes)
+            call = await receive(request, operation, state.settings.max_request_bytes, state.offload)
             return _answer(await handler(state, call))
         except Problem as problem:
             return _refusal(problem)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias, TypeVar
 
 import attrs
 import msgspec
@@ -15,6 +15,7 @@ from tinker.local import legacy
 from tinker.local.problem import Problem
 
 T = TypeVar("T", bound=msgspec.Struct)
+Offload: TypeAlias = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
 
 
 @attrs.frozen(eq=False)
@@ -43,12 +44,13 @@ class Call:
         return legacy.read(self.content, kind)
 
 
-async def receive(request: Request, operation: Operation, limit: int) -> Call:
+async def receive(request: Request, operation: Operation, limit: int, offload: Offload) -> Call:
     """Read a request. Problem 413 beyond ``limit`` bytes, also after decompression; 415 for an unknown encoding."""
     content = await _content(request, limit)
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "zstd":
-        content = _decompressed(content, limit)
+        squeezed = content
+        content = await offload(limit, lambda: _decompressed(squeezed, limit))
     elif encoding != "identity":
         raise Problem(415, f"Content-Encoding {encoding!r} is not supported; send the body plain or as zstd")
     return Call(operation, {key: str(value) for key, value in request.path_params.items()}, request.headers, content)

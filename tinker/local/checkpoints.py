@@ -52,8 +52,11 @@ class Checkpoints:
         self._root, self._now = root, now
 
     def exists(self, run: str, kind: Kind, name: str) -> bool:
-        """Whether a checkpoint of that name is there and has not expired."""
-        return self._read(self._folder(run, kind, name)) is not None
+        """Whether a checkpoint of that name is there and has not expired; a damaged one is there."""
+        try:
+            return self._read(self._folder(run, kind, name)) is not None
+        except EngineError:
+            return True
 
     def find(self, path: str, kind: Kind) -> tuple[CheckpointRecord, Path]:
         """The record and folder of ``tinker://<run>/<kind>/<name>``. EngineError when it is not here or of another kind."""
@@ -84,7 +87,7 @@ class Checkpoints:
         return record
 
     def _folder(self, run: str, kind: Kind, name: str) -> Path:
-        return self._root / _folder_name(run) / kind / _folder_name(name)
+        return self._root / folder_name(run) / kind / folder_name(name)
 
     def _read(self, folder: Path) -> CheckpointRecord | None:
         try:
@@ -133,7 +136,8 @@ def taken(path: str) -> str:
     return f"the checkpoint {path} exists; choose another name, or pass overwrite where the call takes it"
 
 
-def _folder_name(text: str) -> str:
+def folder_name(text: str) -> str:
+    """A name for a folder that is safe on every file system and differs for every text."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{_UNSAFE.sub('_', text)[:64]}-{digest}"
 

@@ -177,7 +177,8 @@ class Futures:
 
     def _crowded(self) -> bool:
         count = len(self._read) + len(self._unread)
-        return count > self._settings.max_results or self._nbytes > self._settings.max_result_bytes
+        too_large = self._nbytes > self._settings.max_result_bytes and count > 1
+        return count > self._settings.max_results or too_large
 
 
 def result_nbytes(outcome: Outcome) -> int:

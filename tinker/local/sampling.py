@@ -64,7 +64,7 @@ def _source(state: State, engine: Engine, base_model: str | None, path: str | No
         raise Problem(404, str(error)) from error
     if record.engine_model != engine.base_model:
         raise Problem(400, f"{path} was trained on {record.engine_model!r}; this server has {engine.base_model!r}")
-    return lambda engine: state.snapshots.get(engine, record, folder), base_model or record.base_model
+    return lambda engine: state.snapshots.get(engine, folder, record.created_at), base_model or record.base_model
 
 
 def _base_weights(engine: Engine) -> None:

@@ -46,6 +46,11 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def announce(url: str, engine: Engine) -> None:
+    """One line: what is served where, and how to point a client at it."""
+    print(f"Serving {engine.base_model} at {url} (TINKER_BASE_URL={url})", flush=True)  # noqa: T201 - for the user
+
+
 def serve(
     *,
     model: str | None = None,
@@ -53,19 +58,19 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     settings: Settings | None = None,
-    started: Callable[[str, Engine], None] | None = None,
+    started: Callable[[str, Engine], None] = announce,
 ) -> None:
     """Load the engine, then serve until interrupted (Ctrl-C, SIGTERM); what is pending then fails.
 
-    ``port`` 0 picks a free one. ``started`` is called with the base URL and the engine once connections are accepted.
+    ``port`` 0 picks a free one. ``started`` is called with the base URL and the engine once connections are accepted; by
+    default it prints one line.
     Raises OSError when the port is taken, ImportError when the engine is not installed.
     """
     listener = _listen(host, port)
     try:
         loaded = open_engine(engine, model)
         state = State(lambda: loaded, settings)
-        if started is not None:
-            started(_url(listener), loaded)
+        started(_url(listener), loaded)
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
             _Server(state).run(sockets=[listener])
     finally:

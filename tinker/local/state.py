@@ -11,24 +11,22 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
-import attrs
 from tinker_wire import models
 
-from tinker.local.checkpoints import CheckpointRecord, Checkpoints
-from tinker.local.engines.protocol import Engine
+from tinker.local.checkpoints import Checkpoints
+from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.futures import Failure, Future, Futures
 from tinker.local.problem import Problem
 from tinker.local.schedule import NumberedLane, OpenEngine, SampleLane, Worker, failure_of
 from tinker.local.settings import Settings
+from tinker.local.snapshots import Snapshots
 from tinker.local.store import Model, Store
 
 T = TypeVar("T")
 
 LARGE = 1 << 20  # bytes; encoding and decoding more than this would hold up the loop for longer than a few milliseconds
-SNAPSHOTS = 8  # checkpoints kept in memory for sampling; more are read from disk again
 GOODBYE = Failure("the server is shutting down", "server")
 
 
@@ -53,7 +51,7 @@ class State:
         self.futures = Futures(self.settings, self.lock, clock)
         self.store = Store(self.settings, clock, self._drop)
         self.checkpoints = Checkpoints(self.settings.data_dir, now)
-        self.snapshots = Snapshots(self.checkpoints)
+        self.snapshots = Snapshots(self.settings.data_dir)
         self.telemetry: deque[models.TelemetryEvent] = deque(maxlen=self.settings.max_telemetry_events)
         self.samples = SampleLane(self.futures, self.settings.sample_batch_tokens)
         self._worker = Worker(open_engine, self.lock, clock)
@@ -99,6 +97,7 @@ class State:
 
     def _forget(self, model: Model, open_engine: OpenEngine) -> None:
         self._worker.remove(model.lane)
+        self.snapshots.forget(model.model_id)
         open_engine().drop_adapter(model.model_id)
 
     # Bytes
@@ -120,6 +119,7 @@ class State:
         """Fail what is pending, wait for the step that runs, and end every thread. Blocks; calling it again is harmless."""
         self.begin_close()
         self._worker.join()
+        self.snapshots.clear()
         if self._codecs is not None:
             self._codecs.shutdown()
 
@@ -137,23 +137,6 @@ class State:
         self.futures.fail_all(GOODBYE)
 
 
-@attrs.define(eq=False)
-class Snapshots:
-    """The weights of sampler checkpoints, read once. Used by the engine's thread only."""
-
-    checkpoints: Checkpoints
-    kept: dict[tuple[str, float], object] = attrs.field(factory=lambda: dict[tuple[str, float], object]())
-
-    def get(self, engine: Engine, record: CheckpointRecord, folder: Path) -> object:
-        """The weights of this very checkpoint; one saved later under the same name is another."""
-        key = (record.path, record.created_at)
-        if key not in self.kept:
-            while len(self.kept) >= SNAPSHOTS:
-                del self.kept[next(iter(self.kept))]
-            self.kept[key] = engine.load_snapshot(folder)
-        return self.kept[key]
-
-
 def _open(open_engine: OpenEngine, opened: Future) -> None:
     try:
         open_engine()
@@ -164,4 +147,4 @@ def _open(open_engine: OpenEngine, opened: Future) -> None:
 
 
 def _refuse() -> Engine:
-    raise RuntimeError(GOODBYE.error)
+    raise EngineError(GOODBYE.error)

@@ -58,6 +58,12 @@ class Model:
         if self.failure is not None:
             raise EngineError(f"model {self.model_id!r} was not created: {self.failure}")
 
+    def inflight_weights(self, engine: Engine) -> object:
+        """What inflight samplers sample from now; EngineError once the session has ended."""
+        if self.inflight is None:
+            raise EngineError(f"session {self.session.session_id!r} has ended")
+        return self.inflight
+
 
 @attrs.define(eq=False, kw_only=True)
 class Sampler:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
+import msgspec
 import numpy as np
 from tinker_wire import models
 
@@ -20,6 +22,8 @@ from tinker.types.datum import Datum
 from tinker.types.model_input import EncodedTextChunk, ModelInput
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 OUTPUT_TYPE = "ArrayRecord"
 
@@ -127,9 +131,7 @@ async def get_info(state: State, call: Call) -> models.GetInfoResponse:
         raise Problem(400, f"model {model.model_id!r} was not created: {model.failure}")
     return models.GetInfoResponse(
         model_id=model.model_id,
-        model_data=models.ModelData(
-            arch=engine.base_model, model_name=model.base_model, tokenizer_id=_wire_tokenizer(engine.tokenizer_id)
-        ),
+        model_data=models.ModelData(model_name=model.base_model, tokenizer_id=_wire_tokenizer(engine.tokenizer_id)),
         optimizer_config=models.AdamOptimizerConfig(),
         is_lora=True,
         lora_rank=model.spec.rank,
@@ -149,16 +151,24 @@ async def forward_backward(state: State, call: Call) -> models.UntypedAPIFuture:
     """A loss and its gradient, or the loss alone where a protobuf body says so."""
     if call.is_proto:
         return await _forward_backward_proto(state, call)
-    request = call.read(models.ForwardBackwardRequest)
-    same = await state.offload(len(call.content), lambda: fingerprint(request))
+    request, same = await _read(state, call, models.ForwardBackwardRequest)
     return _accept_loss(state, request.model_id, request.seq_id, request.forward_backward_input, same, backward=True)
 
 
 async def forward(state: State, call: Call) -> models.UntypedAPIFuture:
     """A loss alone."""
-    request = call.read(models.ForwardRequest)
-    same = await state.offload(len(call.content), lambda: fingerprint(request))
+    request, same = await _read(state, call, models.ForwardRequest)
     return _accept_loss(state, request.model_id, request.seq_id, request.forward_input, same, backward=False)
+
+
+async def _read(state: State, call: Call, kind: type[T]) -> tuple[T, bytes]:
+    """The body and its fingerprint."""
+
+    def read() -> tuple[T, bytes]:
+        request = call.read(kind)
+        return request, fingerprint(request)
+
+    return await state.offload(len(call.content), read)
 
 
 async def _forward_backward_proto(state: State, call: Call) -> models.UntypedAPIFuture:

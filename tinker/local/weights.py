@@ -117,16 +117,15 @@ def _save_into_session(
     def run(engine: Engine) -> models.SaveWeightsForSamplerResponseInternal:
         try:
             model.require_made()
-            frozen = engine.snapshot(model.model_id)
+            if request.kind == "inflight":
+                model.inflight = engine.snapshot(model.model_id)
+                sampler.weights = model.inflight_weights
+            else:
+                sampler.weights = state.snapshots.save(engine, model.model_id)
         except Exception:
             with state.lock:
-                del session.samplers[sampler_number]
+                session.samplers.pop(sampler_number, None)
             raise
-        if request.kind == "inflight":
-            model.inflight = frozen
-            sampler.weights = lambda _: model.inflight
-        else:
-            sampler.weights = lambda _: frozen
         return models.SaveWeightsForSamplerResponseInternal(sampling_session_id=sampler.sampler_id)
 
     prepare: Callable[[], None] = lambda: state.store.add_sampler(session, sampler_number, sampler)  # noqa: E731

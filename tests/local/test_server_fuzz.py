@@ -1,0 +1,125 @@
+"""Bodies that are almost right: whatever stands in one place of a valid body, the server neither fails nor stops."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from server_harness import Api, datum, sample_body
+
+from tinker._wire import proto
+from tinker.local import Settings, State
+from tinker.local.engines.toy import ToyEngine
+from tinker.types.datum import Datum
+from tinker.types.model_input import ModelInput
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([0, -1, 2**31, 2**53 + 1, 2**63, 2**64, 10**30, "", "x", "tinker://a/weights/b", "\x00", "😀"]),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=8),
+)
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=5
+)
+
+
+def bodies(session: str, model: str, sampler: str) -> dict[str, Any]:
+    what = {"data": [datum([1, 2], [2, 3], weights=[1.0, 0.5])], "loss_fn": "cross_entropy", "loss_fn_config": {}}
+    lora = {"rank": 4, "seed": 1, "train_unembed": True, "train_mlp": True, "train_attn": True}
+    model_body = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy", "lora_config": lora}
+    event = {"event": "GENERIC_EVENT", "event_name": "n", "severity": "INFO", "timestamp": "2026-01-02T03:04:05Z"}
+    events = [{**event, "event_id": "e", "event_session_index": 0, "event_data": {"a": 1}}]
+    path = f"tinker://{model}/weights/a"
+    return {
+        "client_config": {"sdk_version": "1"},
+        "create_session": {"tags": ["a"], "sdk_version": "1", "user_metadata": {"k": "v"}, "type": "create_session"},
+        "session_heartbeat": {"session_id": session},
+        "create_model": {**model_body, "optimizer_config": {"type": "adamw"}, "user_metadata": {"a": "b"}},
+        "get_info": {"model_id": model},
+        "forward_backward": {"model_id": model, "seq_id": 1, "forward_backward_input": what},
+        "forward": {"model_id": model, "seq_id": 2, "forward_input": what},
+        "optim_step": {"model_id": model, "seq_id": 3, "adam_params": {"learning_rate": 0.1, "beta1": 0.9, "eps": 1e-8}},
+        "save_weights": {"model_id": model, "seq_id": 4, "path": "a", "ttl_seconds": 3600, "user_metadata": {"a": "b"}},
+        "save_weights_for_sampler": {"model_id": model, "seq_id": 5, "sampling_session_seq_id": 3, "kind": "snapshot"},
+        "load_weights": {"session_id": session, "model_seq_id": 7, "path": path, "optimizer": True},
+        "create_sampling_session": {"session_id": session, "sampling_session_seq_id": 1, "base_model": "tinker/toy"},
+        "asample": sample_body(sampler, params={"stop": ["a"], "top_k": 2}, prompt_logprobs=True, topk_prompt_logprobs=1),
+        "retrieve_future": {"request_id": f"{model}:request:0", "allow_metadata_only": True},
+        "telemetry": {"events": events, "platform": "p", "sdk_version": "1", "session_id": session, "process_uuid": "u"},
+        "finish_session": {"reason": {"type": "success"}, "detail": None},
+    }
+
+
+def places(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a JSON value, as the keys that lead to it."""
+    found = [above] if above else []
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        found += places(item, (*above, key))
+    return found
+
+
+def replaced(body: Any, place: tuple[Any, ...], value: Any) -> Any:
+    changed = copy.deepcopy(body)
+    target = changed
+    for key in place[:-1]:
+        target = target[key]
+    target[place[-1]] = value
+    return changed
+
+
+def fresh(path: Path) -> Api:
+    """A small server that gives up waiting for numbers at once."""
+    limits = {"gap_seconds": 0.0, "max_samples": 8, "max_sessions": 10**6, "max_models": 10**6}
+    return Api(State(lambda: ToyEngine(vocabulary=512, max_context_length=64), Settings(data_dir=path, **limits)))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_value_in_no_place_breaks_the_server(shared: Api, data: st.DataObject) -> None:
+    """Any JSON value in any place of any body is answered below 500, its future is fulfilled, and the server goes on."""
+    session = shared.session()
+    model = shared.create_model(session, 5)["model_id"]
+    valid = bodies(session, model, shared.sampler(session, 9))
+    operation = data.draw(st.sampled_from(sorted(valid)), "operation")
+    place = data.draw(st.sampled_from(places(valid[operation])), "place")
+    changed = replaced(valid[operation], place, data.draw(VALUES, "value"))
+    answer = shared.call(operation, content=json.dumps(changed).encode(), session_id=session)
+    assert answer.status_code < 500, answer.text
+    if answer.status_code == 200 and "request_id" in answer.json() and operation != "retrieve_future":
+        outcome = shared.result(answer.json())
+        assert outcome.get("category") != "server", outcome
+    assert shared.ok("session_heartbeat", {"session_id": shared.session()})
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_change_of_a_protobuf_body_breaks_the_server(shared: Api, data: st.DataObject) -> None:
+    """A message cut short or with changed bytes is refused or fails as the user's; it is never the server's fault."""
+    model = shared.create_model(shared.session())["model_id"]
+    one = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [1.0, 0.5]})
+    body = bytearray(b"".join(proto.encode_forward_backward(model, 1, [one, one], "ppo", {"clip_low_threshold": 0.5})))
+    for _ in range(data.draw(st.integers(1, 3), "changes")):
+        body[data.draw(st.integers(0, len(body) - 1), "at")] = data.draw(st.integers(0, 255), "byte")
+    cut = data.draw(st.integers(1, len(body)), "length")
+    headers = {"content-type": "application/x-protobuf"}
+    answer = shared.call("forward_backward", content=bytes(body[:cut]), headers=headers)
+    assert answer.status_code < 500, answer.text
+    if answer.status_code == 200:
+        assert shared.result(answer.json()).get("category") != "server"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One server for all examples: what one of them breaks, the next ones see."""
+    api = fresh(tmp_path_factory.mktemp("data"))
+    yield api
+    api.close()
