@@ -32,10 +32,15 @@ def dependencies(group: str) -> list[str]:
     return list(nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), group))
 
 
+def scratch(session: nox.Session) -> Path:
+    """A folder of the session's own, kept between runs."""
+    return Path(session.virtualenv.location).resolve() / "scratch"
+
+
 def built_wheel(session: nox.Session) -> Path:
     """The wheel of this tree, so that what is tested is what users install."""
     session.install("build")
-    folder = Path(session.create_tmp()).resolve() / "dist"
+    folder = scratch(session) / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     session.run("python", "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT), silent=True)
     (wheel,) = folder.glob("*.whl")
@@ -55,7 +60,7 @@ def tests(session: nox.Session) -> None:
     wheel = built_wheel(session)
     install(session, f"{wheel}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
     session.install("--force-reinstall", "--no-deps", str(wheel))
-    session.run("pytest", *session.posargs, env={"TINKER_LOCAL_DIR": str(Path(session.create_tmp()).resolve() / "local")})
+    session.run("pytest", *session.posargs, env={"TINKER_LOCAL_DIR": str(scratch(session) / "local")})
 
 
 @nox.session
@@ -109,7 +114,7 @@ def parity(session: nox.Session) -> None:
 
 def environment(session: nox.Session, name: str, *packages: str) -> str:
     """The Python of a virtual environment of its own inside the session's folder."""
-    home = Path(session.create_tmp()).resolve() / name
+    home = scratch(session) / name
     binaries = home / ("Scripts" if os.name == "nt" else "bin")
     if not home.exists():
         session.run("python", "-m", "venv", str(home))

@@ -226,7 +226,9 @@ def finish(output: Path) -> None:
 
 
 def ruff(command: str, *arguments: str) -> None:
-    common = ("--isolated", "--no-cache", "--quiet", "--line-length", str(LINE_LENGTH))
+    # Wherever the output lies: some folder names, and what git ignores, are passed over by default.
+    everywhere = ("--config", "exclude = []", "--no-respect-gitignore")
+    common = ("--isolated", "--no-cache", "--quiet", *everywhere, "--line-length", str(LINE_LENGTH))
     subprocess.run([sys.executable, "-m", "ruff", command, *common, *arguments], check=True)
 
 
