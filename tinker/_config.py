@@ -11,7 +11,6 @@ from typing import Literal, TypeAlias, get_args
 import attrs
 
 from tinker._version import __version__
-from tinker.errors import TinkerError
 
 HOSTED_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 LOCAL_SCHEME = "local://"
@@ -29,6 +28,8 @@ class Config:
 
     base_url: str
     api_key: str | None = attrs.field(default=None, repr=False)
+    credential_cmd: str | None = attrs.field(default=None, repr=False)
+    credentials_file: Path = Path("~/.tinker/credentials.json")
     project_id: str | None = None
     tags: tuple[str, ...] = ()
     wire: WireChoice = "auto"
@@ -36,6 +37,11 @@ class Config:
     headers: Mapping[str, str] = attrs.field(factory=_no_headers, repr=False)
     sdk_version: str = __version__
     local_dir: Path | None = None
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether the server is the hosted service, which never does without a key."""
+        return self.base_url == HOSTED_URL
 
     @property
     def is_local(self) -> bool:
@@ -54,20 +60,16 @@ def load(
 ) -> Config:
     """Read the settings now, so that a variable set after import counts. An empty variable counts as unset.
 
-    Raises TinkerError when the hosted service is meant and no key is known, ValueError for an unknown wire.
+    Raises ValueError for an unknown wire or a base URL of no known scheme.
     """
     env = os.environ if environ is None else environ
     url = _base_url(base_url or env.get("TINKER_BASE_URL") or HOSTED_URL)
-    key = api_key or env.get("TINKER_API_KEY") or None
-    if key is None and url == HOSTED_URL:
-        raise TinkerError(
-            "The api_key client option must be set by passing api_key to the client or by setting the TINKER_API_KEY "
-            "environment variable; without an account, base_url='local://' runs everything on this machine"
-        )
     local_dir = env.get("TINKER_LOCAL_DIR")
     return Config(
         base_url=url,
-        api_key=key,
+        api_key=api_key or env.get("TINKER_API_KEY") or None,
+        credential_cmd=env.get("TINKER_CREDENTIAL_CMD") or None,
+        credentials_file=Path(env.get("HOME") or Path.home()) / ".tinker" / "credentials.json",
         project_id=project_id or env.get("TINKER_PROJECT_ID") or None,
         tags=tuple(dict.fromkeys(tag for tag in env.get("TINKER_TAGS", "").split(",") if tag)),
         wire=_wire(wire or env.get("TINKER_WIRE") or "auto"),

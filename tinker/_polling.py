@@ -78,14 +78,18 @@ class Poller:
         expected: Expected[T],
         future: APIFuture[Any],
         roundtrip: float | None = None,
+        *,
+        result_nbytes: int | None = None,
     ) -> T:
         """Wait for the result, as long as the server says that it is coming.
 
         There is no deadline of its own: a queue may be long, and a server that says so is alive. A server that answers
-        nothing but errors for five minutes ends the wait with the last of them.
+        nothing but errors for five minutes ends the wait with the last of them. ``result_nbytes`` is the size of a result
+        that is known to be there.
         """
         future.request_id = promise.request_id
         poll = _Poll(self, promise.request_id, expected, future, Attempts(POLL, self.transport.clock))
+        poll.result_nbytes = result_nbytes or None
         while True:
             found = await poll.once(roundtrip if poll.iteration == 0 else None)
             if found is not None:

@@ -62,6 +62,8 @@ PENDING_STATUS = 408
 UNREADABLE_STATUSES = frozenset({400, 415, 422})
 # These on a poll say, with a text, that the request failed.
 FAILED_STATUSES = frozenset({400, 422})
+# The credential is refused.
+UNAUTHENTICATED_STATUS = 401
 # The session is over.
 GONE_STATUS = 410
 

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from tinker._auth import Auth, find_source
 from tinker._clock import Clock
 from tinker._config import Config
 from tinker._loop import LoopThread, loop_thread
 from tinker._pools import open_exchange
+from tinker._server import Server
 from tinker._session import Description, Session, shut_down
 from tinker._transport import Transport
 
@@ -26,6 +28,7 @@ class Runtime:
     clock: Clock
     thread: LoopThread
     transport: Transport
+    server: Server
     session: Session
 
 
@@ -36,15 +39,20 @@ def open_runtime(
     transport: httpx.AsyncBaseTransport | None = None,
     clock: Clock | None = None,
 ) -> Runtime:
-    """Wire a runtime; no I/O. When the last client that holds it is gone, its heartbeat stops and its connections close."""
+    """Wire a runtime; no I/O. When the last client that holds it is gone, its heartbeat stops and its connections close.
+
+    Raises TinkerError when the hosted service is meant and no credential is known.
+    """
     time = clock or Clock()
     thread = loop_thread()
-    exchanges = Transport(config, time, open_exchange(config, transport))
-    session = Session(exchanges, thread, description)
-    runtime = Runtime(config, time, thread, exchanges, session)
-    weakref.finalize(runtime, _abandon, thread, exchanges, session).atexit = False
+    auth = Auth(find_source(config), time, thread)
+    exchanges = Transport(config, time, auth, open_exchange(config, transport))
+    server = Server(exchanges, thread)
+    session = Session(exchanges, server, thread, description)
+    runtime = Runtime(config, time, thread, exchanges, server, session)
+    weakref.finalize(runtime, _abandon, thread, exchanges, server, session).atexit = False
     return runtime
 
 
-def _abandon(thread: LoopThread, transport: Transport, session: Session) -> None:
-    thread.call(lambda: thread.background(shut_down(transport, session.heartbeat), "abandoned session"))
+def _abandon(thread: LoopThread, transport: Transport, server: Server, session: Session) -> None:
+    thread.call(lambda: thread.background(shut_down(transport, server, session.heartbeat), "abandoned session"))

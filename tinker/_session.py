@@ -19,6 +19,7 @@ from tinker._loop import LoopThread
 from tinker._polling import Poller
 from tinker._pools import Purpose
 from tinker._retry import ABSENT_STATUSES, GONE_STATUS, ONE_SHOT, START
+from tinker._server import Facts, Server
 from tinker._transport import Transport
 from tinker._wire.negotiate import Negotiation
 from tinker.errors import APIError, APIStatusError, ClientClosedError
@@ -35,10 +36,15 @@ class Started:
     """What is known once the session exists."""
 
     session_id: str
-    config: models.ClientConfigResponse
+    facts: Facts
     limits: Limits
     poller: Poller
     wire: Negotiation
+
+    @property
+    def config(self) -> models.ClientConfigResponse:
+        """The settings the server pushed when the client started."""
+        return self.facts.config
 
 
 @attrs.frozen(kw_only=True)
@@ -52,8 +58,9 @@ class Description:
 class Session:
     """The one session of a service client."""
 
-    def __init__(self, transport: Transport, thread: LoopThread, description: Description) -> None:
+    def __init__(self, transport: Transport, server: Server, thread: LoopThread, description: Description) -> None:
         self._transport = transport
+        self._server = server
         self._thread = thread
         self._description = description
         self._starting: asyncio.Task[Started] | None = None
@@ -80,8 +87,7 @@ class Session:
 
     async def _start(self) -> Started:
         transport, settings = self._transport, self._transport.config
-        wire = Negotiation(settings.wire)
-        config = await self._client_config(wire)
+        facts = await self._server.facts()
         created = await transport.send(
             api.create_session(
                 models.CreateSessionRequest(
@@ -96,19 +102,7 @@ class Session:
         )
         _log_messages(created)
         self.heartbeat = self._thread.background(_keep_alive(transport, created.session_id), "session heartbeat")
-        return _assembled(created.session_id, config, wire, transport)
-
-    async def _client_config(self, wire: Negotiation) -> models.ClientConfigResponse:
-        body = models.ClientConfigRequest(sdk_version=self._transport.config.sdk_version)
-        try:
-            config = await self._transport.send(api.client_config(body), START)
-        except APIStatusError as error:
-            if error.status_code not in ABSENT_STATUSES:
-                raise
-            wire.config_answered(False)
-            return models.ClientConfigResponse()
-        wire.config_answered(True)
-        return config
+        return _assembled(created.session_id, facts, transport)
 
     async def close(self, reason: models.ClientSessionFinishReasonType, detail: str | None) -> None:
         """End the session and close every connection; later requests are refused."""
@@ -117,7 +111,7 @@ class Session:
         self._closed = True
         if self._starting is not None:
             await self._finish(self._starting, reason, detail)
-        await shut_down(self._transport, self.heartbeat)
+        await shut_down(self._transport, self._server, self.heartbeat)
 
     async def _finish(
         self, starting: asyncio.Task[Started], reason: models.ClientSessionFinishReasonType, detail: str | None
@@ -130,26 +124,29 @@ class Session:
             logger.debug("session finish: %s", error)  # it ends by itself when heartbeats stop
 
 
-async def shut_down(transport: Transport, heartbeat: asyncio.Task[None] | None) -> None:
-    """Stop the heartbeat and close the connections."""
+async def shut_down(transport: Transport, server: Server, heartbeat: asyncio.Task[None] | None) -> None:
+    """Stop the heartbeat and the refreshes, and close the connections."""
+    server.stop()
     if heartbeat is not None:
         heartbeat.cancel()
     await transport.exchange.aclose()
 
 
-def _assembled(session_id: str, config: models.ClientConfigResponse, wire: Negotiation, transport: Transport) -> Started:
-    settings, clock = transport.config, transport.clock
+def _assembled(session_id: str, facts: Facts, transport: Transport) -> Started:
+    settings, config = transport.config, facts.config
+    wire = Negotiation(settings.wire)
+    wire.config_answered(facts.answered)
     limits = Limits(
-        samples=Budget(config.sample_max_concurrent_requests),
+        samples=Budget(None if config.sample_use_retrieve_futures else config.sample_max_concurrent_requests),
         dispatch=Budget(DISPATCH_SLOTS),
         throttled_dispatch=Budget(THROTTLED_SLOTS),
         prompt_nbytes=Budget(config.sample_dispatch_bytes_semaphore_size),
         training_nbytes=Budget(config.fwdbwd_dispatch_bytes_semaphore_size),
         result_nbytes=Budget(config.inflight_response_bytes_semaphore_size),
-        cool_down=shared_cool_down(settings.base_url, settings.api_key, clock),
+        cool_down=shared_cool_down(settings.base_url, settings.api_key, transport.clock),
     )
     poller = Poller(transport, limits.result_nbytes, json_results=settings.wire == "json")
-    return Started(session_id=session_id, config=config, limits=limits, poller=poller, wire=wire)
+    return Started(session_id=session_id, facts=facts, limits=limits, poller=poller, wire=wire)
 
 
 def _log_messages(created: models.CreateSessionResponse) -> None:

@@ -12,10 +12,11 @@ import msgspec
 from tinker_wire.runtime import Binary, Request
 
 from tinker import errors
+from tinker._auth import Auth
 from tinker._clock import Clock
 from tinker._config import Config
 from tinker._pools import UPLOAD_PIECE, Answer, Call, Exchange, ExchangeFailed, Purpose, coalesced
-from tinker._retry import Policy, run
+from tinker._retry import UNAUTHENTICATED_STATUS, Policy, run
 from tinker._wire import compression, json
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _KEY_HEADER = "X-API-Key"
+_EXPIRED = 'error="invalid_token"'
 _MAX_REDIRECTS = 5
 _REPEATING_REDIRECTS = frozenset({307, 308})
 _GET_REDIRECTS = frozenset({301, 302, 303})
@@ -40,6 +42,7 @@ class Transport:
 
     config: Config
     clock: Clock
+    auth: Auth
     exchange: Exchange
 
     async def send(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T:
@@ -54,8 +57,6 @@ class Transport:
         ``compress`` sends a body as zstd, where this installation can.
         """
         headers = {"Accept": ", ".join(request.accepts), **self.config.headers, **request.headers}
-        if self.config.api_key is not None:
-            headers[_KEY_HEADER] = self.config.api_key
         if request.method != "GET":
             headers["X-Idempotency-Key"] = str(uuid.uuid4())
         body: tuple[bytes, ...] = ()
@@ -77,14 +78,32 @@ class Transport:
         return f"{base}{request.path}?{request.query}" if request.query else f"{base}{request.path}"
 
     async def perform(self, call: Call, operation: str) -> Answer:
-        """One attempt: the answer when it is a success, else the APIError that it is."""
-        try:
-            answer = await self._following_redirects(call)
-        except ExchangeFailed as failure:
-            raise _noted(connection_error(call, failure), operation) from failure
+        """One attempt: the answer when it is a success, else the APIError that it is.
+
+        A token that the server calls invalid is replaced, and the attempt made once more.
+        """
+        credential = await self.auth.credential()
+        answer = await self._answered(call, operation, credential)
+        if _is_expired(answer) and await self.auth.replaced(credential):
+            answer = await self._answered(call, operation, await self.auth.credential())
         if 200 <= answer.status < 300:
             return answer
         raise _noted(status_error(call, answer), operation)
+
+    async def perform_with(self, call: Call, operation: str, credential: str) -> Answer:
+        """One attempt under this very credential: for the exchange that replaces it."""
+        answer = await self._answered(call, operation, credential)
+        if 200 <= answer.status < 300:
+            return answer
+        raise _noted(status_error(call, answer), operation)
+
+    async def _answered(self, call: Call, operation: str, credential: str | None) -> Answer:
+        if credential is not None:
+            call = attrs.evolve(call, headers={**call.headers, _KEY_HEADER: credential})
+        try:
+            return await self._following_redirects(call)
+        except ExchangeFailed as failure:
+            raise _noted(connection_error(call, failure), operation) from failure
 
     async def _following_redirects(self, call: Call) -> Answer:
         """Redirects to another origin lose every credential."""
@@ -111,6 +130,10 @@ def decode_json(answer: Answer, kind: type[T], call: Call, operation: str) -> T:
         return json.decode(answer.content, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _noted(invalid_answer(call, answer, f"{operation}: {error}"), operation) from error
+
+
+def _is_expired(answer: Answer) -> bool:
+    return answer.status == UNAUTHENTICATED_STATUS and _EXPIRED in answer.headers.get("www-authenticate", "")
 
 
 def _noted(error: errors.APIError, operation: str) -> errors.APIError:

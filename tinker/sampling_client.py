@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import attrs
 from tinker_wire import models
+from tinker_wire.api import futures as futures_api
 from tinker_wire.api import sampling as api
 
 from tinker import _tokenizers
 from tinker._chunking import PROMPT_TOKEN_NBYTES, chunk_nbytes
+from tinker._completions import Completions
 from tinker._polling import sample_response
 from tinker._pools import Purpose
 from tinker._retry import SAMPLE, SUBMIT, Verdict, judge, run
@@ -19,7 +23,7 @@ from tinker._runtime import Runtime
 from tinker._session import Started
 from tinker._validate import check_sample
 from tinker._wire import json
-from tinker.errors import APIStatusError
+from tinker.errors import APIError, APIStatusError
 from tinker.futures import APIFuture, SelfFuture, mapped, ready, start
 from tinker.types.model_input import ModelInput
 from tinker.types.params import SamplingParams
@@ -28,6 +32,8 @@ from tinker.types.tensor_data import TensorData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger("tinker")
 
 Open = Callable[[Started], Awaitable[str]]
 
@@ -71,6 +77,8 @@ class SamplingClient(SelfFuture):
         self._find_base_model = base_model
         self._sampling_session_id: str | None = None
         self._base_model: APIFuture[str] | None = None
+        self._clone_id = 0
+        self._completions: Completions | None = None
         start(self, lambda: self._opened(opened))
 
     def __repr__(self) -> str:
@@ -177,7 +185,13 @@ class SamplingClient(SelfFuture):
     # ------------------------------------------------------------------------------------------------------------- internals
 
     async def _opened(self, opened: Open) -> None:
-        self._sampling_session_id = await opened(await self._runtime.session.started())
+        started = await self._runtime.session.started()
+        self._sampling_session_id = await opened(started)
+        if started.config.sample_use_retrieve_futures:
+            target = models.SamplingSessionFuturesTarget(
+                sampling_session_id=self._sampling_session_id, cloned_sampler_id=self._clone_id
+            )
+            self._completions = Completions(self._runtime.transport, self._runtime.thread, target)
 
     def _base_model_future(self) -> APIFuture[str]:
         if self._base_model is None:
@@ -213,8 +227,29 @@ class SamplingClient(SelfFuture):
                 return transport.decode(request, call, await transport.perform(call, request.operation))
 
         promise = await run(SAMPLE, attempt, clock, what="sample", on_cool_down=cool_down.close_for)
+        roundtrip = clock.monotonic() - began
+        future.request_id = promise.request_id
         expected = sample_response(promise.sample_sequence_ids or [])
-        return await started.poller.result(promise, expected, future, clock.monotonic() - began)
+        try:
+            if self._completions is None:
+                return await started.poller.result(promise, expected, future, roundtrip)
+            size = await self._completions.wait(promise.request_id)
+            try:
+                return await started.poller.result(promise, expected, future, roundtrip, result_nbytes=size)
+            finally:
+                self._completions.fetched(promise.request_id)
+        except asyncio.CancelledError:
+            if started.facts.dynamic.sample_cancel_enabled:
+                self._runtime.thread.background(self._give_up(promise.request_id), "cancel of a sample")
+            raise
+
+    async def _give_up(self, request_id: str) -> None:
+        """Tell the server that nobody waits any more; it is no matter when that fails."""
+        request = futures_api.cancel_future(models.CancelFutureRequest(request_id=request_id))
+        try:
+            await self._runtime.transport.send(request, SUBMIT)
+        except APIError as error:
+            logger.debug("cancel of %s: %s", request_id, error)
 
     def _body(self, wanted: _Wanted) -> models.SampleRequest:
         targets = wanted.target_prompt_logprobs

@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
-from tinker_wire.runtime import Binary, Request
+from tinker_wire.runtime import Request
 
 from tinker import _tokenizers
-from tinker._chunking import split
-from tinker._combine import combine
-from tinker._polling import Expected, json_only, loss_output
-from tinker._pools import Purpose, coalesced
-from tinker._retry import ABSENT_STATUSES, SUBMIT, run
+from tinker._loss_requests import LossJob, loss_requests
+from tinker._polling import Expected, json_only
+from tinker._retry import ABSENT_STATUSES, SUBMIT
 from tinker._runtime import Runtime
 from tinker._sequencer import Place, Sequencer
 from tinker._session import Started
 from tinker._validate import check_data, check_loss_config, check_model_path, check_name
-from tinker._wire import json, proto
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture, SelfFuture, start
 from tinker.sampling_client import SamplingClient
@@ -38,9 +34,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 LossConfig = Mapping[str, float | str] | None
-
-# Bodies beyond this are encoded off the loop thread.
-_LARGE_NBYTES = 1 << 20
 
 
 @attrs.frozen
@@ -390,119 +383,21 @@ class TrainingClient(SelfFuture):
         check_data(batch, loss_fn)
         check_loss_config(config)
         future: APIFuture[ForwardBackwardOutput] = APIFuture(operation)
-        job = _LossJob(loss_fn, None if config is None else dict(config), operation == "forward")
+        job = LossJob(loss_fn, None if config is None else dict(config), operation == "forward")
         return start(future, lambda: self._batch(future, batch, job))
 
-    async def _batch(self, future: APIFuture[ForwardBackwardOutput], data: list[Datum], job: _LossJob) -> ForwardBackwardOutput:
+    async def _batch(self, future: APIFuture[ForwardBackwardOutput], data: list[Datum], job: LossJob) -> ForwardBackwardOutput:
         place = self._sequencer.place()
         try:
             started = await self._runtime.session.started()
-            limits = started.config
-            pieces = split(data, limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
-            chunks = [_Chunk(piece, nbytes) for piece, nbytes in pieces]
-            if started.wire.form == "proto":
-                for chunk in chunks:
-                    await chunk.encode()  # ahead of the turn
+            requests = await loss_requests(self._runtime.transport, started, data, job)
         except BaseException as error:
             place.leave()
             if isinstance(error, Exception):
                 self._sequencer.broken_by(error)
             raise
-
-        async def send(sequencer: Sequencer, model_id: str) -> list[tuple[models.UntypedAPIFuture, float]]:
-            first = sequencer.next_number
-            sequencer.use(len(chunks))
-            numbered = [self._send_chunk(started, chunk, job, model_id, first + i) for i, chunk in enumerate(chunks)]
-            if len(numbered) == 1 or not started.config.parallel_fwdbwd_chunks:
-                return [await one for one in numbered]
-            # The server starts when it has the first chunk, so it goes last and the others are there by then.
-            head, *rest = numbered
-            later = await asyncio.gather(*rest, return_exceptions=True)
-            failed = next((one for one in later if isinstance(one, BaseException)), None)
-            if failed is not None:
-                head.close()
-                raise failed
-            return [await head, *cast("list[tuple[models.UntypedAPIFuture, float]]", later)]
-
-        accepted = await self._in_turn(future, place, send)
-        expected = loss_output("Forward" if job.forward_only else "ForwardBackward")
-        if len(accepted) == 1:
-            return combine([await started.poller.result(accepted[0][0], expected, future, accepted[0][1])])
-        results = await asyncio.gather(
-            *(started.poller.result(promise, expected, future, roundtrip) for promise, roundtrip in accepted)
-        )
-        return combine(results)
-
-    async def _send_chunk(
-        self, started: Started, chunk: _Chunk, job: _LossJob, model_id: str, number: int
-    ) -> tuple[models.UntypedAPIFuture, float]:
-        """Submit one chunk in the form the server reads; a refused form is switched once, under the same number."""
-        clock = self._runtime.clock
-        async with started.limits.training_nbytes.take(chunk.nbytes):
-            began = clock.monotonic()
-            try:
-                promise = await self._post(started, chunk, job, model_id, number)
-            except APIStatusError as error:
-                if not started.wire.switched(error):
-                    raise
-                promise = await self._post(started, chunk, job, model_id, number)
-            started.wire.succeeded()
-            return promise, clock.monotonic() - began
-
-    async def _post(
-        self, started: Started, chunk: _Chunk, job: _LossJob, model_id: str, number: int
-    ) -> models.UntypedAPIFuture:
-        transport = self._runtime.transport
-        if started.wire.form == "proto":
-            head = proto.forward_backward_head(model_id, number, job.loss_fn, job.config, forward_only=job.forward_only)
-            body = Binary(proto.MEDIA_TYPE, [*head, *await chunk.encode()])
-            request = training_api.forward_backward(body)
-        else:
-            request = await chunk.json_request(job, model_id, number)
-        compress = started.config.proto_compress_fwdbwd and started.wire.form == "proto"
-        prepare = partial(transport.prepare, request, Purpose.UPLOAD, compress=compress)
-        call = await asyncio.to_thread(prepare) if chunk.nbytes > _LARGE_NBYTES else prepare()
-        answer = await run(
-            SUBMIT, lambda _: transport.perform(call, request.operation), transport.clock, what=request.operation
-        )
-        return transport.decode(request, call, answer)
-
-
-@attrs.frozen
-class _LossJob:
-    """What to compute, the same for every chunk."""
-
-    loss_fn: str
-    config: dict[str, float | str] | None
-    forward_only: bool
-
-
-@attrs.define
-class _Chunk:
-    """Datums of one request, and their protobuf form once it is made."""
-
-    data: Sequence[Datum]
-    nbytes: int
-    _encoded: list[bytes] | None = None
-
-    async def encode(self) -> list[bytes]:
-        """The protobuf form without its head, in blocks; made once, off the loop thread when large."""
-        if self._encoded is None:
-            large = self.nbytes > _LARGE_NBYTES
-            self._encoded = await asyncio.to_thread(self._blocks) if large else self._blocks()
-        return self._encoded
-
-    def _blocks(self) -> list[bytes]:
-        return coalesced(proto.encode_data(self.data))
-
-    async def json_request(self, job: _LossJob, model_id: str, number: int) -> Request[models.UntypedAPIFuture]:
-        """The JSON request; forward only is an operation of its own there."""
-        inputs = models.ForwardBackwardInput(data=json.wire_data(self.data), loss_fn=job.loss_fn, loss_fn_config=job.config)
-        if job.forward_only:
-            return training_api.forward(models.ForwardRequest(forward_input=inputs, model_id=model_id, seq_id=number))
-        return training_api.forward_backward(
-            models.ForwardBackwardRequest(forward_backward_input=inputs, model_id=model_id, seq_id=number)
-        )
+        accepted = await self._in_turn(future, place, requests.submit)
+        return await requests.result(accepted, future)
 
 
 def _strings(metadata: Mapping[str, str] | None) -> dict[str, str] | None:

@@ -44,9 +44,10 @@ class SteppedClock:
         await woken.wait()
 
     def advance(self, seconds: float) -> None:
-        """Move time on and wake who slept until then; waits first until somebody sleeps."""
+        """Move time on and wake who slept until then; waits first until there is somebody to wake."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._waiting, timeout=10)
+            until = self.now + seconds
+            assert self._changed.wait_for(lambda: any(due <= until for due, *_ in self._waiting), timeout=10)
             self.now += seconds
             due = [one for one in self._waiting if one[0] <= self.now]
             self._waiting = [one for one in self._waiting if one[0] > self.now]

@@ -1,0 +1,215 @@
+"""Where the credential comes from, and what requests carry in its place.
+
+A server may want the key exchanged for a short-lived JWT; then the key itself is sent to that exchange only. Used on the loop,
+but for :func:`find_source`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import attrs
+import msgspec
+
+from tinker._clock import Clock
+from tinker._config import Config
+from tinker._loop import LoopThread
+from tinker.errors import APIError, AuthenticationError, TinkerError
+
+COMMAND_SECONDS = 60.0
+# A token with less than this left is not used for a new request.
+FRESH_SECONDS = 60.0
+# Behind this part of its life a token is renewed in the background, so that no request has to wait for it.
+RENEW_AT = 0.5
+# After a failed renewal the next one waits this long, while the present token still holds.
+RENEW_PAUSE_SECONDS = 60.0
+
+Source: TypeAlias = Callable[[], Awaitable[str]]
+Exchange: TypeAlias = Callable[[str], Awaitable[str]]
+
+
+class _StoredKey(msgspec.Struct):
+    key: str
+
+
+class _StoredCredentials(msgspec.Struct):
+    keys: dict[str, _StoredKey] = {}
+    default: str | None = None
+
+
+def stored_key(file: Path) -> str | None:
+    """The default key of a credentials file, None without one. TinkerError, which does not quote it, for a broken file."""
+    try:
+        stored = msgspec.json.decode(file.read_bytes(), type=_StoredCredentials)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise TinkerError(f"{file} cannot be read as stored credentials: {type(error).__name__}") from None
+    found = stored.keys.get(stored.default or "")
+    return None if found is None else found.key
+
+
+def find_source(config: Config) -> Source | None:
+    """The credential's source: a key, else a command, else, for the hosted service, the key that ``tinker auth login`` stored.
+
+    None when there is none and the server may do without. Raises TinkerError for the hosted service, which does not.
+    """
+    if config.api_key is not None:
+        return _constant(config.api_key)
+    if config.credential_cmd is not None:
+        return _command(config.credential_cmd)
+    if not config.is_hosted:
+        return None
+    key = stored_key(config.credentials_file)
+    if key is None:
+        raise TinkerError(
+            "The api_key client option must be set by passing api_key to the client, by setting the TINKER_API_KEY "
+            "environment variable, or by storing a key with `tinker auth login`; without an account, "
+            "base_url='local://' runs everything on this machine"
+        )
+    return _constant(key)
+
+
+def find_command(config: Config) -> Source:
+    """The command as the source, where a server insists on it. TinkerError when there is none."""
+    if config.credential_cmd is None:
+        raise TinkerError("this server takes credentials of TINKER_CREDENTIAL_CMD only, and none is set")
+    return _command(config.credential_cmd)
+
+
+def _constant(key: str) -> Source:
+    async def source() -> str:
+        return key
+
+    return source
+
+
+def _command(command: str) -> Source:
+    async def source() -> str:
+        return await asyncio.to_thread(_output, command)
+
+    return source
+
+
+def _output(command: str) -> str:
+    """What the command prints, which is the credential; nothing of it reaches an error."""
+    try:
+        done = subprocess.run(  # noqa: S602  (the user's own command, meant for the shell)
+            command, shell=True, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TinkerError(f"TINKER_CREDENTIAL_CMD printed no credential within {COMMAND_SECONDS:g} s") from None
+    if done.returncode != 0:
+        raise TinkerError(f"TINKER_CREDENTIAL_CMD failed with exit code {done.returncode}")
+    credential = done.stdout.strip()
+    if not credential:
+        raise TinkerError("TINKER_CREDENTIAL_CMD returned an empty credential.")
+    return credential
+
+
+class Claims(msgspec.Struct):
+    """The claims of a JWT that clients look at; the signature is the server's business."""
+
+    exp: float | None = None
+    iat: float | None = None
+    sub: str | None = None
+    org_id: str | None = None
+    email: str | None = None
+    iss: str | None = None
+
+
+def read_claims(jwt: str) -> Claims:
+    """The claims of a JWT; empty ones when it is none."""
+    try:
+        payload = jwt.split(".")[1]
+        return msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=Claims)
+    except (IndexError, ValueError, binascii.Error):
+        return Claims()
+
+
+@attrs.frozen
+class _Token:
+    """A JWT and, on our clock, when to renew it and when it ends."""
+
+    jwt: str = attrs.field(repr=False)
+    renew_at: float
+    ends_at: float
+
+
+class Auth:
+    """The credential of one client."""
+
+    def __init__(self, source: Source | None, clock: Clock, thread: LoopThread) -> None:
+        self._source = source
+        self._clock = clock
+        self._thread = thread
+        self._exchange: Exchange | None = None
+        self._token: _Token | None = None
+        self._exchanging: asyncio.Task[_Token] | None = None
+
+    def use_exchange(self, exchange: Exchange, source: Source | None = None) -> None:
+        """From now on requests carry what ``exchange`` gives for the credential (of ``source``, where given)."""
+        self._exchange = exchange
+        self._source = source or self._source
+
+    async def credential(self) -> str | None:
+        """What a request carries; None where there is no credential. The exchange's own error when there is no token."""
+        if self._exchange is None or self._source is None:
+            return None if self._source is None else await self._source()
+        token, now = self._token, self._clock.monotonic()
+        if token is None or token.ends_at - now <= FRESH_SECONDS:
+            return await self._renewed(token)
+        if now >= token.renew_at:
+            self._renew()
+        return token.jwt
+
+    async def replaced(self, refused: str | None) -> bool:
+        """After the server refused a token: get another one, unless somebody did meanwhile. False where none helps."""
+        if self._exchange is None or self._source is None:
+            return False
+        if self._token is None or self._token.jwt == refused:
+            self._token = await asyncio.shield(self._renew())
+        return True
+
+    async def _renewed(self, present: _Token | None) -> str:
+        try:
+            return (await asyncio.shield(self._renew())).jwt
+        except AuthenticationError:
+            raise
+        except (APIError, TinkerError):
+            if present is None or present.ends_at <= self._clock.monotonic():
+                raise
+            return present.jwt
+
+    def _renew(self) -> asyncio.Task[_Token]:
+        """The exchange that is under way, or a new one; concurrent requests share it."""
+        if self._exchanging is None or self._exchanging.done():
+            self._exchanging = self._thread.task(self._exchanged(), name="credential exchange")
+        return self._exchanging
+
+    async def _exchanged(self) -> _Token:
+        assert self._source is not None
+        assert self._exchange is not None
+        try:
+            jwt = await self._exchange(await self._source())
+        except (APIError, TinkerError):
+            if self._token is not None:
+                pause = self._clock.monotonic() + RENEW_PAUSE_SECONDS
+                self._token = attrs.evolve(self._token, renew_at=pause)
+            raise
+        self._token = self._timed(jwt)
+        return self._token
+
+    def _timed(self, jwt: str) -> _Token:
+        """Both times in the token are the server's, so only their difference is used."""
+        claims, now = read_claims(jwt), self._clock.monotonic()
+        life = 2 * FRESH_SECONDS
+        if claims.exp is not None and claims.iat is not None and claims.exp > claims.iat:
+            life = claims.exp - claims.iat
+        return _Token(jwt, now + RENEW_AT * life, now + life)

@@ -1,0 +1,110 @@
+"""What the server says about itself: the settings it pushes, once and from time to time, and how it wants the credential.
+
+Used on the loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+import attrs
+from tinker_wire import models
+from tinker_wire.api import auth as auth_api
+from tinker_wire.api import service as api
+
+from tinker._auth import Source, find_command
+from tinker._loop import LoopThread
+from tinker._pools import Purpose
+from tinker._retry import ABSENT_STATUSES, ONE_SHOT, START, run
+from tinker._transport import Transport
+from tinker.errors import APIError, APIStatusError
+
+logger = logging.getLogger("tinker")
+
+SHORTEST_REFRESH_SECONDS = 10.0
+_FROM_COMMAND = "credential_cmd"
+
+
+@attrs.define
+class Facts:
+    """The settings of a server. ``answered`` says that it knows the endpoint; ``dynamic`` is replaced by refreshes."""
+
+    config: models.ClientConfigResponse
+    answered: bool
+    dynamic: models.ClientDynamicConfigResponse = attrs.field(factory=models.ClientDynamicConfigResponse)
+
+
+class Server:
+    """The server of one client."""
+
+    def __init__(self, transport: Transport, thread: LoopThread) -> None:
+        self._transport = transport
+        self._thread = thread
+        self._asking: asyncio.Task[Facts] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
+
+    async def facts(self) -> Facts:
+        """The settings, asked by the first caller; a failure is tried anew by the next one."""
+        task = self._asking
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._asking = self._thread.task(self._ask(), name="client config")
+        return await asyncio.shield(task)
+
+    def adopt(self, facts: Facts) -> None:
+        """Use settings that another process got, without asking."""
+
+        async def known() -> Facts:
+            return facts
+
+        self._asking = self._thread.task(known(), name="client config")
+
+    def stop(self) -> None:
+        """No more refreshes."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+
+    async def _ask(self) -> Facts:
+        facts = await self._client_config()
+        if facts.config.pjwt_auth_enabled:
+            self._exchange_credentials(facts.config)
+        if facts.answered:
+            self._refreshing = self._thread.background(self._refresh(facts), "dynamic config")
+        return facts
+
+    async def _client_config(self) -> Facts:
+        try:
+            return Facts(await self._transport.send(api.client_config(self._body()), START), answered=True)
+        except APIStatusError as error:
+            if error.status_code not in ABSENT_STATUSES:
+                raise
+            return Facts(models.ClientConfigResponse(), answered=False)
+
+    def _body(self) -> models.ClientConfigRequest:
+        return models.ClientConfigRequest(sdk_version=self._transport.config.sdk_version)
+
+    def _exchange_credentials(self, config: models.ClientConfigResponse) -> None:
+        """A server may also name the command as the only source it wants."""
+        source: Source | None = None
+        if config.credential_default_source == _FROM_COMMAND:
+            source = find_command(self._transport.config)
+        self._transport.auth.use_exchange(self._exchanged, source)
+
+    async def _exchanged(self, credential: str) -> str:
+        request = auth_api.auth_token(models.AuthTokenRequest())
+        call = self._transport.prepare(request, Purpose.SESSION)
+        attempt = partial(self._transport.perform_with, call, request.operation, credential)
+        answer = await run(START, lambda _: attempt(), self._transport.clock, what=request.operation)
+        return self._transport.decode(request, call, answer).jwt
+
+    async def _refresh(self, facts: Facts) -> None:
+        """Ask now and again; a failure keeps what is known, a server without the endpoint is not asked again."""
+        while True:
+            try:
+                facts.dynamic = await self._transport.send(api.client_dynamic_config(self._body()), ONE_SHOT)
+            except APIError as error:
+                if isinstance(error, APIStatusError) and error.status_code in ABSENT_STATUSES:
+                    return
+                logger.debug("dynamic config: %s", error)
+            await self._transport.clock.sleep(max(facts.dynamic.refresh_interval_sec, SHORTEST_REFRESH_SECONDS))
