@@ -81,9 +81,10 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def generate(session: nox.Session) -> None:
-    """Make generated/ from openapi.yaml; with `-- --check` only say whether it is fresh."""
+    """Make generated/ from openapi.yaml, and docs/coverage.md; with `-- --check` only say whether they are fresh."""
     session.install("-r", "codegen/requirements.txt")
     session.run("python", "codegen/generate.py", *session.posargs)
+    session.run("python", "codegen/coverage.py", *session.posargs)
 
 
 @nox.session

@@ -6,7 +6,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping, Sequence
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 from urllib.parse import unquote, urlencode
 
 import attrs
@@ -88,9 +88,11 @@ def read_open(
 
     Raises ValueError for a known member that does not fit, TypeError for what is no object.
     """
-    value = getattr(record, name)
-    if value is None and nullable:
-        return
+    value: Any = getattr(record, name)
+    if value is None:
+        if nullable:
+            return
+        raise TypeError("Expected `object`, got `null`")
     read = [_read(item, tag, members) for item in value] if many else _read(value, tag, members)
     msgspec.structs.force_setattr(record, name, read)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = Path(__file__).parent / "fixture.yaml"
 
 SCHEMA = "components/schemas"

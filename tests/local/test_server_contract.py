@@ -13,44 +13,18 @@ from tinker_wire.operations import OPERATIONS
 from tinker.local.app import HANDLERS
 
 #: What the contract has and this server does not do yet; each handler that is added leaves this list.
-NOT_SERVED = frozenset(
-    [
-        "auth_token",
-        "cancel_future",
-        "copy_weights",
-        "create_custom_loss",
-        "delete_api_key",
-        "delete_checkpoint",
-        "get_api_key",
-        "get_audit_log",
-        "get_billing_usage",
-        "get_checkpoint_archive",
-        "get_checkpoint_storage_usage",
-        "get_external_weights_urls",
-        "get_session",
-        "get_training_run",
-        "join_sampling_session",
-        "list_checkpoints",
-        "list_sessions",
-        "list_training_runs",
-        "list_user_checkpoints",
-        "publish_checkpoint",
-        "retrieve_futures",
-        "save_weights_external",
-        "search_sessions",
-        "set_checkpoint_ttl",
-        "set_session_project",
-        "trace_export",
-        "unload_model",
-        "unpublish_checkpoint",
-        "weights_info",
-    ]
-)
+NOT_SERVED = """
+    auth_token cancel_future copy_weights create_custom_loss delete_api_key delete_checkpoint get_api_key get_audit_log
+    get_billing_usage get_checkpoint_archive get_checkpoint_storage_usage get_external_weights_urls get_session get_training_run
+    join_sampling_session list_checkpoints list_sessions list_training_runs list_user_checkpoints publish_checkpoint
+    retrieve_futures save_weights_external search_sessions set_checkpoint_ttl set_session_project trace_export unload_model
+    unpublish_checkpoint weights_info
+"""
 
 
 def test_every_operation_has_a_handler_or_is_listed() -> None:
     """What the contract promises, this server does, but for the operations named above."""
-    assert OPERATIONS.keys() - HANDLERS.keys() == NOT_SERVED
+    assert OPERATIONS.keys() - HANDLERS.keys() == set(NOT_SERVED.split())
     assert HANDLERS.keys() <= OPERATIONS.keys()
 
 

@@ -1,0 +1,91 @@
+"""The table of what is recorded, called, served and tested."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
+
+from pet_contract import ROOT
+
+# Loaded by its place, for a package of this name may be installed.
+spec = importlib.util.spec_from_file_location("coverage_of_the_contract", ROOT / "codegen" / "coverage.py")
+assert spec is not None
+assert spec.loader is not None
+coverage: Any = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = coverage
+spec.loader.exec_module(coverage)
+
+SOURCES = {
+    "tinker/pet_client.py": """
+from tinker_wire.api import pets as api
+from tinker_wire.api import results
+
+class PetClient:
+    def add(self):
+        def post():
+            return api.create_pet(None)
+        return post
+
+def find():
+    return results.fetch_result, other.list_pets
+""",
+    "tinker/local/app.py": """
+from tinker_wire.api import pets
+HANDLERS: dict = {handler.__name__: handler for handler in (pets.list_pets,)}
+""",
+    "tests/client/test_pets.py": "call('create_pet')",
+    "tests/client/test_more_pets.py": "create_pets, 'list_pets_of'; post('/api/v1/list_pets')",
+    "tests/codegen/test_all.py": "'delete_photo'",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A small client, server and tests of the small contract."""
+    for name, source in SOURCES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return tmp_path
+
+
+def found(document: Any, project: Path) -> dict[str, tuple[list[str], bool, list[str]]]:
+    for item in document["paths"].values():
+        for operation in item.values():
+            if isinstance(operation, dict):
+                operation["x-evidence"] = "recorded; of a cat"
+    return {row.name: (row.client, row.served, row.tests) for row in coverage.rows(document, project)}
+
+
+def test_uses_handlers_and_mentions_are_found(document: Any, project: Path) -> None:
+    """A use counts for the method around it, a handler by its name, a mention as a whole word in a string or a path."""
+    assert found(document, project) == {
+        "create_pet": (["PetClient.add"], False, ["test_pets"]),
+        "list_pets": ([], True, ["test_more_pets"]),
+        "delete_photo": ([], False, []),
+        "fetch_result": (["find"], False, []),
+    }
+
+
+def test_the_table_has_a_line_for_each_operation(document: Any, project: Path) -> None:
+    """Evidence is told without its notes; what is missing is a dash."""
+    found(document, project)
+    lines = coverage.text(coverage.rows(document, project), document).splitlines()
+    assert "| `create_pet` | `POST /pets` | recorded | `PetClient.add` | - | test_pets |" in lines
+    assert any(line.startswith("4 operations and ") and "2 used by the client, 1 served" in line for line in lines)
+
+
+def test_check_tells_an_old_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was just written is fresh, and an edited file is not."""
+    output = tmp_path / "docs" / "coverage.md"
+    assert coverage.main(["--output", str(output)]) == 0
+    assert coverage.main(["--check", "--output", str(output)]) == 0
+    output.write_text(output.read_text() + "more")
+    assert coverage.main(["--check", "--output", str(output)]) == 1
+    assert "coverage.py" in capsys.readouterr().err
