@@ -15,7 +15,7 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
 
-from tinker._chunking import split
+from tinker._chunking import datum_nbytes, split
 from tinker._combine import combine
 from tinker._polling import loss_output
 from tinker._pools import Purpose, coalesced
@@ -24,10 +24,12 @@ from tinker._sequencer import Sequencer
 from tinker._session import Started
 from tinker._transport import Transport
 from tinker._wire import json, proto
+from tinker._wire.negotiate import Form
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
+from tinker.types.tensor_data import TensorData
 
 # Bodies beyond this are encoded off the loop thread.
 _LARGE_NBYTES = 1 << 20
@@ -52,6 +54,21 @@ class _Chunk:
     data: Sequence[Datum]
     nbytes: int
     _encoded: list[bytes] | None = None
+    _densified: _Chunk | None = None
+
+    @property
+    def has_sparse(self) -> bool:
+        """Whether a tensor is sparse."""
+        return any(tensor.is_sparse for datum in self.data for tensor in datum.loss_fn_inputs.values())
+
+    def written(self, form: Form) -> _Chunk:
+        """The chunk as this form writes it: itself, or, where sparse tensors are not read, one that has none."""
+        if form.sparse or not self.has_sparse:
+            return self
+        if self._densified is None:
+            data = [_dense(datum) for datum in self.data]
+            self._densified = _Chunk(data, sum(map(datum_nbytes, data)))
+        return self._densified
 
     async def encode(self) -> list[bytes]:
         """The protobuf form without its head, in blocks; made once, off the loop thread when large."""
@@ -63,7 +80,7 @@ class _Chunk:
     def _blocks(self) -> list[bytes]:
         return coalesced(proto.encode_data(self.data))
 
-    async def json_request(self, job: LossJob, model_id: str, number: int) -> Request[models.UntypedAPIFuture]:
+    def json_request(self, job: LossJob, model_id: str, number: int) -> Request[models.UntypedAPIFuture]:
         """The JSON request; forward only is an operation of its own there."""
         inputs = models.ForwardBackwardInput(data=json.wire_data(self.data), loss_fn=job.loss_fn, loss_fn_config=job.config)
         if job.forward_only:
@@ -108,36 +125,52 @@ class LossRequests:
         return combine(await asyncio.gather(*waits))
 
     async def _send_chunk(self, chunk: _Chunk, model_id: str, number: int) -> Accepted:
-        """Submit one chunk in the form the server reads; a refused form is switched once, under the same number."""
-        clock = self.transport.clock
-        wire = self.started.wire
+        """Submit one chunk; one that is refused is tried in the other forms the server may read, under the same number."""
+        clock, wire = self.transport.clock, self.started.wire
         async with self.started.limits.training_nbytes.take(chunk.nbytes):
             began = clock.monotonic()
+            form = wire.form
             try:
-                promise = await self._post(chunk, model_id, number)
+                promise = await self._post(chunk, form, model_id, number)
             except APIStatusError as error:
-                if not wire.switched(error):
-                    raise
-                promise = await self._post(chunk, model_id, number)
-            wire.succeeded()
+                promise, form = await self._post_otherwise(error, chunk, form, model_id, number)
+            wire.settle(form, sparse_seen=chunk.has_sparse)
             return promise, clock.monotonic() - began
 
-    async def _post(self, chunk: _Chunk, model_id: str, number: int) -> models.UntypedAPIFuture:
-        transport, job = self.transport, self.job
-        proto_form = self.started.wire.form == "proto"
-        if proto_form:
+    async def _post_otherwise(
+        self, refusal: APIStatusError, chunk: _Chunk, form: Form, model_id: str, number: int
+    ) -> tuple[models.UntypedAPIFuture, Form]:
+        """The first other form that is accepted; the first refusal when none is."""
+        for other in self.started.wire.alternatives(refusal, form, has_sparse=chunk.has_sparse):
+            try:
+                return await self._post(chunk, other, model_id, number), other
+            except APIStatusError as error:
+                refusal.add_note(f"As {other.media}, sparse tensors {'kept' if other.sparse else 'made dense'}: {error}")
+        raise refusal
+
+    async def _post(self, chunk: _Chunk, form: Form, model_id: str, number: int) -> models.UntypedAPIFuture:
+        transport, job, written = self.transport, self.job, chunk.written(form)
+        if form.media == "proto":
             head = proto.forward_backward_head(model_id, number, job.loss_fn, job.config, forward_only=job.forward_only)
-            body = Binary(proto.MEDIA_TYPE, [*head, *await chunk.encode()])
+            body = Binary(proto.MEDIA_TYPE, [*head, *await written.encode()])
             request = training_api.forward_backward(body)
         else:
-            request = await chunk.json_request(job, model_id, number)
-        compress = self.started.config.proto_compress_fwdbwd and proto_form
+            request = written.json_request(job, model_id, number)
+        compress = self.started.config.proto_compress_fwdbwd and form.media == "proto"
         prepare = partial(transport.prepare, request, Purpose.UPLOAD, compress=compress)
-        call = await asyncio.to_thread(prepare) if chunk.nbytes > _LARGE_NBYTES else prepare()
+        call = await asyncio.to_thread(prepare) if written.nbytes > _LARGE_NBYTES else prepare()
         answer = await run(
             SUBMIT, lambda _: transport.perform(call, request.operation), transport.clock, what=request.operation
         )
         return transport.decode(request, call, answer)
+
+
+def _dense(datum: Datum) -> Datum:
+    inputs = {
+        name: TensorData.from_numpy(tensor.to_numpy()) if tensor.is_sparse else tensor
+        for name, tensor in datum.loss_fn_inputs.items()
+    }
+    return attrs.evolve(datum, loss_fn_inputs=inputs)
 
 
 async def loss_requests(transport: Transport, started: Started, data: Sequence[Datum], job: LossJob) -> LossRequests:
@@ -145,7 +178,8 @@ async def loss_requests(transport: Transport, started: Started, data: Sequence[D
     limits = started.config
     pieces = split(data, limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
     chunks = [_Chunk(piece, nbytes) for piece, nbytes in pieces]
-    if started.wire.form == "proto":
+    form = started.wire.form
+    if form.media == "proto":
         for chunk in chunks:
-            await chunk.encode()
+            await chunk.written(form).encode()
     return LossRequests(transport, started, job, chunks)

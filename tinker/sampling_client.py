@@ -323,7 +323,7 @@ class SamplingClient(SelfFuture):
         return models.SampleRequest(
             num_samples=wanted.num_samples,
             prompt=json.wire_model_input(wanted.prompt),
-            sampling_params=wanted.params,
+            sampling_params=_readable(wanted.params),
             sampling_session_id=self._sampling_session_id,
             seq_id=next(self._numbers),
             prompt_logprobs=wanted.prompt_logprobs,
@@ -334,6 +334,11 @@ class SamplingClient(SelfFuture):
             prompt_logprobs_last_n=wanted.prompt_logprobs_last_n,
             record_stability_info=self._record_stability_info,
         )
+
+
+def _readable(params: SamplingParams) -> SamplingParams:
+    """One stop text goes as a list of one: every server reads that, and some read nothing else."""
+    return msgspec.structs.replace(params, stop=[params.stop]) if isinstance(params.stop, str) else params
 
 
 def _conformant(wanted: _Wanted, response: SampleResponse) -> SampleResponse:

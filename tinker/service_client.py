@@ -15,12 +15,14 @@ from tinker_wire.api import weights as weights_api
 
 from tinker import _config
 from tinker._clock import Clock
-from tinker._polling import Expected, json_only
-from tinker._retry import SUBMIT
+from tinker._from_state import LOADED, create_then_load
+from tinker._polling import json_only
+from tinker._retry import SUBMIT, UNREADABLE_STATUSES
 from tinker._runtime import Runtime, is_of_this_process, open_runtime
+from tinker._sequencer import Sequencer
 from tinker._session import Description, Started
 from tinker._validate import check_model_path
-from tinker.errors import ClientClosedError
+from tinker.errors import APIStatusError, ClientClosedError
 from tinker.futures import APIFuture, completed, start
 from tinker.sampling_client import SamplingClient, open_sampler
 from tinker.training_client import Create, TrainingClient
@@ -102,7 +104,7 @@ class ServiceClient:
         lora = LoraConfig(rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn)
         runtime = self._runtime()
 
-        async def create(client: TrainingClient, started: Started) -> str:
+        async def create(client: TrainingClient, started: Started, sequencer: Sequencer) -> str:
             body = models.CreateModelRequest(
                 session_id=started.session_id,
                 model_seq_id=next(runtime.session.model_numbers),
@@ -153,7 +155,7 @@ class ServiceClient:
         check_model_path(path)
         runtime = self._runtime()
 
-        async def create(client: TrainingClient, started: Started) -> str:
+        async def create(client: TrainingClient, started: Started, sequencer: Sequencer) -> str:
             number = next(runtime.session.model_numbers)
             body = models.LoadWeightsRequest(
                 session_id=started.session_id,
@@ -165,8 +167,13 @@ class ServiceClient:
                 optimizer_config=optimizer,
                 weights_access_token=weights_access_token,
             )
-            promise = await runtime.transport.send(weights_api.load_weights(body), SUBMIT)
-            loaded = await started.poller.result(promise, _LOADED, client)
+            try:
+                promise = await runtime.transport.send(weights_api.load_weights(body), SUBMIT)
+            except APIStatusError as error:
+                if error.status_code not in UNREADABLE_STATUSES:
+                    raise
+                return await create_then_load(runtime, client, started, sequencer, body)
+            loaded = await started.poller.result(promise, LOADED, client)
             return loaded.model_id or f"{started.session_id}:train:{number}"
 
         return create
@@ -290,9 +297,6 @@ class ServiceClient:
     async def get_server_capabilities_async(self) -> models.GetServerCapabilitiesResponse:
         """:meth:`get_server_capabilities` without blocking."""
         return await self._capabilities()
-
-
-_LOADED: Expected[models.LoadWeightsResponse] = json_only("LoadWeights", models.LoadWeightsResponse)
 
 
 def _plain(metadata: Mapping[str, object] | None) -> dict[str, object] | None:

@@ -44,7 +44,8 @@ class Model:
     info: models.GetInfoResponse | None
 
 
-Create = Callable[["TrainingClient", Started], Awaitable[str]]
+Create = Callable[["TrainingClient", Started, Sequencer], Awaitable[str]]
+"""Makes the model on the server and gives its id; may use numbers of the run for that."""
 
 
 class TrainingClient(SelfFuture):
@@ -313,7 +314,7 @@ class TrainingClient(SelfFuture):
         async with place as sequencer:
             try:
                 started = await self._runtime.session.started()
-                model_id = await create(self, started)
+                model_id = await create(self, started, sequencer)
             except BaseException as error:
                 sequencer.broken_by(error)
                 raise
