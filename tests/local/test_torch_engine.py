@@ -28,7 +28,7 @@ import transformers
 
 from tinker.local.engines.decoding import Run, Stops, draw, truncate
 from tinker.local.engines.lora import LoraWeights
-from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, Example, Sampled, SampleJob
+from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, Example, PromptTargets, Sampled, SampleJob
 from tinker.local.engines.torch import PACKAGED_MODEL, TorchEngine, default_model_path
 
 SPEC = AdapterSpec(rank=4, seed=7)
@@ -486,6 +486,29 @@ def test_a_folder_that_does_not_fit_is_refused(engine: TorchEngine, tmp_path: Pa
         engine.load_snapshot(tmp_path)
 
 
+# Dimuon
+
+
+def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: TorchEngine, tmp_path: Path) -> None:
+    """Each matrix with a gradient moves by learning_rate * sqrt(rank); a saved and loaded adapter goes on the same."""
+    nudge(engine, "a")
+    before = {name: tensor.detach().clone() for name, tensor in engine._adapter("a").weights.tensors.items()}
+    data = supervised(6, 4)
+
+    def step(name: str) -> None:
+        engine.forward_backward(name, data, "cross_entropy", {}, backward=True)
+        engine.optim_step(name, Dimuon(learning_rate=0.01, beta1=0.5))
+
+    step("a")
+    for name, tensor in engine._adapter("a").weights.tensors.items():
+        assert float((tensor - before[name]).detach().norm()) == pytest.approx(0.01 * SPEC.rank**0.5, rel=1e-3)
+    engine.save("a", tmp_path, optimizer=True)
+    engine.load("c", tmp_path, optimizer=True)
+    step("a")
+    step("c")
+    assert_same(weights(engine, "a"), weights(engine, "c"))
+
+
 # Sampling
 
 
@@ -606,6 +629,27 @@ def test_prompt_logprobs_equal_a_forward_pass(engine: TorchEngine) -> None:
     assert set(logprobs[0].tolist()) == {-99999.0}
     for row in range(1, 9):
         assert logprobs[row][ids[row] == tokens[row]] == pytest.approx(expected[row - 1], abs=1e-5)
+
+
+def test_chosen_tokens_and_alternatives_of_a_prompt_are_scored(engine: TorchEngine) -> None:
+    """Targets and draws have the log-probabilities of the whole table; draws follow it, and are greedy at temperature 0."""
+    nudge(engine, "a")
+    targets = PromptTargets(positions=np.array([8, 2]), tokens=np.array([5, 9]))
+    fields = {"tokens": rows(9)[0].tokens, "topk_prompt_logprobs": 258, "prompt_targets": targets}
+    asked, greedy = engine.sample([job(engine, **fields, prompt_alternatives=2000, temperature=t) for t in (1.0, 0.0)])
+    assert asked.topk_prompt is not None
+    table = np.zeros((9, 258), np.float32)
+    np.put_along_axis(table, asked.topk_prompt[0].astype(np.int64), asked.topk_prompt[1], axis=1)
+    assert asked.target_logprobs is not None
+    np.testing.assert_allclose(asked.target_logprobs, table[[8, 2], [5, 9]], atol=1e-6)
+    assert asked.alternatives is not None
+    ids, logprobs = asked.alternatives
+    assert ids.shape == logprobs.shape == (8, 2000)
+    np.testing.assert_allclose(logprobs, np.take_along_axis(table[1:], ids.astype(np.int64), axis=1), atol=1e-6)
+    likeliest = int(table[4].argmax())
+    assert (ids[3] == likeliest).mean() == pytest.approx(np.exp(table[4, likeliest]), abs=0.05)
+    assert greedy.alternatives is not None
+    assert (greedy.alternatives[0] == table[1:].argmax(axis=1, keepdims=True)).all()
 
 
 def test_a_prompt_of_one_token_has_no_logprob(engine: TorchEngine) -> None:

@@ -10,8 +10,18 @@ import attrs
 import numpy as np
 import pytest
 
+from tinker.local.engines.dimuon import newton_schulz
 from tinker.local.engines.examples import FORMS
-from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, Example, SampleJob, SampleResult
+from tinker.local.engines.protocol import (
+    Adam,
+    AdapterSpec,
+    Dimuon,
+    EngineError,
+    Example,
+    PromptTargets,
+    SampleJob,
+    SampleResult,
+)
 from tinker.local.engines.toy import END_OF_TEXT, ToyEngine
 
 SPEC = AdapterSpec(rank=3, seed=5)
@@ -374,6 +384,102 @@ def test_prompts_are_scored(engine: ToyEngine) -> None:
     place = int(np.flatnonzero(ids[1] == TOKENS[1])[0])
     assert logprobs[1, place] == pytest.approx(result.prompt_logprobs[1], rel=1e-5)
     assert len(result.sequences[0].tokens) == 0
+
+
+def test_chosen_tokens_of_a_prompt_are_scored(engine: ToyEngine) -> None:
+    """Each target gets the log-probability that the whole table has for it, in the order asked, also twice."""
+    targets = PromptTargets(positions=np.array([3, 1, 3]), tokens=np.array([7, 101, 7]))
+    result = sample(engine, tokens=TOKENS, topk_prompt_logprobs=512, prompt_logprobs=True, prompt_targets=targets)
+    assert result.topk_prompt is not None
+    table = dict(zip(result.topk_prompt[0][3].tolist(), result.topk_prompt[1][3].tolist()))
+    assert result.target_logprobs is not None
+    assert result.prompt_logprobs is not None
+    assert result.target_logprobs.dtype == np.float32
+    np.testing.assert_allclose(result.target_logprobs[[0, 2]], table[7], rtol=1e-5)
+    assert result.target_logprobs[1] == pytest.approx(result.prompt_logprobs[1])
+
+
+def test_alternatives_of_a_prompt_follow_the_distribution(engine: ToyEngine) -> None:
+    """At each position but the first, tokens are drawn as often as they are likely, whatever top_k says; 0 is greedy."""
+    fields: dict[str, Any] = {"tokens": TOKENS, "prompt_alternatives": 4000, "topk_prompt_logprobs": 512, "seed": 3}
+    result = sample(engine, top_k=1, **fields)
+    assert result.alternatives is not None
+    assert result.topk_prompt is not None
+    ids, logprobs = result.alternatives
+    assert ids.shape == logprobs.shape == (4, 4000)
+    likely, values = result.topk_prompt[0][1], result.topk_prompt[1][1]
+    for token, value in zip(likely[:3], values[:3]):
+        assert (ids[0] == token).mean() == pytest.approx(math.exp(value), abs=0.03)
+        assert (logprobs[0][ids[0] == token] == value).all()
+    greedy = sample(engine, temperature=0.0, **fields).alternatives
+    assert greedy is not None
+    assert (greedy[0] == result.topk_prompt[0][1:, :1]).all()
+
+
+def test_questions_about_the_prompt_change_no_continuation(engine: ToyEngine) -> None:
+    """The same seed gives the same tokens with and without alternatives, and the same alternatives again."""
+    plain, asking = (sample(engine, tokens=TOKENS, max_tokens=20, prompt_alternatives=k) for k in (0, 3))
+    assert plain.sequences[0].tokens.tolist() == asking.sequences[0].tokens.tolist()
+    again = sample(engine, tokens=TOKENS, max_tokens=1, prompt_alternatives=3)
+    assert plain.alternatives is None
+    assert asking.alternatives is not None
+    assert again.alternatives is not None
+    assert (asking.alternatives[0] == again.alternatives[0]).all()
+
+
+# Dimuon
+
+
+def test_newton_schulz_makes_singular_values_alike() -> None:
+    """Of a matrix with singular values from 1 to 1/1000, all come near 1, and the singular vectors stay."""
+    rng = np.random.default_rng(0)
+    left, right = np.linalg.qr(rng.standard_normal((40, 5)))[0], np.linalg.qr(rng.standard_normal((9, 5)))[0]
+    matrix = left * np.geomspace(1, 1e-3, 5) @ right.T
+    for turned in (matrix, matrix.T):
+        values = np.linalg.svd(newton_schulz(turned), compute_uv=False)
+        assert ((values[:5] > 0.6) & (values[:5] < 1.25)).all()
+    aligned = left.T @ newton_schulz(matrix) @ right
+    np.testing.assert_allclose(aligned, np.diag(np.diag(aligned)), atol=1e-9)
+
+
+def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: ToyEngine) -> None:
+    """Each matrix moves by learning_rate * sqrt(rank), whatever the size of its gradient; one without gradient stays."""
+    before = {name: tensor.copy() for name, tensor in engine._adapter("a").tensors.items()}
+    engine.forward_backward("a", [example()], "cross_entropy", {}, backward=True)
+    engine.optim_step("a", Dimuon(learning_rate=0.02))
+    after = engine._adapter("a").tensors
+    moved = {name: float(np.linalg.norm(after[name] - before[name])) for name in after}
+    high = min(before["high.b"].shape)
+    assert moved == {
+        "high.a": 0.0,
+        "low.a": 0.0,
+        "high.b": pytest.approx(0.02 * math.sqrt(high)),
+        "low.b": pytest.approx(0.02 * math.sqrt(SPEC.rank)),
+    }
+
+
+def test_dimuon_learns_and_goes_on_from_a_file(engine: ToyEngine, tmp_path: Path) -> None:
+    """Steps lower the loss; saved and loaded with its momentum, the next steps are the same."""
+
+    def train(name: str) -> float:
+        loss = engine.forward_backward(name, [example()], "cross_entropy", {}, backward=True).metrics["loss:sum"]
+        engine.optim_step(name, Dimuon(learning_rate=0.005, grad_clip_norm=-1.0))
+        return loss
+
+    losses = [train("a") for _ in range(6)]
+    assert losses[-1] < 0.7 * losses[0]
+    engine.save("a", tmp_path, optimizer=True)
+    engine.load("c", tmp_path, optimizer=True)
+    assert [train("a"), train("a")] == [train("c"), train("c")]
+
+
+@pytest.mark.parametrize(
+    "change", [{"learning_rate": -1.0}, {"learning_rate": math.inf}, {"beta1": 1.0}, {"grad_clip_norm": -math.inf}]
+)
+def test_impossible_dimuon_values_are_refused(engine: ToyEngine, change: dict[str, float]) -> None:
+    """The error names the parameter."""
+    with pytest.raises(EngineError, match=next(iter(change))):
+        engine.optim_step("a", Dimuon(**{"learning_rate": 0.1, **change}))
 
 
 # Mistakes

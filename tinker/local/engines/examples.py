@@ -1,4 +1,8 @@
-"""What a datum must hold for each loss, checked once and brought into one form. Numpy only; knows no formula."""
+"""What a datum must hold for each loss, checked once and brought into one form; what may be asked of a
+prompt and of an optimizer step.
+
+Numpy only; knows no formula.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines.protocol import EngineError, Example, Float32
+from tinker.local.engines.protocol import Adam, Dimuon, EngineError, Example, Float32, SampleJob
 
 CLIP: Mapping[str, float] = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+MAX_ALTERNATIVES = 2**22  # of one prompt: 32 MB of ids and log-probabilities
 _RL_INPUTS = frozenset({"logprobs", "advantages"})
 
 
@@ -91,6 +96,24 @@ def check_tokens(what: str, tokens: NDArray[np.integer[Any]], vocabulary: int) -
     wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
     if wrong.size:
         raise EngineError(f"{what} holds token id {int(wrong.flat[0])}; ids run from 0 to {vocabulary - 1}")
+
+
+def check_prompt_wishes(job: SampleJob, vocabulary: int) -> None:
+    """EngineError when tokens to score, or the number of alternatives to draw, do not fit the prompt."""
+    if not 0 <= job.prompt_alternatives * len(job.tokens) <= MAX_ALTERNATIVES:
+        limit = MAX_ALTERNATIVES // len(job.tokens)
+        raise EngineError(f"prompt_alt_tokens_k is {job.prompt_alternatives}; 0 to {limit} is possible for this prompt")
+    if job.prompt_targets is not None:
+        check_tokens("target_prompt_logprobs", job.prompt_targets.tokens, vocabulary)
+
+
+def check_step(params: Adam | Dimuon) -> None:
+    """EngineError naming the first parameter of an optimizer step that cannot be."""
+    for name, value in attrs.asdict(params).items():
+        low = -math.inf if isinstance(params, Dimuon) and name == "grad_clip_norm" else 0  # there, below 0 means off too
+        high, limit = (1, "below 1") if name.startswith("beta") else (math.inf, "finite")
+        if not (low <= value < high and math.isfinite(value)):
+            raise EngineError(f"{name} is {value}; at least 0 and {limit} is needed")
 
 
 def _check_names(where: str, name: str, form: LossForm, given: set[str]) -> None:

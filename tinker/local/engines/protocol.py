@@ -61,6 +61,23 @@ class Adam:
     grad_clip_norm: float = 0.0
 
 
+@attrs.frozen(kw_only=True)
+class Dimuon:
+    """One step of the optimizer in :mod:`tinker.local.engines.dimuon`. ``grad_clip_norm`` 0 and less mean no clipping."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    grad_clip_norm: float = 0.0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PromptTargets:
+    """Tokens to score: ``tokens[i]`` at prompt position ``positions[i]``, which is at least 1. In any order, also twice."""
+
+    positions: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class SampleJob:
     """``num_samples`` continuations of one prompt.
@@ -68,7 +85,9 @@ class SampleJob:
     ``weights`` is what :meth:`Engine.snapshot` or :meth:`Engine.load_snapshot` returned, or None for the base model. The same
     ``seed``, weights and parameters give the same tokens, whatever else is in the batch. ``stop`` is text pieces, token ids,
     or None for the model's own end of text; an empty list disables every stop. The stop that ended a sequence is part of it.
-    ``topk_prompt_logprobs`` and ``topk_sample_logprobs`` 0 mean: not wanted.
+    ``topk_prompt_logprobs`` and ``topk_sample_logprobs`` 0 mean: not wanted. ``prompt_targets`` None means: score none.
+    ``prompt_alternatives`` tokens are drawn at each prompt position but the first, with replacement and at ``temperature``,
+    from the whole distribution; they change nothing about the continuations.
     """
 
     tokens: Int32
@@ -83,6 +102,8 @@ class SampleJob:
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
+    prompt_targets: PromptTargets | None = None
+    prompt_alternatives: int = 0
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -99,12 +120,16 @@ class Sampled:
 class SampleResult:
     """``prompt_logprobs[0]`` is NaN (nothing precedes it); ``topk_prompt`` is (ids, logprobs), both ``[len(prompt), k]``.
 
-    Row 0 of ``topk_prompt`` holds the empty cell (0, -99999.0) of the wire.
+    Row 0 of ``topk_prompt`` holds the empty cell (0, -99999.0) of the wire. ``target_logprobs`` are those of the job's
+    targets, in their order. ``alternatives`` is (ids, logprobs), both ``[len(prompt) - 1, k]``. Every log-probability is the
+    model's own, at temperature 1 and over the whole vocabulary.
     """
 
     sequences: list[Sampled]
     prompt_logprobs: Float32 | None = None
     topk_prompt: tuple[Int32, Float32] | None = None
+    target_logprobs: Float32 | None = None
+    alternatives: tuple[Int32, Float32] | None = None
 
 
 class Engine(Protocol):
@@ -153,8 +178,11 @@ class Engine(Protocol):
         """
         ...
 
-    def optim_step(self, adapter_id: str, params: Adam) -> dict[str, float]:
-        """Apply the accumulated gradient (none accumulated counts as zero), clear it, and return metrics."""
+    def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
+        """Apply the accumulated gradient (none accumulated counts as zero), clear it, and return metrics.
+
+        One adapter takes steps of one optimizer only; the server sees to that.
+        """
         ...
 
     def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:

@@ -29,19 +29,22 @@ import numpy as np
 import torch
 import transformers
 
-from tinker.local.engines import adapter_files
+from tinker.local.engines import adapter_files, dimuon
 from tinker.local.engines.decoding import Run, check_job, generate, runs_of
-from tinker.local.engines.examples import CLIP, Cells, check_datum, loss_options
+from tinker.local.engines.examples import CLIP, Cells, check_datum, check_prompt_wishes, check_step, loss_options
 from tinker.local.engines.lora import LoraSlots, LoraWeights
 from tinker.local.engines.losses import TERMS, Terms
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
+    Dimuon,
     EngineError,
     Example,
     Float32,
     Int32,
     LossResult,
+    PromptTargets,
+    Sampled,
     SampleJob,
     SampleResult,
 )
@@ -201,24 +204,18 @@ class TorchEngine:
         tally.add(terms.detach(), logprobs[counted].detach(), cells, options)
         return terms.sum() if len(terms) else None
 
-    def optim_step(self, adapter_id: str, params: Adam) -> dict[str, float]:
+    def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
-        _check_adam(params)
+        check_step(params)
         parameters = list(adapter.weights.tensors.values())
         gradient = adapter.gradient or [torch.zeros_like(parameter) for parameter in parameters]
         norm = _norm(gradient)
         if 0 < params.grad_clip_norm < norm:
             gradient = [part * (params.grad_clip_norm / norm) for part in gradient]
-        adapter.optimizer.param_groups[0].update(
-            lr=params.learning_rate,
-            betas=(params.beta1, params.beta2),
-            eps=params.eps,
-            weight_decay=params.weight_decay,
-        )
-        for parameter, part in zip(parameters, gradient):
-            parameter.grad = part
-        adapter.optimizer.step()
-        adapter.optimizer.zero_grad(set_to_none=True)
+        if isinstance(params, Dimuon):
+            _dimuon_step(adapter.optimizer, parameters, gradient, params)
+        else:
+            _adam_step(adapter.optimizer, parameters, gradient, params)
         adapter.gradient = None
         return {"grad_norm:mean": norm}
 
@@ -227,35 +224,25 @@ class TorchEngine:
     def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
         for job in jobs:
             check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
+            check_prompt_wishes(job, self._vocabulary)
         runs = [runs_of(job, self._end_of_text, self._decode) for job in jobs]
-        prompts: dict[int, tuple[Float32, tuple[Int32, Float32] | None]] = {}
+        prompts: dict[int, Prompt] = {}
         for weights, indices in _grouped(jobs):
             with self._slots.worn(weights):
                 for batch in _sampling_batches([run for index in indices for run in runs[index]]):
                     generate(self._model, batch, pad=next(iter(self._end_of_text), 0))
-                wanted = [i for i in indices if jobs[i].prompt_logprobs or jobs[i].topk_prompt_logprobs]
-                prompts.update(self._prompt_logprobs(jobs, wanted))
-        return [
-            SampleResult(
-                sequences=[run.sampled() for run in runs[index]],
-                prompt_logprobs=prompts[index][0] if job.prompt_logprobs else None,
-                topk_prompt=prompts[index][1] if index in prompts else None,
-            )
-            for index, job in enumerate(jobs)
-        ]
+                prompts.update(self._prompts(jobs, [i for i in indices if _asks_about_prompt(jobs[i])]))
+        done = [[run.sampled() for run in of_job] for of_job in runs]
+        return [prompts.get(index, Prompt()).result(sequences) for index, sequences in enumerate(done)]
 
     @torch.no_grad()
-    def _prompt_logprobs(
-        self, jobs: Sequence[SampleJob], wanted: list[int]
-    ) -> Iterator[tuple[int, tuple[Float32, tuple[Int32, Float32] | None]]]:
+    def _prompts(self, jobs: Sequence[SampleJob], wanted: list[int]) -> Iterator[tuple[int, Prompt]]:
         for batch in self._micro_batches([len(jobs[index].tokens) for index in wanted]):
             chosen = [wanted[place] for place in batch]
             logits = self._logits([jobs[index].tokens.astype(np.int64) for index in chosen])
             for row, index in enumerate(chosen):
-                tokens, k = torch.from_numpy(jobs[index].tokens.astype(np.int64)), jobs[index].topk_prompt_logprobs
-                table = torch.log_softmax(logits[row, : len(tokens) - 1], dim=-1).cpu()
-                own = table.gather(1, tokens[1:, None])[:, 0].numpy()
-                yield index, (np.concatenate([[np.nan], own]).astype(np.float32), _topk_rows(table, k) if k else None)
+                table = torch.log_softmax(logits[row, : len(jobs[index].tokens) - 1], dim=-1).cpu()
+                yield index, Prompt.of(jobs[index], table)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
@@ -281,6 +268,30 @@ class TorchEngine:
         limit = min(MAX_MICRO_BATCH_TOKENS, MAX_LOGITS // self._vocabulary)
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         return _bounded(order, lambda batch: len(batch) * lengths[batch[-1]] <= limit)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Prompt:
+    """What a job wants to know about its prompt; the fields of the same names in a result."""
+
+    prompt_logprobs: Float32 | None = None
+    topk_prompt: tuple[Int32, Float32] | None = None
+    target_logprobs: Float32 | None = None
+    alternatives: tuple[Int32, Float32] | None = None
+
+    @classmethod
+    def of(cls, job: SampleJob, table: torch.Tensor) -> Prompt:
+        """``table`` holds the log-probabilities of every token at every position but the first."""
+        return cls(
+            prompt_logprobs=_own(job, table) if job.prompt_logprobs else None,
+            topk_prompt=_topk_rows(table, job.topk_prompt_logprobs) if job.topk_prompt_logprobs else None,
+            target_logprobs=None if job.prompt_targets is None else _scored(job.prompt_targets, table),
+            alternatives=_alternatives(job, table) if job.prompt_alternatives else None,
+        )
+
+    def result(self, sequences: list[Sampled]) -> SampleResult:
+        """The result of the job, with what it sampled."""
+        return SampleResult(sequences=sequences, **attrs.asdict(self, recurse=False))
 
 
 @attrs.define
@@ -327,11 +338,36 @@ def _norm(tensors: list[torch.Tensor]) -> float:
     return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors])))
 
 
-def _check_adam(params: Adam) -> None:
-    for name, value in attrs.asdict(params).items():
-        if not (0 <= value < math.inf) or (name.startswith("beta") and value >= 1):
-            limit = "below 1" if name.startswith("beta") else "finite"
-            raise EngineError(f"{name} is {value}; at least 0 and {limit} is needed")
+def _adam_step(
+    optimizer: torch.optim.AdamW, parameters: list[torch.nn.Parameter], gradient: list[torch.Tensor], params: Adam
+) -> None:
+    optimizer.param_groups[0].update(
+        lr=params.learning_rate,
+        betas=(params.beta1, params.beta2),
+        eps=params.eps,
+        weight_decay=params.weight_decay,
+    )
+    for parameter, part in zip(parameters, gradient):
+        parameter.grad = part
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+@torch.no_grad()
+def _dimuon_step(
+    optimizer: torch.optim.AdamW, parameters: list[torch.nn.Parameter], gradient: list[torch.Tensor], params: Dimuon
+) -> None:
+    """AdamW is not asked; its state only keeps the momentum, so that it is saved and loaded as Adam's is."""
+    for parameter, part in zip(parameters, gradient):
+        state = optimizer.state[parameter]
+        before = state.get("momentum", torch.zeros_like(parameter))
+        state["momentum"] = momentum = params.beta1 * before + (1 - params.beta1) * part
+        parameter.sub_(params.learning_rate * dimuon.direction(momentum))
+
+
+def _asks_about_prompt(job: SampleJob) -> bool:
+    wishes = job.prompt_logprobs, job.topk_prompt_logprobs, job.prompt_alternatives, job.prompt_targets is not None
+    return any(wishes)
 
 
 def _grouped(jobs: Sequence[SampleJob]) -> list[tuple[LoraWeights | None, list[int]]]:
@@ -361,6 +397,33 @@ def _bounded(order: list[int], fits: Callable[[list[int]], bool]) -> Iterator[li
         batch.append(index)
     if batch:
         yield batch
+
+
+def _own(job: SampleJob, table: torch.Tensor) -> Float32:
+    own = table.gather(1, torch.from_numpy(job.tokens[1:].astype(np.int64))[:, None])[:, 0].numpy()
+    return np.concatenate([[np.nan], own]).astype(np.float32)
+
+
+def _scored(targets: PromptTargets, table: torch.Tensor) -> Float32:
+    found: Float32 = table[torch.from_numpy(targets.positions - 1), torch.from_numpy(targets.tokens)].numpy()
+    return found
+
+
+def _alternatives(job: SampleJob, table: torch.Tensor) -> tuple[Int32, Float32]:
+    """Draws from a stream of noise of their own. Some rows at a time: a cumulated row is twice as large as the table's."""
+    seed = secrets.randbits(64) if job.seed is None else job.seed & (2**64 - 1)
+    noise = torch.from_numpy(np.random.default_rng([seed, 0, 1]).random((len(table), job.prompt_alternatives)))
+    ids = torch.empty(noise.shape, dtype=torch.long)
+    rows = max(1, MAX_LOGITS // 16 // table.shape[1])
+    for start in range(0, len(table), rows):
+        block = slice(start, start + rows)
+        if job.temperature == 0:
+            ids[block] = table[block].argmax(dim=-1, keepdim=True)
+        else:
+            heights = torch.softmax(table[block].double() / job.temperature, dim=-1).cumsum(dim=-1)
+            places = torch.searchsorted(heights, noise[block] * heights[:, -1:], right=True)
+            ids[block] = places.clamp(max=table.shape[1] - 1)
+    return ids.numpy().astype(np.int32), table.gather(1, ids).numpy()
 
 
 def _topk_rows(table: torch.Tensor, k: int) -> tuple[Int32, Float32]:

@@ -20,15 +20,18 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines.examples import FORMS, Cells, check_datum, check_tokens, loss_options
+from tinker.local.engines import dimuon
+from tinker.local.engines.examples import FORMS, Cells, check_datum, check_prompt_wishes, check_step, check_tokens, loss_options
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
+    Dimuon,
     EngineError,
     Example,
     Float32,
     Int32,
     LossResult,
+    PromptTargets,
     Sampled,
     SampleJob,
     SampleResult,
@@ -191,21 +194,17 @@ class ToyEngine:
         outputs = [{"logprobs": part} for part in _split(reported, checked)]
         return LossResult(outputs=outputs, metrics=metrics(weighted, logprobs[counted], inputs, options))
 
-    def optim_step(self, adapter_id: str, params: Adam) -> dict[str, float]:
+    def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
-        _check_adam(params)
+        check_step(params)
         gradient = adapter.gradient or _zeros(adapter.tensors)
         norm = math.sqrt(sum(float((part**2).sum()) for part in gradient.values()))
         clip = params.grad_clip_norm / norm if 0 < params.grad_clip_norm < norm else 1.0
-        adapter.steps += 1
-        for name, tensor in adapter.tensors.items():
-            part = gradient[name] * clip
-            first = adapter.first[name] = params.beta1 * adapter.first[name] + (1 - params.beta1) * part
-            second = adapter.second[name] = params.beta2 * adapter.second[name] + (1 - params.beta2) * part**2
-            rate = params.learning_rate / (1 - params.beta1**adapter.steps)
-            scale = np.sqrt(second / (1 - params.beta2**adapter.steps)) + params.eps
-            step = np.divide(first, scale, out=np.zeros_like(first), where=scale > 0)
-            adapter.tensors[name] = tensor * (1 - params.learning_rate * params.weight_decay) - rate * step
+        clipped = {name: part * clip for name, part in gradient.items()}
+        if isinstance(params, Dimuon):
+            _dimuon_step(adapter, clipped, params)
+        else:
+            _adam_step(adapter, clipped, params)
         adapter.gradient = None
         return {"grad_norm:mean": norm}
 
@@ -231,6 +230,8 @@ class ToyEngine:
             sequences=sequences,
             prompt_logprobs=self._prompt_logprobs(weights, job.tokens) if job.prompt_logprobs else None,
             topk_prompt=topk,
+            target_logprobs=self._target_logprobs(weights, job.tokens, job.prompt_targets),
+            alternatives=self._alternatives(weights, job, seed),
         )
 
     def _continue(self, job: SampleJob, weights: ToyWeights, rng: np.random.Generator) -> Sampled:
@@ -257,6 +258,25 @@ class ToyEngine:
     def _prompt_logprobs(self, weights: ToyWeights, tokens: Int32) -> Float32:
         own = self._net.logprobs(weights.tensors, tokens[:-1].astype(np.int64), tokens[1:].astype(np.int64))
         return np.concatenate([[np.nan], own]).astype(np.float32)
+
+    def _target_logprobs(self, weights: ToyWeights, tokens: Int32, targets: PromptTargets | None) -> Float32 | None:
+        if targets is None:
+            return None
+        last = tokens[targets.positions - 1].astype(np.int64)
+        return self._net.logprobs(weights.tensors, last, targets.tokens).astype(np.float32)
+
+    def _alternatives(self, weights: ToyWeights, job: SampleJob, seed: int) -> tuple[Int32, Float32] | None:
+        if not job.prompt_alternatives:
+            return None
+        whole = attrs.evolve(job, top_k=-1, top_p=1.0)
+        noise = np.random.default_rng([seed, 0, 1]).random((len(job.tokens) - 1, job.prompt_alternatives))
+        ids, logprobs = np.empty(noise.shape, np.int32), np.empty(noise.shape, np.float32)
+        for row, last in enumerate(job.tokens[:-1].tolist()):
+            heights, tokens = self._heights(weights, last, whole)
+            places = cast("NDArray[np.intp]", np.searchsorted(heights, noise[row] * heights[-1], side="right"))
+            ids[row] = tokens[places.clip(max=len(tokens) - 1)]
+            logprobs[row] = self._row(weights, last)[ids[row]]
+        return ids, logprobs
 
     def _topk(self, weights: ToyWeights, history: Int32, k: int, *, prompt: bool) -> tuple[Int32, Float32] | None:
         """The k likeliest tokens at each position but the first; of a prompt that one is an empty row."""
@@ -297,6 +317,7 @@ class ToyEngine:
             raise EngineError(f"{total} exceed the context length of {self._longest}")
         for fault in _faults(job, self._vocabulary):
             raise EngineError(fault)
+        check_prompt_wishes(job, self._vocabulary)
 
 
 class Bigram:
@@ -438,11 +459,23 @@ def _split(values: Float32, checked: Sequence[Cells]) -> Iterator[Float32]:
         at += cells.targets.size
 
 
-def _check_adam(params: Adam) -> None:
-    for name, value in attrs.asdict(params).items():
-        if not 0 <= value < math.inf or (name.startswith("beta") and value >= 1):
-            limit = "below 1" if name.startswith("beta") else "finite"
-            raise EngineError(f"{name} is {value}; at least 0 and {limit} is needed")
+def _adam_step(adapter: Adapter, gradient: Tensors, params: Adam) -> None:
+    adapter.steps += 1
+    for name, tensor in adapter.tensors.items():
+        part = gradient[name]
+        first = adapter.first[name] = params.beta1 * adapter.first[name] + (1 - params.beta1) * part
+        second = adapter.second[name] = params.beta2 * adapter.second[name] + (1 - params.beta2) * part**2
+        rate = params.learning_rate / (1 - params.beta1**adapter.steps)
+        scale = np.sqrt(second / (1 - params.beta2**adapter.steps)) + params.eps
+        step = np.divide(first, scale, out=np.zeros_like(first), where=scale > 0)
+        adapter.tensors[name] = tensor * (1 - params.learning_rate * params.weight_decay) - rate * step
+
+
+def _dimuon_step(adapter: Adapter, gradient: Tensors, params: Dimuon) -> None:
+    adapter.steps += 1
+    for name, tensor in adapter.tensors.items():
+        momentum = adapter.first[name] = params.beta1 * adapter.first[name] + (1 - params.beta1) * gradient[name]
+        adapter.tensors[name] = tensor - params.learning_rate * dimuon.direction(momentum)
 
 
 def _moment_names(tensors: Tensors) -> set[str]:

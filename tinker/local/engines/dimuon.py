@@ -1,0 +1,51 @@
+"""The optimizer "dimuon" as this server does it: momentum, and steps along the orthogonalised momentum.
+
+The hosted service documents the step (a direction of Frobenius norm sqrt(rank), from the matrix sign of averaged gradients),
+not the formula, so that its numbers are its own. Here each LoRA matrix ``W`` of rank r, with its gradient ``G`` clipped by the
+global norm first, takes the step
+
+    M <- beta1 M + (1 - beta1) G
+    W <- W - learning_rate * sqrt(min(rows, columns)) * P / |P|,   P = newton_schulz(M)
+
+where ``newton_schulz`` brings every singular value of M near 1 and keeps the singular vectors, so that P is close to the
+nearest matrix with orthonormal rows (or columns). For a LoRA matrix min(rows, columns) is r. There is no weight decay, and no
+bias correction: the size of M has no effect. For numpy arrays and torch tensors alike.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+M = TypeVar("M")
+
+STEPS = 8
+# The quintic of Muon: its slope at 0 makes small singular values grow fast, and it maps [0, 1.2] into about [0.7, 1.2].
+LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
+
+
+def newton_schulz(matrix: M) -> M:
+    """The matrix with its singular values brought near 1; zero stays zero."""
+    start: Any = matrix
+    size = _norm(start)
+    if size == 0:
+        return matrix
+    tall = start.shape[0] > start.shape[1]
+    x = (start.T if tall else start) / size
+    for _ in range(STEPS):
+        gram = x @ x.T
+        x = LINEAR * x + (CUBIC * gram + QUINTIC * (gram @ gram)) @ x
+    result: M = x.T if tall else x
+    return result
+
+
+def direction(momentum: M) -> M:
+    """Where a matrix with this momentum goes: orthogonalised, of Frobenius norm sqrt(min(rows, columns))."""
+    p: Any = newton_schulz(momentum)
+    size = _norm(p)
+    result: M = p if size == 0 else p * (math.sqrt(min(p.shape)) / size)
+    return result
+
+
+def _norm(matrix: Any) -> float:
+    return math.sqrt(float((matrix * matrix).sum()))
