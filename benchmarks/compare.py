@@ -77,7 +77,8 @@ def stub_server(sample_delay: float) -> Iterator[str]:
 def measure(python: str, pythonpath: str | None, row: str, base_url: str) -> dict[str, list[dict[str, float]]]:
     """One row in one environment: variant -> measurements. No setting of the caller's reaches the clients."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("TINKER_", "PYTHON"))}
-    environ |= {"TINKER_API_KEY": "tml-bench", "TINKER_TELEMETRY": "0"}
+    # One thread for numpy's linear algebra, which neither client uses: its idle threads spin and would count as CPU.
+    environ |= {"TINKER_API_KEY": "tml-bench", "TINKER_TELEMETRY": "0", "OPENBLAS_NUM_THREADS": "1"}
     if pythonpath:
         environ["PYTHONPATH"] = pythonpath
     command = [python, str(HERE / "measure.py"), row, "--base-url", base_url]
