@@ -35,6 +35,9 @@ _FLOAT32, _INT64, _INT32, _BFLOAT16 = 1, 2, 3, 4  # enum DType; 0 is unspecified
 _DTYPE_OF = {"float32": _FLOAT32, "int64": _INT64}
 _ITEMSIZE = {_FLOAT32: 4, _INT64: 8, _INT32: 4, _BFLOAT16: 2}
 _STOP, _LENGTH = 0, 1  # enum StopReason
+_FLOAT32_DTYPE, _INT64_DTYPE, _INT32_DTYPE = np.dtype("<f4"), np.dtype("<i8"), np.dtype("<i4")
+_UINT16_DTYPE, _BYTE_DTYPE = np.dtype("<u2"), np.dtype("u1")
+_NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 _VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5  # wire types
 
 
@@ -325,26 +328,28 @@ class _Reader:
         raise ProtoError("truncated or overlong number")
 
     def fields(self) -> Iterator[tuple[int, int, int, int]]:
-        """(field number, wire type, value or start, end) of each field in order."""
-        at = self._start
-        while at < self._end:
-            key, at = self._read_varint(at)
-            field, wire_type = key >> 3, key & 7
-            if field == 0:
+        """(field number, wire type, value or start, end) of each field in order. Numbers of one byte take a short way."""
+        buffer, at, last = self._buffer, self._start, self._end
+        while at < last:
+            key = buffer[at]
+            at += 1
+            if key > 0x7F:
+                key, at = self._read_varint(at - 1)
+            wire_type = key & 7
+            if key < 8:
                 raise ProtoError("field number 0")
             if wire_type == _LEN:
-                length, at = self._read_varint(at)
-                stop = at + length
-                value = at
+                length, value = self._read_varint(at) if at >= last or buffer[at] > 0x7F else (buffer[at], at + 1)
+                stop = value + length
             elif wire_type == _VARINT:
                 value, stop = self._read_varint(at)
             elif wire_type in (_I64, _I32):
                 value, stop = at, at + (8 if wire_type == _I64 else 4)
             else:
                 raise ProtoError(f"unsupported wire type {wire_type}")
-            if stop > self._end:
+            if stop > last:
                 raise ProtoError("a field reaches beyond its message")
-            yield field, wire_type, value, stop
+            yield key >> 3, wire_type, value, stop
             at = stop
 
     def nested(self, start: int, end: int) -> _Reader:
@@ -363,11 +368,11 @@ class _Reader:
         value: float = struct.unpack_from("<d", self._buffer, start)[0]
         return value
 
-    def array(self, start: int, end: int, dtype: str) -> NDArray[Any]:
-        itemsize = int(dtype[2:])
-        if (end - start) % itemsize:
+    def array(self, start: int, end: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        count, rest = divmod(end - start, dtype.itemsize)
+        if rest:
             raise ProtoError(f"{end - start} bytes are no whole number of {dtype} values")
-        return np.frombuffer(self._buffer, dtype, (end - start) // itemsize, start)
+        return np.frombuffer(self._buffer, dtype, count, start)
 
     def integers(self, wire_type: int, value: int, end: int) -> list[int]:
         """A repeated int64, packed or not."""
@@ -393,13 +398,13 @@ def _expect(condition: bool, what: str) -> None:
 def _values(reader: _Reader, start: int, end: int, dtype: int) -> NumericArray:
     """Values of a tensor field in the two dtypes users see: bfloat16 widens to float32, int32 to int64."""
     if dtype == _FLOAT32:
-        return reader.array(start, end, "<f4")
+        return reader.array(start, end, _FLOAT32_DTYPE)
     if dtype == _INT64:
-        return reader.array(start, end, "<i8")
+        return reader.array(start, end, _INT64_DTYPE)
     if dtype == _INT32:
-        return cast("NumericArray", reader.array(start, end, "<i4").astype(np.int64))
+        return cast("NumericArray", reader.array(start, end, _INT32_DTYPE).astype(np.int64))
     if dtype == _BFLOAT16:
-        return cast("NumericArray", (reader.array(start, end, "<u2").astype(np.uint32) << 16).view(np.float32))
+        return cast("NumericArray", (reader.array(start, end, _UINT16_DTYPE).astype(np.uint32) << 16).view(np.float32))
     raise ProtoError(f"unknown tensor dtype {dtype}")
 
 
@@ -484,15 +489,15 @@ def _read_chunk(reader: _Reader) -> ModelInputChunk:
             continue
         inner = reader.nested(start, end)
         if kind == 1:
-            return EncodedTextChunk(tokens=_only_bytes(inner, "<i4"))
+            return EncodedTextChunk(tokens=_only_bytes(inner, _INT32_DTYPE))
         if kind == 2:
             return _read_image(inner)
         if kind == 3:
-            return DmelChunk(dmel=_only_bytes(inner, "|u1").tobytes())
+            return DmelChunk(dmel=_only_bytes(inner, _BYTE_DTYPE).tobytes())
     raise ProtoError("a chunk of no known kind")
 
 
-def _only_bytes(reader: _Reader, dtype: str) -> NDArray[Any]:
+def _only_bytes(reader: _Reader, dtype: np.dtype[Any]) -> NDArray[Any]:
     found: NDArray[Any] = np.empty(0, dtype)
     for field, wire_type, start, end in reader.fields():
         if field == 1 and wire_type == _LEN:
@@ -571,7 +576,7 @@ def _read_csr(reader: _Reader, dtype: int, shape: Sequence[int]) -> TensorData:
         if field in ranges and wire_type == _LEN:
             ranges[field] = (start, end)
     values = _values(reader, *ranges[1], dtype)
-    crow, col = (reader.array(*ranges[field], "<i8").tolist() for field in (2, 3))
+    crow, col = (reader.array(*ranges[field], _INT64_DTYPE).tolist() for field in (2, 3))
     return TensorData(values, "float32" if values.dtype.kind == "f" else "int64", shape, crow, col)
 
 
@@ -624,7 +629,7 @@ def _read_batched(reader: _Reader) -> list[TensorData]:
             trailing += reader.integers(wire_type, start, end)
     values = _values(reader, *data, dtype)
     itemsize = _ITEMSIZE[dtype]
-    bounds = reader.array(*offsets, "<i8")
+    bounds = reader.array(*offsets, _INT64_DTYPE)
     _check_offsets(bounds, data[1] - data[0], itemsize)
     inner = tuple(trailing)
     _expect(all(dimension > 0 for dimension in inner), "trailing dimensions must be positive")
@@ -646,15 +651,17 @@ def _check_offsets(bounds: NDArray[Any], nbytes: int, itemsize: int) -> None:
 
 def decode_sample(body: bytes, sequence_ids: Sequence[str] = ()) -> SampleResponse:
     """Read a ``SampleResponse``; ``sequence_ids`` come from the submit answer and may be missing."""
-    reader = _Reader(bytearray(body))
+    buffer = bytearray(body)
+    reader = _Reader(buffer)
     response = SampleResponse(sequences=[])
     for field, wire_type, start, end in reader.fields():
         if field == 1 and wire_type == _LEN:
+            sequence = _read_usual_sequence(buffer, start, end) or _read_sequence(reader.nested(start, end))
             index = len(response.sequences)
-            sequence_id = sequence_ids[index] if index < len(sequence_ids) else None
-            response.sequences.append(_read_sequence(reader.nested(start, end), sequence_id))
+            sequence.sequence_id = sequence_ids[index] if index < len(sequence_ids) else None
+            response.sequences.append(sequence)
         elif field == 2 and wire_type == _LEN:
-            response.prompt_logprobs_np = reader.array(start, end, "<f4") if end > start else None
+            response.prompt_logprobs_np = reader.array(start, end, _FLOAT32_DTYPE) if end > start else None
         elif field == 3 and wire_type == _LEN:
             response.topk_prompt_logprobs_np = _read_topk(reader.nested(start, end))
         elif field == 4 and wire_type == _VARINT:
@@ -666,27 +673,50 @@ def decode_sample(body: bytes, sequence_ids: Sequence[str] = ()) -> SampleRespon
     return response
 
 
-def _read_sequence(reader: _Reader, sequence_id: str | None) -> SampledSequence:
-    reason = _STOP
-    tokens: NDArray[np.int32] = np.empty(0, np.int32)
+def _read_usual_sequence(buffer: bytearray, at: int, end: int) -> SampledSequence | None:
+    """A sequence laid out as servers do: stop reason unless it is zero, tokens, logprobs, each of up to 16 kB.
+
+    None for any other layout, which is read the general way. Responses hold thousands of these.
+    """
+    if end - at < 5:
+        return None
+    reason = "stop"
+    if buffer[at] == 0x08:  # field 1, a number
+        reason = _stop_reason(buffer[at + 1])
+        at += 2
+    found: list[NDArray[Any]] = []
+    for key, dtype in ((0x12, _INT32_DTYPE), (0x1A, _FLOAT32_DTYPE)):  # fields 2 and 3, bytes
+        if end - at < 3 or buffer[at] != key:
+            return None
+        low, high = buffer[at + 1], buffer[at + 2]
+        if low < 0x80:
+            nbytes, at = low, at + 2
+        elif high < 0x80:
+            nbytes, at = low & 0x7F | high << 7, at + 3
+        else:
+            return None
+        if nbytes > end - at or nbytes & 3 or nbytes == 0:
+            return None
+        found.append(np.frombuffer(buffer, dtype, nbytes >> 2, at))
+        at += nbytes
+    return SampledSequence.of_arrays(reason, None, found[0], found[1], None) if at == end else None
+
+
+def _read_sequence(reader: _Reader) -> SampledSequence:
+    reason = "stop"  # an enum's zero is not written
+    tokens: NDArray[np.int32] = _NO_TOKENS
     logprobs: NDArray[np.float32] | None = None
     topk: TopkLogprobs | None = None
     for field, wire_type, start, end in reader.fields():
         if field == 2 and wire_type == _LEN:
-            tokens = reader.array(start, end, "<i4")
+            tokens = reader.array(start, end, _INT32_DTYPE)
         elif field == 3 and wire_type == _LEN:
-            logprobs = reader.array(start, end, "<f4") if end > start else None
+            logprobs = reader.array(start, end, _FLOAT32_DTYPE) if end > start else None
         elif field == 1 and wire_type == _VARINT:
-            reason = start
+            reason = _stop_reason(start)
         elif field == 4 and wire_type == _LEN:
             topk = _read_topk(reader.nested(start, end))
-    return SampledSequence(
-        stop_reason=_stop_reason(reason),
-        sequence_id=sequence_id,
-        tokens_np=tokens,
-        logprobs_np=logprobs,
-        topk_logprobs_np=topk,
-    )
+    return SampledSequence.of_arrays(reason, None, tokens, logprobs, topk)
 
 
 def _stop_reason(value: int) -> str:
@@ -700,9 +730,9 @@ def _read_topk(reader: _Reader) -> TopkLogprobs | None:
     size = {3: 0, 4: 0}
     for field, wire_type, start, end in reader.fields():
         if field == 1 and wire_type == _LEN:
-            ids = reader.array(start, end, "<i4")
+            ids = reader.array(start, end, _INT32_DTYPE)
         elif field == 2 and wire_type == _LEN:
-            logprobs = reader.array(start, end, "<f4")
+            logprobs = reader.array(start, end, _FLOAT32_DTYPE)
         elif field in size and wire_type == _VARINT:
             size[field] = start
     k, length = size[3], size[4]

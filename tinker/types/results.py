@@ -97,6 +97,24 @@ class SampledSequence:
         self.logprobs_np: NDArray[np.float32] | None = None if drawn is None else np.asarray(drawn, np.float32)
         self.topk_logprobs_np = topk_logprobs_np
 
+    @classmethod
+    def of_arrays(
+        cls,
+        stop_reason: StopReason,
+        sequence_id: str | None,
+        tokens: NDArray[np.int32],
+        logprobs: NDArray[np.float32] | None,
+        topk_logprobs: TopkLogprobs | None,
+    ) -> SampledSequence:
+        """A sequence of arrays that have their dtypes already; nothing is converted."""
+        sequence = cls.__new__(cls)
+        sequence.stop_reason = stop_reason
+        sequence.sequence_id = sequence_id
+        sequence.tokens_np = tokens
+        sequence.logprobs_np = logprobs
+        sequence.topk_logprobs_np = topk_logprobs
+        return sequence
+
     @cached_property
     def tokens(self) -> list[int]:
         """The token ids; the stop that ended the sequence is among them."""
