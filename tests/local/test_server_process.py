@@ -22,7 +22,7 @@ from tinker_wire.operations import OPERATIONS
 
 import tinker.local
 from tinker.cli import main
-from tinker.local import Settings, State, close_in_process, in_process_app, running_server, serve, serve_in_thread
+from tinker.local import Settings, State, close_in_process, in_process_app, running_server, serve, serve_in_thread, serving
 from tinker.local.engines import choose_engine, open_engine
 
 SESSION = {"tags": [], "sdk_version": "1"}
@@ -78,6 +78,14 @@ def test_the_end_of_a_server_lets_waiting_clients_go(tmp_path: Path) -> None:
         threading.Thread(target=lambda: (asyncio.run(waiting.wait()), engine.gate.set())).start()
     thread.join(30)
     assert answers[0].json() == {"error": "the server is shutting down", "category": "server"}
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    """Connections send small packets at once; with Nagle's algorithm each answer would come some 40 ms late."""
+    with serving._listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_taken_port_is_reported() -> None:

@@ -122,7 +122,9 @@ def _opener(engine: Engine | EngineName, model: str | None) -> OpenEngine:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=2048)
+    listener = socket.create_server((host, port), family=family, backlog=2048)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited; else each answer waits 40 ms for an ACK
+    return listener
 
 
 def _url(listener: socket.socket) -> str:
