@@ -67,6 +67,7 @@ class Bindings(Project):
         title, contract_version = info.title.get_untrusted_value(), info.version.get_untrusted_value()
         self._write("__init__.py", "package.py.jinja", title=title, version=contract_version)
         self._write("runtime.py", "runtime.py.jinja")
+        self._write("values.py", "values.py.jinja")
         (self.package_dir / "py.typed").touch()
 
     def _build_models(self) -> None:

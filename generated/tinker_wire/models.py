@@ -1,5 +1,5 @@
 # generated from openapi.yaml; do not edit
-"""Every named schema of the contract: records as frozen structs, the rest as type aliases.
+"""Every named schema of the contract: records as frozen values, the rest as type aliases.
 
 A field that is None is not sent, unless it is required; a field with another default is always sent.
 """
@@ -14,6 +14,7 @@ import msgspec
 from msgspec import field as _field
 
 from .runtime import read_open as _read_open
+from .values import Record as _Record
 
 __all__ = [
     "AccessScope",
@@ -281,13 +282,13 @@ AccessScope: TypeAlias = Literal["owned", "accessible"]
 AuditEventType: TypeAlias = Literal["all", "checkpoints", "projects", "teams", "organizations"] | str
 
 
-class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ErrorResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The body of an error status. Proxies send text, HTML or nothing instead; a client must survive that."""
 
     detail: ErrorDetail | None = None
 
 
-class ValidationProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ValidationProblem(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """One fault of a request body, in the form of FastAPI."""
 
     loc: list[int | str]
@@ -299,7 +300,7 @@ class ValidationProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     ctx: JSONValue | None = None
 
 
-class RequestFailedResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RequestFailedResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """A submitted request failed. Whatever else has a member `error` is read as this."""
 
     error: str
@@ -307,16 +308,16 @@ class RequestFailedResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defa
     category: RequestErrorCategory
 
 
-class HealthResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HealthResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     status: str
 
 
-class ClientConfigRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ClientConfigRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     sdk_version: str
     """The version of the client; 0.38.0 or the like."""
 
 
-class ClientConfigResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ClientConfigResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Limits and switches the server wants of a client. A missing setting means the default, an unknown one is ignored."""
 
     pjwt_auth_enabled: bool = _field(default_factory=lambda: False)
@@ -355,7 +356,7 @@ class ClientConfigResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defau
     """Copies of a sampling client get their number from `join_sampling_session`."""
 
 
-class ClientDynamicConfigResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ClientDynamicConfigResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Settings that a client asks for again and again. A missing one means the default."""
 
     refresh_interval_sec: int = _field(default_factory=lambda: 300)
@@ -366,7 +367,7 @@ class ClientDynamicConfigResponse(msgspec.Struct, frozen=True, kw_only=True, omi
     """Most of these at a time."""
 
 
-class SupportedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SupportedModel(_Record, frozen=True, kw_only=True, omit_defaults=True):
     model_name: str | None = None
     """As in `base_model`; it may hold `/` and `:`."""
     max_context_length: int | None = None
@@ -375,33 +376,33 @@ class SupportedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     sampleable: bool | None = None
 
 
-class GetServerCapabilitiesResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GetServerCapabilitiesResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     supported_models: list[SupportedModel]
 
 
-class AuthTokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AuthTokenRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """An empty object; the credential is in `X-API-Key`."""
 
 
-class AuthTokenResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AuthTokenResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     jwt: str
     """A JWT with `iat` and `exp`; `sub` and `email` say whose it is."""
 
 
-class SelfApiKeyOrganization(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SelfApiKeyOrganization(_Record, frozen=True, kw_only=True, omit_defaults=True):
     name: str
 
 
-class SelfApiKeyUser(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SelfApiKeyUser(_Record, frozen=True, kw_only=True, omit_defaults=True):
     email: str
 
 
-class SelfApiKeyDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SelfApiKeyDetails(_Record, frozen=True, kw_only=True, omit_defaults=True):
     org_details: SelfApiKeyOrganization
     user_details: SelfApiKeyUser
 
 
-class SelfApiKeyResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SelfApiKeyResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The API key that asked."""
 
     key_id: int
@@ -410,7 +411,7 @@ class SelfApiKeyResponse(msgspec.Struct, frozen=True, kw_only=True, omit_default
     details: SelfApiKeyDetails
 
 
-class CreateSessionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CreateSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     tags: Sequence[str]
     """Words of the user, without order; from `TINKER_TAGS`."""
     user_metadata: Metadata | None = None
@@ -422,7 +423,7 @@ class CreateSessionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defau
     type: Literal["create_session"] = _field(default_factory=lambda: "create_session")
 
 
-class CreateSessionResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CreateSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     session_id: str
     """Opaque. Model ids and sampler ids may be made from it."""
     info_message: str | None = None
@@ -434,41 +435,41 @@ class CreateSessionResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defa
     type: Literal["create_session"] | str = _field(default_factory=lambda: "create_session")
 
 
-class SessionHeartbeatRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SessionHeartbeatRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     session_id: str
     type: Literal["session_heartbeat"] = _field(default_factory=lambda: "session_heartbeat")
 
 
-class SessionHeartbeatResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SessionHeartbeatResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     type: Literal["session_heartbeat"] | str = _field(default_factory=lambda: "session_heartbeat")
 
 
-class ClientSessionFinishReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ClientSessionFinishReason(_Record, frozen=True, kw_only=True, omit_defaults=True):
     type: ClientSessionFinishReasonType
 
 
-class FinishSessionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FinishSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     reason: ClientSessionFinishReason
     detail: str | None
     """Sent as null when there is nothing to say."""
 
 
-class ListSessionsResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ListSessionsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     sessions: list[str]
 
 
-class GetSessionResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GetSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     training_run_ids: list[str]
     sampler_ids: list[str]
     user_metadata: StringMap | None = None
     display_name: str | None = None
 
 
-class SetSessionProjectRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SetSessionProjectRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     project_id: str
 
 
-class TraceExportResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TraceExportResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     status: TraceExportStatus
     url: str | None = None
     """Where the trace is; with `ready` only."""
@@ -476,7 +477,7 @@ class TraceExportResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     """What went wrong; with `failed` only."""
 
 
-class OwnSearchOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="own"):
+class OwnSearchOwner(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="own"):
     """Sessions of the user."""
 
     @property
@@ -485,9 +486,7 @@ class OwnSearchOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return "own"
 
 
-class AccessibleSearchOwner(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="accessible"
-):
+class AccessibleSearchOwner(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="accessible"):
     """Every session that the user may see."""
 
     @property
@@ -496,7 +495,7 @@ class AccessibleSearchOwner(
         return "accessible"
 
 
-class UserSearchOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="user"):
+class UserSearchOwner(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="user"):
     """Sessions of these users."""
 
     owner_urns: Sequence[str]
@@ -507,9 +506,7 @@ class UserSearchOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return "user"
 
 
-class ActiveSessionStatusQuery(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="active"
-):
+class ActiveSessionStatusQuery(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="active"):
     @property
     def type(self) -> Literal["active"]:
         """Always sent; the union is told apart by it."""
@@ -517,7 +514,7 @@ class ActiveSessionStatusQuery(
 
 
 class CancelledSessionStatusQuery(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="cancelled"
+    _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="cancelled"
 ):
     @property
     def type(self) -> Literal["cancelled"]:
@@ -525,9 +522,7 @@ class CancelledSessionStatusQuery(
         return "cancelled"
 
 
-class FailedSessionStatusQuery(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="failed"
-):
+class FailedSessionStatusQuery(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="failed"):
     @property
     def type(self) -> Literal["failed"]:
         """Always sent; the union is told apart by it."""
@@ -535,7 +530,7 @@ class FailedSessionStatusQuery(
 
 
 class ClientFinishedSessionStatusQuery(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="client_finished"
+    _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="client_finished"
 ):
     reasons: Sequence[ClientSessionFinishReasonType] | None = None
     """Any reason when missing."""
@@ -546,7 +541,7 @@ class ClientFinishedSessionStatusQuery(
         return "client_finished"
 
 
-class SessionSearchCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SessionSearchCursor(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The last session of a page; opaque to clients."""
 
     last_created_at: datetime.datetime
@@ -554,7 +549,7 @@ class SessionSearchCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     last_session_id: str
 
 
-class SessionSearchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SessionSearchRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     session_id: str | None = None
     project_ids: Sequence[str] | None = None
     user_metadata: StringMap = _field(default_factory=lambda: {})
@@ -568,16 +563,14 @@ class SessionSearchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defau
     cursor: SessionSearchCursor | None = None
 
 
-class SessionActive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="active"):
+class SessionActive(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="active"):
     @property
     def type(self) -> Literal["active"]:
         """Always sent; the union is told apart by it."""
         return "active"
 
 
-class SessionCancelled(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="cancelled"
-):
+class SessionCancelled(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="cancelled"):
     detail: str | None = None
 
     @property
@@ -587,7 +580,7 @@ class SessionCancelled(
 
 
 class ClientSessionFinished(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="client_finished"
+    _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="client_finished"
 ):
     """The client finished the session."""
 
@@ -601,7 +594,7 @@ class ClientSessionFinished(
 
 
 class SessionFailedRequestReason(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="request"
+    _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="request"
 ):
     request_id: str
     request_type: str
@@ -613,7 +606,7 @@ class SessionFailedRequestReason(
 
 
 class SessionFailedTrainingRunReason(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="training_run"
+    _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="training_run"
 ):
     training_run_id: str
 
@@ -624,7 +617,7 @@ class SessionFailedTrainingRunReason(
 
 
 class SessionFailedSamplingSessionReason(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_session"
+    _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_session"
 ):
     sampling_session_id: str
 
@@ -634,7 +627,7 @@ class SessionFailedSamplingSessionReason(
         return "sampling_session"
 
 
-class SessionFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="failed"):
+class SessionFailed(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="failed"):
     category: SessionFailedCategory
     reason: SessionFailedReason
     message: str
@@ -648,7 +641,7 @@ class SessionFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         _read_open(self, "reason", "type", _SESSION_FAILED_REASON)
 
 
-class SessionSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SessionSummary(_Record, frozen=True, kw_only=True, omit_defaults=True):
     session_id: str
     created_at: datetime.datetime
     owner: str
@@ -664,12 +657,12 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _read_open(self, "status", "type", _SESSION_STATUS, nullable=True)
 
 
-class SessionSearchResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SessionSearchResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     sessions: list[SessionSummary]
     next_cursor: SessionSearchCursor | None = None
 
 
-class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LoraConfig(_Record, frozen=True, kw_only=True, omit_defaults=True):
     rank: int
     """SDKs send 32 where the user says nothing."""
     seed: int | None = None
@@ -681,16 +674,14 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Attention layers. At least one of the three is true."""
 
 
-class AdamOptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="adamw"):
+class AdamOptimizerConfig(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="adamw"):
     @property
     def type(self) -> Literal["adamw"]:
         """Always sent; the union is told apart by it."""
         return "adamw"
 
 
-class DimuonOptimizerConfig(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="dimuon"
-):
+class DimuonOptimizerConfig(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="dimuon"):
     version: int = _field(default_factory=lambda: 1)
 
     @property
@@ -699,7 +690,7 @@ class DimuonOptimizerConfig(
         return "dimuon"
 
 
-class CreateModelRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CreateModelRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     session_id: str
     model_seq_id: int
     """0, 1, 2, ... per session, numbered by the client."""
@@ -714,25 +705,25 @@ class CreateModelRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
         _read_open(self, "optimizer_config", "type", _OPTIMIZER_CONFIG)
 
 
-class CreateModelResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CreateModelResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     model_id: str
     """`<session_id>:train:<model_seq_id>`; also the training run id."""
     type: Literal["create_model"] | str = _field(default_factory=lambda: "create_model")
 
 
-class GetInfoRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GetInfoRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     model_id: str
     type: Literal["get_info"] = _field(default_factory=lambda: "get_info")
 
 
-class ModelData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ModelData(_Record, frozen=True, kw_only=True, omit_defaults=True):
     arch: str | None = None
     model_name: str | None = None
     tokenizer_id: str | None = None
     """A tokenizer to load; what follows the first `:` is a revision."""
 
 
-class GetInfoResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GetInfoResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     model_data: ModelData
     model_id: str
     optimizer_config: OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
@@ -745,21 +736,21 @@ class GetInfoResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         _read_open(self, "optimizer_config", "type", _OPTIMIZER_CONFIG)
 
 
-class UnloadModelRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class UnloadModelRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Deprecated."""
 
     model_id: str
     type: Literal["unload_model"] = _field(default_factory=lambda: "unload_model")
 
 
-class UnloadModelResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class UnloadModelResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Deprecated."""
 
     model_id: str
     type: Literal["unload_model"] | str = _field(default_factory=lambda: "unload_model")
 
 
-class TensorData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TensorData(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """A tensor in JSON, flattened row-major. With both `sparse_*` fields it is CSR: `data` holds the listed values and
     `shape` is required; absent entries are 0 in loss inputs and -1 in `target_prompt_logprobs`.
     """
@@ -774,9 +765,7 @@ class TensorData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One for each value."""
 
 
-class EncodedTextChunk(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="encoded_text"
-):
+class EncodedTextChunk(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="encoded_text"):
     tokens: Sequence[int]
 
     @property
@@ -785,7 +774,7 @@ class EncodedTextChunk(
         return "encoded_text"
 
 
-class ImageChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="image"):
+class ImageChunk(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="image"):
     data: bytes
     """The file. Raw bytes in protobuf."""
     format: ImageFormat
@@ -805,7 +794,7 @@ class ImageChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class ImageAssetPointerChunk(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="image_asset_pointer"
+    _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="image_asset_pointer"
 ):
     """An image that the server fetches. In JSON only, so not in a protobuf `forward_backward`."""
 
@@ -820,7 +809,7 @@ class ImageAssetPointerChunk(
         return "image_asset_pointer"
 
 
-class DmelChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="dmel"):
+class DmelChunk(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="dmel"):
     """Audio features."""
 
     dmel: bytes
@@ -834,11 +823,11 @@ class DmelChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
         return "dmel"
 
 
-class ModelInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ModelInput(_Record, frozen=True, kw_only=True, omit_defaults=True):
     chunks: Sequence[ModelInputChunk]
 
 
-class Datum(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Datum(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """One example in JSON. `cross_entropy` reads `target_tokens` and `weights`, the policy losses `target_tokens`,
     `logprobs`, `advantages` and `weights`; a server refuses what its loss does not know. Provenance spans exist in
     protobuf only.
@@ -848,26 +837,26 @@ class Datum(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model_input: ModelInput
 
 
-class ForwardBackwardInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ForwardBackwardInput(_Record, frozen=True, kw_only=True, omit_defaults=True):
     data: Sequence[Datum]
     loss_fn: LossFnType
     loss_fn_config: LossFnConfig | None = None
 
 
-class ForwardBackwardRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ForwardBackwardRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     forward_backward_input: ForwardBackwardInput
     model_id: str
     seq_id: int | None = None
     """1, 2, 3, ... per model, numbered by the client."""
 
 
-class ForwardRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ForwardRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     forward_input: ForwardBackwardInput
     model_id: str
     seq_id: int | None = None
 
 
-class ForwardBackwardOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ForwardBackwardOutput(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The JSON form of the message `tinker_public.ForwardBackwardOutput`."""
 
     loss_fn_output_type: str = _field(default_factory=lambda: "ArrayRecord")
@@ -876,13 +865,13 @@ class ForwardBackwardOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defa
     metrics: MetricMap = _field(default_factory=lambda: {})
 
 
-class CustomLossInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CustomLossInput(_Record, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     rank: int
     """Number of dimensions."""
 
 
-class CustomLossNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CustomLossNode(_Record, frozen=True, kw_only=True, omit_defaults=True):
     op: CustomLossNodeOp
     name: str
     """Unique in its graph."""
@@ -892,7 +881,7 @@ class CustomLossNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     kwargs: CustomLossKwargs = _field(default_factory=lambda: {})
 
 
-class CustomLossGraph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CustomLossGraph(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """A traced function; the argument of its output node is a tuple of the loss and a dict of metrics named
     `custom/<name>:sum` or `custom/<name>:mean`.
     """
@@ -901,7 +890,7 @@ class CustomLossGraph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     nodes: Sequence[CustomLossNode]
 
 
-class CreateCustomLossRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CreateCustomLossRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     session_id: str
     custom_loss_seq_id: int
     """0, 1, 2, ... per session, numbered by the client."""
@@ -912,12 +901,12 @@ class CreateCustomLossRequest(msgspec.Struct, frozen=True, kw_only=True, omit_de
     type: Literal["create_custom_loss"] = _field(default_factory=lambda: "create_custom_loss")
 
 
-class CreateCustomLossResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CreateCustomLossResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     loss_id: str
     type: Literal["create_custom_loss"] | str = _field(default_factory=lambda: "create_custom_loss")
 
 
-class AdamParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AdamParams(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Of one step. Without a `type`; clients of 2025 send only what the user gave."""
 
     learning_rate: float = _field(default_factory=lambda: 0.0001)
@@ -930,7 +919,7 @@ class AdamParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Largest global gradient norm; 0 means no clipping."""
 
 
-class DimuonParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="dimuon"):
+class DimuonParams(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="dimuon"):
     learning_rate: float
     grad_clip_norm: float = _field(default_factory=lambda: 0.0)
     """0 and less mean no clipping."""
@@ -942,7 +931,7 @@ class DimuonParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return "dimuon"
 
 
-class OptimStepRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class OptimStepRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     model_id: str
     seq_id: int | None = None
     type: Literal["optim_step"] = _field(default_factory=lambda: "optim_step")
@@ -953,12 +942,12 @@ class OptimStepRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         _read_open(self, "optimizer_params", "type", _OPTIMIZER_PARAMS, nullable=True)
 
 
-class OptimStepResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class OptimStepResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     metrics: MetricMap | None = None
     type: Literal["optim_step"] | str = _field(default_factory=lambda: "optim_step")
 
 
-class SaveWeightsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SaveWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     model_id: str
     path: str | None = None
     """The checkpoint name, not a full path."""
@@ -969,13 +958,13 @@ class SaveWeightsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
     type: Literal["save_weights"] = _field(default_factory=lambda: "save_weights")
 
 
-class SaveWeightsResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SaveWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     path: str
     """`tinker://<training_run_id>/weights/<name>`"""
     type: Literal["save_weights"] | str = _field(default_factory=lambda: "save_weights")
 
 
-class SaveWeightsForSamplerRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SaveWeightsForSamplerRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Either `path` or `sampling_session_seq_id` is given."""
 
     model_id: str
@@ -990,7 +979,7 @@ class SaveWeightsForSamplerRequest(msgspec.Struct, frozen=True, kw_only=True, om
     type: Literal["save_weights_for_sampler"] = _field(default_factory=lambda: "save_weights_for_sampler")
 
 
-class SaveWeightsForSamplerResponseInternal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SaveWeightsForSamplerResponseInternal(_Record, frozen=True, kw_only=True, omit_defaults=True):
     path: str | None = None
     """`tinker://<training_run_id>/sampler_weights/<name>`, for a named save."""
     sampling_session_id: str | None = None
@@ -998,7 +987,7 @@ class SaveWeightsForSamplerResponseInternal(msgspec.Struct, frozen=True, kw_only
     type: Literal["save_weights_for_sampler"] | str = _field(default_factory=lambda: "save_weights_for_sampler")
 
 
-class SaveWeightsExternalRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SaveWeightsExternalRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     model_id: str
     path: str
     """The checkpoint name."""
@@ -1009,14 +998,14 @@ class SaveWeightsExternalRequest(msgspec.Struct, frozen=True, kw_only=True, omit
     type: Literal["save_weights_external"] = _field(default_factory=lambda: "save_weights_external")
 
 
-class SaveWeightsExternalResponseInternal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SaveWeightsExternalResponseInternal(_Record, frozen=True, kw_only=True, omit_defaults=True):
     path: str | None = None
     """`tinker://<training_run_id>/external_weights/<name>`"""
     size_bytes: int | None = None
     type: Literal["save_weights_external"] | str = _field(default_factory=lambda: "save_weights_external")
 
 
-class LoadWeightsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LoadWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     model_id: str | None = None
     seq_id: int | None = None
     session_id: str | None = None
@@ -1037,18 +1026,18 @@ class LoadWeightsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
         _read_open(self, "optimizer_config", "type", _OPTIMIZER_CONFIG, nullable=True)
 
 
-class LoadWeightsResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LoadWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     path: str | None = None
     model_id: str | None = None
     type: Literal["load_weights"] | str = _field(default_factory=lambda: "load_weights")
 
 
-class WeightsInfoRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WeightsInfoRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     tinker_path: str
     """`tinker://<training_run_id>/<kind>/<name>`"""
 
 
-class WeightsInfoResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WeightsInfoResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     base_model: str
     optimizer_config: OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
     is_lora: bool
@@ -1061,7 +1050,7 @@ class WeightsInfoResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
         _read_open(self, "optimizer_config", "type", _OPTIMIZER_CONFIG)
 
 
-class CopyWeightsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CopyWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     session_id: str | None = None
     model_seq_id: int | None = None
     destination_project_id: str | None = None
@@ -1072,11 +1061,11 @@ class CopyWeightsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
     """Clients send the header instead."""
 
 
-class CopyWeightsResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CopyWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     tinker_path: str
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Checkpoint(_Record, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint_id: str
     """`<kind>/<name>`: two segments of a path."""
     checkpoint_type: CheckpointType
@@ -1089,7 +1078,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Never when missing or null."""
 
 
-class Cursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Cursor(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Where a page stands in the whole list."""
 
     offset: int
@@ -1097,12 +1086,12 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     total_count: int
 
 
-class CheckpointsListResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CheckpointsListResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     checkpoints: list[Checkpoint]
     cursor: Cursor | None = None
 
 
-class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TrainingRun(_Record, frozen=True, kw_only=True, omit_defaults=True):
     training_run_id: str
     base_model: str
     model_owner: str
@@ -1117,30 +1106,30 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     user_metadata: StringMap | None = None
 
 
-class TrainingRunsResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TrainingRunsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     training_runs: list[TrainingRun]
     cursor: Cursor
 
 
-class SetCheckpointTtlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SetCheckpointTtlRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     ttl_seconds: TtlSeconds | None
     """Null, which is sent, makes the checkpoint stay for ever."""
 
 
-class ExternalWeightsUrlsResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ExternalWeightsUrlsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     urls: StringMap
     """Relative file name to signed URL."""
     expires: datetime.datetime
 
 
-class CheckpointArchiveUrlResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CheckpointArchiveUrlResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Deprecated."""
 
     url: str
     expires: datetime.datetime
 
 
-class CreateSamplingSessionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CreateSamplingSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     session_id: str
     sampling_session_seq_id: int
     """0, 1, 2, ... per session, numbered by the client."""
@@ -1150,29 +1139,29 @@ class CreateSamplingSessionRequest(msgspec.Struct, frozen=True, kw_only=True, om
     type: Literal["create_sampling_session"] = _field(default_factory=lambda: "create_sampling_session")
 
 
-class CreateSamplingSessionResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CreateSamplingSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     sampling_session_id: str
     """Opaque; `<session_id>:sample:<n>` on the hosted service."""
     type: Literal["create_sampling_session"] | str = _field(default_factory=lambda: "create_sampling_session")
 
 
-class JoinSamplingSessionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JoinSamplingSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     sampling_session_id: str
     type: Literal["join_sampling_session"] = _field(default_factory=lambda: "join_sampling_session")
 
 
-class JoinSamplingSessionResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JoinSamplingSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     client_counter: int
     type: Literal["join_sampling_session"] | str = _field(default_factory=lambda: "join_sampling_session")
 
 
-class GetSamplerResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GetSamplerResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     sampler_id: str
     base_model: str
     model_path: str | None = None
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingParams(_Record, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens: int | None = None
     """To the end of the context when missing."""
     seed: int | None = None
@@ -1183,7 +1172,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_p: float = _field(default_factory=lambda: 1.0)
 
 
-class SampleRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SampleRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Addressed by `sampling_session_id` with `seq_id`, or by `base_model` or `model_path` alone."""
 
     num_samples: int = _field(default_factory=lambda: 1)
@@ -1211,7 +1200,7 @@ class SampleRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     type: Literal["sample"] = _field(default_factory=lambda: "sample")
 
 
-class SampledSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SampledSequence(_Record, frozen=True, kw_only=True, omit_defaults=True):
     stop_reason: StopReason
     tokens: list[int]
     logprobs: list[float] | None = None
@@ -1219,7 +1208,7 @@ class SampledSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     topk_logprobs: list[list[TokenLogprob] | None] | None = None
 
 
-class SampleResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SampleResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The JSON form of the message `tinker_public.SampleResponse`."""
 
     sequences: list[SampledSequence]
@@ -1230,7 +1219,7 @@ class SampleResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     type: Literal["sample"] | str = _field(default_factory=lambda: "sample")
 
 
-class UntypedAPIFuture(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class UntypedAPIFuture(_Record, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
     """Opaque, and the same for the same request submitted again."""
     model_id: str | None = None
@@ -1238,13 +1227,13 @@ class UntypedAPIFuture(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """One for each sample; `asample` only."""
 
 
-class FutureRetrieveRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FutureRetrieveRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
     allow_metadata_only: bool = _field(default_factory=lambda: False)
     """A large result may be announced by its size."""
 
 
-class FutureStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FutureStatus(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """What an answer of `retrieve_future` says about the future, whatever else it holds."""
 
     type: str | None = None
@@ -1259,7 +1248,7 @@ class FutureStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     detail: JSONValue | None = None
 
 
-class TryAgainResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TryAgainResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Still queued or running."""
 
     type: Literal["try_again"] = _field(default_factory=lambda: "try_again")
@@ -1269,7 +1258,7 @@ class TryAgainResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """For the user."""
 
 
-class FutureMetadataResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FutureMetadataResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """There is a large result; ask again for it."""
 
     status: Literal["complete_metadata"] = _field(default_factory=lambda: "complete_metadata")
@@ -1278,14 +1267,14 @@ class FutureMetadataResponse(msgspec.Struct, frozen=True, kw_only=True, omit_def
     """Bytes of the body that will be sent."""
 
 
-class SamplingSessionFuturesTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingSessionFuturesTarget(_Record, frozen=True, kw_only=True, omit_defaults=True):
     type: Literal["sampling_session"] = _field(default_factory=lambda: "sampling_session")
     sampling_session_id: str
     cloned_sampler_id: int = _field(default_factory=lambda: 0)
     """The number of the client: `seq_id` of its requests divided by 10⁹."""
 
 
-class FuturesRetrieveRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FuturesRetrieveRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     target: SamplingSessionFuturesTarget
     prev_cursor: int = _field(default_factory=lambda: 0)
     """The cursor of the last answer; 0 at first."""
@@ -1295,7 +1284,7 @@ class FuturesRetrieveRequest(msgspec.Struct, frozen=True, kw_only=True, omit_def
     """Requests whose result or error was fetched since the last poll, sorted."""
 
 
-class FutureFinished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="state", tag="finished"):
+class FutureFinished(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="state", tag="finished"):
     request_id: str
     response_payload_uncompressed_size: int | None = None
     """Bytes of the result; a client makes room for that much."""
@@ -1306,7 +1295,7 @@ class FutureFinished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return "finished"
 
 
-class FutureFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="state", tag="failed"):
+class FutureFailed(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="state", tag="failed"):
     request_id: str
 
     @property
@@ -1315,7 +1304,7 @@ class FutureFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return "failed"
 
 
-class FuturesRetrieveResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FuturesRetrieveResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     completions: list[FutureCompletion]
     cursor: int
     """Opaque."""
@@ -1324,13 +1313,11 @@ class FuturesRetrieveResponse(msgspec.Struct, frozen=True, kw_only=True, omit_de
         _read_open(self, "completions", "state", _FUTURE_COMPLETION, many=True)
 
 
-class CancelFutureRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CancelFutureRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
 
 
-class SessionStartEvent(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="SESSION_START"
-):
+class SessionStartEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="SESSION_START"):
     event_id: str
     """Unique."""
     event_session_index: int
@@ -1344,9 +1331,7 @@ class SessionStartEvent(
         return "SESSION_START"
 
 
-class SessionEndEvent(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="SESSION_END"
-):
+class SessionEndEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="SESSION_END"):
     duration: str
     """As Python prints a time difference: `H:MM:SS.ffffff`."""
     event_id: str
@@ -1361,7 +1346,7 @@ class SessionEndEvent(
 
 
 class UnhandledExceptionEvent(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="UNHANDLED_EXCEPTION"
+    _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="UNHANDLED_EXCEPTION"
 ):
     error_message: str
     error_type: str
@@ -1377,9 +1362,7 @@ class UnhandledExceptionEvent(
         return "UNHANDLED_EXCEPTION"
 
 
-class GenericEvent(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="GENERIC_EVENT"
-):
+class GenericEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="GENERIC_EVENT"):
     event_id: str
     event_name: str
     event_session_index: int
@@ -1393,7 +1376,7 @@ class GenericEvent(
         return "GENERIC_EVENT"
 
 
-class TelemetrySendRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TelemetrySendRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     events: Sequence[TelemetryEvent]
     platform: str
     """Linux, Darwin or Windows."""
@@ -1404,11 +1387,11 @@ class TelemetrySendRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defau
     """One for each process of a client."""
 
 
-class TelemetryResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TelemetryResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     status: Literal["accepted"] | str = _field(default_factory=lambda: "accepted")
 
 
-class AuditLogEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AuditLogEntry(_Record, frozen=True, kw_only=True, omit_defaults=True):
     timestamp: datetime.datetime
     event: str
     event_details: Metadata = _field(default_factory=lambda: {})
@@ -1417,13 +1400,11 @@ class AuditLogEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     purpose: str | None = None
 
 
-class AuditLogResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AuditLogResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     entries: list[AuditLogEntry]
 
 
-class TrainingBillingEvent(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="training"
-):
+class TrainingBillingEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="training"):
     token_count: int
 
     @property
@@ -1433,7 +1414,7 @@ class TrainingBillingEvent(
 
 
 class SamplingPrefillBillingEvent(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_prefill"
+    _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_prefill"
 ):
     cached: bool
     token_count: int
@@ -1445,7 +1426,7 @@ class SamplingPrefillBillingEvent(
 
 
 class SamplingSampleBillingEvent(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_sample"
+    _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_sample"
 ):
     token_count: int
 
@@ -1456,7 +1437,7 @@ class SamplingSampleBillingEvent(
 
 
 class CheckpointBillingEvent(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="checkpoint"
+    _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="checkpoint"
 ):
     count: int
 
@@ -1466,9 +1447,7 @@ class CheckpointBillingEvent(
         return "checkpoint"
 
 
-class StorageBillingEvent(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="storage"
-):
+class StorageBillingEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="storage"):
     free: bool = _field(default_factory=lambda: False)
     gigabyte_hours: float
 
@@ -1478,7 +1457,7 @@ class StorageBillingEvent(
         return "storage"
 
 
-class BillingUsageEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BillingUsageEvent(_Record, frozen=True, kw_only=True, omit_defaults=True):
     bucket_start: datetime.datetime
     bucket_end: datetime.datetime
     base_model: str | None = None
@@ -1495,18 +1474,18 @@ class BillingUsageEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         _read_open(self, "event_info", "type", _BILLING_EVENT_INFO)
 
 
-class BillingUsageSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BillingUsageSession(_Record, frozen=True, kw_only=True, omit_defaults=True):
     user_metadata: StringMap | None = None
 
 
-class BillingUsageResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BillingUsageResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     data: list[BillingUsageEvent]
     sessions: BillingUsageSessions = _field(default_factory=lambda: {})
     cost_data_through: datetime.datetime | None = None
     """Costs are known up to here."""
 
 
-class CurrentCheckpointStorageUsageItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CurrentCheckpointStorageUsageItem(_Record, frozen=True, kw_only=True, omit_defaults=True):
     project_id: str | None = None
     org_user_urn: str | None = None
     user_email: str | None = None
@@ -1517,7 +1496,7 @@ class CurrentCheckpointStorageUsageItem(msgspec.Struct, frozen=True, kw_only=Tru
     estimated_monthly_cost_usd: float | None = None
 
 
-class CurrentCheckpointStorageUsageResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CurrentCheckpointStorageUsageResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     effective_rate_usd_per_gigabyte_month: float | None = None
     data: list[CurrentCheckpointStorageUsageItem]
 

@@ -23,8 +23,6 @@ from tinker.types.model_input import (
     ModelInputChunk,
 )
 from tinker.types.results import (
-    EMPTY_LOGPROB,
-    EMPTY_TOKEN_ID,
     ForwardBackwardOutput,
     SampledSequence,
     SampleResponse,
@@ -199,13 +197,4 @@ def public_sample(response: models.SampleResponse, sequence_ids: Sequence[str] =
 
 
 def _topk_table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
-    if rows is None:
-        return None
-    k = max((len(row) for row in rows if row), default=0)
-    ids = np.full((len(rows), k), EMPTY_TOKEN_ID, np.int32)
-    logprobs = np.full((len(rows), k), EMPTY_LOGPROB, np.float32)
-    for index, row in enumerate(rows):
-        for column, (token, logprob) in enumerate(row or ()):
-            ids[index, column] = token
-            logprobs[index, column] = logprob
-    return TopkLogprobs(ids, logprobs)
+    return None if rows is None else TopkLogprobs.from_rows(rows)

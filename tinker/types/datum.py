@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from tinker.types._arrays import TensorDtype, is_torch, rectangular, wire_array
+from tinker.types._values import AttrsValue
 from tinker.types.model_input import ModelInput
 from tinker.types.tensor_data import TensorData
+
+if TYPE_CHECKING:
+    from typing import Self
 
 # A Python list has no dtype of its own; the names known to the losses say which one is meant.
 LIST_DTYPES: dict[str, TensorDtype] = {
@@ -40,7 +44,7 @@ def _span_id(instance: object, attribute: attrs.Attribute[str], value: str) -> N
 
 
 @attrs.frozen(kw_only=True)
-class PromptProvenanceSpan:
+class PromptProvenanceSpan(AttrsValue):
     """A run of tokens that stood in a prompt of the sequence ``sequence_id``, from ``offset`` on."""
 
     sequence_id: str = attrs.field(validator=_span_id)
@@ -49,7 +53,7 @@ class PromptProvenanceSpan:
 
 
 @attrs.frozen(kw_only=True)
-class SampledProvenanceSpan:
+class SampledProvenanceSpan(AttrsValue):
     """A run of tokens that the model sampled as part of the sequence ``sequence_id``, from ``offset`` on."""
 
     sequence_id: str = attrs.field(validator=_span_id)
@@ -92,7 +96,7 @@ def _spans(spans: Sequence[ProvenanceSpan] | None) -> ProvenanceSpans | None:
 
 
 @attrs.define(slots=False, frozen=True, eq=True, unsafe_hash=False)
-class Datum:
+class Datum(AttrsValue):
     """One example.
 
     ``loss_fn_inputs`` maps names to tensors of the same first dimension as ``model_input``: TensorData, numpy arrays, torch
@@ -113,12 +117,53 @@ class Datum:
         if (self.model_input_spans is None) != (self.loss_fn_input_spans is None):
             raise ValueError("model_input_spans and loss_fn_input_spans go together")
 
+    def _fields(self) -> dict[str, Any]:
+        spans = {name: _plain_spans(getattr(self, name)) for name in _SPANS}
+        return {"model_input": self.model_input, "loss_fn_inputs": self.loss_fn_inputs, **spans}
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> Self:
+        inputs: Mapping[str, object] = fields.get("loss_fn_inputs") or {}
+        fields["model_input"] = ModelInput.model_validate(fields["model_input"])
+        fields["loss_fn_inputs"] = {name: _read_tensor(value) for name, value in inputs.items()}
+        fields.update((name, _read_spans(fields[name])) for name in _SPANS if fields.get(name) is not None)
+        return cls(**fields)
+
     def with_provenance(self, model_input: Sequence[ProvenanceSpan], loss_fn_inputs: Sequence[ProvenanceSpan]) -> Datum:
         """A copy with these spans; ValueError unless they tile the input and ``target_tokens`` exactly."""
         _check_tiling("model_input", model_input, self.model_input.length)
         targets = self.loss_fn_inputs.get("target_tokens")
         _check_tiling("loss_fn_inputs", loss_fn_inputs, 0 if targets is None else len(targets.to_numpy()))
         return attrs.evolve(self, model_input_spans=model_input, loss_fn_input_spans=loss_fn_inputs)
+
+
+_SPANS = ("model_input_spans", "loss_fn_input_spans")
+_SPAN_KINDS: dict[str, type[ProvenanceSpan]] = {
+    "prompt_tokens": PromptProvenanceSpan,
+    "sampled_tokens": SampledProvenanceSpan,
+}
+
+
+def _plain_spans(spans: ProvenanceSpans | None) -> list[dict[str, ProvenanceSpan]] | None:
+    """Spans under the name of their kind, as in the protobuf message."""
+    if spans is None:
+        return None
+    names = {kind: name for name, kind in _SPAN_KINDS.items()}
+    return [{names[type(span)]: span} for span in spans]
+
+
+def _read_spans(spans: Sequence[Mapping[str, object] | ProvenanceSpan]) -> ProvenanceSpans:
+    read: ProvenanceSpans = []
+    for span in spans:
+        if isinstance(span, Mapping):
+            read += [_SPAN_KINDS[name].model_validate(fields) for name, fields in span.items()]
+        else:
+            read.append(span)
+    return read
+
+
+def _read_tensor(value: object) -> object:
+    return TensorData.model_validate(cast("object", value)) if isinstance(value, Mapping) else value
 
 
 def _check_tiling(what: str, spans: Sequence[ProvenanceSpan], length: int) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
-from typing import Literal, NoReturn, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast
 
 import attrs
 from tinker_wire import models
+from tinker_wire.values import Value
 
 from tinker.types._arrays import Int32Array, token_array
+from tinker.types._values import AttrsValue
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
-class EncodedTextChunk:
+class EncodedTextChunk(Value):
     """Tokens of text.
 
     ``tokens`` may be a list, tuple, range, numpy array or torch tensor of integers; it is copied. ValueError when the values
@@ -52,6 +57,9 @@ class EncodedTextChunk:
         """Number of tokens."""
         return len(self._array)
 
+    def _fields(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "type": self.type}
+
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise attrs.exceptions.FrozenInstanceError
 
@@ -85,7 +93,7 @@ def _expected(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
 
 
 @attrs.frozen(kw_only=True)
-class ImageChunk:
+class ImageChunk(AttrsValue):
     """An image: ``data`` is the file's bytes (a str is taken as base64), ``expected_tokens`` what it counts as in lengths."""
 
     data: bytes = attrs.field(converter=_as_bytes)
@@ -100,7 +108,7 @@ class ImageChunk:
 
 
 @attrs.frozen(kw_only=True)
-class ImageAssetPointerChunk:
+class ImageAssetPointerChunk(AttrsValue):
     """An image the server fetches from ``location``; only for sampling and JSON servers."""
 
     format: models.ImageFormat
@@ -115,7 +123,7 @@ class ImageAssetPointerChunk:
 
 
 @attrs.frozen(kw_only=True)
-class DmelChunk:
+class DmelChunk(AttrsValue):
     """Audio features: ``dmel`` is a serialized TensorContainer (a str is taken as base64)."""
 
     dmel: bytes = attrs.field(converter=_as_bytes)
@@ -164,8 +172,37 @@ def _chunk_list(chunks: Iterable[ModelInputChunk]) -> list[ModelInputChunk]:
     return result
 
 
+# By `type`, and by the field that tells the kind where the plain form has no `type`.
+_BY_TYPE: dict[str, type[ModelInputChunk]] = {
+    "encoded_text": EncodedTextChunk,
+    "image": ImageChunk,
+    "image_asset_pointer": ImageAssetPointerChunk,
+    "dmel": DmelChunk,
+}
+_BY_FIELD: dict[str, type[ModelInputChunk]] = {
+    "tokens": EncodedTextChunk,
+    "data": ImageChunk,
+    "location": ImageAssetPointerChunk,
+    "dmel": DmelChunk,
+}
+
+
+def _read_chunk(chunk: object) -> object:
+    """A chunk from its plain form; what is no mapping is left to the constructor to refuse."""
+    if not isinstance(chunk, Mapping):
+        return chunk
+    fields = cast("Mapping[str, object]", chunk)
+    if "type" in fields:
+        kind = _BY_TYPE.get(str(fields["type"]))
+    else:
+        kind = next((kind for field, kind in _BY_FIELD.items() if field in fields), None)
+    if kind is None:
+        raise ValueError(f"no chunk of model input is a {fields.get('type')!r} with {', '.join(fields)}")
+    return kind.model_validate(fields)
+
+
 @attrs.frozen(kw_only=True)
-class ModelInput:
+class ModelInput(AttrsValue):
     """What the model reads: chunks in order.
 
     >>> ModelInput.from_ints([1, 2]).append_int(3).to_ints()
@@ -173,6 +210,11 @@ class ModelInput:
     """
 
     chunks: list[ModelInputChunk] = attrs.field(converter=_chunk_list)
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> Self:
+        fields["chunks"] = [_read_chunk(chunk) for chunk in fields["chunks"]]
+        return cls(**fields)
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int] | Iterable[int]) -> ModelInput:

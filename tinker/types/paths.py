@@ -6,6 +6,8 @@ from typing import Literal, TypeAlias
 
 import attrs
 
+from tinker.types._values import AttrsValue
+
 CheckpointType: TypeAlias = Literal["training", "sampler", "external"]
 
 _TYPES: dict[str, CheckpointType] = {
@@ -17,7 +19,7 @@ SCHEME = "tinker://"
 
 
 @attrs.frozen(kw_only=True)
-class ParsedCheckpointTinkerPath:
+class ParsedCheckpointTinkerPath(AttrsValue):
     """A checkpoint path in its parts; ``checkpoint_id`` is ``<kind>/<name>``."""
 
     tinker_path: str

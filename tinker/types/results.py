@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 from tinker_wire.models import StopReason
+from tinker_wire.values import Value
 
+from tinker.types import console
+from tinker.types._values import AttrsValue
 from tinker.types.tensor_data import TensorData
+
+if TYPE_CHECKING:
+    from typing import Self
 
 LossFnOutput: TypeAlias = dict[str, TensorData]
 
@@ -23,7 +29,7 @@ TopkRow: TypeAlias = list[tuple[int, float]] | None
 
 
 @attrs.define
-class ForwardBackwardOutput:
+class ForwardBackwardOutput(AttrsValue):
     """Result of ``forward`` and ``forward_backward``.
 
     ``loss_fn_outputs[i]`` holds the tensors of datum i (``logprobs`` for the built-in losses); ``metrics`` keys are
@@ -33,6 +39,13 @@ class ForwardBackwardOutput:
     loss_fn_output_type: str
     loss_fn_outputs: list[LossFnOutput]
     metrics: dict[str, float] = attrs.field(factory=lambda: dict[str, float]())
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> Self:
+        fields["loss_fn_outputs"] = [
+            {name: TensorData.model_validate(tensor) for name, tensor in output.items()} for output in fields["loss_fn_outputs"]
+        ]
+        return cls(**fields)
 
     @property
     def loss(self) -> float:
@@ -45,11 +58,30 @@ class ForwardBackwardOutput:
 
 
 @attrs.frozen(eq=False)
-class TopkLogprobs:
+class TopkLogprobs(AttrsValue):
     """The k most likely tokens of n positions: ``token_ids`` int32 and ``logprobs`` float32, both ``[n, k]``."""
 
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[TopkRow]) -> TopkLogprobs:
+        """The table of what :meth:`tolist` gives; shorter rows are filled up with empty cells."""
+        k = max((len(row) for row in rows if row), default=0)
+        token_ids = np.full((len(rows), k), EMPTY_TOKEN_ID, np.int32)
+        logprobs = np.full((len(rows), k), EMPTY_LOGPROB, np.float32)
+        for index, row in enumerate(rows):
+            for column, (token, logprob) in enumerate(row or ()):
+                token_ids[index, column] = token
+                logprobs[index, column] = logprob
+        return cls(token_ids, logprobs)
+
+    def _fields(self) -> dict[str, Any]:
+        return {"token_ids": self.token_ids.tolist(), "logprobs": self.logprobs.tolist()}
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> Self:
+        return cls(np.asarray(fields["token_ids"], np.int32), np.asarray(fields["logprobs"], np.float32))
 
     def tolist(self) -> list[TopkRow]:
         """Per position a list of (token id, logprob); None where the server sent none; empty cells left out."""
@@ -64,14 +96,18 @@ def _row(ids: list[int], logprobs: list[float]) -> TopkRow:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class PromptAltTokens:
+class PromptAltTokens(AttrsValue):
     """Alternatives the model preferred at each prompt position: ids int64 and logprobs float32, ``[len(prompt) - 1, k]``."""
 
     tokens: TensorData
     logprobs: TensorData
 
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> Self:
+        return cls(**{name: TensorData.model_validate(tensor) for name, tensor in fields.items()})
 
-class SampledSequence:
+
+class SampledSequence(Value):
     """One continuation.
 
     ``tokens`` and ``logprobs`` may be given as lists or arrays. As arrays they are ``tokens_np`` (int32) and ``logprobs_np``
@@ -130,13 +166,22 @@ class SampledSequence:
         """Per token the most likely alternatives as (id, logprob), None when not asked for."""
         return None if self.topk_logprobs_np is None else self.topk_logprobs_np.tolist()
 
+    def _fields(self) -> dict[str, Any]:
+        names = ("stop_reason", "sequence_id", "tokens", "logprobs", "topk_logprobs")
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> Self:
+        rows = fields.pop("topk_logprobs", None)
+        return cls(**fields, topk_logprobs_np=None if rows is None else TopkLogprobs.from_rows(rows))
+
     def __repr__(self) -> str:
         count = len(self.tokens_np)
         return f"SampledSequence(stop_reason={self.stop_reason!r}, sequence_id={self.sequence_id!r}, {count} tokens)"
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
-class SampleResponse:
+class SampleResponse(AttrsValue):
     """Result of ``sample``: one sequence for each sample asked for, and what was asked about the prompt."""
 
     sequences: list[SampledSequence]
@@ -145,6 +190,30 @@ class SampleResponse:
     target_prompt_logprobs: TensorData | None = None
     prompt_cache_hit_tokens: int = 0
     prompt_alt_tokens: PromptAltTokens | None = None
+
+    def _fields(self) -> dict[str, Any]:
+        names = (
+            "sequences",
+            "prompt_logprobs",
+            "topk_prompt_logprobs",
+            "target_prompt_logprobs",
+            "prompt_cache_hit_tokens",
+            "prompt_alt_tokens",
+        )
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> Self:
+        prompt, rows = fields.get("prompt_logprobs"), fields.get("topk_prompt_logprobs")
+        targets, alternatives = fields.get("target_prompt_logprobs"), fields.get("prompt_alt_tokens")
+        return cls(
+            sequences=[SampledSequence.model_validate(sequence) for sequence in fields["sequences"]],
+            prompt_logprobs_np=None if prompt is None else np.asarray(prompt, np.float32),
+            topk_prompt_logprobs_np=None if rows is None else TopkLogprobs.from_rows(rows),
+            target_prompt_logprobs=None if targets is None else TensorData.model_validate(targets),
+            prompt_cache_hit_tokens=fields.get("prompt_cache_hit_tokens") or 0,
+            prompt_alt_tokens=None if alternatives is None else PromptAltTokens.model_validate(alternatives),
+        )
 
     @property
     def samples(self) -> list[SampledSequence]:
@@ -165,8 +234,36 @@ class SampleResponse:
 
 
 @attrs.frozen(kw_only=True)
-class SaveWeightsForSamplerResponse:
+class SaveWeightsResponse(AttrsValue):
+    """Where weights and optimizer state were saved: ``tinker://<training run>/weights/<name>``."""
+
+    path: str
+    type: str | None = None
+
+    def get_console_url(self) -> str:
+        """The checkpoint's page on the hosted service."""
+        return console.checkpoint_url(self.path)
+
+
+@attrs.frozen(kw_only=True)
+class SaveWeightsForSamplerResponse(AttrsValue):
     """Where the weights were saved: ``tinker://<training run>/sampler_weights/<name>``."""
+
+    path: str
+    type: str | None = None
+
+    def get_console_url(self) -> str:
+        """The checkpoint's page on the hosted service."""
+        return console.checkpoint_url(self.path)
+
+    def get_playground_url(self) -> str:
+        """Where to talk to the checkpoint on the hosted service."""
+        return console.playground_url(self.path)
+
+
+@attrs.frozen(kw_only=True)
+class SaveWeightsExternalResponse(AttrsValue):
+    """Where the weights were saved to be downloaded: ``tinker://<training run>/external_weights/<name>``."""
 
     path: str
     type: str | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import attrs
 import numpy as np
 from numpy.typing import NDArray
+from tinker_wire.values import Value
 
 from tinker.types._arrays import (
     NumericArray,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class TensorData:
+class TensorData(Value):
     """A float32 or int64 tensor, dense or sparse (CSR, two-dimensional).
 
     ``data`` is a list or an array; it is cast to ``dtype`` and reshaped to ``shape`` when one is given. With both ``sparse_*``
@@ -117,6 +118,15 @@ class TensorData:
     def tolist(self) -> Any:  # the depth of the list is the rank of the tensor
         """The values as nested lists, a plain number for a 0-dimensional tensor."""
         return self.to_numpy().tolist()
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "data": self.data,
+            "dtype": self.dtype,
+            "shape": self.shape,
+            "sparse_crow_indices": self.sparse_crow_indices,
+            "sparse_col_indices": self.sparse_col_indices,
+        }
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise attrs.exceptions.FrozenInstanceError

@@ -1,0 +1,23 @@
+"""The public types that are not records of the contract, as plain data and back; see ``tinker_wire.values``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+from tinker_wire.values import Value
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class AttrsValue(Value):
+    """A value made with attrs; its fields are what its constructor takes."""
+
+    __slots__ = ()
+
+    def _fields(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in attrs.fields(cast("Any", type(self))) if field.init}
+
+    def _replaced(self, update: dict[str, Any]) -> Self:
+        return cast("Self", attrs.evolve(cast("Any", self), **update))

@@ -1,0 +1,17 @@
+"""Whose fault a failed request is."""
+
+from __future__ import annotations
+
+import enum
+
+
+class RequestErrorCategory(enum.StrEnum):
+    """The known values of ``RequestFailedError.category``, which is text; each equals its text.
+
+    >>> RequestErrorCategory.User == "user"
+    True
+    """
+
+    Unknown = "unknown"
+    Server = "server"
+    User = "user"

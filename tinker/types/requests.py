@@ -1,0 +1,112 @@
+"""Requests made of public types, each field from a value or from its plain form. The clients' methods take their parts."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import attrs
+
+from tinker.types._values import AttrsValue
+from tinker.types.datum import Datum
+from tinker.types.model_input import ModelInput
+from tinker.types.params import LossFnType, SamplingParams
+from tinker.types.tensor_data import TensorData
+
+
+def _datums(data: Iterable[object]) -> list[Datum]:
+    return [Datum.model_validate(datum) for datum in data]
+
+
+def _model_input(value: object) -> ModelInput:
+    return ModelInput.model_validate(value)
+
+
+def _sampling_params(value: object) -> SamplingParams:
+    return SamplingParams.model_validate(value)
+
+
+def _tensor(value: object) -> TensorData | None:
+    return None if value is None else TensorData.model_validate(value)
+
+
+@attrs.frozen
+class ForwardBackwardInput(AttrsValue):
+    """What to compute a loss of."""
+
+    data: list[Datum] = attrs.field(converter=_datums)
+    loss_fn: LossFnType
+    loss_fn_config: Mapping[str, float | str] | None = None
+
+
+def _loss_input(value: object) -> ForwardBackwardInput:
+    return ForwardBackwardInput.model_validate(value)
+
+
+@attrs.frozen
+class ForwardBackwardRequest(AttrsValue):
+    """``forward_backward`` of one model."""
+
+    forward_backward_input: ForwardBackwardInput = attrs.field(converter=_loss_input)
+    model_id: str
+    seq_id: int | None = None
+
+
+@attrs.frozen
+class ForwardRequest(AttrsValue):
+    """``forward`` of one model."""
+
+    forward_input: ForwardBackwardInput = attrs.field(converter=_loss_input)
+    model_id: str
+    seq_id: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class SampleRequest(AttrsValue):
+    """``sample`` from a sampling session, a base model or a checkpoint."""
+
+    num_samples: int = 1
+    prompt: ModelInput = attrs.field(converter=_model_input)
+    sampling_params: SamplingParams = attrs.field(converter=_sampling_params)
+    base_model: str | None = None
+    model_path: str | None = None
+    sampling_session_id: str | None = None
+    seq_id: int | None = None
+    prompt_logprobs: bool | None = None
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: TensorData | None = attrs.field(default=None, converter=_tensor)
+    prompt_alt_tokens_k: int = 0
+    prompt_logprobs_last_n: int | None = None
+    record_stability_info: bool | None = None
+    type: Literal["sample"] = "sample"
+
+
+def instant(value: datetime.datetime | str) -> datetime.datetime:
+    """A time with a time zone, from itself or RFC 3339 text; ValueError for anything else."""
+    given = datetime.datetime.fromisoformat(value) if isinstance(value, str) else value
+    if not isinstance(given, datetime.datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"expected a datetime or RFC 3339 text, got {type(given).__name__}")
+    if given.tzinfo is None:
+        raise ValueError(f"{given.isoformat()} needs a time zone, such as {given.isoformat()}Z")
+    return given
+
+
+@attrs.frozen(kw_only=True)
+class GetBillingUsageRequest(AttrsValue):
+    """The time that billing is asked about; both ends have a time zone."""
+
+    starting_on: datetime.datetime = attrs.field(converter=instant)
+    ending_before: datetime.datetime = attrs.field(converter=instant)
+
+    def __attrs_post_init__(self) -> None:
+        if self.starting_on >= self.ending_before:
+            raise ValueError(f"starting_on ({self.starting_on}) must be before ending_before ({self.ending_before})")
+
+
+@attrs.frozen(kw_only=True)
+class GetCurrentCheckpointStorageUsageRequest(AttrsValue):
+    """Whose checkpoints are counted: those of one project, or of all for None."""
+
+    project_id: str | None = None
