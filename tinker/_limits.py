@@ -27,7 +27,7 @@ class Budget:
 
     def __init__(self, capacity: int | None) -> None:
         self._left = capacity
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
 
     @asynccontextmanager
     async def take(self, amount: int = 1) -> AsyncGenerator[None]:
@@ -41,35 +41,28 @@ class Budget:
     async def _acquire(self, amount: int) -> None:
         if self._left is None:
             return
-        if self._left <= 0 or self._waiters:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                self._forget(waiter)
-                raise
-        self._left -= amount
-        self._wake()
-
-    def _forget(self, waiter: asyncio.Future[None]) -> None:
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
-        else:
-            self._wake()  # it was woken and cancelled at once: pass the turn on
+        if self._left > 0 and not self._waiters:
+            self._left -= amount
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((waiter, amount))
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._release(amount)  # it was admitted and cancelled at once
+            raise
 
     def _release(self, amount: int) -> None:
-        if self._left is not None:
-            self._left += amount
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._left is not None and self._left > 0:
-            while self._waiters:
-                waiter = self._waiters.popleft()
-                if not waiter.done():
-                    waiter.set_result(None)
-                    return
+        """Give back, and admit who waits: what they take is taken now, so that nobody who comes meanwhile overtakes them."""
+        if self._left is None:
+            return
+        self._left += amount
+        while self._left > 0 and self._waiters:
+            waiter, wanted = self._waiters.popleft()
+            if not waiter.done():
+                self._left -= wanted
+                waiter.set_result(None)
 
 
 @attrs.define

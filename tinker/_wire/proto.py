@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
 import attrs
@@ -93,8 +94,13 @@ def _double(field: int, value: float) -> bytes:
 
 def _view(array: NDArray[Any]) -> memoryview:
     """The array's bytes, little-endian and contiguous, without a copy where it is so already."""
-    little = array if array.dtype.byteorder in "<=|" else array.astype(array.dtype.newbyteorder("<"))
-    return np.ascontiguousarray(little).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+    if array.size == 0:
+        return memoryview(b"")
+    if array.dtype.byteorder not in "<=|":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    return array.data.cast("B")
 
 
 class _Message:
@@ -164,24 +170,50 @@ def encode_data(data: Sequence[Datum]) -> list[Part]:
 def _datum(datum: Datum) -> _Message:
     message = _Message()
     for chunk in datum.model_input.chunks:
-        message.nested(1, _chunk(chunk))
+        if isinstance(chunk, EncodedTextChunk):
+            message.raw(_text_head(chunk.length))
+            message.raw(_view(chunk.array))
+        else:
+            message.nested(1, _chunk(chunk))
     for name, tensor in datum.loss_fn_inputs.items():
-        entry = _Message()
-        entry.raw(_text(1, name))
-        entry.nested(2, _tensor(tensor))
-        message.nested(2, entry)
+        if tensor.sparse_crow_indices is None:
+            message.raw(_dense_head(name, tensor.dtype, tuple(dimensions(tensor)), tensor.values.nbytes))
+            message.raw(_view(tensor.values))
+        else:
+            entry = _Message()
+            entry.raw(_text(1, name))
+            entry.nested(2, _tensor(tensor))
+            message.nested(2, entry)
     for field, spans in ((3, datum.model_input_spans), (4, datum.loss_fn_input_spans)):
         for span in spans or ():
             message.raw(_blob(field, _span(span)))
     return message
 
 
+# Most datums of a batch have the same names and shapes, so what stands in front of their arrays is made once.
+
+
+@lru_cache(maxsize=1024)
+def _text_head(tokens: int) -> bytes:
+    """Everything of a text chunk before its tokens."""
+    nbytes = 4 * tokens
+    text = _key(1, _LEN) + _varint(nbytes)
+    chunk = _key(1, _LEN) + _varint(len(text) + nbytes) + text
+    return _key(1, _LEN) + _varint(len(chunk) + nbytes) + chunk
+
+
+@lru_cache(maxsize=1024)
+def _dense_head(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> bytes:
+    """Everything of a loss input before the values of its dense tensor."""
+    tensor = _int(3, _DTYPE_OF[dtype]) + _blob(4, b"".join(map(_varint, shape))) + _key(1, _LEN) + _varint(nbytes)
+    entry = _text(1, name) + _key(2, _LEN) + _varint(len(tensor) + nbytes) + tensor
+    return _key(2, _LEN) + _varint(len(entry) + nbytes) + entry
+
+
 def _chunk(chunk: ModelInputChunk) -> _Message:
+    """A chunk that is no text."""
     message, inner = _Message(), _Message()
-    if isinstance(chunk, EncodedTextChunk):
-        inner.array(1, chunk.array)
-        message.nested(1, inner)
-    elif isinstance(chunk, ImageChunk):
+    if isinstance(chunk, ImageChunk):
         inner.raw(_text(2, chunk.format))
         if chunk.expected_tokens is not None:
             inner.raw(_key(3, _VARINT) + _varint(chunk.expected_tokens))

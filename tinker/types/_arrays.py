@@ -5,6 +5,7 @@ torch is never imported here: a torch tensor can only reach us from a process th
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, cast
@@ -57,6 +58,25 @@ def wire_array(array: NDArray[Any]) -> NumericArray:
     raise ValueError(f"Unsupported numpy dtype: {array.dtype}; use a float or a signed integer array")
 
 
+_STRUCT_CODES = {"float32": "f", "int64": "q", "int32": "i"}
+
+
+def packed(values: object, dtype: str) -> NDArray[Any] | None:
+    """A flat list of plain numbers as an array, in half the time numpy takes; None for anything else.
+
+    Range and type are checked on the way: a float is no integer, and a number too large for ``dtype`` is not taken.
+    """
+    if not isinstance(values, list):
+        return None
+    numbers = cast("list[object]", values)
+    array = np.empty(len(numbers), dtype)
+    try:
+        struct.pack_into(f"{len(numbers)}{_STRUCT_CODES[dtype]}", array, 0, *numbers)
+    except (struct.error, OverflowError, TypeError):
+        return None
+    return array
+
+
 def rectangular(values: Sequence[Any], what: str) -> NDArray[Any]:
     """A list, nested or not, as an array; ValueError naming ``what`` when it is ragged or not numeric."""
     try:
@@ -70,6 +90,8 @@ def rectangular(values: Sequence[Any], what: str) -> NDArray[Any]:
 
 def token_array(tokens: object) -> Int32Array:
     """Token ids as int32, from a sequence of integers, a numpy array or a torch tensor. ValueError otherwise."""
+    if (quick := packed(tokens, "int32")) is not None:
+        return quick
     raw: NDArray[Any] = torch_to_numpy(tokens) if is_torch(tokens) else np.asarray(tokens)
     if raw.ndim != 1:
         raise ValueError(f"tokens must be one-dimensional, got shape {list(raw.shape)}")

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.types._arrays import TensorDtype, is_torch, rectangular, wire_array
+from tinker.types._arrays import TensorDtype, is_torch, packed, rectangular, wire_array
 from tinker.types._values import AttrsValue
 from tinker.types.model_input import ModelInput
 from tinker.types.tensor_data import TensorData
@@ -76,8 +76,11 @@ def to_tensor_data(name: str, value: object) -> TensorData:
     if isinstance(value, np.ndarray):
         return TensorData.from_numpy(cast("NDArray[Any]", value))
     if isinstance(value, list):
-        array = rectangular(cast("list[object]", value), name)
         dtype = LIST_DTYPES.get(name)
+        quick = None if dtype is None else packed(value, dtype)
+        if quick is not None:
+            return TensorData.from_numpy(quick)
+        array = rectangular(cast("list[object]", value), name)
         return TensorData.from_numpy(wire_array(array) if dtype is None else array.astype(dtype))
     raise TypeError(f"Unsupported loss_fn_inputs value for {name!r}: {type(value).__name__}")
 

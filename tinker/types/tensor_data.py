@@ -16,6 +16,7 @@ from tinker.types._arrays import (
     TensorDtype,
     is_torch,
     numpy_dtype,
+    packed,
     torch_to_numpy,
     wire_array,
 )
@@ -150,6 +151,8 @@ def _stored(data: Sequence[float] | NDArray[Any] | None, dtype: np.dtype[Any]) -
     """A writable array of ``dtype``; one that already is so is kept without a copy."""
     if is_torch(data):
         data = torch_to_numpy(data)
+    if (quick := packed(data, dtype.name)) is not None:
+        return quick
     array = np.asarray([] if data is None else data, dtype)
     return cast("NumericArray", array if array.flags.writeable else array.copy())
 
