@@ -101,6 +101,7 @@ def bench(session: nox.Session) -> None:
     ours = environment(session, "ours", str(wheel))
     official = environment(session, "official", "tinker==0.38.0")
     session.run("python", "benchmarks/compare.py", "--ours", ours, "--official", official, *session.posargs)
+    session.run("python", "benchmarks/codec.py", "--ours", ours, "--official", official)
 
 
 @nox.session

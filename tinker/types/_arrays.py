@@ -71,7 +71,7 @@ def packed(values: object, dtype: str) -> NDArray[Any] | None:
     numbers = cast("list[object]", values)
     array = np.empty(len(numbers), dtype)
     try:
-        struct.pack_into(f"{len(numbers)}{_STRUCT_CODES[dtype]}", array, 0, *numbers)
+        struct.pack_into(f"{len(numbers)}{_STRUCT_CODES[dtype]}", array.data, 0, *numbers)
     except (struct.error, OverflowError, TypeError):
         return None
     return array
