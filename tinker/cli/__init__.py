@@ -8,7 +8,7 @@ import click
 
 from tinker._version import __version__
 
-COMMANDS = {"serve": "tinker.cli.serve", "version": "tinker.cli.version"}
+COMMANDS = {"conformance": "tinker.cli.conformance", "serve": "tinker.cli.serve", "version": "tinker.cli.version"}
 
 
 class LazyGroup(click.Group):

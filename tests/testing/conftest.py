@@ -1,0 +1,35 @@
+"""A server to check, and servers that do something wrong: by their engine, or by what happens to requests and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinker.local import Settings, running_server
+from tinker.local.engines.toy import ToyEngine
+
+Serve = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Starts servers, with an engine and settings of choice; returns the URL. They end with the tests."""
+    with ExitStack() as stack:
+
+        def start(engine: ToyEngine | None = None, **settings: Any) -> str:
+            short = {"hold_seconds": 0.1, "gap_seconds": 0.5, "inline_result_bytes": 1000}
+            folder: Path = tmp_path_factory.mktemp("server")
+            chosen = Settings(**{"data_dir": folder, **short, **settings})
+            return stack.enter_context(running_server(chosen, engine or ToyEngine(vocabulary=512)))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def server(serve: Serve) -> str:
+    """A server that waits for nothing long."""
+    return serve()

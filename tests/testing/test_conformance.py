@@ -1,0 +1,419 @@
+"""The conformance kit against our own server: all is supported. And against servers with faults: each is found."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+from click.testing import CliRunner
+from tinker_wire.operations import OPERATIONS
+
+import tinker.local.engines.toy as toy
+from tinker._wire import proto
+from tinker.cli import main
+from tinker.local.engines.protocol import LossResult
+from tinker.testing import Nonconformance, Outcome, check_ids, run, verify
+from tinker.testing.conformance.exchange import Clock
+from tinker.testing.conformance.registry import all_checks
+
+Serve = Callable[..., str]
+API = "/api/v1/"
+
+
+# ---------------------------------------------------------------------------------------------------------- our own server
+
+
+#: Checks of what this server does not do yet.
+AWAITED = frozenset(
+    [
+        "sessions.newest_first",
+        "sessions.contents",
+        "sessions.search",
+        "sessions.project",
+        "sessions.trace",
+        "training.run",
+        "training.runs",
+        "training.dimuon",
+        "training.custom_loss",
+        "training.unload",
+        "futures.completions",
+        "futures.failed_completions",
+        "futures.cancel",
+        "weights.info",
+        "weights.of_run",
+        "weights.of_user",
+        "weights.delete",
+        "weights.publish",
+        "weights.time_to_live",
+        "weights.external",
+        "weights.archive",
+        "weights.copy",
+        "sampling.target_logprobs",
+        "sampling.alternatives",
+        "sampling.join",
+        "admin.token",
+        "admin.api_key",
+        "admin.audit",
+        "admin.usage",
+        "admin.storage",
+        "admin.revoke",
+    ]
+)
+
+
+@pytest.mark.parametrize("check_id", [name for name in check_ids(slow=True) if name not in AWAITED])
+def test_our_server_supports_it(server: str, check_id: str) -> None:
+    """Nothing contradicts the document, nothing differs from it, nothing is absent."""
+    assert verify(check_id, server, strict=True).how == ()
+
+
+def test_keys_are_sent_and_needed(serve: Serve) -> None:
+    """With a key that the server does not know every check of a required operation fails."""
+    url = serve(api_key="tml-key")
+    assert verify("admin.wrong_key", url, api_key="tml-key", strict=True).how == ()
+    assert not run(url, api_key="tml-other", only=["training.learns"]).passed()
+
+
+def test_every_operation_is_checked() -> None:
+    """The kit walks the whole contract."""
+    assert {name for one in all_checks() for name in one.operations} == OPERATIONS.keys()
+
+
+def test_every_check_is_one_statement() -> None:
+    """Each check says in one sentence what must hold, and no two say the same."""
+    statements = [one.statement for one in all_checks()]
+    assert all(statement.endswith(".") and "\n" not in statement for statement in statements)
+    assert len(set(statements)) == len(statements)
+
+
+# ---------------------------------------------------------------------------------------------------------- faults of engines
+
+
+class Forgetful(toy.ToyEngine):
+    """Keeps the last gradient instead of the sum."""
+
+    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
+        if backward:
+            self._adapters[adapter_id].gradient = None
+        return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
+
+
+class Hoarding(toy.ToyEngine):
+    """Keeps the gradient after the step."""
+
+    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
+        gradient = self._adapters[adapter_id].gradient
+        metrics = super().optim_step(adapter_id, params)
+        self._adapters[adapter_id].gradient = gradient
+        return metrics
+
+
+class Stepless(toy.ToyEngine):
+    """Says that it stepped."""
+
+    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
+        return {}
+
+
+class Unclipped(toy.ToyEngine):
+    """Takes ppo for importance_sampling."""
+
+    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
+        if loss_fn == "ppo":
+            loss_fn, config = "importance_sampling", {}
+        return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
+
+
+class Leaking(toy.ToyEngine):
+    """Computes a gradient also where none is wanted."""
+
+    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
+        return super().forward_backward(adapter_id, data, loss_fn, config, backward=True)
+
+
+class Reversing(toy.ToyEngine):
+    """Answers the outputs in another order."""
+
+    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
+        result = super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
+        return attrs.evolve(result, outputs=result.outputs[::-1])
+
+
+@pytest.mark.parametrize(
+    ("engine", "check_id", "outcome", "words"),
+    [
+        (Forgetful, "training.accumulates", Outcome.CONTRADICTION, "only the last gradient"),
+        (Hoarding, "training.clears", Outcome.CONTRADICTION, "the same gradient again"),
+        (Stepless, "training.learns", Outcome.CONTRADICTION, "eight steps took the loss"),
+        (Stepless, "sequence.pipelined", Outcome.CONTRADICTION, "the step is lost"),
+        (Unclipped, "losses.ppo", Outcome.DIFFERS, "loss:sum is"),
+        (Unclipped, "losses.clipped_gradient", Outcome.DIFFERS, "the logprobs moved"),
+        (Leaking, "training.forward_only", Outcome.CONTRADICTION, "the logprobs moved"),
+        (Reversing, "losses.weights", Outcome.CONTRADICTION, "logprobs"),
+        (Reversing, "wires.order_of_outputs", Outcome.CONTRADICTION, "logprobs"),
+    ],
+)
+def test_an_engine_that_computes_wrongly_is_found(
+    serve: Serve, engine: type[toy.ToyEngine], check_id: str, outcome: Outcome, words: str
+) -> None:
+    """Lost, doubled and wrong gradients, steps and values show in what the server answers."""
+    (row,) = run(serve(engine(vocabulary=512)), only=[check_id]).checks
+    assert row.outcome is outcome
+    assert words in " ".join(row.how)
+
+
+# ---------------------------------------------------------------------------------------------------------- faults of answers
+
+
+class Tampering(httpx.BaseTransport):
+    """The way to a server, on which requests and answers are changed."""
+
+    def __init__(
+        self,
+        answer: Callable[[httpx.Request, httpx.Response], httpx.Response] = lambda request, response: response,
+        request: Callable[[httpx.Request], httpx.Request] = lambda request: request,
+    ) -> None:
+        self._inner = httpx.HTTPTransport()
+        self._answer, self._request = answer, request
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        changed = self._request(request)
+        response = self._inner.handle_request(changed)
+        response.read()
+        return self._answer(request, response)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def body(operation: str, change: Callable[[dict[str, Any]], object]) -> Tampering:
+    """Changes the JSON of an operation's successful answers."""
+
+    def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+        if not request.url.path.endswith(f"/{operation}") or not response.is_success or "json" not in _type(response):
+            return response
+        value = response.json()
+        change(value)
+        return httpx.Response(response.status_code, json=value)
+
+    return Tampering(answer)
+
+
+def head(operation: str, status: int | None = None, media_type: str = "application/json") -> Tampering:
+    """Changes status or media type of an operation's answers."""
+
+    def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+        if not request.url.path.endswith(f"/{operation}"):
+            return response
+        return httpx.Response(status or response.status_code, headers={"content-type": media_type}, content=response.content)
+
+    return Tampering(answer)
+
+
+def _type(response: httpx.Response) -> str:
+    return str(response.headers.get("content-type", ""))
+
+
+@pytest.mark.parametrize(
+    ("check_id", "transport", "outcome", "words"),
+    [
+        ("sessions.begin", body("create_session", lambda v: v.update(session_id=7)), Outcome.CONTRADICTION, "session_id"),
+        ("sessions.begin", body("create_session", lambda v: v.pop("session_id")), Outcome.CONTRADICTION, "session_id"),
+        ("training.info", body("get_info", lambda v: v.pop("model_data")), Outcome.CONTRADICTION, "model_data"),
+        ("training.info", body("get_info", lambda v: v.update(lora_rank=9)), Outcome.DIFFERS, "it says 9"),
+        ("training.learns", body("optim_step", lambda v: v.pop("request_id")), Outcome.CONTRADICTION, "request_id"),
+        ("weights.save", body("retrieve_future", lambda v: v.pop("path", 0)), Outcome.CONTRADICTION, "path"),
+        ("sampling.samples", body("asample", lambda v: v.pop("sample_sequence_ids")), Outcome.DIFFERS, "sample_sequence_ids"),
+        ("training.model", head("create_model", 201), Outcome.DIFFERS, "201 instead of 200"),
+        ("training.model", head("create_model", 500), Outcome.CONTRADICTION, "answered 500"),
+        ("training.model", head("create_model", 404), Outcome.CONTRADICTION, "answers 404"),
+        ("training.model", head("create_model", media_type="text/html"), Outcome.CONTRADICTION, "text/html"),
+        ("sessions.heartbeat", head("session_heartbeat", 404), Outcome.ABSENT, "answers 404"),
+        ("sessions.heartbeat", head("session_heartbeat", 501), Outcome.ABSENT, "answered 501"),
+        ("sessions.finish", head("session_heartbeat", 200), Outcome.CONTRADICTION, "where it must refuse"),
+        ("futures.unknown", head("retrieve_future", 400), Outcome.DIFFERS, "400 instead of 404"),
+        ("futures.unknown", head("retrieve_future", media_type="text/plain"), Outcome.DIFFERS, "text/plain"),
+        ("futures.failure", body("retrieve_future", lambda v: v.pop("category", 0)), Outcome.CONTRADICTION, "category"),
+        ("futures.failure", body("retrieve_future", lambda v: v.update(category="User")), Outcome.DIFFERS, "'User' is none of"),
+        (
+            "futures.announced",
+            body("retrieve_future", lambda v: v.update({k: 1 for k in v if k == "response_payload_size"})),
+            Outcome.DIFFERS,
+            "announced are 1 bytes",
+        ),
+        ("wires.json_body", head("forward_backward", 415), Outcome.ABSENT, "415"),
+    ],
+)
+def test_an_answer_outside_the_document_is_found(
+    server: str, check_id: str, transport: Tampering, outcome: Outcome, words: str
+) -> None:
+    """Wrong types, missing fields, other statuses and media types, sizes that are not kept."""
+    (row,) = run(server, only=[check_id], transport=transport).checks
+    assert row.outcome is outcome, row
+    assert words in " ".join(row.how)
+
+
+def renumbered() -> Tampering:
+    """A server that takes requests as they come: numbers mean nothing to it."""
+    arrivals: dict[str, itertools.count[int]] = {}
+
+    def changed(request: httpx.Request) -> httpx.Request:
+        if request.headers.get("content-type") == proto.MEDIA_TYPE:
+            call = proto.decode_forward_backward(request.content)
+            number = next(arrivals.setdefault(call.model_id, itertools.count(1)))
+            parts = proto.encode_forward_backward(
+                call.model_id, number, call.data, call.loss_fn, call.loss_fn_config, forward_only=call.forward_only
+            )
+            return _with_content(request, b"".join(parts))
+        if request.url.path.endswith("/optim_step"):
+            value = json.loads(request.content)
+            value["seq_id"] = next(arrivals.setdefault(value["model_id"], itertools.count(1)))
+            return _with_content(request, json.dumps(value).encode())
+        return request
+
+    return Tampering(request=changed)
+
+
+def _with_content(request: httpx.Request, content: bytes) -> httpx.Request:
+    headers = {name: value for name, value in request.headers.items() if name != "content-length"}
+    return httpx.Request(request.method, request.url, headers=headers, content=content, extensions=request.extensions)
+
+
+@pytest.mark.parametrize(
+    ("check_id", "words"),
+    [
+        ("sequence.late_arrival", "ran before the gradient with the lower seq_id"),
+        ("sequence.repeated", "its gradient counts twice"),
+        ("sequence.conflict", "where it must refuse"),
+    ],
+)
+def test_a_server_that_ignores_numbers_is_found(server: str, check_id: str, words: str) -> None:
+    """Steps that overtake, gradients that count twice and reused numbers are contradictions."""
+    (row,) = run(server, only=[check_id], transport=renumbered()).checks
+    assert row.outcome is Outcome.CONTRADICTION
+    assert words in row.how[0]
+
+
+# ---------------------------------------------------------------------------------------------------------- time
+
+
+class Stepped:
+    """Time that passes only in sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.clock = Clock(monotonic=lambda: self.now, sleep=self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def always(status: int, value: object, path: str = "retrieve_future", **headers: str) -> Tampering:
+    """Answers one operation always the same."""
+
+    def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+        if request.url.path.endswith(path):
+            return httpx.Response(status, json=value, headers=headers)
+        return response
+
+    return Tampering(answer)
+
+
+@pytest.mark.parametrize(
+    ("transport", "words"),
+    [
+        (
+            always(200, {"type": "try_again", "request_id": "r", "queue_state": "active"}),
+            "the result of create_model: not done within 60 s",
+        ),
+        (always(408, {"detail": "later"}), "not done within 60 s"),
+        (always(429, {"detail": "slow down"}, **{"retry-after": "7"}), "answered 429"),
+        (always(503, {"detail": "busy"}, "create_session"), "answered 503"),
+    ],
+)
+def test_a_server_that_never_answers_is_a_contradiction(server: str, transport: Tampering, words: str) -> None:
+    """A check ends with its deadline, whatever the server says until then."""
+    stepped = Stepped()
+    (row,) = run(server, only=["training.model"], transport=transport, clock=stepped.clock).checks
+    assert row.outcome is Outcome.CONTRADICTION
+    assert words in row.how[0]
+    assert 60 <= stepped.now < 75
+
+
+def test_too_many_requests_are_waited_out(server: str) -> None:
+    """429 is no finding: the request is made again after the time that is asked for."""
+    stepped = Stepped()
+    refusals = iter([429, 503])
+
+    def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+        status = next(refusals, None) if request.url.path.endswith("create_session") else None
+        return response if status is None else httpx.Response(status, headers={"retry-after": "3"})
+
+    (row,) = run(server, only=["sessions.begin"], transport=Tampering(answer), clock=stepped.clock).checks
+    assert (row.outcome, stepped.now) == (Outcome.SUPPORTED, 6.0)
+
+
+# ---------------------------------------------------------------------------------------------------------- as a test, as a command
+
+
+def test_verify_raises_and_skips(server: str) -> None:
+    """A contradiction fails a test, a difference does where that is asked for, what is absent skips it."""
+    with pytest.raises(Nonconformance, match=r"training.model .*contradiction: .*500"):
+        verify("training.model", server, transport=head("create_model", 500))
+    assert verify("training.model", server, transport=head("create_model", 201)).outcome is Outcome.DIFFERS
+    with pytest.raises(Nonconformance, match="differs"):
+        verify("training.model", server, transport=head("create_model", 201), strict=True)
+    with pytest.raises(unittest.SkipTest, match="404"):
+        verify("sessions.heartbeat", server, transport=head("session_heartbeat", 404))
+    with pytest.raises(KeyError):
+        verify("sessions.nothing", server)
+
+
+def command(*arguments: str) -> Any:
+    return CliRunner().invoke(main, ["conformance", *arguments])
+
+
+def test_the_command_prints_a_table_and_writes_a_report(server: str, tmp_path: Path) -> None:
+    """Each check has a row with its outcome; the report has the same and the operations."""
+    file = tmp_path / "report.json"
+    result = command("--base-url", server, "--check", "s*.h*", "--check", "futures.*", "--json", str(file))
+    assert result.exit_code == 0, result.output
+    rows = [line.split()[:2] for line in result.output.splitlines()]
+    assert ["service.health", "supported"] in rows
+    assert "not run, slow (--slow): futures.pending" in result.output
+    report = json.loads(file.read_text())
+    assert report["server"] == server
+    assert report["operations"]["healthz"] == "supported"
+    assert report["left_out"][0]["check"] == "futures.pending"
+    assert [row["check"] for row in report["checks"]] == [row[0] for row in rows if row and row[0] in check_ids()]
+
+
+def test_the_exit_code_tells_contradictions(serve: Serve, server: str) -> None:
+    """1 for a contradiction, and with --strict for a difference; 2 when nothing could be checked."""
+    stepless, unclipped = serve(Stepless(vocabulary=512)), serve(Unclipped(vocabulary=512))
+    assert command("--base-url", stepless, "--check", "training.learns").exit_code == 1
+    assert command("--base-url", unclipped, "--check", "losses.ppo").exit_code == 0
+    assert command("--base-url", unclipped, "--check", "losses.ppo", "--strict").exit_code == 1
+    for arguments in (
+        ["--base-url", "http://127.0.0.1:9"],
+        ["--base-url", "local://toy"],
+        ["--base-url", server, "--check", "x"],
+    ):
+        result = command(*arguments)
+        assert result.exit_code == 2, result.output
+        assert result.output.startswith("Error: ")
+
+
+def test_the_command_lists_and_reports_to_a_pipe(server: str) -> None:
+    """--list checks nothing; --json - writes nothing but JSON."""
+    assert all(check_id in command("--list").output for check_id in check_ids(slow=True, destructive=True))
+    report = json.loads(command("--base-url", server, "--check", "service.health", "--json", "-").output)
+    assert report["counts"]["supported"] == 1

@@ -1,0 +1,64 @@
+"""What a server says about itself, and what clients report to it."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+
+from tinker_wire import models
+from tinker_wire.api import service as api
+from tinker_wire.api import telemetry as telemetry_api
+
+from tinker._version import __version__
+from tinker.testing.conformance.bench import Bench
+from tinker.testing.conformance.registry import check
+
+_CONFIG = models.ClientConfigRequest(sdk_version=__version__)
+
+
+@check("healthz")
+def health(bench: Bench) -> None:
+    """The server says that it is up, also without a credential."""
+    bench.call(api.healthz(), key=None)
+
+
+@check("get_server_capabilities", core=True)
+def capabilities(bench: Bench) -> None:
+    """At least one model is offered by name."""
+    offered = bench.call(api.get_server_capabilities()).supported_models
+    bench.require(any(model.model_name for model in offered), "no model is offered by name")
+
+
+@check("client_config")
+def client_config(bench: Bench) -> None:
+    """Settings for clients have the types of the document, and limits leave room for work."""
+    config = bench.call(api.client_config(_CONFIG))
+    limits = (config.fwdbwd_max_chunk_len, config.fwdbwd_max_chunk_bytes_count, config.sample_max_concurrent_requests)
+    bench.expect(min(limits) > 0, f"a limit of the client configuration allows nothing: {limits}")
+
+
+@check("client_dynamic_config")
+def client_dynamic_config(bench: Bench) -> None:
+    """Settings that may change have the types of the document."""
+    bench.call(api.client_dynamic_config(_CONFIG))
+
+
+@check("telemetry")
+def telemetry(bench: Bench) -> None:
+    """A batch with every kind of event is accepted."""
+    now = datetime.datetime.now(datetime.UTC)
+
+    def common(index: int) -> dict[str, object]:
+        return {"event_id": str(uuid.uuid4()), "event_session_index": index, "severity": "INFO", "timestamp": now}
+
+    events: list[models.TelemetryEvent] = [
+        models.SessionStartEvent(**common(0)),  # type: ignore[arg-type]
+        models.GenericEvent(event_name="conformance", event_data={"a": 1}, **common(1)),  # type: ignore[arg-type]
+        models.UnhandledExceptionEvent(error_message="m", error_type="t", **common(2)),  # type: ignore[arg-type]
+        models.SessionEndEvent(duration="0:00:01.000000", **common(3)),  # type: ignore[arg-type]
+    ]
+    body = models.TelemetrySendRequest(
+        events=events, platform="Linux", sdk_version=__version__, session_id=bench.session(), process_uuid=str(uuid.uuid4())
+    )
+    answer = bench.call(telemetry_api.telemetry(body))
+    bench.expect(answer.status == "accepted", f"the status is {answer.status!r}, not 'accepted'")

@@ -1,0 +1,163 @@
+"""One exchange with the server under test, read to its end or to a deadline. Sync; repeats nothing but 429 and 503."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
+
+import attrs
+import httpx
+
+from tinker.testing.conformance.outcome import Absent, Contradiction
+
+Form: TypeAlias = Literal["proto", "json"]
+
+MAX_ANSWER_NBYTES = 256 << 20
+NOT_THERE = frozenset({404, 405, 501})
+_WAIT = frozenset({429, 503})
+_WAIT_SECONDS = 1.0
+_KEY_HEADER = "X-API-Key"
+
+
+@attrs.frozen
+class Clock:
+    """Time as the kit sees it, so that its own tests need not wait."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Deadline:
+    """When a check must be done. An exchange that has begun may still go on for as long again, byte by byte."""
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._ends = clock.monotonic() + seconds
+
+    def remaining(self, what: str) -> float:
+        """Seconds that are left; Contradiction naming ``what`` when there are none."""
+        left = self._ends - self._clock.monotonic()
+        if left <= 0:
+            raise Contradiction(f"{what}: not done within {self._seconds:g} s")
+        return left
+
+    def pause(self, seconds: float, what: str) -> None:
+        """Sleep that long; Contradiction naming ``what`` when the deadline comes first."""
+        self._clock.sleep(min(seconds, self.remaining(what)))
+        self.remaining(what)
+
+
+@attrs.frozen
+class Message:
+    """A request as it goes out. ``key``: None sends no credential. Content and headers may hold secrets."""
+
+    method: str
+    path: str
+    key: str | None = attrs.field(default=None, repr=False)
+    headers: Mapping[str, str] = attrs.field(factory=lambda: dict[str, str](), repr=False)
+    content: bytes = attrs.field(default=b"", repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+@attrs.frozen
+class Answer:
+    """What came back, read completely."""
+
+    message: Message
+    status: int
+    headers: httpx.Headers
+    content: bytes = attrs.field(repr=False)
+
+    @property
+    def media_type(self) -> str:
+        """Without parameters, lower case."""
+        return str(self.headers.get("content-type", "")).partition(";")[0].strip().lower()
+
+    @property
+    def excerpt(self) -> str:
+        """The beginning of the body as text, for reports."""
+        return self.content[:200].decode(errors="replace")
+
+    def __str__(self) -> str:
+        return f"{self.message} answered {self.status}" + (f": {self.excerpt}" if self.status >= 400 else "")
+
+
+class Link:
+    """The connections of one run, and what it has learned about the server. Close it."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        base_model: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.base_url, self.api_key = base_url.rstrip("/"), api_key
+        self.clock = clock or Clock()
+        self.base_model: str | None = base_model
+        self.form: Form | None = None
+        self.rate: float | None = None
+        self._client = httpx.Client(headers=headers, transport=transport, follow_redirects=False, trust_env=False)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._client.close()
+
+    def reach(self, seconds: float) -> None:
+        """Raise Contradiction unless something answers at the URL, whatever it is."""
+        self._once(Message("GET", "/api/v1/healthz"), Deadline(seconds, self.clock))
+
+    def send(self, message: Message, deadline: Deadline) -> Answer:
+        """The answer, of any status below 500. Contradiction for 5xx and for none; 429 and 503 are waited out as asked."""
+        while True:
+            answer = self._once(message, deadline)
+            if answer.status not in _WAIT:
+                break
+            deadline.pause(_retry_after(answer), str(answer))
+        if answer.status == 501:
+            raise Absent(str(answer))
+        if answer.status >= 500:
+            raise Contradiction(str(answer))
+        return answer
+
+    def fetch(self, url: str, deadline: Deadline) -> Answer:
+        """The answer of another address, asked without the credential."""
+        return self._once(Message("GET", url), deadline)
+
+    def _once(self, message: Message, deadline: Deadline) -> Answer:
+        headers = dict(message.headers) | ({} if message.key is None else {_KEY_HEADER: message.key})
+        url = message.path if "://" in message.path else self.base_url + message.path
+        timeout = deadline.remaining(str(message))
+        try:
+            with self._client.stream(
+                message.method, url, headers=headers, content=message.content, timeout=timeout
+            ) as response:
+                return Answer(message, response.status_code, response.headers, _read(response, message, deadline))
+        except httpx.TimeoutException as error:
+            raise Contradiction(f"{message}: no answer within {timeout:.0f} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Contradiction(f"{message}: {type(error).__name__}: {error}") from error
+
+
+def _read(response: httpx.Response, message: Message, deadline: Deadline) -> bytes:
+    content = bytearray()
+    for piece in response.iter_bytes():
+        content += piece
+        deadline.remaining(str(message))
+        if len(content) > MAX_ANSWER_NBYTES:
+            raise Contradiction(f"{message}: the answer is larger than {MAX_ANSWER_NBYTES} bytes")
+    return bytes(content)
+
+
+def _retry_after(answer: Answer) -> float:
+    """The delay that is asked for in seconds; dates and nonsense count as a second."""
+    try:
+        return max(0.0, float(answer.headers.get("retry-after", "")))
+    except ValueError:
+        return _WAIT_SECONDS

@@ -1,0 +1,91 @@
+"""What an answer holds, read as strictly as the generated records are, and what those would let pass."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import msgspec
+from msgspec import inspect
+from tinker_wire import models
+
+from tinker._wire import json, proto
+from tinker.testing.conformance.exchange import Answer
+from tinker.testing.conformance.outcome import Contradiction
+from tinker.types.results import ForwardBackwardOutput, SampleResponse
+
+T = TypeVar("T")
+
+
+def record(answer: Answer, kind: type[T]) -> T:
+    """The JSON body as a record. Contradiction when it is something else, or does not fit."""
+    if answer.media_type != json.MEDIA_TYPE:
+        raise Contradiction(f"{answer.message}: a body as {answer.media_type or 'nothing'}, not as {json.MEDIA_TYPE}")
+    try:
+        return json.decode(answer.content, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Contradiction(f"{answer.message}: the answer is no {kind.__name__}: {error}: {answer.excerpt}") from error
+
+
+def loss_output(answer: Answer) -> ForwardBackwardOutput:
+    """The result of a loss, in either form. Contradiction when it does not fit."""
+    try:
+        if answer.media_type == proto.MEDIA_TYPE:
+            return proto.decode_loss_output(answer.content)
+        return json.public_loss_output(record(answer, models.ForwardBackwardOutput))
+    except ValueError as error:
+        raise Contradiction(f"the result is no ForwardBackwardOutput: {error}") from error
+
+
+def sample_response(answer: Answer) -> SampleResponse:
+    """The result of a sample, in either form. Contradiction when it does not fit."""
+    try:
+        if answer.media_type == proto.MEDIA_TYPE:
+            return proto.decode_sample(answer.content)
+        return json.public_sample(record(answer, models.SampleResponse))
+    except ValueError as error:
+        raise Contradiction(f"the result is no SampleResponse: {error}") from error
+
+
+def oddities(value: object, where: str = "") -> Iterator[str]:
+    """What clients survive and the document does not say: unlisted values, unknown members, times without a zone."""
+    if isinstance(value, msgspec.Struct):
+        for field in _fields(type(value)):
+            found = getattr(value, field.name)
+            place = f"{where}.{field.encode_name}".lstrip(".")
+            yield from _unlisted(found, field.type, place)
+            yield from oddities(found, place)
+    elif isinstance(value, datetime.datetime) and value.tzinfo is None:
+        yield f"{where}: a time without a zone"
+    elif isinstance(value, Mapping):
+        for key, item in cast("Mapping[str, object]", value).items():
+            yield from oddities(item, f"{where}.{key}")
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for item in cast("Sequence[object]", value):
+            yield from oddities(item, f"{where}[]")
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
+    described = inspect.type_info(kind)
+    assert isinstance(described, inspect.StructType)
+    return described.fields
+
+
+def _unlisted(value: object, kind: inspect.Type, where: str) -> Iterator[str]:
+    """A text that an open enum does not list."""
+    listed = [one for one in kind.types if isinstance(one, inspect.LiteralType)] if isinstance(kind, inspect.UnionType) else []
+    if isinstance(value, str) and listed and value not in listed[0].values:
+        yield f"{where}: {value!r} is none of {', '.join(map(str, listed[0].values))}"
+
+
+def detail(answer: Answer) -> str:
+    """What a refusal says, for the report; its beginning where it is not in the form of the contract."""
+    try:
+        body: Any = msgspec.json.decode(answer.content)
+        told = body["detail"]
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        return answer.excerpt or "nothing"
+    return told if isinstance(told, str) else msgspec.json.encode(told).decode()[:200]

@@ -1,0 +1,85 @@
+"""The checks: functions under a decorator. Module and function name a check, its docstring states what must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, TypeAlias
+
+import attrs
+from tinker_wire.operations import OPERATIONS
+
+if TYPE_CHECKING:
+    from tinker.testing.conformance.bench import Bench
+
+Body: TypeAlias = "Callable[[Bench], None]"
+
+#: The modules of checks in the order of a run: what everything else rests on comes first.
+MODULES = (
+    "service",
+    "sessions",
+    "training",
+    "losses",
+    "wires",
+    "sequence",
+    "futures",
+    "weights",
+    "sampling",
+    "errors",
+    "admin",
+)
+
+
+@attrs.frozen(kw_only=True)
+class Check:
+    """One check. ``operations`` is what it is about, which others it needs is not listed; ``statement`` is what must hold.
+
+    ``core``: no server may lack it, so a refusal is a contradiction. ``slow``: waits on purpose, for as long as a server
+    may hold something back. ``destructive``: takes something from the user that was there before.
+    """
+
+    name: str
+    operations: tuple[str, ...]
+    statement: str
+    body: Body = attrs.field(repr=False)
+    core: bool = False
+    slow: bool = False
+    destructive: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_registered: dict[str, Check] = {}
+
+
+def check(*operations: str, core: bool = False, slow: bool = False, destructive: bool = False) -> Callable[[Body], Body]:
+    """Register a function as the check of these operations of the contract (by operation id)."""
+    unknown = set(operations) - OPERATIONS.keys()
+    if unknown or not operations:
+        raise ValueError(f"a check names operations of the contract; it has no {', '.join(sorted(unknown)) or 'nothing'}")
+
+    def register(body: Body) -> Body:
+        name = f"{body.__module__.rpartition('.')[2]}.{body.__name__}"
+        _registered[name] = Check(
+            name=name,
+            operations=operations,
+            statement=(body.__doc__ or "").strip(),
+            body=body,
+            core=core,
+            slow=slow,
+            destructive=destructive,
+        )
+        return body
+
+    return register
+
+
+@cache
+def all_checks() -> tuple[Check, ...]:
+    """Every check, in the order of a run."""
+    for module in MODULES:
+        import_module(f"{__package__}.checks.{module}")
+    order = {module: index for index, module in enumerate(MODULES)}
+    return tuple(sorted(_registered.values(), key=lambda check: order[check.name.partition(".")[0]]))

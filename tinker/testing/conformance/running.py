@@ -1,0 +1,156 @@
+"""Runs checks, one after another, each within its own time; what one finds does not stop the others."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatch
+from typing import TYPE_CHECKING
+
+from tinker._version import __version__
+from tinker.testing.conformance.bench import Bench
+from tinker.testing.conformance.exchange import Clock, Deadline, Link
+from tinker.testing.conformance.outcome import (
+    Absent,
+    Contradiction,
+    Failed,
+    Finding,
+    LeftOut,
+    Outcome,
+    Refused,
+    Report,
+    Row,
+)
+from tinker.testing.conformance.registry import Check, all_checks
+
+if TYPE_CHECKING:
+    import httpx
+
+DEADLINE_SECONDS = 60.0
+#: Slow checks wait for what a server may hold back: a poll up to 40 s, a missing number for some minutes.
+SLOW_DEADLINE_SECONDS = 300.0
+
+
+class Nonconformance(AssertionError):
+    """A check found that the server contradicts the document, or differs from it where that was asked for."""
+
+
+def check_ids(*, slow: bool = False, destructive: bool = False) -> tuple[str, ...]:
+    """The names of the checks, in the order of a run.
+
+    ``slow`` adds those that wait on purpose, minutes each on a server with usual settings; ``destructive`` those that
+    take something from the user that was there before (they revoke the API key).
+    """
+    return tuple(one.name for one in all_checks() if (slow or not one.slow) and (destructive or not one.destructive))
+
+
+def verify(
+    check_id: str,
+    base_url: str,
+    *,
+    api_key: str | None = None,
+    base_model: str | None = None,
+    strict: bool = False,
+    deadline_seconds: float | None = None,
+    transport: httpx.BaseTransport | None = None,
+) -> Row:
+    """Run one check as a test: returns when it is supported, and skips the test where the server lacks the feature.
+
+    Raises Nonconformance on a contradiction, with ``strict`` also where the server differs; unittest.SkipTest (which
+    pytest knows) when it is absent; KeyError for a name that no check has. ``base_model`` None takes the first one that
+    the server offers for training. ``deadline_seconds`` None is 60 s, 300 s for slow checks; the check ends by then.
+    """
+    found = {one.name: one for one in all_checks()}[check_id]
+    link = Link(base_url, api_key=api_key, base_model=base_model, transport=transport)
+    try:
+        row = run_check(found, link, deadline_seconds)
+    finally:
+        link.close()
+    if not Report(server=base_url, contract=__version__, checks=(row,)).passed(strict=strict):
+        raise Nonconformance(f"{row.check} ({row.statement}): {row.outcome}: {'; '.join(row.how)}")
+    if row.outcome is Outcome.ABSENT:
+        raise unittest.SkipTest("; ".join(row.how))
+    return row
+
+
+def run(
+    base_url: str,
+    *,
+    api_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    base_model: str | None = None,
+    only: Sequence[str] = ("*",),
+    slow: bool = False,
+    destructive: bool = False,
+    deadline_seconds: float | None = None,
+    transport: httpx.BaseTransport | None = None,
+    clock: Clock | None = None,
+    told: Callable[[Row], None] = lambda row: None,
+) -> Report:
+    """Run the checks whose names match one of the patterns in ``only``, and report what each found.
+
+    ``told`` is called after each check. Other arguments as those of :func:`verify` and :func:`check_ids`. Raises
+    ConnectionError when nothing answers at the URL. Takes at most as long as the deadlines of its checks together.
+    """
+    chosen = [one for one in all_checks() if any(fnmatch(one.name, pattern) for pattern in only)]
+    reasons = {one.name: _left_out(one, slow=slow, destructive=destructive) for one in chosen}
+    link = Link(base_url, api_key=api_key, headers=headers, base_model=base_model, transport=transport, clock=clock)
+    try:
+        _reach(link)
+        rows: list[Row] = []
+        for one in chosen:
+            if reasons[one.name] is None:
+                rows.append(run_check(one, link, deadline_seconds))
+                told(rows[-1])
+    finally:
+        link.close()
+    left_out = [
+        LeftOut(check=one.name, operations=one.operations, statement=one.statement, reason=reason)
+        for one in chosen
+        if (reason := reasons[one.name]) is not None
+    ]
+    return Report(server=base_url, contract=__version__, checks=tuple(rows), left_out=tuple(left_out))
+
+
+def _left_out(check: Check, *, slow: bool, destructive: bool) -> str | None:
+    if check.destructive and not destructive:
+        return "destructive"
+    return "slow" if check.slow and not slow else None
+
+
+def _reach(link: Link) -> None:
+    try:
+        link.reach(10.0)
+    except Finding as error:
+        raise ConnectionError(f"no server answers at {link.base_url}: {error}") from error
+
+
+def run_check(check: Check, link: Link, deadline_seconds: float | None = None) -> Row:
+    """Run one check on a link that is open."""
+    seconds = deadline_seconds or (SLOW_DEADLINE_SECONDS if check.slow else DEADLINE_SECONDS)
+    bench = Bench(link, Deadline(seconds, link.clock), core=check.core)
+    began = link.clock.monotonic()
+    outcome, how = _outcome(check, bench)
+    bench.close()
+    return Row(
+        check=check.name,
+        operations=check.operations,
+        statement=check.statement,
+        outcome=outcome,
+        how=(*how, *bench.differences),
+        seconds=round(link.clock.monotonic() - began, 3),
+    )
+
+
+def _outcome(check: Check, bench: Bench) -> tuple[Outcome, tuple[str, ...]]:
+    try:
+        check.body(bench)
+    except Contradiction as error:
+        return Outcome.CONTRADICTION, (str(error),)
+    except Absent as error:
+        return Outcome.ABSENT, (str(error),)
+    except (Refused, Failed) as error:
+        return (Outcome.CONTRADICTION if check.core else Outcome.DIFFERS), (str(error),)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # say, a list too short
+        return Outcome.CONTRADICTION, (f"the answers make no sense together: {type(error).__name__}: {error}",)
+    return (Outcome.DIFFERS if bench.differences else Outcome.SUPPORTED), ()

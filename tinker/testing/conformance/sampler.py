@@ -1,0 +1,58 @@
+"""A sampling session under test: its requests, numbered as they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tinker_wire import models
+from tinker_wire.api import sampling as api
+
+from tinker.testing.conformance.bench import Bench, Promise
+from tinker.types.results import SampleResponse
+
+PROMPT = (5, 6, 7, 8)
+_PARAMS = frozenset(models.SamplingParams.__struct_fields__)
+
+
+class Sampler:
+    """One sampling session. Requests take the next number unless one is given."""
+
+    def __init__(self, bench: Bench, sampling_session_id: str) -> None:
+        self.bench, self.sampling_session_id = bench, sampling_session_id
+        self.number = 0
+
+    @classmethod
+    def on_base(cls, bench: Bench, number: int = 0) -> Sampler:
+        """A session on the base model."""
+        return cls.opened(bench, number, base_model=bench.base_model())
+
+    @classmethod
+    def opened(cls, bench: Bench, number: int = 0, *, base_model: str | None = None, model_path: str | None = None) -> Sampler:
+        """A session on a base model or on saved weights."""
+        body = models.CreateSamplingSessionRequest(
+            session_id=bench.session(), sampling_session_seq_id=number, base_model=base_model, model_path=model_path
+        )
+        return cls(bench, bench.call(api.create_sampling_session(body)).sampling_session_id)
+
+    def body(self, prompt: Sequence[int] = PROMPT, *, number: int | None = None, **fields: Any) -> models.SampleRequest:
+        """A request; ``fields`` may be those of the request and those of its sampling parameters."""
+        if number is None:
+            number, self.number = self.number, self.number + 1
+        params: dict[str, Any] = {"max_tokens": 5, "stop": [], **{name: fields.pop(name) for name in _PARAMS & fields.keys()}}
+        return models.SampleRequest(
+            prompt=models.ModelInput(chunks=[models.EncodedTextChunk(tokens=list(prompt))]),
+            sampling_params=models.SamplingParams(**params),
+            sampling_session_id=self.sampling_session_id,
+            seq_id=number,
+            **fields,
+        )
+
+    def submit(self, *args: Any, **fields: Any) -> Promise[SampleResponse]:
+        """Submit the request of :meth:`body` with the same arguments."""
+        request = api.asample(self.body(*args, **fields), x_tinker_sampling_backpressure="1")
+        return self.bench.submit(request, SampleResponse)
+
+    def sample(self, *args: Any, **fields: Any) -> SampleResponse:
+        """The result of :meth:`submit`."""
+        return self.bench.result(self.submit(*args, **fields))

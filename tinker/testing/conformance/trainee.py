@@ -1,0 +1,259 @@
+"""A model under test: its requests, numbered as they are made, and small data that any vocabulary has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from tinker_wire import models
+from tinker_wire.api import training as training_api
+from tinker_wire.api import weights as weights_api
+from tinker_wire.runtime import Binary, Request
+
+from tinker._wire import json, proto
+from tinker.testing.conformance.bench import Bench, Promise
+from tinker.testing.conformance.exchange import Form
+from tinker.testing.conformance.outcome import Absent, Contradiction
+from tinker.types.datum import Datum
+from tinker.types.model_input import ModelInput
+from tinker.types.results import ForwardBackwardOutput
+
+Floats: TypeAlias = NDArray[np.float64]
+Script: TypeAlias = "Callable[[Trainee], None]"
+
+STILL = models.AdamParams(learning_rate=0.0)
+ADAM = models.AdamParams(learning_rate=0.01)
+
+_UNREADABLE = frozenset({400, 404, 406, 415, 422})
+_SEED = 11
+#: With so large an `eps`, and without momentum, Adam's step is the gradient times `learning_rate / eps`.
+_EPS = 1e4
+_CALIBRATION_MODELS = (900, 901, 902, 903, 904)
+
+
+def datum(tokens: Sequence[int] = (5, 6, 7, 8), targets: Sequence[int] | None = None, **inputs: Any) -> Datum:
+    """A datum whose target at each place is the next token, unless ``targets`` are given."""
+    wanted = [*tokens[1:], tokens[0]] if targets is None else list(targets)
+    return Datum(ModelInput.from_ints(list(tokens)), {"target_tokens": wanted, **inputs})
+
+
+ONE, OTHER = datum((5, 6, 7, 8)), datum((9, 10, 11))
+DATA = (ONE, OTHER)
+
+
+class Trainee:
+    """One model. Requests take the next number unless one is given."""
+
+    def __init__(self, bench: Bench, model_id: str) -> None:
+        self.bench, self.model_id = bench, model_id
+        self.number = 1
+
+    def _numbered(self, number: int | None) -> int:
+        if number is not None:
+            return number
+        self.number += 1
+        return self.number - 1
+
+    # ---------------------------------------------------------------------------------------------------------------- losses
+
+    def loss(
+        self,
+        data: Sequence[Datum] = DATA,
+        loss_fn: str = "cross_entropy",
+        config: Mapping[str, float | str] | None = None,
+        *,
+        backward: bool = True,
+        number: int | None = None,
+        form: Form | None = None,
+        **options: Any,
+    ) -> Promise[ForwardBackwardOutput]:
+        """Submit a loss, in the form that the server takes unless one is given."""
+        at = self._numbered(number)
+        chosen = form or self.bench.link.form
+        if chosen is not None:
+            request = self.request(chosen, data, loss_fn, config, at, backward=backward)
+            return self.bench.submit(request, ForwardBackwardOutput, **options)
+        return self._first_loss(data, loss_fn, config, at, backward=backward, **options)
+
+    def _first_loss(
+        self,
+        data: Sequence[Datum],
+        loss_fn: str,
+        config: Mapping[str, float | str] | None,
+        number: int,
+        *,
+        backward: bool,
+        **options: Any,
+    ) -> Promise[ForwardBackwardOutput]:
+        """Find out which form the server takes: protobuf, as clients of today send it, else JSON."""
+        bench = self.bench
+        for form in ("proto", "json"):
+            bench.link.form = form
+            request = self.request(form, data, loss_fn, config, number, backward=backward)
+            answer = bench.send(request, **options)
+            if answer.status not in _UNREADABLE:
+                break
+        return bench.promise(request, answer, ForwardBackwardOutput)
+
+    def request(
+        self,
+        form: Form,
+        data: Sequence[Datum] = DATA,
+        loss_fn: str = "cross_entropy",
+        config: Mapping[str, float | str] | None = None,
+        number: int = 1,
+        *,
+        backward: bool = True,
+    ) -> Request[models.UntypedAPIFuture]:
+        """The request of a loss in one of its forms."""
+        if form == "proto":
+            parts = proto.encode_forward_backward(self.model_id, number, data, loss_fn, config or {}, forward_only=not backward)
+            return training_api.forward_backward(Binary(proto.MEDIA_TYPE, parts))
+        what = models.ForwardBackwardInput(
+            data=json.wire_data(data), loss_fn=loss_fn, loss_fn_config=None if config is None else dict(config)
+        )
+        if backward:
+            body = models.ForwardBackwardRequest(forward_backward_input=what, model_id=self.model_id, seq_id=number)
+            return training_api.forward_backward(body)
+        return training_api.forward(models.ForwardRequest(forward_input=what, model_id=self.model_id, seq_id=number))
+
+    def output(self, *args: Any, **options: Any) -> ForwardBackwardOutput:
+        """The result of :meth:`loss` with the same arguments."""
+        return self.bench.result(self.loss(*args, **options))
+
+    def logprobs(self, data: Sequence[Datum] = DATA) -> Floats:
+        """The log-probability of each target of the data, in one row; computed without a gradient."""
+        return logprobs_of(self.output(data, backward=False), data)
+
+    # ---------------------------------------------------------------------------------------------------------------- steps
+
+    def step(
+        self, params: models.AdamParams | None = None, *, number: int | None = None, **options: Any
+    ) -> Promise[models.OptimStepResponse]:
+        """Submit an optimizer step; without parameters one that is as long as the gradient."""
+        chosen = params or proportional(self.bench)
+        body = models.OptimStepRequest(model_id=self.model_id, seq_id=self._numbered(number), adam_params=chosen)
+        return self.bench.submit(training_api.optim_step(body), models.OptimStepResponse, **options)
+
+    def learn(self, data: Sequence[Datum] = DATA, params: models.AdamParams | None = None) -> None:
+        """One loss and one step, finished."""
+        self.bench.result(self.loss(data))
+        self.bench.result(self.step(params))
+
+    # ---------------------------------------------------------------------------------------------------------------- saves
+
+    def save(self, name: str, **fields: Any) -> Promise[models.SaveWeightsResponse]:
+        """Submit a save to train on."""
+        given: dict[str, Any] = {"model_id": self.model_id, "seq_id": self._numbered(None), "path": name, **fields}
+        return self.bench.submit(weights_api.save_weights(models.SaveWeightsRequest(**given)), models.SaveWeightsResponse)
+
+    def saved(self, name: str, **fields: Any) -> str:
+        """The path of a finished save."""
+        return self.bench.result(self.save(name, **fields)).path
+
+    def save_for_sampler(self, **fields: Any) -> models.SaveWeightsForSamplerResponseInternal:
+        """A finished save to sample from: with ``path`` under a name, with ``sampling_session_seq_id`` as a session."""
+        given: dict[str, Any] = {"model_id": self.model_id, "seq_id": self._numbered(None), **fields}
+        body = models.SaveWeightsForSamplerRequest(**given)
+        kind = models.SaveWeightsForSamplerResponseInternal
+        return self.bench.result(self.bench.submit(weights_api.save_weights_for_sampler(body), kind))
+
+
+def creation(bench: Bench, number: int = 0, **fields: Any) -> Request[models.UntypedAPIFuture]:
+    """The request that creates model ``number`` of the check's session. Adapters of equal seed begin equal."""
+    given: dict[str, Any] = {
+        "session_id": bench.session(),
+        "model_seq_id": number,
+        "base_model": bench.base_model(),
+        "lora_config": models.LoraConfig(rank=8, seed=_SEED),
+        **fields,
+    }
+    body = models.CreateModelRequest(**given)
+    return training_api.create_model(body)
+
+
+def create(bench: Bench, number: int = 0, **fields: Any) -> Trainee:
+    """A model that exists."""
+    promise = bench.submit(creation(bench, number, **fields), models.CreateModelResponse)
+    return Trainee(bench, bench.result(promise).model_id)
+
+
+def learned(bench: Bench, number: int, script: Script) -> tuple[Floats, Floats]:
+    """The logprobs of the data before and after what ``script`` does with a new model."""
+    trainee = create(bench, number)
+    before = trainee.logprobs()
+    script(trainee)
+    return before, trainee.logprobs()
+
+
+def proportional(bench: Bench, **fields: float) -> models.AdamParams:
+    """A step as long as the gradient, where Adam's usual step has one length: gradients that count twice, or not, show.
+
+    Its rate is found once for a server, so that one step moves the logprobs visibly and not too far.
+    """
+    if bench.link.rate is None:
+        bench.link.rate = _calibrated(bench)
+    return _descent(bench.link.rate, **fields)
+
+
+def _descent(rate: float, **fields: float) -> models.AdamParams:
+    given: dict[str, float] = {"learning_rate": rate * _EPS, "beta1": 0.0, "beta2": 0.0, "eps": _EPS, **fields}
+    return models.AdamParams(**given)
+
+
+def _calibrated(bench: Bench) -> float:
+    rate = 1e-3
+    for number in _CALIBRATION_MODELS:
+        params = _descent(rate)
+        before, after = learned(bench, number, partial(Trainee.learn, params=params))
+        moved = distance(before, after)
+        if moved == 0.0 or 0.1 <= moved <= 1.0:
+            break
+        rate *= min(max(0.3 / moved, 1e-2), 1e2)
+    return rate
+
+
+def logprobs_of(output: ForwardBackwardOutput, data: Sequence[Datum] = DATA) -> Floats:
+    """The ``logprobs`` of a result in one row. Contradiction when there are not as many as targets, or not finite ones."""
+    rows: list[Floats] = []
+    for index, fields in enumerate(output.loss_fn_outputs):
+        if "logprobs" not in fields:
+            raise Absent(f"loss_fn_outputs hold {', '.join(fields) or 'nothing'}, but no logprobs")
+        rows.append(np.asarray(fields["logprobs"].to_numpy(), np.float64).reshape(-1))
+        wanted = data[index].loss_fn_inputs["target_tokens"].to_numpy().size if index < len(data) else -1
+        if len(rows[-1]) != wanted:
+            raise Contradiction(f"datum {index} has {wanted} targets and {len(rows[-1])} logprobs")
+    if len(rows) != len(data):
+        raise Contradiction(f"{len(data)} datums went in and {len(rows)} outputs came out")
+    joined = np.concatenate(rows)
+    if not np.isfinite(joined).all() or (joined > 1e-3).any():
+        raise Contradiction(f"log-probabilities are finite and not positive, these are not: {joined.tolist()}")
+    return joined
+
+
+def metric(output: ForwardBackwardOutput, name: str = "loss:sum") -> float:
+    """A metric of a result. Absent when the server sends none of that name."""
+    if name not in output.metrics:
+        raise Absent(f"the metrics are {', '.join(sorted(output.metrics)) or 'none'}, not {name}")
+    return output.metrics[name]
+
+
+def distance(one: Floats, other: Floats) -> float:
+    """The largest difference."""
+    return float(np.max(np.abs(one - other)))
+
+
+def effect(before: Floats, after: Floats) -> float:
+    """How far training moved the logprobs. Contradiction when a gradient and a step moved nothing: the step is lost."""
+    moved = distance(before, after)
+    if moved < 1e-5:
+        raise Contradiction("a loss with a gradient and a step with a rate changed nothing: the step is lost")
+    return moved
+
+
+def alike(one: Floats, other: Floats, moved: float) -> bool:
+    """Whether two results of training are the same, but for rounding, where training moved them by ``moved``."""
+    return distance(one, other) <= 0.05 * moved + 1e-5
