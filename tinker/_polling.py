@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
@@ -11,6 +12,7 @@ from tinker_wire import models
 from tinker_wire.api import futures as api
 from tinker_wire.runtime import Request
 
+from tinker._clock import Clock
 from tinker._limits import Budget
 from tinker._pools import Answer, Call, Purpose
 from tinker._retry import FAILED_STATUSES, PENDING_STATUS, POLL, Attempts
@@ -20,6 +22,7 @@ from tinker.errors import APIError, APIStatusError, RequestFailedError
 from tinker.futures import APIFuture
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
+logger = logging.getLogger("tinker")
 T = TypeVar("T")
 
 # A held poll lasts seconds. One that comes back faster than this is followed by a pause that doubles up to the longest.
@@ -32,6 +35,12 @@ _PENDING_STATUSES = frozenset({"pending", "queued", "running", "in_progress"})
 _METADATA_ONLY = "complete_metadata"
 # A proxy in front of some servers answers 400 without a body now and then.
 _EMPTY_400_TRIES = 3
+# Queue states that mean waiting, and what they mean where the server gives no reason.
+_PAUSED = {
+    "paused_rate_limit": "a limit on how much may run at once is reached",
+    "paused_capacity": "the server is short of capacity",
+}
+NOTICE_SECONDS = 60.0
 
 
 @attrs.frozen
@@ -64,12 +73,31 @@ def sample_response(sequence_ids: list[str]) -> Expected[SampleResponse]:
     )
 
 
+class QueueNotices:
+    """Tells the user that work is paused: one line when it begins, then one a minute for as long as it lasts."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._told: dict[tuple[str, str], float] = {}
+
+    def seen(self, operation: str, state: str, reason: str | None) -> None:
+        """Somebody who waits for ``operation`` was told this state."""
+        fallback = _PAUSED.get(state)
+        if fallback is None:
+            return
+        now, key = self._clock.monotonic(), (operation, state)
+        if now - self._told.get(key, -NOTICE_SECONDS) >= NOTICE_SECONDS:
+            self._told[key] = now
+            logger.warning("%s is paused by the server: %s (%s)", operation, reason or fallback, state)
+
+
 @attrs.frozen
 class Poller:
     """Polls for one session."""
 
     transport: Transport
     result_nbytes: Budget
+    notices: QueueNotices
     json_results: bool = False
 
     async def result(
@@ -217,6 +245,7 @@ class _Poll(Generic[T]):
         if status.queue_state is not None:
             self.future.queue_state = status.queue_state
             self.future.queue_state_reason = status.queue_state_reason
+            self.poller.notices.seen(self.future.operation, status.queue_state, status.queue_state_reason)
 
     async def _pace(self, started: float) -> None:
         clock = self.poller.transport.clock

@@ -194,4 +194,7 @@ async def run(
 def _report(what: str, error: APIError, count: int, delay: float) -> None:
     """One line when a burst begins and at every tenth failure; the rest only at DEBUG."""
     level = logging.WARNING if count == 1 or count % 10 == 0 else logging.DEBUG
+    if judge(error) is Verdict.PAUSE:
+        logger.log(level, "%s is paused: %s; asking again every %g s", what, error, PAUSE_SECONDS)
+        return
     logger.log(level, "%s: %s; attempt %d failed, next in %.1f s", what, error, count, delay)

@@ -97,6 +97,21 @@ def test_large_results_are_announced_first(training: tinker.TrainingClient, wire
     assert [one.json["allow_metadata_only"] for one in wire.sent("retrieve_future")[before:]] == [True, False]
 
 
+def test_paused_work_is_reported_once_a_minute(
+    training: tinker.TrainingClient, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Work that the server holds back makes one line, with the server's reason or ours, and another one a minute later."""
+    paused = {"type": "try_again", "request_id": "x", "queue_state": "paused_capacity"}
+    with caplog.at_level("WARNING", "tinker"):
+        wire.fail("retrieve_future", 200, body={**paused, "queue_state_reason": "big run"}, times=5)
+        training.optim_step(ADAM).result(10)
+        clock.now += 61
+        wire.fail("retrieve_future", 200, body=paused)
+        training.optim_step(ADAM).result(10)
+    lines = [message for message in caplog.messages if "paused by the server" in message]
+    assert [("big run" in line, "short of capacity" in line) for line in lines] == [(True, False), (False, True)]
+
+
 def test_polls_are_numbered_and_named(training: tinker.TrainingClient, wire: Any) -> None:
     """Each poll says which one it is and what kind of result it waits for."""
     before = len(wire.sent("retrieve_future"))
