@@ -191,6 +191,29 @@ async def ready(client: SelfFuture) -> None:
         raise error
 
 
+class AwaitableConcurrentFuture(APIFuture[T]):
+    """An APIFuture that follows a ``concurrent.futures.Future``; for code and tests that make futures of their own.
+
+    >>> source: concurrent.futures.Future[int] = concurrent.futures.Future()
+    >>> source.set_result(7)
+    >>> AwaitableConcurrentFuture(source).result()
+    7
+    """
+
+    def __init__(self, future: concurrent.futures.Future[T]) -> None:
+        super().__init__()
+        self._future = future
+        mapped(future, self, lambda value: value)
+
+    def future(self) -> concurrent.futures.Future[T]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The future that was given."""
+        return self._future
+
+    def cancel(self) -> bool:
+        """Cancel the future that was given."""
+        return self._future.cancel()
+
+
 def completed(value: T, operation: str = "") -> APIFuture[T]:
     """A future that has its result already."""
     future: APIFuture[T] = APIFuture(operation)
@@ -198,12 +221,12 @@ def completed(value: T, operation: str = "") -> APIFuture[T]:
     return future
 
 
-def mapped(source: APIFuture[Any], future: APIFuture[T], convert: Callable[[Any], T]) -> APIFuture[T]:
+def mapped(source: concurrent.futures.Future[Any], future: APIFuture[T], convert: Callable[[Any], T]) -> APIFuture[T]:
     """``future`` follows ``source``, with its result converted; cancelling it cancels the source."""
 
     def follow(done: concurrent.futures.Future[Any]) -> None:
         if done.cancelled():
-            future.cancel()
+            concurrent.futures.Future[T].cancel(future)
         elif (error := done.exception()) is not None:
             future.set_exception(error)
         else:

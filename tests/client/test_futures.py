@@ -116,3 +116,33 @@ def test_errors_reach_every_waiter(training: tinker.TrainingClient, wire: Any) -
     with pytest.raises(tinker.NotFoundError):
         asyncio.run(future.result_async())
     assert isinstance(future.exception(10), tinker.NotFoundError)
+
+
+def test_older_paths_and_names() -> None:
+    """What older code imports by its full path is what the package has under its own name."""
+    from tinker.lib.public_interfaces import BackcompatTrainingClientFuture
+    from tinker.lib.public_interfaces.api_future import APIFuture, AwaitableConcurrentFuture
+    from tinker.lib.public_interfaces.rest_client import RestClient
+    from tinker.types.image_chunk import ImageChunk
+    from tinker.types.tensor_data import TensorData
+
+    assert (APIFuture, RestClient, TensorData) == (tinker.APIFuture, tinker.RestClient, tinker.TensorData)
+    assert (BackcompatTrainingClientFuture, ImageChunk) == (tinker.TrainingClient, tinker.types.ImageChunk)
+    assert issubclass(AwaitableConcurrentFuture, APIFuture)
+
+
+def test_future_made_of_another() -> None:
+    """A future made of a concurrent one follows it: its result, its error, and its cancellation both ways."""
+    from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
+
+    done, failed, given_up = (concurrent.futures.Future[int]() for _ in range(3))
+    one, two, three = (AwaitableConcurrentFuture(source) for source in (done, failed, given_up))
+    done.set_result(3)
+    failed.set_exception(ValueError("no"))
+    assert one.result(1) == asyncio.run(one.result_async()) == 3
+    assert one.future() is done
+    with pytest.raises(ValueError, match="no"):
+        two.result(1)
+    assert three.cancel()
+    assert given_up.cancelled()
+    assert three.cancelled()

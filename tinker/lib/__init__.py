@@ -1,0 +1,1 @@
+"""Module paths that older code imports from. Everything here lives elsewhere."""

@@ -1,0 +1,21 @@
+"""The clients and futures under the path that older code imports them from."""
+
+from tinker.futures import APIFuture, AwaitableConcurrentFuture
+from tinker.rest_client import RestClient
+from tinker.sampling_client import SamplingClient
+from tinker.service_client import ServiceClient
+from tinker.training_client import TrainingClient
+
+BackcompatTrainingClientFuture = TrainingClient
+BackcompatSamplingClientFuture = SamplingClient
+
+__all__ = [
+    "APIFuture",
+    "AwaitableConcurrentFuture",
+    "BackcompatSamplingClientFuture",
+    "BackcompatTrainingClientFuture",
+    "RestClient",
+    "SamplingClient",
+    "ServiceClient",
+    "TrainingClient",
+]

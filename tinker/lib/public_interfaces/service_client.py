@@ -1,0 +1,5 @@
+"""A path that older code imports from."""
+
+from tinker.service_client import ServiceClient
+
+__all__ = ["ServiceClient"]

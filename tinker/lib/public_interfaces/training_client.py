@@ -1,0 +1,5 @@
+"""A path that older code imports from."""
+
+from tinker.training_client import TrainingClient
+
+__all__ = ["TrainingClient"]
