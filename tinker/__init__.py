@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from httpx import Timeout
 
     from tinker import types
+    from tinker.admin_client import AdminClient
     from tinker.errors import (
         APIConnectionError,
         APIError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         BillingError,
         ClientClosedError,
         ConflictError,
+        ExperimentalWarning,
         InternalServerError,
         NotFoundError,
         PermissionDeniedError,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from tinker.types import (
         AdamOptimizerConfig,
         AdamParams,
+        Checkpoint,
         CheckpointType,
         Datum,
         DimuonOptimizerConfig,
@@ -61,35 +64,40 @@ if TYPE_CHECKING:
         ModelInput,
         ModelInputChunk,
         OptimParams,
+        OptimStepRequest,
         OptimStepResponse,
         ParsedCheckpointTinkerPath,
         PromptProvenanceSpan,
         SampledProvenanceSpan,
         SampledSequence,
+        SampleRequest,
         SampleResponse,
         SamplingParams,
         StopReason,
         TensorData,
         TensorDtype,
+        TrainingRun,
     )
 
 __title__ = "tinker"
 
 _ERRORS = (
     "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError AuthenticationError "
-    "BadRequestError BillingError ClientClosedError ConflictError InternalServerError NotFoundError PermissionDeniedError "
-    "RateLimitError RequestFailedError TinkerError UnprocessableEntityError"
+    "BadRequestError BillingError ClientClosedError ConflictError ExperimentalWarning InternalServerError NotFoundError "
+    "PermissionDeniedError RateLimitError RequestFailedError TinkerError UnprocessableEntityError"
 )
 _TYPES = (
-    "AdamOptimizerConfig AdamParams CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk EncodedTextChunk "
-    "ForwardBackwardOutput ImageAssetPointerChunk ImageChunk LoraConfig LossFnType ModelID ModelInput ModelInputChunk "
-    "OptimParams OptimStepResponse ParsedCheckpointTinkerPath PromptProvenanceSpan SampleResponse SampledProvenanceSpan "
-    "SampledSequence SamplingParams StopReason TensorData TensorDtype"
+    "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk "
+    "EncodedTextChunk ForwardBackwardOutput ImageAssetPointerChunk ImageChunk LoraConfig LossFnType ModelID ModelInput "
+    "ModelInputChunk OptimParams OptimStepRequest OptimStepResponse ParsedCheckpointTinkerPath PromptProvenanceSpan "
+    "SampleRequest SampleResponse SampledProvenanceSpan SampledSequence SamplingParams StopReason TensorData TensorDtype "
+    "TrainingRun"
 )
 _HOMES: dict[str, str] = {
     **dict.fromkeys(_ERRORS.split(), "tinker.errors"),
     **dict.fromkeys(_TYPES.split(), "tinker.types"),
     "APIFuture": "tinker.futures",
+    "AdminClient": "tinker.admin_client",
     "RestClient": "tinker.rest_client",
     "SamplingClient": "tinker.sampling_client",
     "ServiceClient": "tinker.service_client",
@@ -107,9 +115,11 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "APITimeoutError",
     "AdamOptimizerConfig",
     "AdamParams",
+    "AdminClient",
     "AuthenticationError",
     "BadRequestError",
     "BillingError",
+    "Checkpoint",
     "CheckpointType",
     "ClientClosedError",
     "ConflictError",
@@ -118,6 +128,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "DimuonParams",
     "DmelChunk",
     "EncodedTextChunk",
+    "ExperimentalWarning",
     "ForwardBackwardOutput",
     "ImageAssetPointerChunk",
     "ImageChunk",
@@ -129,6 +140,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "ModelInputChunk",
     "NotFoundError",
     "OptimParams",
+    "OptimStepRequest",
     "OptimStepResponse",
     "ParsedCheckpointTinkerPath",
     "PermissionDeniedError",
@@ -136,6 +148,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "RateLimitError",
     "RequestFailedError",
     "RestClient",
+    "SampleRequest",
     "SampleResponse",
     "SampledProvenanceSpan",
     "SampledSequence",
@@ -148,6 +161,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "Timeout",
     "TinkerError",
     "TrainingClient",
+    "TrainingRun",
     "UnprocessableEntityError",
     "__version__",
     "types",

@@ -55,6 +55,7 @@ class Call:
     headers: Mapping[str, str] = attrs.field(repr=False)
     body: tuple[bytes, ...] = attrs.field(default=(), repr=False)
     purpose: Purpose = Purpose.SESSION
+    follows_redirects: bool = True
 
     @property
     def nbytes(self) -> int:

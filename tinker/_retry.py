@@ -84,6 +84,10 @@ SUBMIT = Policy(name="submission", total_seconds=300.0)
 SAMPLE = Policy(name="sampling", total_seconds=7200.0, base_delay=1.0)
 POLL = Policy(name="polling", total_seconds=300.0)
 ONE_SHOT = Policy(name="one shot", total_seconds=0.0)
+# Somebody waits for these, who should hear of a blocked account at once.
+REST = Policy(name="REST call", total_seconds=60.0, pause_seconds_total=0.0)
+# The server answers 503 until it has written the archive.
+ARCHIVE = Policy(name="archive", total_seconds=600.0, base_delay=30.0, max_delay=30.0, pause_seconds_total=0.0)
 
 
 def judge(error: BaseException) -> Verdict:

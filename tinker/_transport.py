@@ -111,7 +111,7 @@ class Transport:
         for _ in range(_MAX_REDIRECTS):
             location = answer.headers.get("location")
             follows = _REPEATING_REDIRECTS | _GET_REDIRECTS if call.method == "GET" else _REPEATING_REDIRECTS
-            if location is None or answer.status not in follows:
+            if location is None or answer.status not in follows or not call.follows_redirects:
                 return answer
             call = _redirected(call, urljoin(call.url, location))
             answer = await self.exchange(call)

@@ -124,6 +124,45 @@ def _check_targets(prompt: ModelInput, targets: TensorData) -> None:
         raise ValueError(f"target_prompt_logprobs must have {length - 1} rows, one less than the prompt, got {shape[0]}")
 
 
+# What the contract allows: an hour to ten years.
+MIN_TTL_SECONDS, MAX_TTL_SECONDS = 3600, 315360000
+ACCESS_SCOPES = ("owned", "accessible")
+
+
+def check_ttl(ttl_seconds: int | None) -> None:
+    """ValueError unless the time is None, which is for ever, or a number of seconds that a checkpoint may live."""
+    if ttl_seconds is None:
+        return
+    if isinstance(ttl_seconds, bool) or not isinstance(ttl_seconds, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"ttl_seconds must be a whole number of seconds or None, got {ttl_seconds!r}")
+    if not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
+        raise ValueError(f"ttl_seconds must be from {MIN_TTL_SECONDS} to {MAX_TTL_SECONDS}, got {ttl_seconds}")
+
+
+MAX_RECIPIENTS = 10
+
+
+def check_recipients(recipients: Sequence[str] | None) -> list[str] | None:
+    """The public keys as a list; ValueError for more than there may be, or for one text instead of several."""
+    if recipients is None:
+        return None
+    if isinstance(recipients, str) or len(recipients) > MAX_RECIPIENTS:
+        raise ValueError(f"age_encryption_recipients must be a list of at most {MAX_RECIPIENTS} public keys")
+    return list(recipients)
+
+
+def check_page(limit: int, offset: int) -> None:
+    """ValueError for a page that no list has."""
+    if limit < 1 or offset < 0:
+        raise ValueError(f"limit must be at least 1 and offset not negative, got limit {limit} and offset {offset}")
+
+
+def check_access_scope(access_scope: str) -> None:
+    """ValueError for a scope that does not exist."""
+    if access_scope not in ACCESS_SCOPES:
+        raise ValueError(f"access_scope must be one of {', '.join(ACCESS_SCOPES)}, got {access_scope!r}")
+
+
 def check_name(name: str) -> None:
     """ValueError for a checkpoint name that cannot be one part of a path."""
     if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]

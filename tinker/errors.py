@@ -17,6 +17,8 @@
     │       └── APITimeoutError             not in time
     ├── RequestFailedError              an accepted request failed on the server
     └── ClientClosedError               the client was closed before the request was made
+    FutureWarning
+    └── ExperimentalWarning             what was called may change without notice
 
 Errors carry ``operation`` where they are about one, and what was tried as notes. They pickle. The request they hold has no
 credentials in it.
@@ -138,6 +140,10 @@ class RequestFailedError(TinkerError):
 
 class ClientClosedError(TinkerError):
     """The client was closed, so the request was not made."""
+
+
+class ExperimentalWarning(FutureWarning):
+    """What was called may change without notice."""
 
 
 _BY_STATUS: dict[int, type[APIStatusError]] = {

@@ -24,8 +24,10 @@ from tinker._session import Description, Started
 from tinker._validate import check_model_path
 from tinker.errors import APIStatusError, ClientClosedError
 from tinker.futures import APIFuture, completed, start
+from tinker.rest_client import RestClient
 from tinker.sampling_client import SamplingClient, open_sampler
 from tinker.training_client import Create, TrainingClient
+from tinker.types import console
 from tinker.types.params import LoraConfig, OptimizerConfig
 
 if TYPE_CHECKING:
@@ -208,6 +210,24 @@ class ServiceClient:
         runtime = self._runtime()
         future: APIFuture[models.GetServerCapabilitiesResponse] = APIFuture("get_server_capabilities")
         return start(future, lambda: runtime.transport.send(service_api.get_server_capabilities(), SUBMIT))
+
+    def create_rest_client(self) -> RestClient:
+        """A client for what the server keeps, on the same connections and credential."""
+        return RestClient(self._runtime())
+
+    def copy_weights(
+        self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
+    ) -> APIFuture[str]:
+        """Copy a checkpoint into the project of this client; see RestClient.copy_weights. ValueError where it has none."""
+        rest = self.create_rest_client()
+        return rest.copy_weights(path, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token)
+
+    def get_console_url(self) -> str:
+        """The session's page on the hosted service; the list of sessions while there is none. Nothing is sent."""
+        return console.session_url(None if self._opened is None else self._opened.session.session_id)
+
+    def get_telemetry(self) -> None:
+        """None: this client reports nothing about its use."""
 
     def close(self, status: models.ClientSessionFinishReasonType = "success", detail: str | None = None) -> APIFuture[None]:
         """End the session and say how it went. Requests made later fail. Closing again does nothing."""

@@ -20,13 +20,19 @@ from tinker._retry import ABSENT_STATUSES, SUBMIT
 from tinker._runtime import Runtime, is_of_this_process
 from tinker._sequencer import Place, Sequencer
 from tinker._session import Started
-from tinker._validate import check_data, check_loss_config, check_model_path, check_name
+from tinker._validate import check_data, check_loss_config, check_model_path, check_name, check_recipients, check_ttl
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture, SelfFuture, start
 from tinker.sampling_client import SamplingClient
+from tinker.types import console
 from tinker.types.datum import Datum
 from tinker.types.params import AdamParams, DimuonParams, LossFnType, OptimParams
-from tinker.types.results import ForwardBackwardOutput, SaveWeightsForSamplerResponse
+from tinker.types.results import (
+    ForwardBackwardOutput,
+    SaveWeightsExternalResponse,
+    SaveWeightsForSamplerResponse,
+    SaveWeightsResponse,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -119,15 +125,20 @@ class TrainingClient(SelfFuture):
         ttl_seconds: int | None = None,
         overwrite: bool = False,
         user_metadata: Mapping[str, str] | None = None,
-    ) -> APIFuture[models.SaveWeightsResponse]:
+    ) -> APIFuture[SaveWeightsResponse]:
         """Save weights and optimizer state under ``name``; the result's ``path`` loads them again.
 
         ``ttl_seconds`` None keeps the checkpoint for ever. A name that exists fails unless ``overwrite``.
         """
         check_name(name)
+        check_ttl(ttl_seconds)
         return self._request(
             "save_state",
-            json_only("SaveWeights", models.SaveWeightsResponse),
+            Expected(
+                "SaveWeights",
+                models.SaveWeightsResponse,
+                lambda answer: SaveWeightsResponse(path=answer.path),
+            ),
             lambda model_id, number: weights_api.save_weights(
                 models.SaveWeightsRequest(
                     model_id=model_id,
@@ -145,6 +156,7 @@ class TrainingClient(SelfFuture):
     ) -> APIFuture[SaveWeightsForSamplerResponse]:
         """Save the weights under ``name`` to sample from; the result's ``path`` goes to ``create_sampling_client``."""
         check_name(name)
+        check_ttl(ttl_seconds)
         return self._request(
             "save_weights_for_sampler",
             Expected(
@@ -160,6 +172,78 @@ class TrainingClient(SelfFuture):
                     ttl_seconds=ttl_seconds,
                     user_metadata=_strings(user_metadata),
                 )
+            ),
+        )
+
+    def save_weights_external(
+        self, name: str, ttl_seconds: int | None = None, age_encryption_recipients: Sequence[str] | None = None
+    ) -> APIFuture[SaveWeightsExternalResponse]:
+        """Save the weights as files to download, see ``RestClient.get_external_weights_urls``.
+
+        The files are encrypted for ``age_encryption_recipients``, at most ten public keys (``age1...`` or SSH); None leaves
+        them as they are.
+        """
+        check_name(name)
+        check_ttl(ttl_seconds)
+        recipients = check_recipients(age_encryption_recipients)
+        return self._request(
+            "save_weights_external",
+            Expected(
+                "SaveWeightsExternal",
+                models.SaveWeightsExternalResponseInternal,
+                lambda answer: SaveWeightsExternalResponse(path=_present(answer.path, "path")),
+            ),
+            lambda model_id, number: weights_api.save_weights_external(
+                models.SaveWeightsExternalRequest(
+                    model_id=model_id,
+                    path=name,
+                    seq_id=number,
+                    ttl_seconds=ttl_seconds,
+                    age_encryption_recipients=recipients,
+                )
+            ),
+        )
+
+    def load_state(self, path: str, weights_access_token: str | None = None) -> APIFuture[models.LoadWeightsResponse]:
+        """Load saved weights into this run, with a fresh optimizer; ``ServiceClient.create_training_client_from_state`` does so
+        for a new run. Many servers allow it as the first request only.
+        """
+        return self._load("load_state", path, weights_access_token, with_optimizer=False)
+
+    def load_state_with_optimizer(
+        self, path: str, weights_access_token: str | None = None
+    ) -> APIFuture[models.LoadWeightsResponse]:
+        """:meth:`load_state`, with the optimizer state that was saved."""
+        return self._load("load_state_with_optimizer", path, weights_access_token, with_optimizer=True)
+
+    def _load(
+        self, operation: str, path: str, token: str | None, *, with_optimizer: bool
+    ) -> APIFuture[models.LoadWeightsResponse]:
+        check_model_path(path)
+        return self._request(
+            operation,
+            json_only("LoadWeights", models.LoadWeightsResponse),
+            lambda model_id, number: weights_api.load_weights(
+                models.LoadWeightsRequest(
+                    model_id=model_id, seq_id=number, path=path, optimizer=with_optimizer, weights_access_token=token
+                )
+            ),
+        )
+
+    def unload_model(self) -> APIFuture[models.UnloadModelResponse]:
+        """Free what the run takes on the server, after everything called before. The run cannot be used any more.
+
+        Servers without the operation answer 404 and free the run when its session ends.
+        """
+        future: APIFuture[models.UnloadModelResponse] = APIFuture("unload_model")
+        expected = json_only("UnloadModel", models.UnloadModelResponse)
+        return start(
+            future,
+            lambda: self._single(
+                future,
+                expected,
+                lambda model_id, _: training_api.unload_model(models.UnloadModelRequest(model_id=model_id)),
+                numbers=0,
             ),
         )
 
@@ -226,6 +310,13 @@ class TrainingClient(SelfFuture):
         self.result()
         return self._known_info()
 
+    def get_console_url(self) -> str:
+        """The run's page on the hosted service; blocks until the model exists."""
+        return console.training_run_url(self.model_id)
+
+    def get_telemetry(self) -> None:
+        """None: this client reports nothing about its use."""
+
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the base model; loaded once in a process. ImportError without transformers."""
         info = self.get_info()
@@ -276,7 +367,7 @@ class TrainingClient(SelfFuture):
         ttl_seconds: int | None = None,
         overwrite: bool = False,
         user_metadata: Mapping[str, str] | None = None,
-    ) -> APIFuture[models.SaveWeightsResponse]:
+    ) -> APIFuture[SaveWeightsResponse]:
         """:meth:`save_state`; await the future it returns."""
         return self.save_state(name, ttl_seconds, overwrite, user_metadata)
 
@@ -285,6 +376,24 @@ class TrainingClient(SelfFuture):
     ) -> APIFuture[SaveWeightsForSamplerResponse]:
         """:meth:`save_weights_for_sampler`; await the future it returns."""
         return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
+
+    async def save_weights_external_async(
+        self, name: str, ttl_seconds: int | None = None, age_encryption_recipients: Sequence[str] | None = None
+    ) -> APIFuture[SaveWeightsExternalResponse]:
+        """:meth:`save_weights_external`; await the future it returns."""
+        return self.save_weights_external(name, ttl_seconds, age_encryption_recipients)
+
+    async def load_state_async(
+        self, path: str, weights_access_token: str | None = None
+    ) -> APIFuture[models.LoadWeightsResponse]:
+        """:meth:`load_state`; await the future it returns."""
+        return self.load_state(path, weights_access_token)
+
+    async def load_state_with_optimizer_async(
+        self, path: str, weights_access_token: str | None = None
+    ) -> APIFuture[models.LoadWeightsResponse]:
+        """:meth:`load_state_with_optimizer`; await the future it returns."""
+        return self.load_state_with_optimizer(path, weights_access_token)
 
     async def save_weights_and_get_sampling_client_async(
         self,
@@ -349,14 +458,15 @@ class TrainingClient(SelfFuture):
         future: APIFuture[T],
         expected: Expected[T],
         build: Callable[[str, int], Request[models.UntypedAPIFuture]],
+        numbers: int = 1,
     ) -> T:
-        """An operation of one JSON request."""
+        """An operation of one JSON request, which carries the next number unless ``numbers`` is 0."""
         place = self._sequencer.place()
         transport = self._runtime.transport
 
         async def send(sequencer: Sequencer, model_id: str) -> tuple[models.UntypedAPIFuture, float]:
             request = build(model_id, sequencer.next_number)
-            sequencer.use(1)
+            sequencer.use(numbers)
             began = transport.clock.monotonic()
             promise = await transport.send(request, SUBMIT)
             return promise, transport.clock.monotonic() - began

@@ -1,0 +1,363 @@
+"""RestClient: what it asks, compared with recordings of the official client, what it gives back, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pytest
+
+import tinker
+from tinker import types
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SESSION = "5e551011-0000-4000-8000-000000000001"
+PATH = "tinker://run-1/weights/0001"
+Rest = tinker.RestClient
+
+
+def recorded(name: str) -> dict[int, dict[str, Any]]:
+    """The exchanges of one recording by number."""
+    lines = (GOLDEN / f"{name}.jsonl").read_text().splitlines()
+    return {exchange["n"]: exchange for exchange in map(json.loads, lines)}
+
+
+RECORDED = recorded("rest_client")
+SEARCH = types.SessionSearchRequest(
+    project_ids=["proj-1"],
+    user_metadata={"a": "b"},
+    display_name="nightly",
+    owner=types.UserSearchOwner(owner_urns=["u1"]),
+    statuses=[types.ClientFinishedSessionStatusQuery(reasons=["success"]), types.FailedSessionStatusQuery()],
+)
+NEXT = types.SessionSearchRequest(
+    session_id=SESSION,
+    cursor=types.SessionSearchCursor.model_validate({"last_created_at": "2026-01-02T03:04:05Z", "last_session_id": SESSION}),
+)
+
+CALLS: list[tuple[int, Callable[[Rest], tinker.APIFuture[Any]], Any]] = [
+    (3, lambda rest: rest.get_server_capabilities(), types.GetServerCapabilitiesResponse),
+    (4, lambda rest: rest.get_training_run("run-1"), types.TrainingRun),
+    (5, lambda rest: rest.get_training_run("run-1", "accessible"), types.TrainingRun),
+    (6, lambda rest: rest.get_training_run_by_tinker_path(PATH), types.TrainingRun),
+    (7, lambda rest: rest.get_weights_info_by_tinker_path(PATH), types.WeightsInfoResponse),
+    (8, lambda rest: rest.list_training_runs(), types.TrainingRunsResponse),
+    (9, lambda rest: rest.list_training_runs(5, 10, "accessible", "proj 1/é"), types.TrainingRunsResponse),
+    (10, lambda rest: rest.list_checkpoints("run-1"), types.CheckpointsListResponse),
+    (11, lambda rest: rest.list_user_checkpoints(), types.CheckpointsListResponse),
+    (12, lambda rest: rest.list_user_checkpoints(3, 6), types.CheckpointsListResponse),
+    (
+        13,
+        lambda rest: rest.get_external_weights_urls("tinker://run-1/external_weights/e1"),
+        types.ExternalWeightsUrlsResponse,
+    ),
+    (14, lambda rest: rest.delete_checkpoint("run-1", "weights/0001"), None),
+    (15, lambda rest: rest.delete_checkpoint_from_tinker_path("tinker://run-1/sampler_weights/s1"), None),
+    (16, lambda rest: rest.publish_checkpoint_from_tinker_path(PATH), None),
+    (17, lambda rest: rest.unpublish_checkpoint_from_tinker_path(PATH), None),
+    (18, lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 86400), None),
+    (19, lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, None), None),
+    (
+        20,
+        lambda rest: rest.copy_weights(PATH, "proj-2", ttl_seconds=7200, weights_access_token="wtok"),
+        "tinker://copied-run/weights/0001",
+    ),
+    (21, lambda rest: rest.get_session(SESSION), types.GetSessionResponse),
+    (22, lambda rest: rest.list_sessions(), types.ListSessionsResponse),
+    (23, lambda rest: rest.list_sessions(2, 2, "accessible"), types.ListSessionsResponse),
+    (24, lambda rest: rest.assign_session_project(SESSION, "proj-1"), None),
+    (25, lambda rest: rest.export_session_trace(SESSION), "https://storage.example/trace.pftrace?sig=1"),
+    (26, lambda rest: rest.get_sampler(f"{SESSION}:sample:0"), types.GetSamplerResponse),
+    (27, lambda rest: rest.search_sessions(SEARCH), types.SessionSearchResponse),
+    (28, lambda rest: rest.search_sessions(NEXT), types.SessionSearchResponse),
+]
+
+
+@pytest.fixture
+def rest(wire: Any, clock: Any) -> Rest:
+    """A REST client on the wire."""
+    return Rest(base_url="http://server", api_key="tml-secret", transport=wire, clock=clock.clock())
+
+
+def operation_of(exchange: dict[str, Any]) -> str:
+    return str(exchange["request"]["path"]).rpartition("/api/v1/")[2]
+
+
+def json_of(message: dict[str, Any]) -> Any:
+    return None if message["body"] is None else message["body"]["json"]
+
+
+@pytest.mark.filterwarnings("ignore::tinker.ExperimentalWarning")
+@pytest.mark.parametrize(("number", "call", "expected"), CALLS, ids=lambda value: value if isinstance(value, int) else "")
+def test_requests_and_answers_are_those_recorded(
+    rest: Rest, wire: Any, number: int, call: Callable[[Rest], tinker.APIFuture[Any]], expected: Any
+) -> None:
+    """Each call sends what the official client sends, and gives what was answered as the type it promises."""
+    exchange = RECORDED[number]
+    operation = operation_of(exchange)
+    answer = json_of(exchange["response"])
+    wire.fail(operation, exchange["response"]["status"], body=b"" if answer is None else answer)
+    result = call(rest).result(10)
+    (sent,) = wire.sent(operation)
+    request = exchange["request"]
+    assert (sent.request.method, sent.request.url.path) == (request["method"], request["path"])
+    assert parse_qsl(sent.request.url.query.decode()) == parse_qsl(request.get("query") or "")
+    assert (json.loads(sent.body) if sent.body else None) == json_of(request)
+    assert result == (expected.model_validate(answer) if isinstance(expected, type) else expected)
+
+
+def test_open_unions_are_read(rest: Rest, wire: Any) -> None:
+    """A session's status is the type that its word names; a word that this version does not know stays a dictionary."""
+    answer = json_of(RECORDED[27]["response"])
+    (session,) = answer["sessions"]
+    unknown = {**session, "status": {"type": "asleep", "since": 5}}
+    wire.fail("sessions/search", 200, body={**answer, "sessions": [session, unknown]})
+    with pytest.warns(tinker.ExperimentalWarning, match="search_sessions") as caught:
+        found = rest.search_sessions(types.SessionSearchRequest()).result(10).sessions
+    assert caught[0].filename == __file__
+    assert isinstance(found[0].status, types.ClientSessionFinished)
+    assert found[1].status == {"type": "asleep", "since": 5}
+
+
+def test_twins_give_the_result(rest: Rest, training: tinker.TrainingClient) -> None:
+    """Each twin takes the arguments of its method and gives the result when awaited once."""
+    path = training.save_state("a").result(10).path
+
+    async def scenario() -> None:
+        sampler = await training.save_weights_and_get_sampling_client()
+        found = await rest.get_sampler_async(sampler_id=sampler._sampling_session_id or "")
+        assert found.base_model == "tinker/toy"
+        with pytest.raises(ValueError, match="Invalid tinker path"):
+            await rest.delete_checkpoint_from_tinker_path_async("tinker://x")
+
+    asyncio.run(scenario())
+    names = [name for name in dir(rest) if name.endswith("_async")]
+    assert len(names) == 22
+    for name in names:
+        assert asyncio.iscoroutinefunction(getattr(rest, name))
+    assert path.startswith("tinker://")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda rest: rest.get_training_run_by_tinker_path("run-1/weights/1"), "Invalid tinker path"),
+        (lambda rest: rest.delete_checkpoint_from_tinker_path("tinker://run-1/weights"), "Invalid tinker path"),
+        (lambda rest: rest.publish_checkpoint_from_tinker_path("tinker://run-1/other/1"), "Invalid tinker path"),
+        (lambda rest: rest.unpublish_checkpoint_from_tinker_path("x"), "Invalid tinker path"),
+        (lambda rest: rest.set_checkpoint_ttl_from_tinker_path("x", 3600), "Invalid tinker path"),
+        (lambda rest: rest.get_checkpoint_archive_url_from_tinker_path("x"), "Invalid tinker path"),
+        (lambda rest: rest.copy_weights("x", "p"), "Invalid tinker path"),
+        (lambda rest: rest.copy_weights(PATH), "destination_project_id"),
+        (lambda rest: rest.copy_weights(PATH, "p", weights_access_token="a\nb"), "line break"),
+        (lambda rest: rest.get_external_weights_urls(PATH), "external_weights"),
+        (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 3599), "3600 to 315360000, got 3599"),
+        (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 10**9), "3600 to 315360000"),
+        (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 3600.0), "whole number"),
+        (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, True), "whole number"),
+        (lambda rest: rest.get_training_run(""), "training_run_id"),
+        (lambda rest: rest.get_training_run("../../admin"), "training_run_id"),
+        (lambda rest: rest.list_training_runs(0), "limit must be at least 1"),
+        (lambda rest: rest.list_user_checkpoints(5, -1), "offset not negative"),
+        (lambda rest: rest.list_sessions(access_scope="mine"), "owned, accessible"),
+        (lambda rest: rest.get_session("s", "everything"), "owned, accessible"),
+        (lambda rest: rest.assign_session_project("a?b", "p"), "session_id"),
+        (lambda rest: rest.export_session_trace("a b"), "session_id"),
+    ],
+)
+def test_wrong_arguments_are_refused_on_the_users_line(
+    rest: Rest, wire: Any, call: Callable[[Rest], object], message: str
+) -> None:
+    """What cannot be right is a ValueError of the call itself, and nothing is sent."""
+    with pytest.raises(ValueError, match=message):
+        call(rest)
+    assert wire.exchanges == []
+
+
+def test_copies_are_made_once(rest: Rest, wire: Any) -> None:
+    """A copy that has to be asked for again carries the same key, and the access token in a header only."""
+    wire.drop("copy_weights", apply=False)
+    wire.fail("copy_weights", 503)
+    wire.fail("copy_weights", 200, body={"tinker_path": "tinker://copy/weights/1"})
+    assert rest.copy_weights(PATH, "p", weights_access_token="wtok").result(10) == "tinker://copy/weights/1"
+    sent = wire.sent("copy_weights")
+    assert len(sent) == 3
+    assert len({one.request.headers["x-idempotency-key"] for one in sent}) == 1
+    assert {one.request.headers["x-tinker-weights-access-token"] for one in sent} == {"wtok"}
+    assert b"wtok" not in sent[0].body
+
+
+def test_secrets_stay_out_of_errors(rest: Rest, wire: Any) -> None:
+    """A refused copy shows neither the key nor the access token."""
+    wire.fail("copy_weights", 403)
+    with pytest.raises(tinker.PermissionDeniedError) as caught:
+        rest.copy_weights(PATH, "p", weights_access_token="wtok").result(10)
+    shown = f"{caught.value!r} {caught.value.request.headers} {caught.value.__dict__}"
+    assert "wtok" not in shown
+    assert "tml-secret" not in shown
+
+
+def test_project_of_the_environment(wire: Any, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies go to the project of the environment where none is named."""
+    monkeypatch.setenv("TINKER_PROJECT_ID", "proj-env")
+    rest = Rest(base_url="http://server", transport=wire, clock=clock.clock())
+    wire.fail("copy_weights", 200, body={"tinker_path": "tinker://copy/weights/1"})
+    rest.copy_weights(PATH).result(10)
+    assert wire.sent("copy_weights")[0].json["destination_project_id"] == "proj-env"
+
+
+@pytest.mark.parametrize("status", [404, 405, 409])
+def test_what_cannot_be_helped_fails_at_once(rest: Rest, wire: Any, status: int) -> None:
+    """A missing thing, a missing operation and a conflict are asked about once, and raised as they are."""
+    kinds = {404: tinker.NotFoundError, 405: tinker.APIStatusError, 409: tinker.ConflictError}
+    operation = "training_runs/run-1/checkpoints/weights/0001/publish"
+    wire.fail(operation, status)
+    with pytest.raises(kinds[status]) as caught:
+        rest.publish_checkpoint_from_tinker_path(PATH).result(10)
+    assert caught.value.status_code == status
+    assert len(wire.sent(operation)) == 1
+
+
+def test_waiting_ends_after_a_minute(rest: Rest, wire: Any, clock: Any) -> None:
+    """A server that only fails is given up after a minute, with its last error and the number of attempts."""
+    wire.fail("sessions", 503, times=10)
+    started = clock.now
+    with pytest.raises(tinker.InternalServerError, match="503") as caught:
+        rest.list_sessions().result(10)
+    assert clock.now - started <= 60
+    assert "10 attempts" in caught.value.__notes__[0]
+
+
+def test_blocked_account_is_told_at_once(rest: Rest, wire: Any, clock: Any) -> None:
+    """Nobody who asks for a list waits until a bill is paid."""
+    wire.fail("sessions", 402)
+    with pytest.raises(tinker.BillingError):
+        rest.list_sessions().result(10)
+    assert clock.slept == []
+
+
+def test_trace_is_waited_for(rest: Rest, wire: Any, clock: Any) -> None:
+    """A trace that is not ready is asked for every five seconds."""
+    wire.fail(f"sessions/{SESSION}/trace_export", 200, body={"status": "pending"}, times=3)
+    wire.fail(f"sessions/{SESSION}/trace_export", 200, body={"status": "ready", "url": "https://x/trace"})
+    assert rest.export_session_trace(SESSION).result(10) == "https://x/trace"
+    assert clock.slept == [5.0, 5.0, 5.0]
+
+
+def test_trace_that_fails(rest: Rest, wire: Any) -> None:
+    """A trace that the server cannot write is an error with its reason."""
+    wire.fail(f"sessions/{SESSION}/trace_export", 200, body={"status": "failed", "error": "no events"})
+    with pytest.raises(tinker.RequestFailedError, match="no events"):
+        rest.export_session_trace(SESSION).result(10)
+
+
+def test_trace_that_never_comes(rest: Rest, wire: Any, clock: Any) -> None:
+    """A trace that stays pending is given up after half an hour."""
+    wire.fail(f"sessions/{SESSION}/trace_export", 200, body={"status": "pending"}, times=361)
+    with pytest.raises(TimeoutError, match="pending after 1800 s"):
+        rest.export_session_trace(SESSION).result(10)
+    assert set(clock.slept) == {5.0}
+
+
+ARCHIVE = "training_runs/run-1/checkpoints/weights/0001/archive"
+
+
+@pytest.mark.parametrize(
+    ("headers", "year"), [({"expires": "Fri, 02 Jan 2026 03:04:05 GMT"}, 2026), ({}, 1970), ({"expires": "soon"}, 1970)]
+)
+def test_archive_of_a_redirect(rest: Rest, wire: Any, headers: dict[str, str], year: int) -> None:
+    """The target of the redirect is the URL; it is not fetched, and holds a quarter of an hour where nothing is said."""
+    wire.fail(ARCHIVE, 503, headers={"retry-after": "3"})
+    wire.fail(ARCHIVE, 302, headers={"location": "https://storage.example/a?sig=1", **headers})
+    found = rest.get_checkpoint_archive_url_from_tinker_path(PATH).result(10)
+    assert isinstance(found, types.CheckpointArchiveUrlResponse)
+    assert (found.url, found.expires.year) == ("https://storage.example/a?sig=1", year)
+    assert found.expires.tzinfo is not None
+    assert {exchange.request.url.host for exchange in wire.exchanges} == {"server"}
+
+
+def test_archive_of_an_answer(rest: Rest, wire: Any) -> None:
+    """A server may also answer the URL, or that it has no archives."""
+    expires = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    wire.fail(ARCHIVE, 200, body={"url": "https://storage.example/b", "expires": expires.isoformat()})
+    found = rest.get_checkpoint_archive_url("run-1", "weights/0001").result(10)
+    assert (found.url, found.expires) == ("https://storage.example/b", expires)
+    wire.fail(ARCHIVE, 404)
+    with pytest.raises(tinker.NotFoundError):
+        rest.get_checkpoint_archive_url("run-1", "weights/0001").result(10)
+
+
+def token(**claims: object) -> str:
+    payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
+    return f"eyJhbGciOiJub25lIn0.{payload}.sig"
+
+
+@pytest.mark.parametrize(("email", "told"), [("dev@example.com", "dev@example.com"), ("", None)])
+def test_whoami(rest: Rest, wire: Any, email: str, told: str | None) -> None:
+    """The token that the server gives for the key says whose it is."""
+    wire.fail("client/config", 200, body={"pjwt_auth_enabled": True})
+    wire.fail("auth/token", 200, body={"jwt": token(sub="tml:user:u1", org_id="o1", email=email, iat=0, exp=3600)})
+    who = rest.whoami().result(10)
+    assert who == types.WhoamiResponse(user_urn="tml:user:u1", org_urn="tml:organization:o1", email=told)
+    assert who.model_dump() == {"user_urn": "tml:user:u1", "org_urn": "tml:organization:o1", "email": told}
+
+
+def test_whoami_of_a_key(rest: Rest) -> None:
+    """A server without tokens leaves nobody to ask."""
+    with pytest.raises(tinker.TinkerError, match="nothing in a key says whose it is"):
+        rest.whoami().result(10)
+
+
+def test_constructing_sends_nothing(wire: Any) -> None:
+    """A client, made alone or on a service, sends nothing before the first call."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rest = Rest(base_url="http://server", transport=wire)
+        service = tinker.ServiceClient(base_url="http://server", transport=wire)
+        service.create_rest_client()
+    assert rest.get_telemetry() is None
+    assert wire.exchanges == []
+    with pytest.raises(ValueError, match="give neither"):
+        Rest(service._runtime(), base_url="http://other")
+
+
+@pytest.fixture
+def connected(service: tinker.ServiceClient) -> Rest:
+    """The REST client of a service."""
+    return service.create_rest_client()
+
+
+def test_on_the_connections_of_a_service(
+    connected: Rest, service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any
+) -> None:
+    """A service's REST client asks for no settings of its own, and a service copies into its project."""
+    connected.get_server_capabilities().result(10)
+    assert len(wire.sent("client/config")) == 1
+    with pytest.raises(ValueError, match="destination_project_id"):
+        service.copy_weights(PATH)
+    assert service.get_telemetry() is training.get_telemetry() is None
+
+
+def test_an_abandoned_client_gets_its_answer(wire: Any, clock: Any) -> None:
+    """A call whose client is dropped at once is carried out."""
+    made = Rest(base_url="http://server", transport=wire, clock=clock.clock()).get_server_capabilities()
+    assert made.result(10).supported_models
+
+
+def test_console_addresses(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+    """Services, runs and checkpoints know their pages; a service without a session points at the list."""
+    fresh = tinker.ServiceClient(base_url="local://toy")
+    assert fresh.get_console_url() == "https://tinker.thinkingmachines.ai/sessions"
+    session_id = training.model_id.partition(":")[0]
+    assert service.get_console_url() == f"https://tinker.thinkingmachines.ai/sessions/{session_id}"
+    run = f"https://tinker.thinkingmachines.ai/training_runs/{training.model_id}"
+    assert training.get_console_url() == run
+    saved = training.save_state("a").result(10)
+    assert saved.get_console_url().endswith(f"/checkpoints/{training.model_id}/weights%2Fa")

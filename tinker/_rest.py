@@ -1,0 +1,75 @@
+"""Requests that need no session, each a future at once; and the coroutine twins of methods that give futures."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import attrs
+from tinker_wire.runtime import Request
+
+from tinker import _config
+from tinker._clock import Clock
+from tinker._retry import REST
+from tinker._runtime import Runtime, open_runtime
+from tinker._session import Description
+from tinker.futures import APIFuture, start
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+C = TypeVar("C")
+P = ParamSpec("P")
+
+
+@attrs.frozen(eq=False)
+class Rest:
+    """Asks one server. What is under way keeps the connections open, also when its client is gone."""
+
+    runtime: Runtime
+
+    def ask(self, request: Request[T]) -> APIFuture[T]:
+        """Send the request; the future's result is its answer."""
+        return self.run(request.operation, partial(self.answer, request))
+
+    def run(self, operation: str, make: Callable[[], Coroutine[Any, Any, T]]) -> APIFuture[T]:
+        """Run the coroutine that ``make`` returns, which asks more than one thing."""
+        return start(APIFuture(operation), make)
+
+    async def answer(self, request: Request[T]) -> T:
+        """The answer, on the loop. How the credential travels is known first."""
+        await self.runtime.server.facts()
+        return await self.runtime.transport.send(request, REST)
+
+
+def open_rest(
+    runtime: Runtime | None,
+    *,
+    base_url: str | None,
+    api_key: str | None,
+    transport: httpx.AsyncBaseTransport | None,
+    clock: Clock | None,
+) -> Rest:
+    """On a runtime that exists, else on one of its own. ValueError when both are described."""
+    if runtime is None:
+        config = _config.load(base_url=base_url, api_key=api_key)
+        return Rest(open_runtime(config, Description(user_metadata={}), transport=transport, clock=clock))
+    if base_url is not None or api_key is not None:
+        raise ValueError("base_url and api_key are those of the client whose connections are used; give neither")
+    return Rest(runtime)
+
+
+def twin(method: Callable[Concatenate[C, P], Awaitable[T]]) -> Callable[Concatenate[C, P], Coroutine[Any, Any, T]]:
+    """The coroutine function of older code beside a method that gives a future: the same arguments, awaited to the result."""
+
+    @wraps(method)
+    async def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        future: Awaitable[T] = getattr(self, method.__name__)(*args, **kwargs)
+        return await future
+
+    call.__name__ = f"{method.__name__}_async"
+    call.__qualname__ = f"{method.__qualname__}_async"
+    call.__doc__ = f":meth:`{method.__name__}`, awaited to its result."
+    return call
