@@ -11,7 +11,6 @@ import base64
 import binascii
 import subprocess
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TypeAlias
 
 import attrs
@@ -19,6 +18,7 @@ import msgspec
 
 from tinker._clock import Clock
 from tinker._config import Config
+from tinker._credentials import default_key
 from tinker._loop import LoopThread
 from tinker.errors import APIError, AuthenticationError, TinkerError
 
@@ -34,27 +34,6 @@ Source: TypeAlias = Callable[[], Awaitable[str]]
 Exchange: TypeAlias = Callable[[str], Awaitable[str]]
 
 
-class _StoredKey(msgspec.Struct):
-    key: str
-
-
-class _StoredCredentials(msgspec.Struct):
-    keys: dict[str, _StoredKey] = {}
-    default: str | None = None
-
-
-def stored_key(file: Path) -> str | None:
-    """The default key of a credentials file, None without one. TinkerError, which does not quote it, for a broken file."""
-    try:
-        stored = msgspec.json.decode(file.read_bytes(), type=_StoredCredentials)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        raise TinkerError(f"{file} cannot be read as stored credentials: {type(error).__name__}") from None
-    found = stored.keys.get(stored.default or "")
-    return None if found is None else found.key
-
-
 def find_source(config: Config) -> Source | None:
     """The credential's source: a key, else a command, else, for the hosted service, the key that ``tinker auth login`` stored.
 
@@ -66,14 +45,14 @@ def find_source(config: Config) -> Source | None:
         return _command(config.credential_cmd)
     if not config.is_hosted:
         return None
-    key = stored_key(config.credentials_file)
-    if key is None:
+    stored = default_key(config.credentials_file)
+    if stored is None:
         raise TinkerError(
             "The api_key client option must be set by passing api_key to the client, by setting the TINKER_API_KEY "
             "environment variable, or by storing a key with `tinker auth login`; without an account, "
             "base_url='local://' runs everything on this machine"
         )
-    return _constant(key)
+    return _constant(stored[1].key)
 
 
 def find_command(config: Config) -> Source:

@@ -24,7 +24,10 @@ def _no_headers() -> Mapping[str, str]:
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """What a client was told. ``base_url`` has no trailing slash; secrets stay out of the repr."""
+    """What a client was told. ``base_url`` has no trailing slash; secrets stay out of the repr.
+
+    ``patience_seconds`` is the longest time that one exchange is tried again; None leaves that to the policy of each kind.
+    """
 
     base_url: str
     api_key: str | None = attrs.field(default=None, repr=False)
@@ -37,6 +40,7 @@ class Config:
     headers: Mapping[str, str] = attrs.field(factory=_no_headers, repr=False)
     sdk_version: str = __version__
     local_dir: Path | None = None
+    patience_seconds: float | None = None
 
     @property
     def is_hosted(self) -> bool:
@@ -56,6 +60,7 @@ def load(
     project_id: str | None = None,
     headers: Mapping[str, str] | None = None,
     wire: str | None = None,
+    patience_seconds: float | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Config:
     """Read the settings now, so that a variable set after import counts. An empty variable counts as unset.
@@ -77,6 +82,7 @@ def load(
         headers={**_identity(), **_cloudflare(env), **(headers or {})},
         sdk_version=env.get("TINKER_SDK_VERSION") or __version__,
         local_dir=Path(local_dir) if local_dir else None,
+        patience_seconds=patience_seconds,
     )
 
 

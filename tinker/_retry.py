@@ -78,6 +78,13 @@ class Policy:
     max_delay: float = 10.0
     pause_seconds_total: float = 3600.0
 
+    def within(self, seconds: float | None) -> Policy:
+        """This policy, given up no later than after ``seconds``; itself for None."""
+        if seconds is None or seconds >= max(self.total_seconds, self.pause_seconds_total):
+            return self
+        total, pauses = min(self.total_seconds, seconds), min(self.pause_seconds_total, seconds)
+        return attrs.evolve(self, total_seconds=total, pause_seconds_total=pauses)
+
 
 START = Policy(name="session start", total_seconds=60.0)
 SUBMIT = Policy(name="submission", total_seconds=300.0)

@@ -95,7 +95,8 @@ class Server:
         request = auth_api.auth_token(models.AuthTokenRequest())
         call = self._transport.prepare(request, Purpose.SESSION)
         attempt = partial(self._transport.perform_with, call, request.operation, credential)
-        answer = await run(START, lambda _: attempt(), self._transport.clock, what=request.operation)
+        policy = START.within(self._transport.config.patience_seconds)
+        answer = await run(policy, lambda _: attempt(), self._transport.clock, what=request.operation)
         return self._transport.decode(request, call, answer).jwt
 
     async def _refresh(self, facts: Facts) -> None:

@@ -46,9 +46,10 @@ class Transport:
     exchange: Exchange
 
     async def send(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T:
-        """Make the exchange, retried as ``policy`` says, and decode its answer."""
+        """Make the exchange, retried as ``policy`` and the settings say, and decode its answer."""
         call = self.prepare(request, purpose)
-        answer = await run(policy, lambda _: self.perform(call, request.operation), self.clock, what=request.operation)
+        patient = policy.within(self.config.patience_seconds)
+        answer = await run(patient, lambda _: self.perform(call, request.operation), self.clock, what=request.operation)
         return self.decode(request, call, answer)
 
     def prepare(self, request: Request[Any], purpose: Purpose, *, compress: bool = False) -> Call:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import tinker
-from tinker._auth import read_claims, stored_key
+from tinker._auth import read_claims
+from tinker._credentials import default_key
 
 Connect = Callable[..., tinker.ServiceClient]
 INVALID = {"www-authenticate": 'Bearer error="invalid_token"'}
@@ -145,7 +146,9 @@ def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text(
         json.dumps({"version": 1, "default": "7", "keys": {"7": {"type": "manual", "key": "tml-stored", "name": "n"}}})
     )
-    assert stored_key(file) == "tml-stored"
+    found = default_key(file)
+    assert found is not None
+    assert found[1].key == "tml-stored"
     tinker.RestClient()
     file.write_text('{"keys": "tml-oops"')
     with pytest.raises(tinker.TinkerError, match="cannot be read") as caught:
