@@ -11,19 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from message_strategies import configs, datums, dense, names, tensors
 
 from tinker._wire import proto
 from tinker.types import (
     Datum,
-    DmelChunk,
-    EncodedTextChunk,
     ForwardBackwardOutput,
     ImageAssetPointerChunk,
-    ImageChunk,
     ModelInput,
     PromptAltTokens,
-    PromptProvenanceSpan,
-    SampledProvenanceSpan,
     SampledSequence,
     SampleResponse,
     TensorData,
@@ -31,52 +27,6 @@ from tinker.types import (
 )
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-
-floats = st.floats(width=32, allow_nan=False)
-tokens = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20)
-names = st.text(max_size=8)
-
-
-def _dense(dtype: str, values: list[Any], shape: list[int] | None = None) -> TensorData:
-    return TensorData(values, dtype, shape)  # type: ignore[arg-type]
-
-
-tensors = st.one_of(
-    st.lists(floats, max_size=12).map(lambda values: _dense("float32", values, [len(values)])),
-    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=12).map(lambda values: _dense("int64", values, [len(values)])),
-    st.lists(floats, min_size=6, max_size=6).map(lambda values: _dense("float32", values, [2, 3])),
-    floats.map(lambda value: TensorData(np.asarray(value, np.float32), "float32", [])),
-    floats.map(lambda value: TensorData([value, 2.0], "float32", [2, 4], [0, 1, 2], [3, 0])),
-)
-chunks = st.one_of(
-    tokens.map(lambda values: EncodedTextChunk(tokens=values)),
-    st.builds(
-        ImageChunk,
-        data=st.binary(max_size=30),
-        format=st.sampled_from(["png", "jpeg"]),
-        expected_tokens=st.none() | st.integers(0, 2**31 - 1),
-    ),
-    st.binary(max_size=30).map(lambda data: DmelChunk(dmel=data)),
-)
-spans = st.one_of(
-    st.builds(
-        PromptProvenanceSpan, sequence_id=st.text(min_size=1, max_size=5), offset=st.integers(0, 9), length=st.integers(0, 9)
-    ),
-    st.builds(
-        SampledProvenanceSpan, sequence_id=st.text(min_size=1, max_size=5), offset=st.integers(0, 9), length=st.integers(0, 9)
-    ),
-)
-
-
-@st.composite
-def datums(draw: st.DrawFn) -> Datum:
-    paired = draw(st.booleans())
-    return Datum(
-        ModelInput(chunks=draw(st.lists(chunks, max_size=3))),
-        draw(st.dictionaries(names, tensors, max_size=3)),  # type: ignore[arg-type]
-        model_input_spans=draw(st.lists(spans, min_size=1, max_size=2)) if paired else None,
-        loss_fn_input_spans=draw(st.lists(spans, min_size=1, max_size=2)) if paired else None,
-    )
 
 
 def same_tensor(one: TensorData, other: TensorData) -> bool:
@@ -103,7 +53,7 @@ def same_datum(one: Datum, other: Datum) -> bool:
 @given(
     data=st.lists(datums(), max_size=3),
     number=st.integers(1, 2**31 - 1),
-    config=st.dictionaries(names, st.floats(allow_nan=False) | st.text(max_size=5), max_size=3),
+    config=configs,
     forward_only=st.booleans(),
 )
 def test_request_is_what_googles_runtime_reads_and_writes(
@@ -197,7 +147,7 @@ def test_record_without_fields_counts_its_datums(messages: dict[str, Any]) -> No
 
 def test_results_are_writable() -> None:
     """Arrays of a result may be changed in place and shared with torch, though they view the received bytes."""
-    body = proto.encode_loss_output(ForwardBackwardOutput("x", [{"logprobs": _dense("float32", [1.0, 2.0])}]))
+    body = proto.encode_loss_output(ForwardBackwardOutput("x", [{"logprobs": dense("float32", [1.0, 2.0])}]))
     array = proto.decode_loss_output(body).loss_fn_outputs[0]["logprobs"].to_numpy()
     array[0] = 5.0
     assert array.tolist() == [5.0, 2.0]
@@ -235,7 +185,7 @@ def test_damaged_messages_raise_proto_error_or_are_read(at: int, value: int, cut
     body = bytearray(
         [
             b"".join(proto.encode_forward_backward("m", 1, [datum], "ppo", {"a": 1.0, "b": "x"})),
-            proto.encode_loss_output(ForwardBackwardOutput("x", [{"l": _dense("float32", [1.0])}], {"loss:sum": 1.0})),
+            proto.encode_loss_output(ForwardBackwardOutput("x", [{"l": dense("float32", [1.0])}], {"loss:sum": 1.0})),
             proto.encode_sample(SampleResponse(sequences=[sequence], topk_prompt_logprobs_np=topk)),
         ][which]
     )
