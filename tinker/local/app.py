@@ -114,4 +114,4 @@ def _refusal(problem: Problem) -> Response:
 async def _no_route(request: Request, error: Exception) -> Response:
     """An unknown path or method."""
     assert isinstance(error, HTTPException)
-    return _refusal(Problem(error.status_code, f"{error.detail}: {request.method} {request.url.path}"))
+    return _refusal(Problem(error.status_code, f"{error.detail}: {request.method} {request.url.path}", error.headers))

@@ -28,11 +28,17 @@ def read(content: bytes, kind: type[T]) -> T:
     except msgspec.ValidationError:
         pass
     except msgspec.DecodeError as error:
-        raise Problem(422, [{"loc": ["body"], "msg": f"not JSON: {error}", "type": "json_invalid"}]) from error
+        raise _no_json(error) from error
     try:
         return msgspec.convert(_filled(msgspec.json.decode(content), _type_of(kind)), kind)
     except msgspec.ValidationError as error:
         raise Problem(422, [_located(str(error))]) from error
+    except msgspec.DecodeError as error:  # its beginning was read as a value of another type
+        raise _no_json(error) from error
+
+
+def _no_json(error: msgspec.DecodeError) -> Problem:
+    return Problem(422, [{"loc": ["body"], "msg": f"not JSON: {error}", "type": "json_invalid"}])
 
 
 _types: dict[type[msgspec.Struct], inspect.Type] = {}
