@@ -6,9 +6,10 @@ Nothing above this file knows which.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -245,3 +246,24 @@ class HttpxExchange:
     async def aclose(self) -> None:
         if self._client is not None:
             await self._client.aclose()
+
+    def files(self) -> httpx.AsyncClient:
+        """A client over the same transport, not to be closed."""
+        return _files_client(transport=self._transport)
+
+
+@contextlib.asynccontextmanager
+async def open_files(exchange: Exchange, config: Config) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client for files behind signed URLs: it has no credentials and follows redirects."""
+    if isinstance(exchange, HttpxExchange):
+        yield exchange.files()
+        return
+    async with _files_client(proxy=config.proxy) as client:
+        yield client
+
+
+def _files_client(**how: Any) -> httpx.AsyncClient:
+    import httpx
+
+    timeout = httpx.Timeout(Purpose.SESSION.read_seconds, connect=CONNECT_SECONDS)
+    return httpx.AsyncClient(follow_redirects=True, max_redirects=5, trust_env=False, timeout=timeout, **how)

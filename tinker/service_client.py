@@ -44,7 +44,8 @@ class ServiceClient:
     ``base_url`` is the server (default: ``TINKER_BASE_URL``, else the hosted service); ``local://`` is a server in this
     process, which needs no account. ``api_key`` defaults to ``TINKER_API_KEY``, ``project_id`` to ``TINKER_PROJECT_ID``.
     ``user_metadata`` and ``display_name`` describe the session. ``default_headers_overrides`` are sent with every request.
-    ``wire`` is ``auto``, ``proto`` or ``json``. ``transport`` is an httpx transport to use instead of real connections.
+    ``wire`` is ``auto``, ``proto`` or ``json``. ``patience_seconds`` is the longest time that one request is tried again (0: one
+    try); None means minutes, as training deserves. ``transport`` is an httpx transport to use instead of real connections.
 
     Nothing is sent before the first request that needs the server. A ``with`` block ends the session.
 
@@ -62,6 +63,7 @@ class ServiceClient:
         api_key: str | None = None,
         default_headers_overrides: Mapping[str, str] | None = None,
         wire: Literal["auto", "proto", "json"] | None = None,
+        patience_seconds: float | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
         **unsupported: object,
@@ -72,7 +74,12 @@ class ServiceClient:
 
         def load_config() -> _config.Config:  # a function, as the repr of a partial would show the key
             return _config.load(
-                base_url=base_url, api_key=api_key, project_id=project_id, headers=default_headers_overrides, wire=wire
+                base_url=base_url,
+                api_key=api_key,
+                project_id=project_id,
+                headers=default_headers_overrides,
+                wire=wire,
+                patience_seconds=patience_seconds,
             )
 
         self._config = load_config
