@@ -1,0 +1,45 @@
+"""Every script of examples/, run as a user would run it."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ELSEWHERE = {"quickstart"}  # nox sessions of its own run it to the end
+SECONDS = 120
+
+
+def scripts() -> list[str]:
+    return sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in ELSEWHERE)
+
+
+def in_this_process(script: Path) -> None:
+    """Importing torch once for all of them saves most of the time."""
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def in_a_process_of_its_own(script: Path) -> None:
+    """For a script that other processes import as their main module."""
+    done = subprocess.run([sys.executable, str(script)], timeout=SECONDS, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("name", scripts())
+def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each example runs on ``local://`` without a setting, and what it asserts holds."""
+    for variable in [variable for variable in os.environ if variable.startswith("TINKER_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path))
+    run = in_a_process_of_its_own if name == "process_pool" else in_this_process
+    run(EXAMPLES / f"{name}.py")
+
+
+def test_there_are_enough() -> None:
+    """At least a dozen, besides the quickstart."""
+    assert len(scripts()) >= 12
