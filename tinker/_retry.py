@@ -64,6 +64,8 @@ UNREADABLE_STATUSES = frozenset({400, 415, 422})
 FAILED_STATUSES = frozenset({400, 422})
 # The credential is refused.
 UNAUTHENTICATED_STATUS = 401
+# What object stores answer to a signed URL that has expired.
+EXPIRED_URL_STATUSES = frozenset({400, 401, 403})
 # The session is over.
 GONE_STATUS = 410
 
@@ -95,6 +97,8 @@ ONE_SHOT = Policy(name="one shot", total_seconds=0.0)
 REST = Policy(name="REST call", total_seconds=60.0, pause_seconds_total=0.0)
 # The server answers 503 until it has written the archive.
 ARCHIVE = Policy(name="archive", total_seconds=600.0, base_delay=30.0, max_delay=30.0, pause_seconds_total=0.0)
+# Files; counted from the last byte that came.
+DOWNLOAD = Policy(name="download", total_seconds=300.0, pause_seconds_total=0.0)
 
 
 def judge(error: BaseException) -> Verdict:

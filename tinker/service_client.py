@@ -44,7 +44,7 @@ class ServiceClient:
     ``base_url`` is the server (default: ``TINKER_BASE_URL``, else the hosted service); ``local://`` is a server in this
     process, which needs no account. ``api_key`` defaults to ``TINKER_API_KEY``, ``project_id`` to ``TINKER_PROJECT_ID``.
     ``user_metadata`` and ``display_name`` describe the session. ``default_headers_overrides`` are sent with every request.
-    ``wire`` is ``auto``, ``proto`` or ``json``. ``patience_seconds`` is the longest time that one request is tried again (0: one
+    ``wire`` is ``auto``, ``proto`` or ``json``. ``patience_seconds`` is the longest time that a request is tried again (0: one
     try); None means minutes, as training deserves. ``transport`` is an httpx transport to use instead of real connections.
 
     Nothing is sent before the first request that needs the server. A ``with`` block ends the session.

@@ -1,0 +1,131 @@
+"""Unpacking of archives that come from elsewhere, and names of files that do. Blocks; not for the loop thread."""
+
+from __future__ import annotations
+
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, NamedTuple
+
+from tinker.errors import TinkerError
+
+MAX_MEMBERS = 100_000
+# A new adapter is half zeros, and optimizer state is zeros at first; beyond this an archive is made to fill a disk.
+MAX_EXPANSION = 200
+ALWAYS_ALLOWED_NBYTES = 1 << 30
+_PIECE_NBYTES = 1 << 20
+_DAMAGES = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError)
+_RESERVED = frozenset({"", ".", ".."})
+
+
+class _Member(NamedTuple):
+    name: str
+    nbytes: int
+    open: _Open
+
+
+class _Open:
+    """Opens one member of an archive."""
+
+    def __init__(self, archive: tarfile.TarFile | zipfile.ZipFile, member: tarfile.TarInfo | zipfile.ZipInfo) -> None:
+        self._archive, self._member = archive, member
+
+    def __call__(self) -> IO[bytes]:
+        if isinstance(self._archive, zipfile.ZipFile):
+            assert isinstance(self._member, zipfile.ZipInfo)
+            return self._archive.open(self._member)
+        assert isinstance(self._member, tarfile.TarInfo)
+        found = self._archive.extractfile(self._member)
+        assert found is not None
+        return found
+
+
+def unpack(archive: Path, folder: Path) -> int:
+    """Unpack a tar (plain or compressed) or zip archive into ``folder``, which must be empty; the bytes that were written.
+
+    TinkerError, with ``folder`` half full, for what is no archive or is damaged; for a member that would leave the folder, is
+    a link or a device, or would replace another one; and for an archive that is made to fill the disk.
+    """
+    allowed = max(ALWAYS_ALLOWED_NBYTES, MAX_EXPANSION * archive.stat().st_size)
+    written = 0
+    names = SafeNames()
+    try:
+        with _members(archive) as members:
+            for count, member in enumerate(members, start=1):
+                written += member.nbytes
+                if written > allowed or count > MAX_MEMBERS:
+                    raise TinkerError(f"the archive holds more than {allowed} bytes or {MAX_MEMBERS} files; it is not unpacked")
+                _extract(member, folder / names.checked(member.name))
+    except _DAMAGES as error:
+        raise TinkerError(f"the archive cannot be unpacked: {type(error).__name__}: {error}") from error
+    return written
+
+
+def _extract(member: _Member, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with member.open() as source, place.open("xb") as target:
+        left = member.nbytes
+        while piece := source.read(min(_PIECE_NBYTES, left + 1)):
+            left -= len(piece)
+            if left < 0:  # sizes in archives are claims
+                raise ValueError(f"{member.name!r} is larger than it says")
+            target.write(piece)
+
+
+@contextmanager
+def _members(archive: Path) -> Generator[Iterable[_Member]]:
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as opened:
+            yield _zip_members(opened)
+    else:
+        with tarfile.open(archive, "r:*") as opened:
+            yield _tar_members(opened)
+
+
+def _zip_members(archive: zipfile.ZipFile) -> Iterable[_Member]:
+    for member in archive.infolist():
+        kind = member.external_attr >> 28  # the top bits of a Unix file mode; 0 where the archive knows none
+        if kind not in (0, 0o4, 0o10):
+            raise TinkerError(
+                f"the archive holds {member.filename!r}, which is neither a file nor a folder; it is not unpacked"
+            )
+        if not member.is_dir():
+            yield _Member(member.filename, member.file_size, _Open(archive, member))
+
+
+def _tar_members(archive: tarfile.TarFile) -> Iterable[_Member]:
+    for member in archive:
+        if not (member.isreg() or member.isdir()):
+            raise _strange(member.name)
+        if member.isreg():
+            yield _Member(member.name, member.size, _Open(archive, member))
+
+
+def _strange(name: str) -> TinkerError:
+    return TinkerError(f"the archive holds {name!r}, which is neither a file nor a folder; it is not unpacked")
+
+
+class SafeNames:
+    """Checks names of files that come from elsewhere, each against the rules and against those before it."""
+
+    def __init__(self) -> None:
+        self._files: set[str] = set()
+        self._folders: set[str] = set()
+
+    def checked(self, name: str) -> PurePosixPath:
+        """The name as a relative path; TinkerError when it would leave the folder or meet another name, upper case or lower."""
+        path = PurePosixPath(name.removeprefix("./"))
+        parts = path.parts
+        if "\\" in name or ":" in name or "\0" in name or path.is_absolute() or not parts or not _RESERVED.isdisjoint(parts):
+            raise TinkerError(f"a file is called {name!r}, which is no name within a folder; nothing is stored")
+        key = str(path).casefold()
+        folders = {str(folder).casefold() for folder in path.parents if folder.parts}
+        if key in self._files or key in self._folders or not self._files.isdisjoint(folders):
+            raise TinkerError(f"two files are called {name!r}; nothing is stored")
+        self._files.add(key)
+        self._folders |= folders
+        return path

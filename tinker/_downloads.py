@@ -1,0 +1,308 @@
+"""One file from a signed URL to the disk: in pieces, resumed where it broke off, compared with the checksum that is given.
+
+Nothing here carries a credential. The query of a signed URL is one, so no error shows it. Used on the loop; the disk is
+used in other threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import os
+import re
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Protocol
+
+import attrs
+import msgspec
+
+from tinker._clock import Clock
+from tinker._pools import Answer, Call, ExchangeFailed
+from tinker._retry import EXPIRED_URL_STATUSES, Attempts, Policy
+from tinker._transport import connection_error, status_error
+from tinker.errors import APIConnectionError, APIError, APIStatusError, TinkerError
+
+if TYPE_CHECKING:
+    import httpx
+
+PIECE_NBYTES = 1 << 20
+_WHOLE, _PART, _UNCHANGED, _BEYOND = 200, 206, 304, 416
+_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+_QUOTED_DIGEST = re.compile(r"([A-Za-z0-9-]+)=:?([A-Za-z0-9+/=_-]+?):?(?:,|$)")
+
+
+class _Digest(Protocol):
+    def update(self, data: bytes, /) -> object: ...
+
+    def digest(self) -> bytes: ...
+
+
+class _Crc32:
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: bytes, /) -> None:
+        self._value = zlib.crc32(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(4, "big")
+
+
+def _md5() -> _Digest:
+    return hashlib.md5(usedforsecurity=False)
+
+
+# Strongest first.
+_DIGESTS: Mapping[str, Callable[[], _Digest]] = {
+    "sha-512": hashlib.sha512,
+    "sha-256": hashlib.sha256,
+    "md5": _md5,
+    "crc32": _Crc32,
+}
+_OBJECT_STORE_HEADERS = {"x-amz-checksum-sha256": "sha-256", "x-amz-checksum-crc32": "crc32"}
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What is on disk of a file: which version (``validator``, an ETag or a date), and whether it is all of it."""
+
+    validator: str
+    complete: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Source:
+    """Where files come from. ``url`` gives a file's address, another one than that which was refused (None: any)."""
+
+    client: httpx.AsyncClient
+    clock: Clock
+    policy: Policy
+    url: Callable[[str, str | None], Awaitable[str]]
+
+
+#: Told how many bytes of the file are there, and how many there will be, None while that is not known.
+Watch = Callable[[int, int | None], None]
+
+
+async def fetch(source: Source, name: str, place: Path, watch: Watch) -> int:
+    """Bring the file ``name`` to ``place``; its length.
+
+    What an earlier call left at ``place`` is used where the server says that it is of the same version. Raises the last
+    APIError when the policy gives up, TinkerError when the content differs from its checksum.
+    """
+    attempts = Attempts(source.policy, source.clock)
+    refused: str | None = None
+    while True:
+        before = await asyncio.to_thread(_length, place)
+        url = await source.url(name, refused)
+        try:
+            return await _attempt(source, url, place, watch)
+        except APIError as error:
+            if _length(place) > before:
+                attempts.reset()
+                refused = None
+            if _is_refused(error) and refused is None:
+                refused = url
+                continue
+            delay = attempts.next_delay(error)
+        await source.clock.sleep(delay)
+
+
+def _is_refused(error: APIError) -> bool:
+    """What object stores answer to a signature that is too old."""
+    return isinstance(error, APIStatusError) and error.status_code in EXPIRED_URL_STATUSES
+
+
+async def _attempt(source: Source, url: str, place: Path, watch: Watch) -> int:
+    part = await asyncio.to_thread(_read_part, place)
+    async with _get(source.client, url, _conditions(part, place)) as response:
+        if response.status_code == _UNCHANGED:
+            watch(_length(place), _length(place))
+            return _length(place)
+        if response.status_code == _BEYOND:
+            await asyncio.to_thread(_forget, place)
+            return await _attempt(source, url, place, watch)
+        if response.status_code not in (_WHOLE, _PART):
+            await response.aread()
+            raise status_error(_call(url), Answer(response.status_code, response.headers, response.content))
+        return await _Receiving(response, url, place, watch).run()
+
+
+@asynccontextmanager
+async def _get(client: httpx.AsyncClient, url: str, headers: Mapping[str, str]) -> AsyncGenerator[httpx.Response]:
+    import httpx
+
+    try:
+        async with client.stream("GET", url, headers={"Accept-Encoding": "identity", **headers}) as response:
+            yield response
+    except httpx.TimeoutException as error:
+        raise connection_error(_call(url), ExchangeFailed("the server went silent", timed_out=True)) from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise connection_error(_call(url), ExchangeFailed(type(error).__name__)) from error
+
+
+def _call(url: str) -> Call:
+    """The request as errors show it, without the signature."""
+    return Call(method="GET", url=url.partition("?")[0], headers={})
+
+
+def _conditions(part: Part | None, place: Path) -> Mapping[str, str]:
+    if part is None:
+        return {}
+    if part.complete:
+        return {"If-None-Match": part.validator} if '"' in part.validator else {"If-Modified-Since": part.validator}
+    return {"Range": f"bytes={_length(place)}-", "If-Range": part.validator}
+
+
+class _Receiving:
+    """The body of one answer on its way to the disk."""
+
+    def __init__(self, response: httpx.Response, url: str, place: Path, watch: Watch) -> None:
+        self._response, self._url, self._place, self._watch = response, url, place, watch
+        self._start, self._total = _extent(response)
+
+    async def run(self) -> int:
+        """Receive all of it; the length of the file."""
+        response = self._response
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise TinkerError(f"{_call(self._url).url} came encoded, although asked for as it is")
+        if self._start not in (0, await asyncio.to_thread(_length, self._place)):
+            raise self._broken("another range than asked for")
+        checks = _Checks(response.headers, whole=response.status_code == _WHOLE)
+        if self._start:
+            await asyncio.to_thread(checks.read, self._place)
+        await asyncio.to_thread(self._begin)
+        length = await self._receive(checks)
+        if self._total is not None and length != self._total:
+            raise self._broken(f"{length} bytes of {self._total}")
+        self._compare(checks)
+        self._note(complete=True)
+        return length
+
+    async def _receive(self, checks: _Checks) -> int:
+        length = self._start
+        self._watch(length, self._total)
+        file = await asyncio.to_thread(self._place.open, "ab" if self._start else "wb")
+        try:
+            async for piece in self._response.aiter_raw(PIECE_NBYTES):
+                await asyncio.to_thread(_store, file, checks, piece)
+                length += len(piece)
+                self._watch(length, self._total)
+        finally:
+            await asyncio.shield(asyncio.to_thread(file.close))
+        return length
+
+    def _begin(self) -> None:
+        self._place.parent.mkdir(parents=True, exist_ok=True)
+        if self._start == 0:
+            _forget(self._place)
+        self._note(complete=False)
+
+    def _note(self, *, complete: bool) -> None:
+        """A weak validator does not tell versions apart byte by byte."""
+        headers = self._response.headers
+        validator = headers.get("etag") or headers.get("last-modified")
+        if validator is not None and not validator.startswith("W/"):
+            _part_file(self._place).write_bytes(msgspec.json.encode(Part(validator, complete)))
+
+    def _compare(self, checks: _Checks) -> None:
+        failed = checks.failed()
+        if failed is not None:
+            _forget(self._place)
+            raise TinkerError(f"{_call(self._url).url}: the content differs from its {failed} checksum; what came was removed")
+
+    def _broken(self, what: str) -> APIConnectionError:
+        return connection_error(_call(self._url), ExchangeFailed(f"the server sent {what}"))
+
+
+class _Checks:
+    """The checksum that the server gives for the whole file, and what came so far."""
+
+    def __init__(self, headers: Mapping[str, str], *, whole: bool) -> None:
+        given = _given(headers, whole=whole)
+        self._name = next((name for name in _DIGESTS if name in given), None)
+        self._expected = b"" if self._name is None else given[self._name]
+        self._digest = None if self._name is None else _DIGESTS[self._name]()
+
+    def update(self, data: bytes) -> None:
+        """One more piece."""
+        if self._digest is not None:
+            self._digest.update(data)
+
+    def read(self, place: Path) -> None:
+        """What an earlier answer brought."""
+        if self._digest is not None:
+            with place.open("rb") as file:
+                while piece := file.read(PIECE_NBYTES):
+                    self._digest.update(piece)
+
+    def failed(self) -> str | None:
+        """The name of the checksum that does not fit; None when it does, or there is none."""
+        return self._name if self._digest is not None and self._digest.digest() != self._expected else None
+
+
+def _given(headers: Mapping[str, str], *, whole: bool) -> dict[str, bytes]:
+    """Checksums by algorithm. Those of the content sent are used only where that is the whole file."""
+    found: dict[str, str] = {}
+    for header in ("x-goog-hash", "digest", "repr-digest", *(("content-digest",) if whole else ())):
+        for name, value in _QUOTED_DIGEST.findall(headers.get(header, "").replace(" ", "")):
+            found[name.lower()] = value
+    for header, name in _OBJECT_STORE_HEADERS.items():
+        if (value := headers.get(header)) is not None:
+            found[name] = value
+    if whole and (value := headers.get("content-md5")) is not None:
+        found["md5"] = value
+    return {name: data for name, value in found.items() if (data := _decoded(value)) is not None}
+
+
+def _decoded(value: str) -> bytes | None:
+    """None for what is no base64, such as checksums of checksums (``...-2``)."""
+    try:
+        return base64.b64decode(value, validate=True)
+    except ValueError:
+        return None
+
+
+def _extent(response: httpx.Response) -> tuple[int, int | None]:
+    """Where the answer's content begins in the file, and how long the file is."""
+    if response.status_code == _PART:
+        match = _RANGE.fullmatch(response.headers.get("content-range", ""))
+        if match is None:
+            return -1, None
+        return int(match[1]), None if match[2] == "*" else int(match[2])
+    length = response.headers.get("content-length", "")
+    return 0, int(length) if length.isascii() and length.isdigit() else None
+
+
+def _store(file: IO[bytes], checks: _Checks, piece: bytes) -> None:
+    file.write(piece)
+    checks.update(piece)
+
+
+def _length(place: Path) -> int:
+    try:
+        return place.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _part_file(place: Path) -> Path:
+    return place.with_name(f"{place.name}.part.json")
+
+
+def _read_part(place: Path) -> Part | None:
+    """None when there is nothing to build on."""
+    try:
+        part = msgspec.json.decode(_part_file(place).read_bytes(), type=Part)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return part if place.exists() and (part.complete or _length(place) > 0) else None
+
+
+def _forget(place: Path) -> None:
+    for file in (place, _part_file(place)):
+        with suppress(FileNotFoundError):
+            os.remove(file)

@@ -1,0 +1,59 @@
+"""Is there a credential, and does it work? For launchers that want to know before they begin."""
+
+from __future__ import annotations
+
+from tinker import _config
+from tinker._credentials import default_key
+from tinker._retry import ONE_SHOT
+from tinker._runtime import open_runtime
+from tinker._session import Description
+from tinker.errors import TinkerError
+from tinker.rest_client import RestClient
+
+__all__ = ["get_tinker_token", "raise_if_tinker_not_accessible", "tinker_has_credentials"]
+
+
+def get_tinker_token() -> str | None:
+    """The key that clients made now would use: that of ``TINKER_API_KEY``, else, for the hosted service, the stored one.
+
+    None without one, also where a command (``TINKER_CREDENTIAL_CMD``) gives credentials, which is not run, and where the
+    settings or the stored keys cannot be read. Sends nothing.
+
+    >>> import os
+    >>> os.environ["TINKER_API_KEY"] = "tml-of-a-doctest"
+    >>> get_tinker_token()
+    'tml-of-a-doctest'
+    """
+    try:
+        config = _config.load()
+        stored = None if config.api_key or not config.is_hosted else default_key(config.credentials_file)
+    except (TinkerError, ValueError):
+        return None
+    return config.api_key or (None if stored is None else stored[1].key)
+
+
+def tinker_has_credentials() -> bool:
+    """Whether clients made now would have a credential: a key, or a command that gives one. Sends nothing.
+
+    Servers other than the hosted one may do without.
+    """
+    if get_tinker_token() is not None:
+        return True
+    try:
+        return _config.load().credential_cmd is not None
+    except ValueError:
+        return False
+
+
+def raise_if_tinker_not_accessible() -> None:
+    """Ask the server once for its models, as clients made now would, and block until it answers; nothing is tried again.
+
+    Raises TinkerError (APIConnectionError, AuthenticationError, ...) when that fails for whatever reason.
+    """
+    try:
+        config = _config.load(patience_seconds=ONE_SHOT.total_seconds)
+        RestClient(open_runtime(config, Description(user_metadata={}))).get_server_capabilities().result()
+    except TinkerError:
+        raise
+    except Exception as error:
+        raise TinkerError(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,437 @@
+"""Checkpoints as files on this machine: downloaded, and from there onto a model hub.
+
+import tinker.checkpoints
+
+done = tinker.checkpoints.download("tinker://run/weights/final", "models").result()
+print(done.destination, done.nbytes)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import attrs
+
+from tinker import _archives, _hub
+from tinker._downloads import Source, Watch, fetch
+from tinker._pools import open_files
+from tinker._retry import ABSENT_STATUSES, DOWNLOAD, GONE_STATUS
+from tinker._validate import MIN_TTL_SECONDS
+from tinker.errors import APIError, APIStatusError, TinkerError
+from tinker.futures import APIFuture, start
+from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
+
+if TYPE_CHECKING:
+    from tinker._clock import Clock
+    from tinker._runtime import Runtime
+    from tinker.rest_client import RestClient
+    from tinker.service_client import ServiceClient
+
+__all__ = ["Download", "Form", "Progress", "PushedCheckpoint", "download", "folder_name", "push_to_hub"]
+
+logger = logging.getLogger("tinker")
+
+Form: TypeAlias = Literal["auto", "external", "archive"]
+
+# A signed URL with less than this left is not used for a new request.
+FRESH_SECONDS = 300.0
+# Files of one checkpoint at once: enough for a fast line, few enough for a slow one.
+FILES_AT_ONCE = 4
+_EXPORT_NAME = "download"
+_ARCHIVE = "archive"
+
+
+@attrs.frozen(kw_only=True)
+class Progress:
+    """How far a download is. ``total_nbytes`` is None until the length of every file is known."""
+
+    done_nbytes: int
+    total_nbytes: int | None
+    files: int
+
+
+@attrs.frozen(kw_only=True)
+class Download:
+    """What a download left on the disk: the files by name, relative to ``destination``, and their bytes together."""
+
+    checkpoint_path: str
+    destination: Path
+    files: tuple[str, ...]
+    nbytes: int
+
+
+@attrs.frozen(kw_only=True)
+class PushedCheckpoint:
+    """Where a checkpoint was put on a hub. ``revision`` None is the main branch; ``url`` shows the commit or pull request."""
+
+    checkpoint_path: str
+    repo_id: str
+    revision: str | None
+    public: bool
+    url: str
+
+
+def folder_name(tinker_path: str) -> str:
+    """The name of the folder that a checkpoint is downloaded into; ValueError for what is no checkpoint path.
+
+    >>> folder_name("tinker://run/weights/final")
+    'run_weights_final'
+    """
+    return ParsedCheckpointTinkerPath.from_tinker_path(tinker_path).tinker_path.removeprefix(SCHEME).replace("/", "_")
+
+
+def download(
+    tinker_path: str,
+    directory: str | os.PathLike[str] = ".",
+    *,
+    form: Form = "auto",
+    overwrite: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    service: ServiceClient | None = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+) -> APIFuture[Download]:
+    """Download a checkpoint into a new folder within ``directory``, called as :func:`folder_name` says.
+
+    The files are written next to it first, into ``<folder>.partial``, and moved when all of them are there and checked. What a
+    broken download left there is used by the next one, as far as the server says that it is still the same.
+
+    An ``external_weights`` checkpoint is a set of files already. One of the other kinds is exported as such files: a training
+    run is made from it in a session, saved with a life of an hour, downloaded and deleted; or it is an archive, where a server
+    has those. ``form`` "auto" takes the export for ``weights`` and, on servers without it, the archive; for
+    ``sampler_weights`` the archive. Unpacking refuses names outside of the folder, links, devices, and archives that are made
+    to fill a disk.
+
+    ``progress`` is told of every piece, on a thread of this package, so it should return soon; what it raises ends the
+    download. The session and the credential are those of ``service``; None makes a client of its own, with ``base_url`` and
+    ``api_key`` as for ServiceClient, and closes it. The files themselves are fetched without a credential, and their URLs
+    renewed when they expire. A file is tried again, from where it broke off, until nothing came for five minutes.
+
+    Raises ValueError at once for a path of no checkpoint, FileExistsError when the folder exists and not ``overwrite``. The
+    future raises TinkerError when a file differs from its checksum or an archive is not safe, otherwise what RestClient does.
+
+    >>> import tempfile, tinker
+    >>> service = tinker.ServiceClient(base_url="local://toy")
+    >>> training = service.create_lora_training_client("tinker/toy", rank=4)
+    >>> saved = training.save_weights_external("doctest-of-download", ttl_seconds=3600).result(timeout=30)
+    >>> done = download(saved.path, tempfile.mkdtemp(), service=service).result(timeout=30)
+    >>> sum(file.stat().st_size for file in done.destination.iterdir()) == done.nbytes
+    True
+    """
+    path = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+    _check_form(form, path)
+    place = Path(directory) / folder_name(tinker_path)
+    if place.exists() and not overwrite:
+        raise FileExistsError(f"Target directory already exists: {place}")
+    if service is not None and (base_url is not None or api_key is not None):
+        raise ValueError("base_url and api_key are those of the service client; give neither")
+    future: APIFuture[Download] = APIFuture("download")
+    run = partial(_run, path, place, form, overwrite, progress or _unwatched)
+    if service is not None:
+        return start(future, partial(run, service))
+    return start(future, partial(_run_alone, run, base_url, api_key))
+
+
+def push_to_hub(
+    tinker_path: str,
+    repo_id: str | None = None,
+    *,
+    public: bool = False,
+    revision: str | None = None,
+    commit_message: str | None = None,
+    create_pr: bool = False,
+    allow_patterns: Sequence[str] | None = None,
+    ignore_patterns: Sequence[str] | None = None,
+    model_card: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+    service: ServiceClient | None = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    token: str | None = None,
+    endpoint: str | None = None,
+) -> PushedCheckpoint:
+    """Put a checkpoint onto the Hugging Face Hub as a PEFT adapter. Blocks until it is there.
+
+    It is downloaded as :func:`download` does, into a temporary folder, and uploaded as one commit into ``repo_id``, which is
+    made where it does not exist, private unless ``public``. ``repo_id`` None is ``<user>/tinker-<base model>-<run>``.
+    ``revision`` is the branch, made too; None is the main one. ``create_pr`` proposes the commit instead. The patterns choose
+    files, as in ``fnmatch``. ``model_card`` adds a README.md where neither the checkpoint nor the repository has one. ``token``
+    None is the one that ``hf auth login`` stored, ``endpoint`` None the public hub.
+
+    Raises ImportError without ``huggingface_hub``; TinkerError when nobody is logged in there, when the files are no PEFT
+    adapter, when the repository holds another checkpoint, and when the hub refuses; otherwise what :func:`download` raises.
+    """
+    hub = _hub.connect(token, endpoint)
+    with tempfile.TemporaryDirectory(prefix="tinker-") as folder:
+        done = download(
+            tinker_path, folder, form="auto", progress=progress, service=service, base_url=base_url, api_key=api_key
+        ).result()
+        upload = _hub.Upload(
+            tinker_path=tinker_path,
+            folder=done.destination,
+            repo_id=repo_id,
+            public=public,
+            revision=revision,
+            commit_message=commit_message,
+            create_pr=create_pr,
+            allow_patterns=allow_patterns,
+            ignore_patterns=ignore_patterns,
+            model_card=model_card,
+        )
+        repo, url = _hub.push(hub, upload)
+    return PushedCheckpoint(checkpoint_path=tinker_path, repo_id=repo, revision=revision, public=public, url=url)
+
+
+def _check_form(form: Form, path: ParsedCheckpointTinkerPath) -> None:
+    if form not in ("auto", "external", "archive"):
+        raise ValueError(f"form must be auto, external or archive, got {form!r}")
+    if form == "external" and path.checkpoint_type == "sampler":
+        raise ValueError(f"{path.tinker_path} cannot be exported: only weights that can be trained on can")
+    if form == "archive" and path.checkpoint_type == "external":
+        raise ValueError(f"{path.tinker_path} is a set of files, not an archive")
+
+
+def _unwatched(_: Progress) -> None:
+    return None
+
+
+# How a checkpoint becomes files. Everything below runs on the loop, with the disk in other threads.
+
+
+async def _run_alone(
+    run: Callable[[ServiceClient], Coroutine[Any, Any, Download]], base_url: str | None, api_key: str | None
+) -> Download:
+    """With a service client that lives as long as this."""
+    from tinker.service_client import ServiceClient
+
+    async with ServiceClient(base_url=base_url, api_key=api_key) as service:
+        return await run(service)
+
+
+async def _run(
+    path: ParsedCheckpointTinkerPath,
+    place: Path,
+    form: Form,
+    overwrite: bool,
+    progress: Callable[[Progress], None],
+    service: ServiceClient,
+) -> Download:
+    rest = service.create_rest_client()
+    fetching = _Fetching(service._runtime(), rest, place, progress)  # pyright: ignore[reportPrivateUsage]
+    if path.checkpoint_type == "external":
+        await fetching.files_of(path.tinker_path)
+    elif form == "archive" or path.checkpoint_type == "sampler":
+        await fetching.archive_of(path.tinker_path)
+    else:
+        await _export(fetching, service, rest, path.tinker_path, may_be_archive=form == "auto")
+    return await asyncio.to_thread(fetching.put_in_place, path.tinker_path, overwrite)
+
+
+async def _export(
+    fetching: _Fetching, service: ServiceClient, rest: RestClient, tinker_path: str, *, may_be_archive: bool
+) -> None:
+    try:
+        async with _exported(service, rest, tinker_path) as exported:
+            await fetching.files_of(exported)
+    except _NoExports as missing:
+        if not may_be_archive:
+            raise missing.error from None
+        await fetching.archive_of(tinker_path)
+
+
+class _NoExports(Exception):
+    """This server exports nothing."""
+
+    def __init__(self, error: APIStatusError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@asynccontextmanager
+async def _exported(service: ServiceClient, rest: RestClient, tinker_path: str) -> AsyncGenerator[str]:
+    """The path of an export that is deleted after the block; where that fails, it expires within the hour."""
+    training = await service.create_training_client_from_state(tinker_path)
+    try:
+        saved = await training.save_weights_external(_EXPORT_NAME, MIN_TTL_SECONDS)
+    except APIStatusError as error:
+        if error.status_code not in ABSENT_STATUSES:
+            raise
+        raise _NoExports(error) from error
+    try:
+        yield saved.path
+    finally:
+        with suppress(APIError):  # many servers free it with the session only
+            await training.unload_model()
+        try:
+            await rest.delete_checkpoint_from_tinker_path(saved.path)
+        except APIError as error:
+            logger.warning("the export %s was not deleted, and expires within the hour: %s", saved.path, error)
+
+
+class _Fetching:
+    """Files on their way into one folder."""
+
+    def __init__(self, runtime: Runtime, rest: RestClient, place: Path, progress: Callable[[Progress], None]) -> None:
+        self._runtime, self._rest, self._place = runtime, rest, place
+        self._partial = place.with_name(f"{place.name}.partial")
+        self._ready = self._partial / "files"
+        self._counts = _Counts(progress)
+
+    async def files_of(self, external_path: str) -> None:
+        """Every file of an external checkpoint."""
+        links = _Links(partial(self._external_links, external_path), self._runtime.clock)
+        names = await links.names()
+        checked = _archives.SafeNames()
+        places = {name: self._ready / checked.checked(name) for name in names}
+        await asyncio.to_thread(self._start_afresh)
+        fetched = await self._fetch_all(links, names)
+        for name, file in fetched.items():
+            await asyncio.to_thread(_move, file, places[name])
+
+    async def archive_of(self, tinker_path: str) -> None:
+        """The one archive of a checkpoint, unpacked."""
+        links = _Links(partial(self._archive_link, tinker_path), self._runtime.clock)
+        names = await links.names()
+        await asyncio.to_thread(self._start_afresh)
+        fetched = await self._fetch_all(links, names)
+        await asyncio.to_thread(_archives.unpack, fetched[_ARCHIVE], self._ready)
+
+    async def _external_links(self, external_path: str) -> tuple[Mapping[str, str], datetime.datetime]:
+        answer = await self._rest.get_external_weights_urls(external_path)
+        return answer.urls, answer.expires
+
+    async def _archive_link(self, tinker_path: str) -> tuple[Mapping[str, str], datetime.datetime]:
+        try:
+            answer = await self._rest.get_checkpoint_archive_url_from_tinker_path(tinker_path)
+        except APIStatusError as error:
+            if error.status_code in ABSENT_STATUSES | {GONE_STATUS}:
+                error.add_note(f"{tinker_path} is not there, or this server gives out no checkpoints of its kind")
+            raise
+        return {_ARCHIVE: answer.url}, answer.expires
+
+    async def _fetch_all(self, links: _Links, names: Sequence[str]) -> Mapping[str, Path]:
+        config, room = self._runtime.config, asyncio.Semaphore(FILES_AT_ONCE)
+        self._counts.expect(names)
+        async with open_files(self._runtime.transport.exchange, config) as client:
+            source = Source(
+                client=client, clock=self._runtime.clock, policy=DOWNLOAD.within(config.patience_seconds), url=links.url
+            )
+
+            async def one(name: str) -> Path:
+                place = self._partial / "parts" / hashlib.sha256(name.encode()).hexdigest()
+                async with room:
+                    await fetch(source, name, place, self._counts.watch(name))
+                return place
+
+            return await _together({name: one(name) for name in names})
+
+    def _start_afresh(self) -> None:
+        """Parts are used again, whole files are checked again, so they are made again of parts."""
+        shutil.rmtree(self._ready, ignore_errors=True)
+        self._ready.mkdir(parents=True)
+
+    def put_in_place(self, tinker_path: str, overwrite: bool) -> Download:
+        """Move the complete folder to where it belongs, and remove what was only needed to get there."""
+        sizes = {
+            file.relative_to(self._ready).as_posix(): file.stat().st_size
+            for file in sorted(self._ready.rglob("*"))
+            if file.is_file()
+        }
+        old = self._partial / "replaced"
+        if self._place.exists():
+            if not overwrite:
+                raise FileExistsError(f"Target directory already exists: {self._place}")
+            os.replace(self._place, old)
+        os.replace(self._ready, self._place)
+        shutil.rmtree(self._partial, ignore_errors=True)
+        return Download(checkpoint_path=tinker_path, destination=self._place, files=tuple(sizes), nbytes=sum(sizes.values()))
+
+
+async def _together(jobs: Mapping[str, Coroutine[Any, Any, Path]]) -> Mapping[str, Path]:
+    """The results by name; the first failure ends the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = {name: group.create_task(job) for name, job in jobs.items()}
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return {name: task.result() for name, task in tasks.items()}
+
+
+def _move(file: Path, place: Path) -> None:
+    """Linked rather than moved, so that what is complete serves a next call if this one fails at another file."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(file, place)
+    except OSError:
+        shutil.copyfile(file, place)
+
+
+class _Links:
+    """Signed URLs by file name, asked for again before they expire."""
+
+    def __init__(self, ask: Callable[[], Awaitable[tuple[Mapping[str, str], datetime.datetime]]], clock: Clock) -> None:
+        self._ask, self._clock = ask, clock
+        self._urls: Mapping[str, str] = {}
+        self._until = 0.0
+        self._asking = asyncio.Lock()
+
+    async def names(self) -> Sequence[str]:
+        """The files there are; TinkerError for none."""
+        await self._renew()
+        if not self._urls:
+            raise TinkerError("the checkpoint has no files")
+        return sorted(self._urls)
+
+    async def url(self, name: str, refused: str | None) -> str:
+        """A URL that is good for a new request, another one than ``refused``; TinkerError when the file is gone."""
+        async with self._asking:
+            if self._until - self._clock.wall() < FRESH_SECONDS or self._urls.get(name) == refused:
+                await self._renew()
+        if name not in self._urls:
+            raise TinkerError(f"the checkpoint has no file {name!r} any more")
+        return self._urls[name]
+
+    async def _renew(self) -> None:
+        """A server's links may always be shorter than what counts as fresh; then each request has a new one."""
+        self._urls, expires = await self._ask()
+        self._until = expires.timestamp() if expires.tzinfo is not None else expires.replace(tzinfo=datetime.UTC).timestamp()
+
+
+class _Counts:
+    """The sum over the files that are under way."""
+
+    def __init__(self, progress: Callable[[Progress], None]) -> None:
+        self._progress = progress
+        self._files: dict[str, tuple[int, int | None]] = {}
+
+    def expect(self, names: Sequence[str]) -> None:
+        """These files will come."""
+        self._files = dict.fromkeys(names, (0, None))
+
+    def watch(self, name: str) -> Watch:
+        """What one file tells its progress to."""
+
+        def told(done: int, total: int | None) -> None:
+            self._files[name] = (done, total)
+            totals = [total for _, total in self._files.values()]
+            known = [total for total in totals if total is not None]
+            self._progress(
+                Progress(
+                    done_nbytes=sum(done for done, _ in self._files.values()),
+                    total_nbytes=sum(known) if len(known) == len(totals) else None,
+                    files=len(self._files),
+                )
+            )
+
+        return told
