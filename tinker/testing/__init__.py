@@ -1,6 +1,17 @@
-"""What helps to test a server of the Tinker API: the conformance kit.
+"""What helps to test: a server whose exchanges fail as told, a clock, pytest fixtures of both, and the conformance kit.
 
-From a shell it is ``tinker conformance --base-url http://localhost:8000``. In a test suite each check is one test::
+Programs that use the client are tested against the toy engine, on a wire on which anything can go wrong, in simulated time::
+
+    def test_my_loop(tinker_server, tinker_service):
+        tinker_server.fail_next("asample", status=429, headers={"retry-after": "1"}, times=3)
+        tinker_server.drop_next("optim_step", applied=True)
+        my_loop(tinker_service)
+
+The fixtures (:mod:`tinker.testing.plugin`) are there wherever this package is installed; a scripted fault that does not happen
+fails the test.
+
+Servers are tested by the conformance kit. From a shell it is ``tinker conformance --base-url http://localhost:8000``. In a
+test suite each check is one test::
 
     import pytest
     from tinker.testing import check_ids, verify
@@ -15,6 +26,48 @@ It speaks to the server as any client would, over HTTP, and nothing in it knows 
 
 from __future__ import annotations
 
-from tinker.testing.conformance import Nonconformance, Outcome, Report, Row, check_ids, run, verify
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Nonconformance", "Outcome", "Report", "Row", "check_ids", "run", "verify"]
+if TYPE_CHECKING:
+    from tinker.testing.clock import SteppedClock
+    from tinker.testing.conformance import Nonconformance, Outcome, Report, Row, check_ids, run, verify
+    from tinker.testing.faults import Fault
+    from tinker.testing.faulty_server import Exchange, FaultyServer, toy_server
+
+# Imported when first used: pytest loads the plugin of this package in every run.
+_HOMES = {
+    "Exchange": "faulty_server",
+    "Fault": "faults",
+    "FaultyServer": "faulty_server",
+    "Nonconformance": "conformance",
+    "Outcome": "conformance",
+    "Report": "conformance",
+    "Row": "conformance",
+    "SteppedClock": "clock",
+    "check_ids": "conformance",
+    "run": "conformance",
+    "toy_server": "faulty_server",
+    "verify": "conformance",
+}
+
+__all__ = [
+    "Exchange",
+    "Fault",
+    "FaultyServer",
+    "Nonconformance",
+    "Outcome",
+    "Report",
+    "Row",
+    "SteppedClock",
+    "check_ids",
+    "run",
+    "toy_server",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,299 @@
+"""Faults as a tool: what a client meets under each, in the process and on a port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+
+import tinker
+from tinker.testing import FaultyServer, SteppedClock, toy_server
+from tinker.testing.faults import KINDS, Fault, chances, garbled, operation_of, pieces
+
+HEALTH = "/api/v1/healthz"
+SESSION = {"tags": [], "sdk_version": "1"}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[FaultyServer]:
+    """A server in this process, in simulated time."""
+    with toy_server(tmp_path, clock=SteppedClock()) as server:
+        yield server
+
+
+def get(server: FaultyServer, path: str = HEALTH, *, read: float = 30.0) -> httpx.Response:
+    async def exchange() -> httpx.Response:
+        async with httpx.AsyncClient(transport=server.transport, base_url="http://server", timeout=read) as client:
+            return await client.get(path)
+
+    return asyncio.run(exchange())
+
+
+# In the process
+
+
+def test_without_faults_it_is_the_server(server: FaultyServer) -> None:
+    """An exchange that is not scripted is the server's own, and is noted."""
+    assert get(server).json() == {"status": "ok"}
+    (exchange,) = server.sent("healthz")
+    assert (exchange.method, exchange.status, exchange.fault) == ("GET", 200, None)
+
+
+def test_statuses(server: FaultyServer) -> None:
+    """A scripted status comes so many times, with its headers and body; then the server answers again."""
+    server.fail_next("healthz", 429, headers={"retry-after": "7"}, times=2)
+    server.fail_next("healthz", 503, body=b"<html>")
+    answers = [get(server) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [429, 429, 503, 200]
+    assert (answers[0].headers["retry-after"], answers[0].json()) == ("7", {"detail": "scripted 429"})
+    assert answers[2].content == b"<html>"
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        (lambda server: server.drop_next("healthz"), httpx.ReadError),
+        (lambda server: server.truncate_next("healthz"), httpx.RemoteProtocolError),
+        (lambda server: server.hang_next("healthz"), httpx.ReadTimeout),
+        (lambda server: server.hang_next("healthz", seconds=3), httpx.ReadError),
+        (lambda server: server.delay_next("healthz", 31), httpx.ReadTimeout),
+        (lambda server: server.slow_next("healthz", 31), httpx.ReadTimeout),
+        (lambda server: server.go_silent(), httpx.ReadTimeout),
+        (lambda server: server.go_down(), httpx.ConnectError),
+    ],
+)
+def test_broken_exchanges(server: FaultyServer, script: Callable[[FaultyServer], None], error: type[Exception]) -> None:
+    """Each way to break an exchange is the error that httpx has for it; afterwards the server answers."""
+    script(server)
+    with pytest.raises(error):
+        get(server)
+    server.come_up()
+    assert get(server).status_code == 200
+
+
+def test_what_takes_time_takes_simulated_time(server: FaultyServer) -> None:
+    """A delay, a slow body and a time-out move the clock by their seconds, and nobody waits."""
+    clock = server._clock
+    assert clock is not None
+    began = clock.now
+    server.delay_next("healthz", 20)
+    assert get(server).json() == {"status": "ok"}
+    assert clock.now == began + 20
+    server.slow_next("healthz", 2)
+    assert get(server).json() == {"status": "ok"}
+    assert clock.now == began + 36
+    server.hang_next("healthz")
+    with pytest.raises(httpx.ReadTimeout):
+        get(server, read=45.0)
+    assert clock.now == began + 81
+
+
+def test_corrupt_bodies_have_their_length(server: FaultyServer) -> None:
+    """A corrupt answer keeps its status and length and says nothing."""
+    server.corrupt_next("healthz")
+    answer = get(server)
+    assert (answer.status_code, answer.content) == (200, b"\xff" * len(b'{"status":"ok"}'))
+
+
+@pytest.mark.parametrize("fault", ["fail_next", "drop_next", "hang_next"])
+@pytest.mark.parametrize("applied", [False, True])
+def test_before_and_after(fault: str, applied: bool) -> None:
+    """An applied fault loses the answer of a request that was carried out; another one the request."""
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["path"])
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    server = FaultyServer(app, clock=SteppedClock())
+    getattr(server, fault)("healthz", applied=applied)
+    with contextlib.suppress(httpx.HTTPError):
+        get(server)
+    assert seen == [HEALTH] * applied
+
+
+def test_a_restart_keeps_the_state(server: FaultyServer) -> None:
+    """What the server knew it knows after a restart, and a client goes on where it was."""
+    training = server.service().create_lora_training_client("tinker/toy").result(10)
+    server.go_down()
+    server.come_up()
+    assert training.optim_step(tinker.AdamParams()).result(10).metrics is not None
+
+
+def test_faults_that_do_not_happen_are_named(server: FaultyServer) -> None:
+    """What was scripted and did not happen fails the check, with its name and how often."""
+    server.verify()
+    server.fail_next("asample", 429, times=3)
+    server.drop_next("healthz", applied=True)
+    with pytest.raises(AssertionError, match=r"asample: status 429, 3 left; healthz: drop after, 1 left"):
+        server.verify()
+    server.forget()
+    server.verify()
+
+
+def test_unknown_operations_are_refused(server: FaultyServer) -> None:
+    """A misspelt operation fails at once and names the ones it may mean."""
+    with pytest.raises(ValueError, match=r"did you mean .*retrieve_future"):
+        server.fail_next("retrieve_futur")
+    server.fail_next("*")
+    assert get(server).status_code == 503
+
+
+def test_waiting_for_requests(server: FaultyServer) -> None:
+    """A test can wait until an operation was asked for so many times."""
+    thread = threading.Thread(target=lambda: [get(server) for _ in range(3)])
+    thread.start()
+    assert len(server.wait_for("healthz", 3)) >= 3
+    thread.join()
+
+
+# Chance
+
+
+def fates(seed: int, rate: float = 0.1, **options: Any) -> list[Fault | None]:
+    chance = chances(rate, seed, **options)
+    return [chance("asample", number) for number in range(2000)]
+
+
+def test_chance_depends_on_the_seed_only() -> None:
+    """The same seed gives the n-th exchange of an operation the same fate, whatever happens elsewhere; another seed another."""
+    assert fates(1) == fates(1)
+    assert fates(1) != fates(2)
+
+
+def test_chance_hits_its_rate_in_every_way() -> None:
+    """A rate of ten percent fails about that share, in each of the ways, and none of zero percent."""
+    met = [fate for fate in fates(3) if fate is not None]
+    assert 150 < len(met) < 250
+    assert {fate.kind for fate in met} == set(KINDS)
+    assert all(fate.kind == "drop" for fate in fates(3, kinds=["drop"]) if fate)
+    assert not any(fates(3, 0.0))
+
+
+def test_a_client_gets_through_any_chance(server: FaultyServer) -> None:
+    """With a third of all exchanges lost in every way that leaves the answers readable, training goes on as if there were none."""
+    training = server.service().create_lora_training_client("tinker/toy").result(30)
+    server.fail_randomly(0.33, seed=5, kinds=["status", "drop", "hang", "delay", "truncate", "slow"], longest_seconds=50)
+    steps = [training.optim_step(tinker.AdamParams()) for _ in range(20)]
+    assert all(step.result(30).metrics is not None for step in steps)
+    assert server.totals["exchanges"] > 40
+
+
+# On a port
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[tuple[FaultyServer, str]]:
+    """A server on a port, in real time."""
+    with toy_server(tmp_path) as server, server.on_port() as url:
+        yield server, url
+
+
+def test_a_port_serves(live: tuple[FaultyServer, str]) -> None:
+    """On a port it is an HTTP server like any other, also for large bodies."""
+    server, url = live
+    assert httpx.get(url + HEALTH).json() == {"status": "ok"}
+    body = {**SESSION, "user_metadata": {"long": "x" * 5_000_000}}
+    assert httpx.post(f"{url}/api/v1/create_session", json=body).status_code == 200
+    assert len(server.sent("create_session")[0].body) > 5_000_000
+
+
+def test_broken_connections(live: tuple[FaultyServer, str]) -> None:
+    """Breaks before, between and within answers are those of real sockets."""
+    server, url = live
+    with httpx.Client(base_url=url) as client:
+        server.drop_next("healthz")
+        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+            client.get(HEALTH)
+        server.truncate_next("healthz")
+        with pytest.raises(httpx.RemoteProtocolError, match=r"incomplete|without sending complete"):
+            client.get(HEALTH)
+        server.hang_next("healthz", seconds=0.01)
+        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+            client.get(HEALTH)
+        server.hang_next("healthz")
+        with pytest.raises(httpx.ReadTimeout):
+            client.get(HEALTH, timeout=0.05)
+        server.corrupt_next("healthz")
+        assert client.get(HEALTH).content == garbled(b'{"status":"ok"}')
+        server.slow_next("healthz", 0.001)
+        assert client.get(HEALTH).json() == {"status": "ok"}
+        server.fail_next("healthz", 418, headers={"x-tea": "green"})
+        assert client.get(HEALTH).headers["x-tea"] == "green"
+
+
+def test_down_and_up_on_the_same_port(live: tuple[FaultyServer, str]) -> None:
+    """While it is down connections are refused and those there were are broken; afterwards the same URL answers."""
+    server, url = live
+    with httpx.Client(base_url=url) as client:
+        client.get(HEALTH)
+        server.go_down()
+        with pytest.raises(httpx.TransportError):
+            client.get(HEALTH)
+        with pytest.raises(httpx.ConnectError):
+            client.get(HEALTH)
+        server.come_up()
+        assert client.get(HEALTH).status_code == 200
+
+
+def test_a_silent_server_accepts_and_says_nothing(live: tuple[FaultyServer, str]) -> None:
+    """A silent server takes requests and never answers, until its port ends."""
+    server, url = live
+    server.go_silent()
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.get(url + HEALTH, timeout=0.05)
+
+
+def test_a_port_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The end of the block ends the thread and the hanging exchanges; aiohttp's client sees its connections end."""
+    before = set(threading.enumerate())
+
+    async def hang(url: str) -> None:
+        async with aiohttp.ClientSession() as client:
+            with pytest.raises(aiohttp.ClientError):
+                await client.get(url + HEALTH)
+
+    with toy_server(tmp_path) as server:
+        with server.on_port() as url:
+            server.hang_next("healthz")
+            thread = threading.Thread(target=asyncio.run, args=(hang(url),))
+            thread.start()
+            server.wait_for("healthz")
+        thread.join(10)
+        assert not thread.is_alive()
+    assert set(threading.enumerate()) == before
+
+
+# Parts
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "operation"),
+    [
+        ("POST", "/api/v1/asample", "asample"),
+        ("POST", "/api/v1/sessions/a:b/finish", "finish_session"),
+        ("GET", "/api/v1/training_runs/s:train:0", "get_training_run"),
+        ("DELETE", "/api/v1/training_runs/s:train:0/checkpoints/weights/01", "delete_checkpoint"),
+        ("GET", "/elsewhere", "GET /elsewhere"),
+    ],
+)
+def test_operations_have_the_names_of_the_contract(method: str, path: str, operation: str) -> None:
+    """A request is called what the contract calls it, also with ids in its path."""
+    assert operation_of(method, path) == operation
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 1000])
+def test_pieces_are_the_whole(length: int) -> None:
+    """Slow bodies lose nothing, in at most eight pieces."""
+    content = bytes(range(256)) * 4
+    parts = pieces(content[:length])
+    assert b"".join(parts) == content[:length]
+    assert len(parts) <= 8

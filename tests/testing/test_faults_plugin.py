@@ -1,0 +1,67 @@
+"""The pytest plugin, in test runs of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+PASSING = """
+import tinker
+
+PROMPT, PARAMS = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=4)
+
+def test_rate_limits_are_waited_out(tinker_server, tinker_service, tinker_clock):
+    tinker_server.fail_next("asample", status=429, headers={"retry-after": "3"}, times=3)
+    sampler = tinker_service.create_sampling_client(base_model="tinker/toy")
+    assert sampler.sample(PROMPT, 1, PARAMS).result(timeout=30).sequences
+    assert tinker_clock.now - 1000 >= 9
+
+def test_url(tinker_url):
+    service = tinker.ServiceClient(base_url=tinker_url, api_key="tml-test")
+    with service:
+        assert service.get_server_capabilities().supported_models
+"""
+
+FAILING = """
+def test_unused(tinker_server):
+    tinker_server.drop_next("asample", times=2)
+"""
+
+LAZY = """
+import sys
+
+def test_nothing_heavy_is_loaded():
+    assert not {"httpx", "aiohttp", "numpy", "starlette", "msgspec", "tinker_wire"} & sys.modules.keys()
+"""
+
+
+def run_pytest(folder: Path, content: str) -> tuple[int, str]:
+    """A run of pytest on one file, with the plugin as installed, or named where the installation is older than it."""
+    (folder / "test_it.py").write_text(content)
+    installed = any(one.value == "tinker.testing.plugin" for one in entry_points(group="pytest11"))
+    options = [] if installed else ["-p", "tinker.testing.plugin"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_fixtures_work_as_shown(tmp_path: Path) -> None:
+    """The fixtures give a server, a client of it, simulated time, and a port."""
+    code, output = run_pytest(tmp_path, PASSING)
+    assert code == 0, output
+    assert "2 passed" in output
+
+
+def test_unused_faults_fail_the_test(tmp_path: Path) -> None:
+    """A scripted fault that does not happen fails the test that scripted it, by name."""
+    code, output = run_pytest(tmp_path, FAILING)
+    assert code == 1, output
+    assert "asample: drop, 2 left" in output
+
+
+def test_runs_that_do_not_use_it_load_nothing(tmp_path: Path) -> None:
+    """Where no fixture is used, the plugin costs the import of pytest."""
+    code, output = run_pytest(tmp_path, LAZY)
+    assert code == 0, output

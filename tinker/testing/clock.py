@@ -1,0 +1,148 @@
+"""Time that passes only when everybody waits: what takes minutes of retries takes milliseconds, in the right order."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import heapq
+import itertools
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+import attrs
+
+from tinker._clock import Clock
+
+# Turns of the loop without anything to do before time may jump; a chain of callbacks inside a client is shorter.
+_CALM_TURNS = 40
+_LOOK_AGAIN_SECONDS = 0.0005  # real ones, while an exchange is under way
+_PATIENCE_SECONDS = 10.0  # real ones, until a client begins to sleep
+
+
+@attrs.define(order=True)
+class _Sleeper:
+    due: float
+    number: int
+    urgent: bool = attrs.field(order=False)
+    woken: asyncio.Event = attrs.field(order=False)
+    loop: asyncio.AbstractEventLoop = attrs.field(order=False)
+
+
+class SteppedClock:
+    """A clock for ``ServiceClient(clock=stepped.clock())``.
+
+    Sleeps shorter than ``long_seconds`` are somebody's wait: as soon as no exchange is under way and nothing else happens,
+    time jumps to the end of the earliest. Longer ones (heartbeats, refreshes) are nobody's wait: they end when time has come
+    that far, by such jumps or by :meth:`advance`. Sleepers wake one after the other, in the order of their times.
+
+    ``random`` is what the client takes for a random number, so that delays are known; ``slept`` lists the short sleeps.
+
+    >>> import asyncio
+    >>> clock = SteppedClock()
+    >>> asyncio.run(clock.sleep(9))
+    >>> clock.now
+    1009.0
+    """
+
+    def __init__(self, *, long_seconds: float = 10.0, random: float = 0.99) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+        self._long_seconds = long_seconds
+        self._random = random
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._sleepers: list[_Sleeper] = []
+        self._jumping: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
+        self._busy = 0
+
+    def clock(self) -> Clock:
+        """The clock as a client takes it."""
+        return Clock(monotonic=lambda: self.now, wall=lambda: self.now, sleep=self.sleep, random=lambda: self._random)
+
+    def __call__(self) -> float:
+        """The time, for the ``clock`` and ``now`` of a local server's state."""
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep as a client does."""
+        urgent = seconds < self._long_seconds
+        if urgent:
+            self.slept.append(seconds)
+        await self._sleep(seconds, urgent)
+
+    async def elapse(self, seconds: float) -> None:
+        """Let so much time pass, however much it is; for what takes its time on the wire."""
+        await self._sleep(seconds, urgent=True)
+
+    def advance(self, seconds: float) -> None:
+        """Move time on by so much and wake, in order, whoever slept until then; returns when they have acted.
+
+        Waits first, a few real seconds at most, until somebody sleeps who is to be woken; AssertionError when nobody does.
+        """
+        until = self.now + seconds
+        with self._changed:
+            there = self._changed.wait_for(lambda: self._sleepers and self._sleepers[0].due <= until, _PATIENCE_SECONDS)
+            assert there, f"nobody sleeps who would wake within {seconds} s"
+            loop = self._sleepers[0].loop
+        with suppress(concurrent.futures.CancelledError):  # the last thing that happened was the end of the loop
+            asyncio.run_coroutine_threadsafe(self._advance(seconds), loop).result()
+
+    async def _advance(self, seconds: float) -> None:
+        await self.elapse(seconds)
+        await self._calm()
+
+    @contextmanager
+    def busy(self) -> Generator[None]:
+        """While the block runs, something happens that takes real time: no jumps."""
+        with self._changed:
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy -= 1
+
+    async def _sleep(self, seconds: float, urgent: bool) -> None:
+        loop = asyncio.get_running_loop()
+        sleeper = _Sleeper(self.now + max(seconds, 0.0), next(self._numbers), urgent, asyncio.Event(), loop)
+        with self._changed:
+            heapq.heappush(self._sleepers, sleeper)
+            self._changed.notify_all()
+        if urgent and loop not in self._jumping:
+            self._jumping[loop] = loop.create_task(self._jump(loop), name="stepped clock")
+        try:
+            await sleeper.woken.wait()
+        finally:
+            self._forget(sleeper)
+
+    def _forget(self, sleeper: _Sleeper) -> None:
+        with self._changed:
+            if sleeper in self._sleepers:
+                self._sleepers.remove(sleeper)
+                heapq.heapify(self._sleepers)
+
+    async def _jump(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wake one sleeper after the other, as long as somebody of this loop waits."""
+        try:
+            while any(sleeper.urgent and sleeper.loop is loop for sleeper in self._sleepers):
+                await self._calm()
+                self._wake_next()
+        finally:
+            del self._jumping[loop]
+
+    def _wake_next(self) -> None:
+        with self._changed:
+            if self._busy or not any(sleeper.urgent for sleeper in self._sleepers):
+                return
+            sleeper = heapq.heappop(self._sleepers)
+            self.now = max(self.now, sleeper.due)
+        if not sleeper.loop.is_closed():
+            sleeper.loop.call_soon_threadsafe(sleeper.woken.set)
+
+    async def _calm(self) -> None:
+        """Until nothing has happened for some turns of the loop."""
+        turns = 0
+        while turns < _CALM_TURNS:
+            turns = 0 if self._busy else turns + 1
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS if self._busy else 0)

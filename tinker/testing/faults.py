@@ -1,0 +1,193 @@
+"""What can go wrong with one exchange, and the script that says which exchange it happens to.
+
+    kind          what the client sees
+    ------------  --------------------------------------------------------------------------------------
+    status        an answer with this status, headers and body instead of the server's
+    drop          the connection breaks without an answer
+    hang          nothing more comes, though the connection stays open (for ``seconds``, if given)
+    delay         the request reaches the server so much later
+    truncate      the head and the first half of the body come, then the connection breaks
+    corrupt       the answer's body is garbage of the same length
+    slow          the answer's body comes in pieces, with so much time before each
+
+A fault with ``applied`` happens after the server has carried the request out, one without it before.
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeAlias, get_args
+
+import attrs
+import msgspec
+from tinker_wire.operations import OPERATIONS
+
+Kind: TypeAlias = Literal["status", "drop", "hang", "delay", "truncate", "corrupt", "slow"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+ANY = "*"
+SLOW_PIECES = 8
+
+# What overloaded and restarting servers and the proxies before them answer.
+_STATUSES = (429, 429, 500, 502, 503, 504)
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """A whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen(kw_only=True)
+class Fault:
+    """One thing that goes wrong. ``seconds`` None means for ever; ``answer`` is that of a ``status`` fault."""
+
+    kind: Kind
+    applied: bool = False
+    seconds: float | None = None
+    answer: Answer | None = None
+
+    @property
+    def name(self) -> str:
+        """A word for totals and messages."""
+        status = "" if self.answer is None else f" {self.answer.status}"
+        return f"{self.kind}{status}{' after' if self.applied and self.kind in ('drop', 'hang', 'status') else ''}"
+
+
+def status_fault(status: int, headers: Mapping[str, str] | None = None, body: object = None, *, applied: bool = False) -> Fault:
+    """An answer instead of the server's; ``body`` is bytes as they are, anything else JSON, None a detail that says so."""
+    if isinstance(body, bytes):
+        content, media = body, {}
+    else:
+        content = msgspec.json.encode({"detail": f"scripted {status}"} if body is None else body)
+        media = {"content-type": "application/json"}
+    return Fault(
+        kind="status", applied=applied, answer=Answer(status=status, headers={**media, **(headers or {})}, content=content)
+    )
+
+
+@attrs.define
+class _Scripted:
+    operation: str
+    fault: Fault
+    left: int
+
+
+def _no_fault(operation: str, number: int) -> Fault | None:
+    return None
+
+
+class Script:
+    """Which exchange meets which fault: first what was scripted, in that order, then chance. Used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._scripted: list[_Scripted] = []
+        self._chance: Callable[[str, int], Fault | None] = _no_fault
+        self._counts: Counter[str] = Counter()
+
+    def add(self, operation: str, fault: Fault, times: int) -> None:
+        """The next ``times`` exchanges of ``operation`` (``*``: of any) meet ``fault``. ValueError for an unknown one."""
+        if operation != ANY and operation not in OPERATIONS:
+            close = difflib.get_close_matches(operation, OPERATIONS, 3)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise ValueError(f"{operation!r} is no operation of the contract{hint}")
+        with self._lock:
+            self._scripted.append(_Scripted(operation, fault, times))
+
+    def by_chance(self, chance: Callable[[str, int], Fault | None] = _no_fault) -> None:
+        """From now on ``chance`` is asked about every exchange without a scripted fault: its operation, its number from 0."""
+        with self._lock:
+            self._counts.clear()
+            self._chance = chance
+
+    def take(self, operation: str) -> Fault | None:
+        """The fault of the exchange that begins now."""
+        with self._lock:
+            for scripted in self._scripted:
+                if scripted.left > 0 and scripted.operation in (operation, ANY):
+                    scripted.left -= 1
+                    return scripted.fault
+            number = self._counts[operation]
+            self._counts[operation] += 1
+            return self._chance(operation, number)
+
+    def unused(self) -> list[str]:
+        """The scripted faults that have not happened."""
+        with self._lock:
+            return [f"{one.operation}: {one.fault.name}, {one.left} left" for one in self._scripted if one.left > 0]
+
+    def forget(self) -> None:
+        """Script nothing any more."""
+        with self._lock:
+            self._scripted.clear()
+        self.by_chance()
+
+
+def chances(
+    rate: float, seed: int, kinds: Sequence[Kind] = KINDS, *, hang_seconds: float | None = None, longest_seconds: float = 1.0
+) -> Callable[[str, int], Fault | None]:
+    """A share ``rate`` of all exchanges fails, each of ``kinds`` as often as the others.
+
+    The fate of the n-th exchange of an operation depends on the seed only. ``hang_seconds`` is when a hanging connection
+    breaks after all (None: never), ``longest_seconds`` what a delay or a
+    slow body takes at most.
+    """
+
+    def chance(operation: str, number: int) -> Fault | None:
+        draw = random.Random(f"{seed}/{operation}/{number}")  # noqa: S311 - reproducible on purpose
+        if draw.random() >= rate:
+            return None
+        kind = draw.choice(list(kinds))
+        applied = kind not in ("status", "drop", "hang") or draw.random() < 0.5
+        if kind == "status":
+            headers = {"retry-after-ms": str(draw.randrange(1, 500))} if draw.random() < 0.3 else None
+            return status_fault(draw.choice(_STATUSES), headers, applied=draw.random() < 0.3)
+        if kind == "hang":
+            return Fault(kind=kind, applied=applied, seconds=hang_seconds)
+        seconds = draw.uniform(0.0, longest_seconds)
+        return Fault(kind=kind, applied=applied, seconds=seconds / SLOW_PIECES if kind == "slow" else seconds)
+
+    return chance
+
+
+def garbled(content: bytes) -> bytes:
+    """As many bytes, which are neither JSON nor protobuf nor text."""
+    return b"\xff" * len(content)
+
+
+def pieces(content: bytes, count: int = SLOW_PIECES) -> list[bytes]:
+    """The content in at most ``count`` parts."""
+    size = max(1, -(-len(content) // count))
+    return [content[start : start + size] for start in range(0, len(content), size)]
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\\{\w+\\\}", "(.+)", re.escape(path)))
+
+
+_FIXED = {(one.method, one.path): name for name, one in OPERATIONS.items() if "{" not in one.path}
+# The longest first: an id may hold slashes.
+_OPEN = [
+    (one.method, _pattern(one.path), name)
+    for name, one in sorted(OPERATIONS.items(), key=lambda row: -len(row[1].path))
+    if "{" in one.path
+]
+
+
+def operation_of(method: str, path: str) -> str:
+    """The operation id of a request; method and path where the contract has none."""
+    found = _FIXED.get((method, path))
+    if found is not None:
+        return found
+    for wanted, pattern, name in _OPEN:
+        if wanted == method and pattern.fullmatch(path):
+            return name
+    return f"{method} {path}"

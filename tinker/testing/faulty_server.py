@@ -1,0 +1,346 @@
+"""A server whose exchanges fail as a script says: in the process, where time can be simulated, and on a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import attrs
+import httpx
+
+import tinker
+from tinker.testing import faults
+from tinker.testing.clock import SteppedClock
+from tinker.testing.faults import Answer, Fault, Kind, Script
+from tinker.testing.port import Port
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from tinker.local import State
+
+_PATIENCE_SECONDS = 10.0  # real ones, for what a test waits for
+_READ_SECONDS = 60.0  # of a client that names no time-out
+
+Mode = Literal["up", "down", "silent"]
+
+
+@attrs.define(eq=False)
+class Exchange:
+    """One request that arrived. ``status`` is None until it is answered, and when no whole answer came."""
+
+    operation: str
+    method: str
+    url: str
+    headers: Mapping[str, str] = attrs.field(repr=False)
+    body: bytes = attrs.field(repr=False)
+    fault: Fault | None = None
+    status: int | None = None
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+
+@attrs.frozen
+class Delivery:
+    """What goes back: ``answer`` None is none at all, ``fault`` how it travels."""
+
+    answer: Answer | None
+    fault: Fault | None
+
+
+class FaultyServer:
+    """An ASGI application behind a wire on which anything can go wrong.
+
+    Clients reach it in this process, through :attr:`transport` or the clients that :meth:`service` makes, and on a port
+    while :meth:`on_port` runs. Operations are called by their ids in the contract (``asample``, ``retrieve_future``, ...;
+    ``"*"`` is any). :meth:`verify` fails when a scripted fault did not happen. Everything may be used from any thread.
+
+    >>> import tinker
+    >>> from tinker.testing import toy_server
+    >>> with toy_server(clock=SteppedClock()) as server:
+    ...     server.fail_next("create_session", status=503, headers={"retry-after": "5"}, times=2)
+    ...     model = server.service().create_lora_training_client("tinker/toy").result(30)
+    ...     [exchange.status for exchange in server.sent("create_session")]
+    [503, 503, 200]
+    """
+
+    def __init__(self, app: ASGIApp, *, clock: SteppedClock | None = None, keep: bool = True) -> None:
+        self._inner = httpx.ASGITransport(app)
+        self._clock = clock
+        self._keep = keep
+        self._script = Script()
+        self._arrived = threading.Condition()
+        self._mode: Mode = "up"
+        self._life = 0
+        self._port: Port | None = None
+        self._services: list[tinker.ServiceClient] = []
+        self.state: State | None = None
+        self.exchanges: list[Exchange] = []
+        self.totals: Counter[str] = Counter()
+
+    # ------------------------------------------------------------------------------------------------------------- the script
+
+    def fail_next(
+        self,
+        operation: str,
+        status: int = 503,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: object = None,
+        times: int = 1,
+        applied: bool = False,
+    ) -> None:
+        """Answer the next requests with this status. ``body`` None is a detail, bytes go as they are, else JSON.
+
+        With ``applied`` the server carries the request out first, and its own answer is lost.
+        """
+        self._script.add(operation, faults.status_fault(status, headers, body, applied=applied), times)
+
+    def drop_next(self, operation: str, *, applied: bool = False, times: int = 1) -> None:
+        """Break the connection of the next requests without an answer, before or after the server carries them out."""
+        self._script.add(operation, Fault(kind="drop", applied=applied), times)
+
+    def hang_next(self, operation: str, *, seconds: float | None = None, applied: bool = False, times: int = 1) -> None:
+        """Never answer the next requests, and keep their connections open; break them after ``seconds``, if given."""
+        self._script.add(operation, Fault(kind="hang", applied=applied, seconds=seconds), times)
+
+    def delay_next(self, operation: str, seconds: float, *, times: int = 1) -> None:
+        """Let the next requests reach the server so much later, also when their clients have given up by then."""
+        self._script.add(operation, Fault(kind="delay", applied=True, seconds=seconds), times)
+
+    def truncate_next(self, operation: str, *, times: int = 1) -> None:
+        """Break the connection in the middle of the next answers."""
+        self._script.add(operation, Fault(kind="truncate", applied=True), times)
+
+    def corrupt_next(self, operation: str, *, times: int = 1) -> None:
+        """Replace the bodies of the next answers by garbage of the same length."""
+        self._script.add(operation, Fault(kind="corrupt", applied=True), times)
+
+    def slow_next(self, operation: str, seconds: float, *, times: int = 1) -> None:
+        """Send the bodies of the next answers in eight pieces, after waiting for ``seconds`` before each."""
+        self._script.add(operation, Fault(kind="slow", applied=True, seconds=seconds), times)
+
+    def fail_randomly(
+        self,
+        rate: float,
+        *,
+        seed: int,
+        kinds: Sequence[Kind] = faults.KINDS,
+        hang_seconds: float | None = None,
+        longest_seconds: float = 1.0,
+    ) -> None:
+        """From now on let a share ``rate`` of all exchanges fail, each of ``kinds`` as often as the others.
+
+        The fate of the n-th exchange of an operation depends on ``seed`` only. ``hang_seconds`` is when hanging connections
+        break after all, ``longest_seconds`` what a delay or a slow body takes at most. A rate of 0 ends it.
+        """
+        chance = faults.chances(rate, seed, kinds, hang_seconds=hang_seconds, longest_seconds=longest_seconds)
+        self._script.by_chance(chance)
+
+    def forget(self) -> None:
+        """Script nothing any more, and let nothing fail by chance."""
+        self._script.forget()
+
+    def verify(self) -> None:
+        """AssertionError when a scripted fault has not happened; it names each."""
+        unused = self._script.unused()
+        assert not unused, f"scripted faults that never happened: {'; '.join(unused)}"
+
+    # ------------------------------------------------------------------------------------------------------------ up and down
+
+    def go_down(self) -> None:
+        """Refuse connections and break those there are; the server's state stays. What it does is lost on the way back."""
+        self._mode = "down"
+        self._life += 1
+        if self._port is not None:
+            self._port.close_listener()
+
+    def go_silent(self) -> None:
+        """Accept requests and answer nothing at all any more, as a server does whose machine hangs."""
+        self._mode = "silent"
+
+    def come_up(self) -> None:
+        """Answer again."""
+        self._mode = "up"
+        if self._port is not None:
+            self._port.open_listener()
+
+    # --------------------------------------------------------------------------------------------------------------- the log
+
+    def sent(self, operation: str) -> list[Exchange]:
+        """The requests of an operation that arrived, oldest first."""
+        with self._arrived:
+            return [exchange for exchange in self.exchanges if exchange.operation == operation]
+
+    def wait_for(self, operation: str, count: int = 1) -> list[Exchange]:
+        """The requests of an operation, as soon as there are so many; AssertionError after ten real seconds."""
+        with self._arrived:
+            there = self._arrived.wait_for(lambda: len(self.sent(operation)) >= count, _PATIENCE_SECONDS)
+        assert there, f"{operation}: {len(self.sent(operation))} requests arrived, not {count}"
+        return self.sent(operation)
+
+    # --------------------------------------------------------------------------------------------------------------- clients
+
+    @property
+    def transport(self) -> httpx.AsyncBaseTransport:
+        """The way to this server without a network, for ``ServiceClient(transport=...)`` and any httpx client."""
+        return _InProcess(self)
+
+    def service(self, **arguments: Any) -> tinker.ServiceClient:
+        """A client of this server, in the process and under its clock. It is closed with the server."""
+        given: dict[str, Any] = {"base_url": "http://server", "api_key": "tml-test", "transport": self.transport}
+        if self._clock is not None:
+            given["clock"] = self._clock.clock()
+        self._services.append(tinker.ServiceClient(**{**given, **arguments}))
+        return self._services[-1]
+
+    @contextmanager
+    def on_port(self) -> Generator[str]:
+        """Listen on a free port of this machine; yields the base URL. For real time only."""
+        self._port = Port(self._serve)
+        try:
+            yield self._port.url
+        finally:
+            port, self._port = self._port, None
+            port.close()
+
+    def close(self) -> None:
+        """End what :meth:`service` made."""
+        services, self._services = self._services, []
+        for service in services:
+            service.close().exception(_PATIENCE_SECONDS)
+
+    # -------------------------------------------------------------------------------------------------------------- exchanges
+
+    @property
+    def mode(self) -> Mode:
+        """Whether the server answers."""
+        return self._mode
+
+    def _note(self, request: httpx.Request, body: bytes) -> Exchange:
+        operation = faults.operation_of(request.method, request.url.path)
+        exchange = Exchange(operation, request.method, str(request.url), request.headers, body)
+        exchange.fault = Fault(kind="hang") if self._mode == "silent" else self._script.take(operation)
+        with self._arrived:
+            self.totals["exchanges"] += 1
+            if exchange.fault is not None:
+                self.totals[exchange.fault.name] += 1
+            if self._keep:
+                self.exchanges.append(exchange)
+            self._arrived.notify_all()
+        return exchange
+
+    async def _serve(self, request: httpx.Request, sleep: Callable[[float], Any]) -> Delivery:
+        """Let one exchange happen on the server's side, and say how its answer travels."""
+        exchange, life = self._note(request, await request.aread()), self._life
+        fault = exchange.fault
+        if fault is not None and fault.kind == "delay":
+            await sleep(fault.seconds or 0.0)
+        answer: Answer | None = None
+        if fault is None or fault.applied:
+            answer = await self._carried_out(request)
+        if self._life != life:
+            return Delivery(None, Fault(kind="drop"))
+        if fault is not None and fault.kind in ("status", "drop", "hang"):
+            answer = fault.answer
+        if fault is not None and fault.kind == "corrupt" and answer is not None:
+            answer = attrs.evolve(answer, content=faults.garbled(answer.content))
+        exchange.status = None if answer is None else answer.status
+        return Delivery(answer, fault)
+
+    async def _carried_out(self, request: httpx.Request) -> Answer:
+        with nullcontext() if self._clock is None else self._clock.busy():
+            response = await self._inner.handle_async_request(request)
+            return Answer(status=response.status_code, headers=response.headers, content=await response.aread())
+
+
+@attrs.frozen
+class _InProcess(httpx.AsyncBaseTransport):
+    """What a client without a network sees."""
+
+    server: FaultyServer
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if self.server.mode == "down":
+            raise httpx.ConnectError("connection refused", request=request)
+        limit = cast("dict[str, float | None]", request.extensions.get("timeout", {})).get("read") or _READ_SECONDS
+        waited = _Waited(self.server, limit)
+        delivery = await self.server._serve(request, waited.sleep)  # pyright: ignore[reportPrivateUsage]
+        return await _Travel(request, delivery, waited).answer()
+
+
+@attrs.define
+class _Waited:
+    """How long a client waits for a sign of life: at most ``limit`` seconds."""
+
+    server: FaultyServer
+    limit: float
+    timed_out: bool = False
+
+    async def sleep(self, seconds: float | None) -> None:
+        """Let time pass; None is for ever. Not longer than the client waits."""
+        self.timed_out = self.timed_out or seconds is None or seconds >= self.limit
+        duration = self.limit if seconds is None else min(seconds, self.limit)
+        clock = self.server._clock  # pyright: ignore[reportPrivateUsage]
+        await (asyncio.sleep(duration) if clock is None else clock.elapse(duration))
+
+
+@attrs.frozen
+class _Travel:
+    """An answer on its way back, as httpx tells of it."""
+
+    request: httpx.Request
+    delivery: Delivery
+    waited: _Waited
+
+    async def answer(self) -> httpx.Response:
+        answer, fault = self.delivery.answer, self.delivery.fault
+        if fault is not None and fault.kind == "hang":
+            await self.waited.sleep(fault.seconds)
+        if fault is not None and fault.kind == "slow" and answer is not None:
+            for _ in faults.pieces(answer.content):
+                if not self.waited.timed_out:
+                    await self.waited.sleep(fault.seconds)
+        if self.waited.timed_out:
+            raise httpx.ReadTimeout("the read timed out", request=self.request)
+        if answer is None:
+            raise httpx.ReadError("the connection broke", request=self.request)
+        if fault is not None and fault.kind == "truncate":
+            raise httpx.RemoteProtocolError("the connection broke in the middle of the body", request=self.request)
+        return httpx.Response(answer.status, headers=dict(answer.headers), content=answer.content, request=self.request)
+
+
+@contextmanager
+def toy_server(
+    data_dir: Path | None = None, *, clock: SteppedClock | None = None, keep: bool = True, **settings: Any
+) -> Generator[FaultyServer]:
+    """A local server with the toy engine behind a faulty wire; needs ``tinker[server]``.
+
+    ``data_dir`` None is a folder of its own, removed at the end. ``settings`` are those of ``tinker.local.Settings``. The end
+    of the block closes the clients and the server; it does not :meth:`~FaultyServer.verify`. With ``keep`` False the log of
+    requests stays empty.
+    """
+    from tinker.local import Settings, State, create_app, open_engine
+
+    with tempfile.TemporaryDirectory(prefix="tinker-") as folder:
+        chosen: dict[str, Any] = {"hold_seconds": 0.2, "data_dir": data_dir or Path(folder), **settings}
+        state = State(lambda: open_engine("toy"), Settings(**chosen))
+        server = FaultyServer(create_app(state), clock=clock, keep=keep)
+        server.state = state
+        try:
+            yield server
+        finally:
+            server.come_up()
+            server.forget()
+            server.close()
+            state.close()

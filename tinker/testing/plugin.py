@@ -1,0 +1,58 @@
+"""Fixtures for pytest, there wherever this package is installed: a faulty local server, a client of it, simulated time.
+
+    def test_rate_limits_are_waited_out(tinker_server, tinker_service, tinker_clock):
+        tinker_server.fail_next("asample", status=429, headers={"retry-after": "3"}, times=3)
+        sampler = tinker_service.create_sampling_client(base_model="tinker/toy")
+        assert sampler.sample(prompt, 1, params).result(timeout=30).sequences
+        assert tinker_clock.now - 1000 >= 9
+
+A scripted fault that does not happen fails the test. Loading this module imports pytest only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import tinker
+    from tinker.testing import FaultyServer, SteppedClock
+
+
+@pytest.fixture
+def tinker_clock() -> SteppedClock:
+    """The time as the server's clients see it: retries take no time, heartbeats come when time has passed."""
+    from tinker.testing import SteppedClock
+
+    return SteppedClock()
+
+
+@pytest.fixture
+def tinker_server(tinker_clock: SteppedClock, tmp_path: Path) -> Iterator[FaultyServer]:
+    """A server with the toy engine in this process, on a wire that fails where the test scripts it.
+
+    More clients come from ``tinker_server.service()``, each with a session of its own.
+    """
+    from tinker.testing import toy_server
+
+    with toy_server(tmp_path / "tinker-server", clock=tinker_clock) as server:
+        yield server
+        server.verify()
+
+
+@pytest.fixture
+def tinker_service(tinker_server: FaultyServer) -> tinker.ServiceClient:
+    """A client of that server."""
+    return tinker_server.service()
+
+
+@pytest.fixture
+def tinker_url(tmp_path: Path) -> Iterator[str]:
+    """The base URL of a server with the toy engine on a port of this machine, in real time; nothing fails there."""
+    from tinker.testing import toy_server
+
+    with toy_server(tmp_path / "tinker-server-on-port") as server, server.on_port() as url:
+        yield url

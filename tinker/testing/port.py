@@ -1,0 +1,143 @@
+"""A port of this machine on which deliveries travel as they are told: whole, cut, slowly, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import httpx
+from aiohttp import web
+
+from tinker.testing import faults
+from tinker.testing.faults import Answer, Fault
+
+if TYPE_CHECKING:
+    from tinker.testing.faulty_server import Delivery
+
+Serve: TypeAlias = Callable[[httpx.Request, Callable[[float], Any]], Awaitable["Delivery"]]
+
+_LOOK_SECONDS = 0.1
+_OF_THE_CONNECTION = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "date", "server"})
+
+
+class Port:
+    """An HTTP/1.1 server in a thread of its own; ``serve`` makes the deliveries."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+        self._loop = asyncio.new_event_loop()
+        self._server: web.Server | None = None
+        self._listener: asyncio.Server | None = None
+        self._number = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="tinker-faulty-port", daemon=True)
+        self._thread.start()
+        self._call(self._listen())
+
+    @property
+    def url(self) -> str:
+        """The base URL; the same all the time."""
+        return f"http://127.0.0.1:{self._number}"
+
+    def open_listener(self) -> None:
+        """Accept connections, if that had ended."""
+        self._call(self._listen())
+
+    def close_listener(self) -> None:
+        """Refuse new connections and break those there are."""
+        self._call(self._deafen())
+
+    def close(self) -> None:
+        """End everything; returns when the thread has ended."""
+        self._closing = True
+        self._call(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def _listen(self) -> None:
+        if self._listener is not None:
+            return
+        if self._server is None:
+            self._server = web.Server(self._handle, auto_decompress=False, access_log=None, keepalive_timeout=75)
+        listener = socket.create_server(("127.0.0.1", self._number), backlog=2048)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._number = listener.getsockname()[1]
+        self._listener = await self._loop.create_server(self._server, sock=listener)
+
+    async def _deafen(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for connection in self._server.connections if self._server is not None else ():
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    async def _end(self) -> None:
+        await self._deafen()
+        if self._server is not None:
+            await self._server.shutdown(timeout=1.0)
+        mine = asyncio.current_task()
+        others = [task for task in asyncio.all_tasks() if task is not mine]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.raw_headers]
+        url = f"{self.url}{request.raw_path}"
+        asked = httpx.Request(request.method, url, headers=headers, content=await request.content.read())
+        delivery = await self._serve(asked, asyncio.sleep)
+        return await self._deliver(request, delivery.answer, delivery.fault)
+
+    async def _deliver(self, request: web.BaseRequest, answer: Answer | None, fault: Fault | None) -> web.StreamResponse:
+        if fault is not None and fault.kind == "hang":
+            await self._hang(request, fault.seconds)
+        if answer is None:
+            return _broken(request)
+        if fault is not None and fault.kind in ("truncate", "slow"):
+            return await self._piecewise(request, answer, fault)
+        return web.Response(status=answer.status, headers=_passed_on(answer), body=answer.content)
+
+    async def _hang(self, request: web.BaseRequest, seconds: float | None) -> None:
+        """Until the time is over, the client has gone, or the server ends."""
+        ends = math.inf if seconds is None else self._loop.time() + seconds
+        while not self._closing and request.transport is not None and self._loop.time() < ends:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, ends - self._loop.time())))
+
+    async def _piecewise(self, request: web.BaseRequest, answer: Answer, fault: Fault) -> web.StreamResponse:
+        response = web.StreamResponse(status=answer.status, headers=_passed_on(answer))
+        response.content_length = len(answer.content)
+        await response.prepare(request)
+        if fault.kind == "truncate":
+            await response.write(answer.content[: len(answer.content) // 2])
+            return _broken(request, response)
+        for piece in faults.pieces(answer.content):
+            await asyncio.sleep(fault.seconds or 0.0)
+            await response.write(piece)
+        await response.write_eof()
+        return response
+
+
+def _passed_on(answer: Answer) -> dict[str, str]:
+    return {name: value for name, value in answer.headers.items() if name.lower() not in _OF_THE_CONNECTION}
+
+
+def _broken(request: web.BaseRequest, response: web.StreamResponse | None = None) -> web.StreamResponse:
+    """End the connection; what is returned reaches nobody."""
+    if request.transport is not None:
+        request.transport.close()
+    return response or web.Response()
