@@ -1,0 +1,300 @@
+"""The server against the document, by schemathesis: every operation, with examples, at limits, at random and along links.
+
+What is generated and what is checked besides the tool's own checks is in ``fuzzing``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fuzzing
+import httpx
+import pytest
+import schemathesis
+from contract import Contract, load
+from hypothesis import HealthCheck, given, settings
+from schemathesis import Case
+from schemathesis.core.failures import FailureGroup
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from tinker_wire.operations import OPERATIONS
+from validating import Judge, Validating
+
+from tinker.local import Settings, State, create_app, running_server
+from tinker.local.app import HANDLERS
+from tinker.local.engines.toy import ToyEngine
+from tinker.testing import check_ids, run
+
+KEY = "tml-key"
+QUICK = {"hold_seconds": 0.02, "gap_seconds": 0.0, "max_sessions": 10**6, "max_models": 10**6, "max_samplers": 10**6}
+ALL_CHECKS = list(HealthCheck)
+
+AWAITED = OPERATIONS.keys() - HANDLERS.keys()
+document = load()
+document["servers"] = [{"url": "/"}]
+schema = schemathesis.openapi.from_dict(document)
+if AWAITED:
+    schema = schema.exclude(operation_id=sorted(AWAITED))
+
+
+class Relay:
+    """An application that hands requests to another one, which each test chooses.
+
+    The tool starts and ends its application around every request; the chosen one does not notice.
+    """
+
+    to: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self.to(scope, receive, send)
+
+
+relay = schema.app = Relay()
+
+
+@schema.auth()
+class Key:
+    """The credential of every request; the tool also tries without one."""
+
+    def get(self, case: Case, context: Any) -> str:
+        return KEY
+
+    def set(self, case: Case, data: str, context: Any) -> None:
+        case.headers["X-API-Key"] = data
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ASGIApp]:
+    """A server that waits for nothing, with a key."""
+    chosen = Settings(data_dir=tmp_path_factory.mktemp("server"), api_key=KEY, **QUICK)
+    state = State(lambda: ToyEngine(vocabulary=512, max_context_length=64), chosen)
+    yield create_app(state)
+    state.close()
+
+
+@pytest.fixture(autouse=True)
+def server(app: ASGIApp) -> None:
+    """Requests go to that server, inside this process."""
+    relay.to = app
+
+
+@schema.parametrize()
+@settings(suppress_health_check=ALL_CHECKS)
+def test_every_operation(case: Case) -> None:
+    """No request, valid or not, makes the server fail or answer outside the document; valid ones are not refused as such."""
+    case.call_and_validate()
+
+
+def test_along_links() -> None:
+    """Sessions, models, losses and futures that follow from each other; most operations succeed at least once on the way."""
+    succeeded: Counter[str] = Counter()
+
+    class Machine(schema.as_state_machine()):  # type: ignore[misc]
+        def after_call(self, response: Any, case: Case) -> None:
+            if response.status_code < 300:
+                succeeded[fuzzing.operation_of(fuzzing.the_contract(), case).id] += 1
+
+    Machine.run(
+        settings=settings(
+            max_examples=30, stateful_step_count=25, deadline=None, derandomize=True, suppress_health_check=ALL_CHECKS
+        )
+    )
+    chain = {"create_session", "create_model", "forward_backward", "optim_step", "save_weights", "retrieve_future"}
+    assert chain <= succeeded.keys()
+
+
+def made(operation: str, **body: Any) -> dict[str, Any]:
+    """The answer to a request that must succeed."""
+    row = OPERATIONS[operation]
+    case = schema[row.path][row.method].Case(body=body, media_type="application/json", headers={"X-API-Key": KEY})
+    answer = case.call()
+    assert answer.status_code == 200, answer.content
+    return dict(answer.json())
+
+
+def test_encoded_messages_reach_a_model() -> None:
+    """Real protobuf messages are computed, or fail as the user's; a model goes on after each of them."""
+    session = made("create_session", tags=[], sdk_version="1")["session_id"]
+    promise = made("create_model", session_id=session, model_seq_id=0, base_model="tinker/toy", lora_config={"rank": 2})
+    model = made("retrieve_future", request_id=promise["request_id"])["model_id"]
+    outcomes: Counter[str] = Counter()
+
+    @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=ALL_CHECKS)
+    @given(body=fuzzing.forward_backward())
+    def submit(body: bytes) -> None:
+        case = schema["/api/v1/forward_backward"]["POST"].Case(
+            body=body, media_type="application/x-protobuf", headers={"X-API-Key": KEY}
+        )
+        answer = case.call()
+        case.validate_response(answer)
+        if answer.status_code == 200:
+            outcome = made("retrieve_future", request_id=answer.json()["request_id"])
+            outcomes[outcome.get("category", outcome.get("type", "computed"))] += 1
+
+    fuzzing.remember("model_id", model)
+    submit()
+    assert outcomes["computed"]
+    assert outcomes["user"]
+    assert not outcomes["server"]
+
+
+# ---------------------------------------------------------------------------------------------- known to succeed
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory, contract: Contract) -> Judge:
+    """What the document says about a run of the conformance kit, with everything that it checks."""
+    judge = Judge(contract)
+    chosen = Settings(
+        data_dir=tmp_path_factory.mktemp("server"),
+        api_key=KEY,
+        hold_seconds=0.1,
+        gap_seconds=0.5,
+        inline_result_bytes=1000,
+    )
+    with running_server(chosen, ToyEngine(vocabulary=512)) as url:
+        report = run(url, api_key=KEY, slow=True, destructive=True, transport=Validating(httpx.HTTPTransport(), judge))
+    assert len(report.checks) == len(check_ids(slow=True, destructive=True))
+    return judge
+
+
+def test_every_answer_to_the_conformance_kit_fits(judged: Judge) -> None:
+    """A known sequence of requests, with every kind of result, is answered as strictly as the document can be read."""
+    assert judged.bad_answers == []
+
+
+def test_every_operation_is_answered_with_success(judged: Judge) -> None:
+    """The kit has every operation of the document done."""
+    assert OPERATIONS.keys() - judged.succeeded == AWAITED
+
+
+# ---------------------------------------------------------------------------------------------- faults
+
+
+def tampered(app: ASGIApp, path: str, change: Callable[[Message], None]) -> ASGIApp:
+    """The application with changed successful answers at one path."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def changed(message: Message) -> None:
+            if message["type"] == "http.response.body" and statuses[0] < 300:
+                change(start[0])
+                change(message)
+                start[0]["headers"] = [
+                    (name, str(len(message["body"])).encode() if name == b"content-length" else value)
+                    for name, value in start[0]["headers"]
+                ]
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+                start.append(message)
+                return
+            await send(start[0])
+            await send(message)
+
+        start: list[Message] = []
+        statuses: list[int] = []
+        await app(scope, receive, changed if scope["path"].endswith(path) else send)
+
+    return answer
+
+
+def body(change: Callable[[dict[str, Any]], object]) -> Callable[[Message], None]:
+    """Changes the JSON of an answer."""
+
+    def apply(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            value = json.loads(message["body"])
+            change(value)
+            message["body"] = json.dumps(value).encode()
+
+    return apply
+
+
+def status(number: int) -> Callable[[Message], None]:
+    """Changes the status of an answer."""
+
+    def apply(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["status"] = number
+
+    return apply
+
+
+def media_type(name: bytes) -> Callable[[Message], None]:
+    """Changes the media type of an answer."""
+
+    def apply(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [(key, name if key == b"content-type" else value) for key, value in message["headers"]]
+
+    return apply
+
+
+FAULTS = [
+    ("wrong type", "create_session", body(lambda v: v.update(session_id=7)), "7 is not of type"),
+    ("missing field", "create_session", body(lambda v: v.pop("session_id")), "session_id"),
+    ("misspelt field", "client_config", body(lambda v: v.update(fwdbwd_max_chunk=1)), "fwdbwd_max_chunk"),
+    ("unlisted value", "telemetry", body(lambda v: v.update(status="ok")), "ok"),
+    ("server error", "create_session", status(500), "Server error"),
+    ("undocumented status", "client_dynamic_config", status(201), "client_dynamic_config: status 201"),
+    ("undocumented media type", "get_server_capabilities", media_type(b"text/html"), "text/html"),
+    ("refusal of what is valid", "client_config", status(422), "Valid data should have been accepted"),
+]
+
+
+@pytest.mark.parametrize(("name", "operation", "change", "words"), FAULTS, ids=[row[0] for row in FAULTS])
+def test_a_fault_of_the_server_is_found(
+    app: ASGIApp, name: str, operation: str, change: Callable[[Message], None], words: str
+) -> None:
+    """One changed answer is enough for the test of its operation to fail."""
+    relay.to = tampered(app, OPERATIONS[operation].path, change)
+    assert words in failures(operation)
+    relay.to = app
+    attempt(operation)
+
+
+def test_a_server_that_needs_no_key_is_found(tmp_path: Path) -> None:
+    """Every operation but one asks for the credential; a server that does not is at fault."""
+    state = State(lambda: ToyEngine(vocabulary=512), Settings(data_dir=tmp_path, **QUICK))
+    relay.to = create_app(state)
+    assert "without authentication" in failures("create_session")
+    state.close()
+
+
+def failures(operation: str) -> str:
+    """What the tool says about an operation that fails."""
+    with pytest.raises(FailureGroup) as caught:
+        attempt(operation)
+    return "\n".join(map(str, caught.value.exceptions))
+
+
+def attempt(operation: str) -> None:
+    """Some requests of one operation, with all checks."""
+    row = OPERATIONS[operation]
+
+    @settings(max_examples=5, deadline=None, derandomize=True, database=None, suppress_health_check=ALL_CHECKS)
+    @given(case=schema[row.path][row.method].as_strategy())
+    def test(case: Case) -> None:
+        case.call_and_validate()
+
+    test()
+
+
+@pytest.mark.parametrize(
+    ("result", "fits"),
+    [
+        ({"path": "tinker://a/weights/b", "type": "save_weights"}, True),
+        ({"type": "save_weights"}, False),
+        ({"metrics": {}}, False),
+    ],
+)
+def test_a_result_is_judged_by_what_was_submitted(contract: Contract, result: dict[str, Any], fits: bool) -> None:
+    """What is a result of another operation is none of this one."""
+    judge, headers = Judge(contract), {"content-type": "application/json"}
+    submit, poll = contract.operations["save_weights"], contract.operations["retrieve_future"]
+    judge.answered(submit, b"", 200, headers, b'{"request_id": "r"}')
+    judge.answered(poll, b'{"request_id": "r"}', 200, headers, json.dumps(result).encode())
+    assert (judge.bad_answers == []) is fits
