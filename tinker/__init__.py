@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tinker import types
     from tinker.admin_client import AdminClient
+    from tinker.custom_loss import LossHandle, PerDatumLossFn, with_gradients
     from tinker.errors import (
         APIConnectionError,
         APIError,
@@ -97,6 +98,9 @@ _HOMES: dict[str, str] = {
     **dict.fromkeys(_ERRORS.split(), "tinker.errors"),
     **dict.fromkeys(_TYPES.split(), "tinker.types"),
     "APIFuture": "tinker.futures",
+    "LossHandle": "tinker.custom_loss",
+    "PerDatumLossFn": "tinker.custom_loss",
+    "with_gradients": "tinker.custom_loss",
     "AdminClient": "tinker.admin_client",
     "RestClient": "tinker.rest_client",
     "SamplingClient": "tinker.sampling_client",
@@ -135,6 +139,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "InternalServerError",
     "LoraConfig",
     "LossFnType",
+    "LossHandle",
     "ModelID",
     "ModelInput",
     "ModelInputChunk",
@@ -143,6 +148,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "OptimStepRequest",
     "OptimStepResponse",
     "ParsedCheckpointTinkerPath",
+    "PerDatumLossFn",
     "PermissionDeniedError",
     "PromptProvenanceSpan",
     "RateLimitError",
@@ -165,6 +171,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "UnprocessableEntityError",
     "__version__",
     "types",
+    "with_gradients",
 ]
 
 

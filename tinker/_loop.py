@@ -7,6 +7,7 @@ thread of its own on first use.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import os
 import threading
@@ -28,6 +29,7 @@ class LoopThread:
         self._waking = False
         self._ident: int | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._beside: concurrent.futures.ThreadPoolExecutor | None = None
 
     def call(self, function: Callable[[], object]) -> None:
         """Run ``function`` on the loop thread, after everything handed over before."""
@@ -52,6 +54,12 @@ class LoopThread:
         task = self.task(coroutine, name)
         task.add_done_callback(_log_failure)
         return task
+
+    async def beside(self, function: Callable[[], T]) -> T:
+        """Run a function of the user on a thread beside the loop, where it may block. Its result, or its exception."""
+        if self._beside is None:
+            self._beside = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="tinker-user")
+        return await asyncio.get_running_loop().run_in_executor(self._beside, _contained, function)
 
     def _retire(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -80,6 +88,15 @@ class LoopThread:
         # Calls added while draining get a drain of their own; taking them early keeps the order.
         while self._calls:
             self._loop.call_soon(self._calls.popleft())
+
+
+def _contained(function: Callable[[], T]) -> T:
+    try:
+        return function()
+    except Exception:
+        raise
+    except BaseException as error:  # one of these would end the loop, and with it every client of the process
+        raise RuntimeError(f"the function ended with {error!r}") from error
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

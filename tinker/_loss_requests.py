@@ -6,6 +6,7 @@ Used on the loop only. Whose turn it is, is the sequencer's business.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -115,6 +116,20 @@ class LossRequests:
             raise failed
         return [await head, *cast("list[Accepted]", later)]
 
+    def again(self, data: Sequence[Datum], job: LossJob) -> LossRequests:
+        """Another computation over as many datums, cut in the same places."""
+        ends = list(itertools.accumulate(len(chunk.data) for chunk in self.chunks))
+        pieces = [data[start:end] for start, end in zip([0, *ends], ends)]
+        chunks = [_Chunk(piece, sum(map(datum_nbytes, piece))) for piece in pieces]
+        return attrs.evolve(self, job=job, chunks=chunks)
+
+    async def encode(self) -> None:
+        """Encode what is sent as protobuf now, so that its turn is short."""
+        form = self.started.wire.form
+        if form.media == "proto":
+            for chunk in self.chunks:
+                await chunk.written(form).encode()
+
     async def result(self, accepted: Sequence[Accepted], future: APIFuture[Any]) -> ForwardBackwardOutput:
         """Wait for the chunks and put their results together."""
         expected = loss_output("Forward" if self.job.forward_only else "ForwardBackward")
@@ -177,9 +192,6 @@ async def loss_requests(transport: Transport, started: Started, data: Sequence[D
     """Cut ``data`` by the server's limits; what is sent as protobuf is encoded now, ahead of the turn."""
     limits = started.config
     pieces = split(data, limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
-    chunks = [_Chunk(piece, nbytes) for piece, nbytes in pieces]
-    form = started.wire.form
-    if form.media == "proto":
-        for chunk in chunks:
-            await chunk.written(form).encode()
-    return LossRequests(transport, started, job, chunks)
+    requests = LossRequests(transport, started, job, [_Chunk(piece, nbytes) for piece, nbytes in pieces])
+    await requests.encode()
+    return requests

@@ -68,6 +68,8 @@ class Session:
         self._closed = False
         self.model_numbers = itertools.count()
         self.sampler_numbers = itertools.count()
+        self.loss_numbers = itertools.count()
+        self.loss_keys: set[str] = set()
 
     async def started(self) -> Started:
         """The session, created now if it was not. A failed creation is tried anew by the next caller."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -31,6 +31,8 @@ LOSS_INPUTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
         for loss in ("importance_sampling", "ppo", "cispo", "dro")
     },
 }
+# A traced loss may take inputs that are not one value for each token; these are.
+_ALIGNED_OF_CUSTOM = frozenset({"target_tokens", "weights"})
 
 
 def check_data(data: Sequence[Datum], loss_fn: str) -> None:
@@ -48,10 +50,10 @@ def check_data(data: Sequence[Datum], loss_fn: str) -> None:
         if known is not None and not names <= known:
             unknown = ", ".join(sorted(names - known))
             raise ValueError(f"data[{index}].loss_fn_inputs has {unknown}; {loss_fn} knows {', '.join(sorted(known))}")
-        _check_lengths(index, datum)
+        _check_lengths(index, datum, _ALIGNED_OF_CUSTOM if loss_fn == "custom" else names)
 
 
-def _check_lengths(index: int, datum: Datum) -> None:
+def _check_lengths(index: int, datum: Datum, aligned: Collection[str]) -> None:
     length = input_length(datum.model_input)
     if length == 0:
         raise ValueError(f"data[{index}].model_input has no tokens")
@@ -59,7 +61,7 @@ def _check_lengths(index: int, datum: Datum) -> None:
         shape = dimensions(tensor)
         if not shape:
             continue
-        if length is not None and shape[0] != length:
+        if length is not None and shape[0] != length and name in aligned:
             raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has length {shape[0]}, model_input has {length} tokens")
         if tensor.dtype == "float32" and np.isnan(tensor.values).any():
             raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] holds NaN")

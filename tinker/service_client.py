@@ -15,13 +15,16 @@ from tinker_wire.api import weights as weights_api
 
 from tinker import _config
 from tinker._clock import Clock
+from tinker._custom_loss import create_handle
 from tinker._from_state import LOADED, create_then_load
+from tinker._loss_graph import trace
 from tinker._polling import json_only
 from tinker._retry import SUBMIT, UNREADABLE_STATUSES
 from tinker._runtime import Runtime, is_of_this_process, open_runtime
 from tinker._sequencer import Sequencer
 from tinker._session import Description, Started
 from tinker._validate import check_model_path
+from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import APIStatusError, ClientClosedError
 from tinker.futures import APIFuture, completed, start
 from tinker.rest_client import RestClient
@@ -217,6 +220,31 @@ class ServiceClient:
         runtime = self._runtime()
         future: APIFuture[models.GetServerCapabilitiesResponse] = APIFuture("get_server_capabilities")
         return start(future, lambda: runtime.transport.send(service_api.get_server_capabilities(), SUBMIT))
+
+    def create_custom_loss(self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> APIFuture[LossHandle]:
+        """Trace a loss per datum, so that a server that can computes it; for ``TrainingClient.forward_backward_custom``.
+
+        ``fn(logprobs, *inputs)`` gets torch tensors of one datum: the log-probabilities of its targets and its loss inputs of
+        the parameters' names; it returns the loss, which is summed over the datums, and a dict of metrics, tensors called
+        ``custom/<name>:sum`` or ``custom/<name>:mean``. ``input_ranks`` says for each parameter how many dimensions it has.
+        The function is called once, now, with stand-ins for the tensors: it may use operators and functions of torch and
+        math, and no tensors of its own, no modules, and no decisions by values.
+
+        ValueError at once, and nothing is sent, for what cannot be traced or sent; ImportError without torch. The future fails
+        with ValueError when this session has the same loss already. Where the server does not ask for losses, the client
+        computes them itself.
+
+        >>> def weighted(logprobs, weights):
+        ...     loss = -(logprobs * weights).sum()
+        ...     return loss, {"custom/nll:sum": loss}
+        >>> service = ServiceClient(base_url="local://toy")
+        >>> service.create_custom_loss(weighted, {"logprobs": 1, "weights": 1}).result(timeout=30).input_names
+        ('weights',)
+        """
+        traced = trace(fn, input_ranks)
+        runtime = self._runtime()
+        future: APIFuture[LossHandle] = APIFuture("create_custom_loss")
+        return start(future, lambda: create_handle(runtime, traced, future))
 
     def create_rest_client(self) -> RestClient:
         """A client for what the server keeps, on the same connections and credential."""

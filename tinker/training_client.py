@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 from tinker_wire import models
@@ -14,6 +14,7 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Request
 
 from tinker import _tokenizers
+from tinker._custom_loss import check_handle, custom_step, prepare_step
 from tinker._loss_requests import LossJob, loss_requests
 from tinker._polling import Expected, json_only
 from tinker._retry import ABSENT_STATUSES, SUBMIT
@@ -21,6 +22,7 @@ from tinker._runtime import Runtime, is_of_this_process
 from tinker._sequencer import Place, Sequencer
 from tinker._session import Started
 from tinker._validate import check_data, check_loss_config, check_model_path, check_name, check_recipients, check_ttl
+from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture, SelfFuture, start
 from tinker.sampling_client import SamplingClient
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+A = TypeVar("A")
 LossConfig = Mapping[str, float | str] | None
 
 
@@ -96,6 +99,44 @@ class TrainingClient(SelfFuture):
         another length than the model input, or NaN; the message names the datum's index and the field.
         """
         return self._loss("forward_backward", data, loss_fn, loss_fn_config)
+
+    def forward_backward_custom(
+        self,
+        data: Sequence[Datum],
+        loss_fn: CustomLossFn | LossWithGradients | LossHandle,
+        *,
+        loss_type_input: str | None = None,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """As :meth:`forward_backward`, with a loss of your own over the log-probabilities of the targets.
+
+        ``loss_fn(data, logprobs)`` gets the datums and, for each, a torch tensor of the shape of its ``target_tokens``, and
+        returns the loss as a tensor and a dict of metrics. It runs once, on a thread of its own, while later calls of this
+        client queue up behind the step: a forward pass, the function, and a backward pass with its gradient. So
+        :meth:`optim_step` may be called without waiting, and a loss function must not wait for this client.
+
+        ``tinker.with_gradients(function)`` is for a loss that computes its own gradient, without torch, and a LossHandle of
+        ``ServiceClient.create_custom_loss`` for one that the server may compute itself. Datums need ``target_tokens``; their
+        other loss inputs are the function's.
+
+        In the result, ``metrics["loss:sum"]`` is the loss, ``surrogate_loss:sum`` what the server's backward pass called its
+        loss, and the function's metrics are there too. A loss function that fails, returns something else, or has a gradient
+        that is not finite fails the future, and, as the gradient is missing then, every later request of this client.
+
+        Raises ValueError at once for wrong data as :meth:`forward_backward`, for a handle of another session, and for datums
+        that lack an input of a handle; ImportError when torch is needed and is not there.
+        """
+        if loss_type_input is not None:
+            warnings.warn("loss_type_input has no effect; losses get log-probabilities", DeprecationWarning, stacklevel=2)
+            if loss_type_input != "logprobs":
+                raise ValueError(f"loss_type_input must be 'logprobs', got {loss_type_input!r}")
+        if isinstance(loss_fn, LossHandle):
+            check_handle(loss_fn, data, self._runtime.session.session_id)
+            if loss_fn.loss_id is not None:
+                return self._loss("forward_backward_custom", data, "custom", {"loss_id": loss_fn.loss_id})
+        prepared = prepare_step(data, loss_fn)
+        runtime = self._runtime
+        future: APIFuture[ForwardBackwardOutput] = self._future("forward_backward_custom")
+        return start(future, lambda: self._submitted(future, lambda started: custom_step(runtime, started, prepared, future)))
 
     def optim_step(
         self, optim_params: OptimParams | None = None, *, adam_params: OptimParams | None = None
@@ -235,7 +276,7 @@ class TrainingClient(SelfFuture):
 
         Servers without the operation answer 404 and free the run when its session ends.
         """
-        future: APIFuture[models.UnloadModelResponse] = APIFuture("unload_model")
+        future: APIFuture[models.UnloadModelResponse] = self._future("unload_model")
         expected = json_only("UnloadModel", models.UnloadModelResponse)
         return start(
             future,
@@ -354,6 +395,16 @@ class TrainingClient(SelfFuture):
     ) -> APIFuture[ForwardBackwardOutput]:
         """:meth:`forward_backward`; await the future it returns."""
         return self.forward_backward(data, loss_fn, loss_fn_config)
+
+    async def forward_backward_custom_async(
+        self,
+        data: Sequence[Datum],
+        loss_fn: CustomLossFn | LossWithGradients | LossHandle,
+        *,
+        loss_type_input: str | None = None,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """:meth:`forward_backward_custom`; await the future it returns."""
+        return self.forward_backward_custom(data, loss_fn, loss_type_input=loss_type_input)
 
     async def optim_step_async(
         self, optim_params: OptimParams | None = None, *, adam_params: OptimParams | None = None
@@ -501,20 +552,31 @@ class TrainingClient(SelfFuture):
         check_loss_config(config)
         future: APIFuture[ForwardBackwardOutput] = self._future(operation)
         job = LossJob(loss_fn, None if config is None else dict(config), operation == "forward")
-        return start(future, lambda: self._batch(future, batch, job))
+        transport = self._runtime.transport
+        return start(future, lambda: self._submitted(future, lambda started: loss_requests(transport, started, batch, job)))
 
-    async def _batch(self, future: APIFuture[ForwardBackwardOutput], data: list[Datum], job: LossJob) -> ForwardBackwardOutput:
+    async def _submitted(
+        self, future: APIFuture[ForwardBackwardOutput], prepare: Callable[[Started], Awaitable[_Submission[A]]]
+    ) -> ForwardBackwardOutput:
+        """What is prepared ahead of its turn, submitted in its turn, and waited for after it."""
         place = self._sequencer.place()
         try:
-            started = await self._runtime.session.started()
-            requests = await loss_requests(self._runtime.transport, started, data, job)
+            submission = await prepare(await self._runtime.session.started())
         except BaseException as error:
             place.leave()
             if isinstance(error, Exception):
                 self._sequencer.broken_by(error)
             raise
-        accepted = await self._in_turn(future, place, requests.submit)
-        return await requests.result(accepted, future)
+        accepted = await self._in_turn(future, place, submission.submit)
+        return await submission.result(accepted, future)
+
+
+class _Submission(Protocol[A]):
+    """A loss computation: what is done in its turn, and what is waited for after it."""
+
+    async def submit(self, sequencer: Sequencer, model_id: str, /) -> A: ...
+
+    async def result(self, accepted: A, future: APIFuture[Any], /) -> ForwardBackwardOutput: ...
 
 
 def _strings(metadata: Mapping[str, str] | None) -> dict[str, str] | None:

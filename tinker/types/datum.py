@@ -77,7 +77,7 @@ def to_tensor_data(name: str, value: object) -> TensorData:
         return TensorData.from_numpy(cast("NDArray[Any]", value))
     if isinstance(value, list):
         dtype = LIST_DTYPES.get(name)
-        quick = None if dtype is None else packed(value, dtype)
+        quick = None if dtype is None else packed(cast("list[object]", value), dtype)
         if quick is not None:
             return TensorData.from_numpy(quick)
         array = rectangular(cast("list[object]", value), name)

@@ -83,6 +83,13 @@ class TensorData(Value):
             raise ValueError(f"from_torch_sparse takes a 2-D tensor, got shape {list(tensor.shape)}")
         return _sparsified(wire_array(torch_to_numpy(tensor)), pad_value)
 
+    @classmethod
+    def from_numpy_sparse(cls, array: NDArray[Any], pad_value: int = 0) -> TensorData:
+        """As :meth:`from_torch_sparse`, from a 2-D array."""
+        if array.ndim != 2:
+            raise ValueError(f"from_numpy_sparse takes a 2-D array, got shape {list(array.shape)}")
+        return _sparsified(wire_array(array), pad_value)
+
     @property
     def data(self) -> list[float]:
         """The stored values as a fresh flat list (for a sparse tensor: the listed values only)."""

@@ -1,0 +1,308 @@
+"""A step with a loss of the user's: a forward pass, the user's function, a backward pass with its gradient.
+
+With C the loss and g its gradient by the log-probabilities of the targets, the cross entropy with weights -g has the gradient
+of C by the model's parameters. So the server needs to know cross entropy only.
+
+The whole step is one place in the order of its client: later requests are numbered and sent after the backward pass is, so
+they may be called at once. Numbers are given as requests are sent, so a step that fails half-way leaves no hole.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+from tinker_wire import models
+from tinker_wire.api import training as training_api
+
+from tinker._loop import LoopThread
+from tinker._loss_graph import LOGPROBS, TracedLoss
+from tinker._loss_requests import Accepted, LossJob, LossRequests, loss_requests
+from tinker._polling import json_only
+from tinker._retry import SUBMIT
+from tinker._runtime import Runtime
+from tinker._sequencer import Sequencer
+from tinker._session import Started
+from tinker._validate import check_data
+from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
+from tinker.errors import TinkerError
+from tinker.futures import APIFuture
+from tinker.types._arrays import is_torch
+from tinker.types.datum import Datum
+from tinker.types.results import ForwardBackwardOutput
+from tinker.types.tensor_data import TensorData, dimensions
+
+if TYPE_CHECKING:
+    import torch
+
+Logprobs: TypeAlias = list[NDArray[np.float32]]
+
+_FORWARD = LossJob("cross_entropy", None, forward_only=True)
+_BACKWARD = LossJob("cross_entropy", None, forward_only=False)
+_LOSS, _SURROGATE = "loss:sum", "surrogate_loss:sum"
+
+
+@attrs.frozen
+class Evaluated:
+    """What the user's function gave: the loss, its gradient by the log-probabilities of each datum, and metrics."""
+
+    loss: float
+    gradients: Logprobs
+    metrics: Mapping[str, float]
+
+
+Evaluate: TypeAlias = Callable[[list[Datum], Logprobs], Evaluated]
+
+
+# ------------------------------------------------------------------------------------------------------ the user's function
+
+
+def evaluator(loss_fn: CustomLossFn | LossWithGradients | LossHandle) -> Evaluate:
+    """How to evaluate a loss. ImportError when it needs torch and there is none, TypeError for what is no loss."""
+    if isinstance(loss_fn, LossWithGradients):
+        return partial(_with_gradients, loss_fn)
+    function = partial(_summed, loss_fn) if isinstance(loss_fn, LossHandle) else loss_fn
+    if not callable(function):
+        raise TypeError(f"loss_fn must be a function, with_gradients(function) or a LossHandle, got {type(loss_fn).__name__}")
+    if importlib.util.find_spec("torch") is None:
+        raise ImportError(
+            "PyTorch is not installed. Cannot run custom forward_backward. Install it with: pip install 'tinker[torch]', "
+            "or let the loss compute its gradient: tinker.with_gradients(loss_fn)"
+        )
+    return partial(_by_torch, function)
+
+
+def _with_gradients(loss_fn: LossWithGradients, data: list[Datum], logprobs: Logprobs) -> Evaluated:
+    returned: Any = loss_fn.fn(data, logprobs)
+    if not _is_tuple(returned, 2, 3):
+        raise ValueError("the custom loss must return (loss, gradients) or (loss, gradients, metrics)")
+    loss, gradients = float(returned[0]), [np.asarray(gradient, np.float32) for gradient in returned[1]]
+    return _checked(Evaluated(loss, gradients, _numbers(returned[2] if len(returned) == 3 else {})), logprobs)
+
+
+def _is_tuple(value: object, *lengths: int) -> bool:
+    return isinstance(value, tuple) and len(cast("Sequence[object]", value)) in lengths
+
+
+def _by_torch(loss_fn: CustomLossFn, data: list[Datum], logprobs: Logprobs) -> Evaluated:
+    import torch
+
+    leaves = [torch.from_numpy(part).requires_grad_() for part in logprobs]  # pyright: ignore[reportUnknownMemberType]
+    with torch.enable_grad():
+        returned: Any = loss_fn(data, leaves)
+        if not _is_tuple(returned, 2):
+            raise ValueError("the custom loss must return (loss, metrics)")
+        loss, metrics = cast("tuple[torch.Tensor, Mapping[str, float]]", returned)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError("the custom loss must return the loss as a tensor with one value")
+        if not loss.requires_grad:
+            raise ValueError("the custom loss does not depend on the log-probabilities, or was detached from them")
+        loss.backward()  # type: ignore[no-untyped-call]
+    gradients = [_gradient(index, leaf) for index, leaf in enumerate(leaves)]
+    return _checked(Evaluated(_number(loss), gradients, _numbers(metrics)), logprobs)
+
+
+def _gradient(index: int, leaf: torch.Tensor) -> NDArray[np.float32]:
+    if leaf.grad is None:
+        raise ValueError(
+            f"No gradient computed for logprob tensor {index}: the loss does not depend on data[{index}]; leave the datum out, "
+            f"or add 0 * logprobs[{index}].sum()"
+        )
+    return leaf.grad.numpy()
+
+
+def _checked(evaluated: Evaluated, logprobs: Logprobs) -> Evaluated:
+    if len(evaluated.gradients) != len(logprobs):
+        raise ValueError(f"the custom loss returned {len(evaluated.gradients)} gradients for {len(logprobs)} datums")
+    for index, (gradient, part) in enumerate(zip(evaluated.gradients, logprobs, strict=True)):
+        if gradient.shape != part.shape:
+            shapes = f"shape {list(gradient.shape)}, the log-probabilities have {list(part.shape)}"
+            raise ValueError(f"the gradient of the custom loss for data[{index}] has {shapes}")
+        if not np.isfinite(gradient).all():
+            raise ValueError(f"the gradient of the custom loss for data[{index}] holds NaN or infinity")
+    return evaluated
+
+
+def _numbers(metrics: object) -> dict[str, float]:
+    if not isinstance(metrics, Mapping):
+        raise ValueError(f"the metrics of the custom loss must be a mapping, got {type(metrics).__name__}")
+    return {str(name): _number(value) for name, value in cast("Mapping[str, Any]", metrics).items()}
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if is_torch(value) else value)
+
+
+def _summed(handle: LossHandle, data: list[Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    """A loss per datum over all of them: losses added up, metrics as their names say."""
+    import torch
+
+    losses: list[torch.Tensor] = []
+    totals: dict[str, float] = {}
+    for datum, leaf in zip(data, logprobs, strict=True):
+        inputs = [datum.loss_fn_inputs[name].to_torch() for name in handle.input_names]
+        loss, metrics = handle.graph(leaf, *inputs)
+        losses.append(loss)
+        for name, value in metrics.items():
+            totals[name] = totals.get(name, 0.0) + _number(value)
+    means = {name: total / len(data) for name, total in totals.items() if name.endswith(":mean")}
+    return torch.stack(losses).sum(), {**totals, **means}
+
+
+def check_handle(handle: LossHandle, data: Sequence[Datum], session_id: str | None) -> None:
+    """ValueError unless the loss is of this session and each datum, which is named, has the inputs it was traced for."""
+    if handle.session_id != session_id:
+        raise ValueError(f"the loss {handle.name!r} belongs to another session; create it with this client's ServiceClient")
+    for index, datum in enumerate(data):
+        for one in handle.inputs:
+            name = "target_tokens" if one.name == LOGPROBS else one.name
+            tensor = datum.loss_fn_inputs.get(name)
+            if tensor is None:
+                raise ValueError(f"datum[{index}].loss_fn_inputs lacks {name}, which the loss {handle.name!r} takes")
+            if len(dimensions(tensor)) != one.rank:
+                shape = dimensions(tensor)
+                raise ValueError(f"datum[{index}]: {name} has shape {shape}; {handle.name!r} takes {one.rank} dimensions")
+
+
+async def create_handle(runtime: Runtime, traced: TracedLoss, future: APIFuture[LossHandle]) -> LossHandle:
+    """The handle of a traced loss in this session, uploaded where the server asks for it. ValueError when there is one."""
+    session = runtime.session
+    started = await session.started()
+    handle = LossHandle(traced.name, traced.inputs, started.session_id, traced.module)
+    if handle.key in session.loss_keys:
+        raise ValueError(f"this session already created the loss {traced.name!r}; reuse its LossHandle")
+    session.loss_keys.add(handle.key)
+    if not started.config.custom_loss_server_side:
+        return handle
+    body = models.CreateCustomLossRequest(
+        session_id=started.session_id,
+        custom_loss_seq_id=next(session.loss_numbers),
+        name=traced.name,
+        inputs=traced.inputs,
+        graph=traced.graph,
+    )
+    try:
+        promise = await runtime.transport.send(training_api.create_custom_loss(body), SUBMIT)
+        created = await started.poller.result(promise, _CREATED, future)
+    except BaseException:
+        session.loss_keys.discard(handle.key)
+        raise
+    return attrs.evolve(handle, loss_id=created.loss_id)
+
+
+_CREATED = json_only("CreateCustomLoss", models.CreateCustomLossResponse)
+
+# ------------------------------------------------------------------------------------------------------------------ the step
+
+
+@attrs.frozen
+class Prepared:
+    """A step whose arguments are checked: the user's datums, those of the forward pass, and the loss."""
+
+    data: list[Datum]
+    reduced: list[Datum]
+    evaluate: Evaluate
+
+
+def prepare_step(data: Sequence[Datum], loss_fn: CustomLossFn | LossWithGradients | LossHandle) -> Prepared:
+    """Check the arguments of a step; errors as of :func:`evaluator` and ``forward_backward``."""
+    evaluate = evaluator(loss_fn)
+    reduced = [_reduced(datum) for datum in data]
+    check_data(reduced, "cross_entropy")
+    return Prepared(list(data), reduced, evaluate)
+
+
+def _reduced(datum: Datum) -> Datum:
+    """The datum as cross entropy takes it; the weights do not matter to the log-probabilities."""
+    if not isinstance(datum, Datum):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return datum  # refused with its index
+    inputs = datum.loss_fn_inputs
+    kept: dict[str, object] = {name: inputs[name] for name in ("target_tokens", "weights") if name in inputs}
+    if "weights" not in kept and "target_tokens" in kept:
+        kept["weights"] = np.zeros(dimensions(inputs["target_tokens"]), np.float32)
+    return attrs.evolve(datum, loss_fn_inputs=kept)
+
+
+@attrs.frozen
+class CustomStep:
+    """One step, ready for its turn."""
+
+    thread: LoopThread
+    prepared: Prepared
+    forward: LossRequests
+    future: APIFuture[ForwardBackwardOutput]
+
+    async def submit(self, sequencer: Sequencer, model_id: str) -> Underway:
+        """Everything but waiting for the last results; holds the turn meanwhile."""
+        output = await self.forward.result(await self.forward.submit(sequencer, model_id), self.future)
+        logprobs = _logprobs(self.prepared.reduced, output)
+        try:
+            evaluated = await self.thread.beside(partial(self.prepared.evaluate, self.prepared.data, logprobs))
+        except Exception as error:
+            sequencer.broken_by(_broken(error))
+            raise
+        weighted = [_weighted(*pair) for pair in zip(self.prepared.reduced, evaluated.gradients, strict=True)]
+        backward = self.forward.again(weighted, _BACKWARD)
+        await backward.encode()
+        return Underway(evaluated, backward, await backward.submit(sequencer, model_id))
+
+    async def result(self, underway: Underway, future: APIFuture[Any]) -> ForwardBackwardOutput:
+        """The result of the backward pass, with the user's loss and metrics in it."""
+        output = await underway.backward.result(underway.accepted, future)
+        return attrs.evolve(output, metrics=_merged(output.metrics, underway.evaluated))
+
+
+@attrs.frozen
+class Underway:
+    """A step whose backward pass the server has accepted."""
+
+    evaluated: Evaluated
+    backward: LossRequests
+    accepted: list[Accepted]
+
+
+async def custom_step(
+    runtime: Runtime, started: Started, prepared: Prepared, future: APIFuture[ForwardBackwardOutput]
+) -> CustomStep:
+    """Cut and encode the forward pass, ahead of the turn."""
+    forward = await loss_requests(runtime.transport, started, prepared.reduced, _FORWARD)
+    return CustomStep(runtime.thread, prepared, forward, future)
+
+
+def _broken(error: Exception) -> TinkerError:
+    """What later requests of the client fail with: their own error, not that of the user's function."""
+    broken = TinkerError(f"the loss function of an earlier forward_backward_custom failed: {type(error).__name__}: {error}")
+    broken.__cause__ = error
+    return broken
+
+
+def _logprobs(data: Sequence[Datum], output: ForwardBackwardOutput) -> Logprobs:
+    """The log-probabilities of each datum, writable and in the shape of its targets."""
+    if len(output.loss_fn_outputs) != len(data):
+        raise ValueError(f"the server answered {len(output.loss_fn_outputs)} outputs for {len(data)} datums")
+    found: Logprobs = []
+    for index, (datum, fields) in enumerate(zip(data, output.loss_fn_outputs, strict=True)):
+        shape = dimensions(datum.loss_fn_inputs["target_tokens"])
+        if "logprobs" not in fields:
+            raise ValueError(f"the server's cross_entropy gives no logprobs (datum {index}: {', '.join(fields) or 'nothing'})")
+        values = np.array(fields["logprobs"].to_numpy(), np.float32)
+        if values.size != np.prod(shape, dtype=int):
+            raise ValueError(f"datum {index}: the server answered {values.size} logprobs for targets of shape {shape}")
+        found.append(values.reshape(shape))
+    return found
+
+
+def _weighted(datum: Datum, gradient: NDArray[np.float32]) -> Datum:
+    sparse = datum.loss_fn_inputs["target_tokens"].is_sparse
+    weights = TensorData.from_numpy_sparse(-gradient) if sparse else TensorData.from_numpy(-gradient)
+    return attrs.evolve(datum, loss_fn_inputs={**datum.loss_fn_inputs, "weights": weights})
+
+
+def _merged(server: Mapping[str, float], evaluated: Evaluated) -> dict[str, float]:
+    metrics = {(_SURROGATE if name == _LOSS else name): value for name, value in server.items()}
+    return {**metrics, **evaluated.metrics, _LOSS: evaluated.loss}

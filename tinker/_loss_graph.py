@@ -1,0 +1,194 @@
+"""A loss function as a graph of tensor operations: traced with torch.fx, checked, and written as it is uploaded."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (torch.fx is typed in part only)
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import attrs
+from tinker_wire.models import CustomLossGraph, CustomLossInput, CustomLossNode
+
+if TYPE_CHECKING:
+    import torch
+    import torch.fx
+
+    from tinker.custom_loss import PerDatumLossFn
+
+    Node: TypeAlias = torch.fx.Node
+
+LOGPROBS = "logprobs"
+MAX_INPUTS = 16
+RANKS = (0, 1, 2)
+_INPUT_NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}")
+_METRIC_NAME = re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
+# These leave the graph: they need values, which a trace has none of, or run a backward pass of their own.
+_FORBIDDEN_METHODS = frozenset({"backward", "item", "numpy", "tolist", "requires_grad_", "register_hook", "retain_grad"})
+
+
+@attrs.frozen
+class TracedLoss:
+    """A loss that can be run here, as ``module``, and uploaded, as ``graph``."""
+
+    name: str
+    inputs: tuple[CustomLossInput, ...]
+    module: torch.fx.GraphModule
+    graph: CustomLossGraph
+
+
+def trace(fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> TracedLoss:
+    """Trace a loss per datum. ValueError saying what cannot be traced or uploaded, ImportError without torch."""
+    try:
+        from torch import fx
+    except ImportError:
+        raise ImportError("PyTorch is not installed; create_custom_loss needs it. pip install 'tinker[torch]'") from None
+    inputs = _inputs(fn, input_ranks)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    try:
+        graph = fx.Tracer().trace(cast("Callable[..., Any]", fn))
+    except Exception as error:
+        raise _refusal(f"{name} cannot be traced: {error}") from error
+    for node in graph.nodes:
+        node.type = None  # annotations may be text, which a module cannot be pickled with
+    nodes = [_wire_node(node) for node in graph.nodes]
+    module = fx.GraphModule({}, graph)
+    return TracedLoss(name, inputs, module, CustomLossGraph(nodes=nodes))
+
+
+def _refusal(message: str) -> ValueError:
+    return ValueError(f"create_custom_loss: {message}")
+
+
+def _inputs(fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> tuple[CustomLossInput, ...]:
+    parameters = list(inspect.signature(fn).parameters.values())
+    names = [parameter.name for parameter in parameters]
+    if not names or names[0] != LOGPROBS:
+        raise _refusal(f"the first parameter must be called {LOGPROBS}, got {', '.join(names) or 'none'}")
+    if len(names) > MAX_INPUTS:
+        raise _refusal(f"at most {MAX_INPUTS} parameters are possible, got {len(names)}")
+    for parameter in parameters:
+        plain = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
+        if not plain or not _INPUT_NAME.fullmatch(parameter.name):
+            raise _refusal(f"the parameter {parameter} must be plain: a lower-case name, no default, no * and no /")
+    if set(input_ranks) != set(names):
+        raise _refusal(f"input_ranks must name the parameters {', '.join(names)}, got {', '.join(input_ranks)}")
+    return tuple(CustomLossInput(name=name, rank=_rank(name, input_ranks[name])) for name in names)
+
+
+def _rank(name: str, rank: int) -> int:
+    if isinstance(rank, bool) or rank not in RANKS or (name == LOGPROBS and rank == 0):
+        raise _refusal(f"the rank of {name} must be {'1 or 2' if name == LOGPROBS else '0, 1 or 2'}, got {rank!r}")
+    return rank
+
+
+# ------------------------------------------------------------------------------------------------------------ graph -> wire
+
+
+def _wire_node(node: Node) -> CustomLossNode:
+    target = _target(node)
+    if node.op == "output":
+        _check_output(node)
+    return CustomLossNode(
+        op=cast("Any", node.op),
+        name=node.name,
+        target=target,
+        args=[_wire_argument(argument) for argument in node.args],
+        kwargs={name: _wire_argument(argument) for name, argument in node.kwargs.items()},
+    )
+
+
+def _target(node: Node) -> str:
+    if node.op == "get_attr":
+        raise _refusal("the loss holds a tensor of its own; make it a parameter, or a number")
+    if node.op == "call_module":
+        raise _refusal("the loss calls a module; a loss has functions of tensors only")
+    if node.op == "call_function":
+        return _function_name(cast("Callable[..., object]", node.target))
+    target = str(node.target)
+    if node.op == "call_method" and not _is_tensor_method(target):
+        raise _refusal(f"the loss calls .{target}(), which a traced loss cannot")
+    return target
+
+
+def _is_tensor_method(name: str) -> bool:
+    import torch
+
+    known = callable(getattr(torch.Tensor, name, None)) and not name.startswith("_")
+    return known and name not in _FORBIDDEN_METHODS
+
+
+def _function_name(function: Callable[..., object]) -> str:
+    if function is getattr:
+        return "getattr"
+    name = getattr(function, "__name__", "")
+    for prefix, module in _homes().items():
+        for candidate in (name, name.removeprefix(f"{prefix.rpartition('.')[2]}_")):
+            if getattr(module, candidate, None) is function:
+                return f"{prefix}.{candidate}"
+    raise _refusal(f"the loss calls {name or function!r}, which is not of torch, math or operator")
+
+
+def _homes() -> dict[str, ModuleType]:
+    """Where a function may come from, by the prefix of its name."""
+    import torch
+
+    return {
+        "operator": operator,
+        "math": math,
+        "torch": torch,
+        "torch.nn.functional": torch.nn.functional,
+        "torch.linalg": torch.linalg,
+        "torch.special": torch.special,
+        "torch.fft": torch.fft,
+    }
+
+
+def _check_output(node: Node) -> None:
+    from torch.fx import Node
+
+    (value,) = node.args
+    if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[0], Node) or not isinstance(value[1], dict):
+        raise _refusal("the loss must return a tensor and a dict of metrics")
+    for name, metric in cast("dict[object, object]", value[1]).items():
+        if not isinstance(name, str) or not _METRIC_NAME.fullmatch(name):
+            raise _refusal(f"the metric {name!r} must be called custom/<name>:sum or custom/<name>:mean, in lower case")
+        if not isinstance(metric, Node):
+            raise _refusal(f"the metric {name!r} must be a tensor")
+
+
+def _wire_argument(argument: object) -> Any:
+    """JSON scalars and lists stand for themselves; anything else is an object with one key."""
+    from torch.fx import Node
+
+    if isinstance(argument, Node):
+        return {"ref": argument.name}
+    if argument is None or isinstance(argument, bool | int | str):
+        return argument
+    if isinstance(argument, float):
+        return argument if math.isfinite(argument) else {"float": str(argument)}
+    if isinstance(argument, tuple):
+        return {"tuple": [_wire_argument(item) for item in cast("tuple[object, ...]", argument)]}
+    if isinstance(argument, list):
+        return [_wire_argument(item) for item in cast("list[object]", argument)]
+    if isinstance(argument, dict):
+        return {"dict": {str(name): _wire_argument(item) for name, item in cast("dict[object, object]", argument).items()}}
+    if isinstance(argument, slice):
+        return {"slice": [_wire_argument(part) for part in (argument.start, argument.stop, argument.step)]}
+    return {"ellipsis": True} if argument is ... else _wire_constant(argument)
+
+
+def _wire_constant(argument: object) -> dict[str, str]:
+    import torch
+
+    kinds = {"dtype": torch.dtype, "device": torch.device, "layout": torch.layout, "memory_format": torch.memory_format}
+    for name, kind in kinds.items():
+        if isinstance(argument, kind):
+            return {name: str(argument).removeprefix("torch.")}
+    raise _refusal(f"{argument!r} cannot be an argument of a traced operation")
