@@ -18,7 +18,7 @@ from tinker._version import __version__
 if TYPE_CHECKING:
     from httpx import Timeout
 
-    from tinker import types
+    from tinker import auth, types
     from tinker.admin_client import AdminClient
     from tinker.custom_loss import LossHandle, PerDatumLossFn, with_gradients
     from tinker.errors import (
@@ -108,7 +108,7 @@ _HOMES: dict[str, str] = {
     "Timeout": "httpx",
     "TrainingClient": "tinker.training_client",
 }
-_MODULES = ("errors", "types")
+_MODULES = ("auth", "checkpoints", "errors", "types")
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are those of the imports above)
     "APIConnectionError",
@@ -170,6 +170,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "TrainingRun",
     "UnprocessableEntityError",
     "__version__",
+    "auth",
     "types",
     "with_gradients",
 ]
