@@ -121,8 +121,9 @@ def test_twins_give_the_result(admin: Admin, wire: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_servers_without_it(admin: Admin) -> None:
+def test_servers_without_it(admin: Admin, wire: Any) -> None:
     """A server that keeps no such books says so at once."""
+    wire.fail("audit", 404)
     with pytest.raises(tinker.NotFoundError):
         admin.get_audit_log().result(10)
     assert admin.get_telemetry() is None

@@ -10,13 +10,11 @@ from typing import Any
 import httpx
 from tinker_wire.operations import OPERATIONS
 
-from tinker.local.app import HANDLERS, create_app
+from tinker.local.app import create_app
 from tinker.local.engines.protocol import Example, LossResult
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.state import State
 
-#: The operations of the contract that this server does.
-SERVED = {name: row for name, row in OPERATIONS.items() if name in HANDLERS}
 PROTO = {"accept": "application/x-protobuf"}
 
 
@@ -36,6 +34,7 @@ class Api:
         *,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
         **path: str,
     ) -> httpx.Response:
         """One exchange, on the running loop."""
@@ -46,6 +45,7 @@ class Api:
             json=body if content is None else None,
             content=content,
             headers=headers,
+            params=query,
         )
 
     def call(self, operation: str, body: object = None, **options: Any) -> httpx.Response:
@@ -139,6 +139,31 @@ def sample_body(sampler: str | None, seq_id: int = 0, **fields: Any) -> dict[str
     params = {"max_tokens": 4, "seed": 7, **fields.pop("params", {})}
     prompt = {"chunks": [{"type": "encoded_text", "tokens": fields.pop("tokens", [104, 105])}]}
     return {"prompt": prompt, "sampling_params": params, "sampling_session_id": sampler, "seq_id": seq_id, **fields}
+
+
+def node(op: str, name: str, target: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """One node of a traced loss."""
+    return {"op": op, "name": name, "target": target, "args": list(args), "kwargs": kwargs}
+
+
+def custom_loss_body(session: str, number: int = 0, **fields: Any) -> dict[str, Any]:
+    """A traced loss: minus the sum of the log-probabilities times ``weights``."""
+    nodes = [
+        node("placeholder", "logprobs", "logprobs"),
+        node("placeholder", "weights", "weights"),
+        node("call_function", "mul", "operator.mul", {"ref": "logprobs"}, {"ref": "weights"}),
+        node("call_method", "sum_1", "sum", {"ref": "mul"}, dim={"tuple": [0]}),
+        node("call_function", "neg", "operator.neg", {"ref": "sum_1"}),
+        node("output", "output", "output", {"tuple": [{"ref": "neg"}, {"dict": {"custom/nll:sum": {"ref": "neg"}}}]}),
+    ]
+    return {
+        "session_id": session,
+        "custom_loss_seq_id": number,
+        "name": "nll",
+        "inputs": [{"name": "logprobs", "rank": 1}, {"name": "weights", "rank": 1}],
+        "graph": {"format": 1, "nodes": nodes},
+        **fields,
+    }
 
 
 class Clock:

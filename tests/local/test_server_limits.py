@@ -8,18 +8,19 @@ from typing import Any
 
 import httpx
 import pytest
-from server_harness import SERVED, Api, Clock, GatedEngine, MakeApi, loss_body, sample_body
+from server_harness import Api, Clock, GatedEngine, MakeApi, loss_body, sample_body
 from tinker_wire.operations import OPERATIONS
 
 SESSION = {"tags": [], "sdk_version": "1"}
+PATH = {"session_id": "s", "sampler_id": "s", "training_run_id": "r", "checkpoint_id": "weights/c"}
 
 
 def test_a_key_is_required_where_one_is_set(make_api: MakeApi) -> None:
     """Without the key, or with another one, every operation but the health check is 401; with it all is well."""
     api = make_api(api_key="tml-secret-é")
-    for name in SERVED:
+    for name in OPERATIONS:
         for headers in ({}, {"x-api-key": "tml-other"}):
-            answer = api.call(name, {}, headers=headers, session_id="s", sampler_id="s")
+            answer = api.call(name, {}, headers=headers, **PATH)
             assert answer.status_code == (200 if name == "healthz" else 401)
             assert "secret" not in answer.text
     answer = api.call("create_session", SESSION, headers={"x-api-key": "tml-secret-é".encode()})

@@ -73,7 +73,7 @@ def test_the_end_of_a_server_lets_waiting_clients_go(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=poll)
         thread.start()
-        while not waiting._wakers:  # the poll has arrived and is held
+        while not waiting.waiters:  # the poll has arrived and is held
             thread.join(0.001)
         threading.Thread(target=lambda: (asyncio.run(waiting.wait()), engine.gate.set())).start()
     thread.join(30)

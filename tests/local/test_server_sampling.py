@@ -58,6 +58,10 @@ def test_a_sampler_can_be_asked_what_it_is(api: Api) -> None:
     assert api.ok("get_sampler", sampler_id=stored)["model_path"] == path
 
 
+def targets(tokens: list[int], shape: list[int], **sparse: list[int]) -> dict[str, Any]:
+    return {"data": tokens, "dtype": "int64", "shape": shape, **sparse}
+
+
 def test_every_sample_has_an_id(api: Api) -> None:
     """The submit answer names as many sequences as samples were asked for, all different."""
     future = api.sample(api.sampler(api.session()), num_samples=3)
@@ -226,7 +230,14 @@ def test_stops_of_every_form_are_understood(api: Api, stop: Any) -> None:
         ({"tokens": []}, "the prompt is empty"),
         ({"tokens": [700]}, "the prompt holds token id 700"),
         ({"tokens": [2**40]}, "the prompt: tokens must fit in 32 bits"),
-        ({"prompt_alt_tokens_k": 2}, "does not compute"),
+        ({"prompt_alt_tokens_k": -1}, "prompt_alt_tokens_k is -1"),
+        ({"prompt_alt_tokens_k": 10**7}, "prompt_alt_tokens_k is 10000000"),
+        ({"target_prompt_logprobs": targets([5], [1])}, "int64 [1, K] is needed"),
+        ({"target_prompt_logprobs": targets([5, 5], [2, 1])}, "int64 [1, K] is needed"),
+        ({"target_prompt_logprobs": {**targets([5], [1, 1]), "dtype": "float32"}}, "target_prompt_logprobs is float32"),
+        ({"target_prompt_logprobs": targets([-1], [1, 1])}, "names no token"),
+        ({"target_prompt_logprobs": targets([700], [1, 1])}, "target_prompt_logprobs holds token id 700"),
+        ({"target_prompt_logprobs": targets([5, 5], [1, 1])}, "target_prompt_logprobs: "),
         ({"prompt_logprobs_last_n": 1}, "needs prompt_logprobs"),
         ({"prompt_logprobs": True, "prompt_logprobs_last_n": 2}, "1 to 1 is possible"),
     ],
@@ -253,6 +264,61 @@ def test_only_the_last_prompt_logprobs_are_sent_where_asked(api: Api) -> None:
     whole = api.result(api.sample(sampler, 0, **fields))["prompt_logprobs"]
     tail = api.result(api.sample(sampler, 1, **fields, prompt_logprobs_last_n=2))["prompt_logprobs"]
     assert tail == [None, None, *whole[2:]]
+
+
+def test_only_the_last_top_k_rows_are_sent_where_asked(api: Api) -> None:
+    """The suffix holds for the top-k table as well."""
+    fields = {"tokens": [104, 101, 108, 108], "prompt_logprobs": True, "topk_prompt_logprobs": 3}
+    future = api.sample(api.sampler(api.session()), **fields, prompt_logprobs_last_n=1)
+    assert [row and len(row) for row in api.result(future)["topk_prompt_logprobs"]] == [None, None, None, 3]
+
+
+def test_chosen_tokens_of_the_prompt_are_scored(api: Api) -> None:
+    """Dense and sparse requests get a tensor of their shape and layout: the model's logprobs, 0 where nothing was named."""
+    sampler = api.sampler(api.session())
+    fields = {"tokens": [104, 101, 108], "topk_prompt_logprobs": 512}
+    dense = targets([101, 7, -1, 108], [2, 2])
+    sparse = targets([101, 108], [2, 2], sparse_crow_indices=[0, 1, 2], sparse_col_indices=[0, 1])
+    futures = [api.sample(sampler, n, target_prompt_logprobs=asked, **fields) for n, asked in enumerate((dense, sparse))]
+    one, other = (proto.decode_sample(api.retrieve(future, headers=PROTO).content) for future in futures)
+    tables = [dict(row or ()) for row in one.topk_prompt_logprobs or ()]
+    assert one.target_prompt_logprobs is not None
+    expected = [[tables[1][101], tables[1][7]], [0.0, tables[2][108]]]
+    np.testing.assert_allclose(one.target_prompt_logprobs.to_numpy(), expected, rtol=1e-5)
+    assert other.target_prompt_logprobs is not None
+    assert (other.target_prompt_logprobs.sparse_crow_indices, other.target_prompt_logprobs.shape) == ([0, 1, 2], [2, 2])
+    np.testing.assert_allclose(other.target_prompt_logprobs.values, [expected[0][0], expected[1][1]], rtol=1e-5)
+
+
+def test_alternatives_of_the_prompt_are_drawn(api: Api) -> None:
+    """For each prompt token but the first come k tokens and their logprobs; the same seed draws the same ones."""
+    sampler = api.sampler(api.session())
+    bodies = [{"tokens": [104, 101, 108], "prompt_alt_tokens_k": 4, "topk_prompt_logprobs": 512}] * 2
+    futures = [api.sample(sampler, number, **fields) for number, fields in enumerate(bodies)]
+    first, second = (proto.decode_sample(api.retrieve(future, headers=PROTO).content) for future in futures)
+    drawn = first.prompt_alt_tokens
+    assert drawn is not None
+    assert second.prompt_alt_tokens is not None
+    assert drawn.tokens.tolist() == second.prompt_alt_tokens.tokens.tolist()
+    assert (drawn.tokens.dtype, drawn.tokens.shape, drawn.logprobs.shape) == ("int64", [2, 4], [2, 4])
+    tables = [dict(row or ()) for row in first.topk_prompt_logprobs or ()][1:]
+    known = [[table[token] for token in row] for table, row in zip(tables, drawn.tokens.to_numpy().tolist())]
+    np.testing.assert_allclose(drawn.logprobs.to_numpy(), known, rtol=1e-5)
+
+
+def test_what_json_has_no_field_for_is_a_failure(api: Api) -> None:
+    """A client without protobuf is told that it cannot have scored or drawn tokens, instead of getting none."""
+    category, error = api.failure(api.sample(api.sampler(api.session()), prompt_alt_tokens_k=1))
+    assert (category, "protobuf only" in error) == ("server", True)
+
+
+def test_copies_of_a_sampler_get_numbers(api: Api) -> None:
+    """1, 2, 3, ... for each sampling session; an unknown one is 404."""
+    session = api.session()
+    one, other = api.sampler(session), api.sampler(session, 1)
+    numbers = [api.ok("join_sampling_session", {"sampling_session_id": name})["client_counter"] for name in (one, one, other)]
+    assert numbers == [1, 2, 1]
+    assert api.refused("join_sampling_session", {"sampling_session_id": "nobody"})[0] == 404
 
 
 def test_without_max_tokens_the_context_is_the_limit(make_api: MakeApi) -> None:

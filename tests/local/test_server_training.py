@@ -252,13 +252,46 @@ def test_a_users_mistake_fails_its_request_only(api: Api, fields: dict[str, Any]
 
 
 def test_an_optimizer_that_is_not_there_is_refused(api: Api) -> None:
-    """Dimuon is refused when a model is created and when a step asks for it."""
+    """A family or a version that the server does not know is refused when a model is created, naming those it knows."""
+    base = {"session_id": api.session(), "model_seq_id": 1, "base_model": "tinker/toy"}
+    status, detail = api.refused("create_model", {**base, "optimizer_config": {"type": "lion", "beta": 1}})
+    assert (status, "'adamw' and 'dimuon'" in detail) == (400, True)
+    status, detail = api.refused("create_model", {**base, "optimizer_config": {"type": "dimuon", "version": 2}})
+    assert (status, "version 2" in detail) == (400, True)
+
+
+DIMUON = {"type": "dimuon", "learning_rate": 0.01, "grad_clip_norm": 0.0, "beta1": 0.9}
+
+
+def test_a_dimuon_model_learns(api: Api) -> None:
+    """Its steps lower the loss, and what the model is says which optimizer it has."""
     session = api.session()
-    base = {"session_id": session, "model_seq_id": 1, "base_model": "tinker/toy"}
-    status, detail = api.refused("create_model", {**base, "optimizer_config": {"type": "dimuon"}})
-    assert (status, "'adamw'" in detail) == (400, True)
-    step = {"model_id": api.model(session), "seq_id": 1, "optimizer_params": {"type": "dimuon", "learning_rate": 0.1}}
-    assert api.failure(api.ok("optim_step", step))[0] == "user"
+    model = api.model(session, optimizer_config={"type": "dimuon", "version": 1})
+    assert api.ok("get_info", {"model_id": model})["optimizer_config"] == {"type": "dimuon", "version": 1}
+    losses: list[float] = []
+    for number in range(1, 11, 2):
+        losses.append(api.result(api.loss(model, number))["metrics"]["loss:sum"])
+        step = {"model_id": model, "seq_id": number + 1, "optimizer_params": DIMUON}
+        assert "grad_norm:mean" in api.result(api.ok("optim_step", step))["metrics"]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
+
+
+def test_a_model_keeps_to_its_optimizer(api: Api) -> None:
+    """Parameters of another family, or of two, fail the step and name the model's own."""
+    session = api.session()
+    adam, dimuon = api.model(session), api.model(session, 1, optimizer_config={"type": "dimuon"})
+    wrong = [
+        (adam, {"optimizer_params": DIMUON}),
+        (adam, {"optimizer_params": {"type": "lion"}}),
+        (dimuon, {"adam_params": {}}),
+        (dimuon, {}),
+        (dimuon, {"adam_params": {}, "optimizer_params": DIMUON}),
+    ]
+    for model, params in wrong:
+        category, error = api.failure(api.ok("optim_step", {"model_id": model, **params}))
+        assert category == "user"
+        assert ("'adamw'" if model == adam else "'dimuon'") in error
 
 
 class CrashingEngine(ToyEngine):

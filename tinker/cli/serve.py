@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Checkpoints. Default: ~/.tinker/local.")
 @click.option("--api-key", help="Key that clients must send. Default: any, or none.")
+@click.option(
+    "--profile",
+    type=click.Choice(["official", "skyrl", "minimal-json"]),
+    default="official",
+    show_default=True,
+    help="Pass for another server: SkyRL's, or one that has only what clients of late 2025 ask for.",
+)
 @click.option("--any-base-model", is_flag=True, help="Serve the one model under every name that clients ask for.")
 def serve(
     model: str | None,
@@ -31,6 +38,7 @@ def serve(
     port: int,
     data: Path | None,
     api_key: str | None,
+    profile: str,
     any_base_model: bool,
 ) -> None:
     """Serve the Tinker API from this machine until interrupted."""
@@ -43,7 +51,7 @@ def serve(
             missing = ", ".join(missing_parts()) or "the packaged model"
             click.echo(f"Without {missing} this is a toy: a bigram model in numpy.", err=True)
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-        settings = Settings(data_dir=data, api_key=api_key, any_base_model=any_base_model)
+        settings = Settings(data_dir=data, api_key=api_key, profile=profile, any_base_model=any_base_model)
         run(model=model, engine=engine, host=host, port=port, settings=settings)
     except (ImportError, OSError) as error:
         raise click.ClickException(str(error)) from error

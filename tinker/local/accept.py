@@ -43,6 +43,7 @@ def call_fingerprint(call: proto.ForwardBackwardCall) -> bytes:
 
 def accept(
     state: State,
+    operation: str,
     model: Model,
     number: int,
     same: bytes,
@@ -56,9 +57,14 @@ def accept(
     a new request only; when it raises Problem, the number counts as used up. Call with the state's lock held.
     """
     state.require_open()
-    request_id = f"{model.model_id}:request:{number}"
-    if not state.futures.knows(request_id, same):
-        _enqueue(state, model.lane, number, Work(state.futures.open(request_id, same), run), prepare)
+    model.last_request_at = state.now()
+    key = f"{model.model_id}:request:{number}"
+    request_id = state.futures.submitted(key, same)
+    if request_id is None:
+        future = state.futures.open(key, same, model.session.span(operation, model.model_id))
+        place = number if number == 0 or state.settings.profile.ordered else model.lane.number(None)
+        _enqueue(state, model.lane, place, Work(future, run), prepare)
+        request_id = future.request_id
     return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
 
 

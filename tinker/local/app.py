@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -19,8 +19,22 @@ from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Operation
 
 from tinker._wire import json
-from tinker.local import answers, sampling, service, training, weights
-from tinker.local.call import Call, receive
+from tinker.local import (
+    accounts,
+    admin,
+    answers,
+    catalog,
+    downloads,
+    losses,
+    optimizer,
+    runs,
+    sampling,
+    service,
+    sessions,
+    training,
+    weights,
+)
+from tinker.local.call import Call, credential, receive
 from tinker.local.problem import Problem
 from tinker.local.state import State
 
@@ -39,21 +53,64 @@ HANDLERS: Mapping[str, Handler] = {
         service.finish_session,
         service.get_server_capabilities,
         service.telemetry,
+        accounts.auth_token,
+        accounts.get_api_key,
+        accounts.delete_api_key,
+        sessions.list_sessions,
+        sessions.get_session,
+        sessions.search_sessions,
+        sessions.set_session_project,
+        sessions.trace_export,
         training.create_model,
         training.get_info,
-        training.forward_backward,
-        training.forward,
-        training.optim_step,
+        training.unload_model,
+        losses.forward_backward,
+        losses.forward,
+        losses.create_custom_loss,
+        optimizer.optim_step,
+        runs.list_training_runs,
+        runs.get_training_run,
         weights.save_weights,
         weights.save_weights_for_sampler,
+        weights.save_weights_external,
         weights.load_weights,
+        catalog.weights_info,
+        catalog.copy_weights,
+        catalog.list_checkpoints,
+        catalog.list_user_checkpoints,
+        catalog.delete_checkpoint,
+        catalog.publish_checkpoint,
+        catalog.unpublish_checkpoint,
+        catalog.set_checkpoint_ttl,
+        catalog.get_external_weights_urls,
+        catalog.get_checkpoint_archive,
         sampling.create_sampling_session,
+        sampling.join_sampling_session,
         sampling.get_sampler,
         sampling.asample,
         answers.retrieve_future,
+        answers.retrieve_futures,
+        answers.cancel_future,
+        admin.get_audit_log,
+        admin.get_billing_usage,
+        admin.get_checkpoint_storage_usage,
     )
 }
-OPEN_TO_ALL = frozenset({service.healthz.__name__})
+
+
+class _CheckpointId(Convertor[str]):
+    """``<kind>/<name>``, or a bare name, also one that is called like the operations that come behind it in a path."""
+
+    regex = r"(?:[^/]+/[^/]+|(?!(?:weights|sampler_weights|external_weights)/)[^/]+)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("checkpoint", _CheckpointId())
 
 
 def create_app(state: State) -> Starlette:
@@ -64,22 +121,41 @@ def create_app(state: State) -> Starlette:
         yield
         await state.aclose()
 
-    routes = [
-        Route(operation.path, _endpoint(state, operation, HANDLERS[name]), methods=[operation.method])
-        for name, operation in OPERATIONS.items()
-        if name in HANDLERS
-    ]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
+    routes = [_route(state, path) for path in sorted({row.path for row in OPERATIONS.values()}, key=_generality)]
+    return Starlette(routes=[*routes, downloads.route(state)], lifespan=lifespan, exception_handlers={HTTPException: _no_route})
+
+
+def _generality(path: str) -> tuple[int, int, str]:
+    """Routes are tried in order: fixed words before parameters, longer paths before shorter ones."""
+    return path.count("{"), -path.count("/"), path
+
+
+def _route(state: State, path: str) -> Route:
+    """All operations of one path."""
+    rows = {row.method: row for row in OPERATIONS.values() if row.path == path}
+    endpoints = {method: _endpoint(state, row, HANDLERS[row.operation_id]) for method, row in rows.items()}
+
+    async def endpoint(request: Request) -> Response:
+        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
+
+    return Route(path.replace("{checkpoint_id}", "{checkpoint_id:checkpoint}"), endpoint, methods=list(endpoints))
 
 
 def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    profile = state.settings.profile
+
+    async def answered(request: Request) -> Response:
+        state.accounts.admit(operation.operation_id, credential(request.headers))
+        _check_presence(profile.absent.get(operation.operation_id))
+        call = await receive(request, operation, state.settings.max_request_bytes, state.offload)
+        call = call.rewritten(profile)
+        return _answer(await handler(state, call), lambda content: profile.reshaped(call.name, call.content, content))
+
     async def endpoint(request: Request) -> Response:
         try:
-            _check_key(state, operation, request)
-            call = await receive(request, operation, state.settings.max_request_bytes, state.offload)
-            return _answer(await handler(state, call))
+            return await answered(request)
         except Problem as problem:
-            return _refusal(problem)
+            return _refusal(profile.refusal(problem))
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
         except Exception as error:
@@ -89,21 +165,20 @@ def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[
     return endpoint
 
 
-def _check_key(state: State, operation: Operation, request: Request) -> None:
-    expected = state.settings.api_key
-    if expected is None or operation.operation_id in OPEN_TO_ALL:
-        return
-    given = request.headers.get("x-api-key", "").encode("latin-1")  # the bytes as they came
-    if not hmac.compare_digest(given, expected.encode()):
-        raise Problem(401, "the key in X-API-Key is missing or is not the one this server was started with")
+_ABSENT = {404: "Not Found", 405: "Method Not Allowed", 422: "Invalid checkpoint_id"}
 
 
-def _answer(value: msgspec.Struct | Response | None) -> Response:
+def _check_presence(status: int | None) -> None:
+    if status is not None:
+        raise Problem(status, _ABSENT[status])
+
+
+def _answer(value: msgspec.Struct | Response | None, reshaped: Callable[[bytes], bytes]) -> Response:
     if isinstance(value, Response):
         return value
     if value is None:
         return Response(status_code=204)
-    return Response(json.encode(value), media_type=json.MEDIA_TYPE)
+    return Response(reshaped(json.encode(value)), media_type=json.MEDIA_TYPE)
 
 
 def _refusal(problem: Problem) -> Response:

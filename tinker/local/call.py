@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import attrs
@@ -13,19 +13,35 @@ from tinker_wire.runtime import Operation
 from tinker._wire import proto
 from tinker.local import legacy
 from tinker.local.problem import Problem
+from tinker.local.profiles import Profile
 
 T = TypeVar("T", bound=msgspec.Struct)
 Offload: TypeAlias = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, kw_only=True)
 class Call:
-    """What was asked: the operation, the parts of the path, the headers (lower case) and the plain body."""
+    """What was asked: the operation, the parts of the path, the query, the headers (lower case) and the plain body.
+
+    ``base_url`` is where the client found this server, without a trailing slash.
+    """
 
     operation: Operation
-    path: Mapping[str, str]
-    headers: Mapping[str, str]
-    content: bytes = attrs.field(repr=False)
+    path: Mapping[str, str] = attrs.field(factory=lambda: dict[str, str]())
+    query: Mapping[str, str] = attrs.field(factory=lambda: dict[str, str](), repr=False)
+    headers: Mapping[str, str] = attrs.field(factory=lambda: dict[str, str](), repr=False)
+    base_url: str = ""
+    content: bytes = attrs.field(default=b"", repr=False)
+
+    @property
+    def name(self) -> str:
+        """The operation id."""
+        return self.operation.operation_id
+
+    @property
+    def credential(self) -> bytes:
+        """The bytes of ``X-API-Key`` as they came; empty without one."""
+        return credential(self.headers)
 
     @property
     def is_proto(self) -> bool:
@@ -40,8 +56,37 @@ class Call:
     def read(self, kind: type[T]) -> T:
         """The JSON body. Problem 415 for protobuf, 422 when it does not fit."""
         if self.is_proto:
-            raise Problem(415, f"{self.operation.operation_id} takes application/json")
+            raise Problem(415, f"{self.name} takes application/json")
         return legacy.read(self.content, kind)
+
+    def rewritten(self, profile: Profile) -> Call:
+        """The call as the profile wants it read. Problem when the profile refuses it."""
+        return self if self.is_proto else attrs.evolve(self, content=profile.rewritten(self.name, self.content))
+
+    # The query
+
+    def integer(self, name: str, default: int) -> int:
+        """A number of the query, at least 0. Problem 422 for anything else."""
+        text = self.query.get(name, str(default))
+        if not (text.isascii() and text.isdigit() and len(text) < 16):
+            raise _bad_query(name, f"{text!r} is no whole number from 0 on")
+        return int(text)
+
+    def word(self, name: str, known: Sequence[str]) -> str:
+        """One of the ``known`` words of the query, by default the first. Problem 422 for another one."""
+        text = self.query.get(name, known[0])
+        if text not in known:
+            raise _bad_query(name, f"{text!r} is none of {', '.join(known)}")
+        return text
+
+
+def credential(headers: Mapping[str, str]) -> bytes:
+    """The bytes of ``X-API-Key`` as they came; empty without one."""
+    return headers.get("x-api-key", "").encode("latin-1")
+
+
+def _bad_query(name: str, fault: str) -> Problem:
+    return Problem(422, [{"loc": ["query", name], "msg": fault, "type": "value_error"}])
 
 
 async def receive(request: Request, operation: Operation, limit: int, offload: Offload) -> Call:
@@ -53,7 +98,20 @@ async def receive(request: Request, operation: Operation, limit: int, offload: O
         content = await offload(limit, lambda: _decompressed(squeezed, limit))
     elif encoding != "identity":
         raise Problem(415, f"Content-Encoding {encoding!r} is not supported; send the body plain or as zstd")
-    return Call(operation, {key: str(value) for key, value in request.path_params.items()}, request.headers, content)
+    return Call(
+        operation=operation,
+        path={key: str(value) for key, value in request.path_params.items()},
+        query=dict(request.query_params),
+        headers=request.headers,
+        base_url=_base_url(request),
+        content=content,
+    )
+
+
+def _base_url(request: Request) -> str:
+    """Where the client found this server: behind a proxy that keeps the Host header, the proxy's address."""
+    root: str = request.scope.get("root_path", "")
+    return f"{request.scope['scheme']}://{request.headers.get('host', '')}{root}"
 
 
 async def _content(request: Request, limit: int) -> bytes:

@@ -1,20 +1,22 @@
 """Checkpoints on disk: one folder each, holding what the engine wrote and a record. They outlive the server.
 
 Names from clients never become file names: a folder is named by a readable part and a hash. A folder appears under its
-name complete or not at all.
+name complete or not at all. Usable from several threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
+import threading
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 from tinker_wire import models
@@ -22,7 +24,13 @@ from tinker_wire import models
 from tinker.local.engines.protocol import EngineError
 from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
 
-Kind: TypeAlias = Literal["weights", "sampler_weights"]
+Kind: TypeAlias = Literal["weights", "sampler_weights", "external_weights"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MADE_BY = {
+    "weights": "save_weights",
+    "sampler_weights": "save_weights_for_sampler",
+    "external_weights": "save_weights_external",
+}
 RECORD_FILE = "checkpoint.json"
 MAX_NAME = 255
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
@@ -30,7 +38,10 @@ _NOT_IN_NAMES = re.compile(r"[/\x00-\x1f\x7f]")
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about a checkpoint besides its weights. Times are seconds since 1970."""
+    """What is known about a checkpoint besides its weights. Times are seconds since 1970.
+
+    ``session_id``, ``project_id`` and ``run_metadata`` are those of the run when it was saved (or moved, or copied).
+    """
 
     path: str
     training_run_id: str
@@ -40,9 +51,19 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     engine_model: str
     lora_config: models.LoraConfig
     created_at: float
+    optimizer: str = "adamw"
     expires_at: float | None = None
     nbytes: int = 0
+    public: bool = False
     user_metadata: models.Metadata | None = None
+    session_id: str | None = None
+    project_id: str | None = None
+    run_metadata: models.Metadata | None = None
+
+    @property
+    def checkpoint_id(self) -> str:
+        """What clients call it within its run."""
+        return f"{self.kind}/{self.name}"
 
 
 class Checkpoints:
@@ -50,6 +71,7 @@ class Checkpoints:
 
     def __init__(self, root: Path, now: Callable[[], float]) -> None:
         self._root, self._now = root, now
+        self._lock = threading.Lock()  # for what replaces folders and records
 
     def exists(self, run: str, kind: Kind, name: str) -> bool:
         """Whether a checkpoint of that name is there and has not expired; a damaged one is there."""
@@ -58,46 +80,110 @@ class Checkpoints:
         except EngineError:
             return True
 
-    def find(self, path: str, kind: Kind) -> tuple[CheckpointRecord, Path]:
+    def get(self, run: str, kind: Kind, name: str) -> CheckpointRecord | None:
+        """The record; None when there is none or it has expired. EngineError for a damaged one."""
+        return self._read(self._folder(run, kind, name))
+
+    def find(self, path: str, *kinds: Kind) -> tuple[CheckpointRecord, Path]:
         """The record and folder of ``tinker://<run>/<kind>/<name>``. EngineError when it is not here or of another kind."""
         try:
             parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
         except ValueError as error:
             raise EngineError(str(error)) from error
         found, _, name = parsed.checkpoint_id.partition("/")
-        if found != kind:
-            wanted = "save_weights" if kind == "weights" else "save_weights_for_sampler"
-            raise EngineError(f"{path} is a checkpoint of kind {found!r}; {kind!r} is needed here, made by {wanted}")
-        folder = self._folder(parsed.training_run_id, kind, name)
+        if found not in kinds:
+            wanted = " or ".join(f"{kind!r} (made by {MADE_BY[kind]})" for kind in kinds)
+            raise EngineError(f"{path} is a checkpoint of kind {found!r}; {wanted} is needed here")
+        folder = self._folder(parsed.training_run_id, found, name)
         record = self._read(folder)
         if record is None:
             raise EngineError(f"there is no checkpoint {path} on this server")
         return record, folder
 
+    def list(self, run: str | None = None) -> list[CheckpointRecord]:
+        """Those of one run, or all, the newest first; damaged ones are left out, and expired ones removed."""
+        pattern = f"{'*' if run is None else folder_name(run)}/*/*/{RECORD_FILE}"
+        records = (self._listed(file.parent) for file in self._root.glob(pattern) if _is_checkpoint(file.parent))
+        found = [record for record in records if record is not None]
+        return sorted(found, key=lambda record: (record.created_at, record.path), reverse=True)
+
+    def folder(self, record: CheckpointRecord) -> Path:
+        """Where the files of a checkpoint are."""
+        return self._folder(record.training_run_id, record.kind, record.name)
+
+    def files(self, record: CheckpointRecord) -> dict[str, Path]:
+        """What the engine wrote, by relative name."""
+        folder = self.folder(record)
+        found = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+        return {name: file for name, file in found.items() if name != RECORD_FILE}
+
+    # Changes
+
     def write(self, record: CheckpointRecord, save: Callable[[Path], None], *, overwrite: bool) -> CheckpointRecord:
         """Let ``save`` fill a folder and put it in place with its record. EngineError when the name is taken."""
-        place = self._folder(record.training_run_id, record.kind, record.name)
+        place = self.folder(record)
         if not overwrite and self._read(place) is not None:
             raise EngineError(taken(record.path))
         with self._draft(place.parent) as draft:
             save(draft)
             record = msgspec.structs.replace(record, nbytes=_nbytes(draft))
             (draft / RECORD_FILE).write_bytes(msgspec.json.encode(record))
-            self._replace(draft, place)
+            with self._lock:
+                self._replace(draft, place)
         return record
+
+    def copy(self, source: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
+        """A new checkpoint with the files of ``source``, which are shared on disk where that is possible."""
+        return self.write(record, lambda draft: _link_files(self.files(source), draft), overwrite=False)
+
+    def update(self, record: CheckpointRecord, **changes: Any) -> CheckpointRecord:
+        """Change what is recorded about a checkpoint that is there."""
+        record = msgspec.structs.replace(record, **changes)
+        folder = self.folder(record)
+        draft = folder / f".{RECORD_FILE}-{uuid.uuid4().hex}"
+        with self._lock:
+            draft.write_bytes(msgspec.json.encode(record))
+            os.replace(draft, folder / RECORD_FILE)
+        return record
+
+    def delete(self, record: CheckpointRecord) -> None:
+        """For good."""
+        self._remove(self.folder(record))
+
+    def _remove(self, folder: Path) -> None:
+        """Out of the way first, so that nobody finds half of it."""
+        old = folder.with_name(f".old-{uuid.uuid4().hex}")
+        with self._lock, contextlib.suppress(FileNotFoundError):
+            os.replace(folder, old)
+        shutil.rmtree(old, ignore_errors=True)
 
     def _folder(self, run: str, kind: Kind, name: str) -> Path:
         return self._root / folder_name(run) / kind / folder_name(name)
 
-    def _read(self, folder: Path) -> CheckpointRecord | None:
+    def _listed(self, folder: Path) -> CheckpointRecord | None:
         try:
-            record = msgspec.json.decode((folder / RECORD_FILE).read_bytes(), type=CheckpointRecord)
+            record = self._decoded(folder)
+        except EngineError:
+            return None
+        if record is not None and self._is_over(record):
+            self._remove(folder)
+            return None
+        return record
+
+    def _read(self, folder: Path) -> CheckpointRecord | None:
+        record = self._decoded(folder)
+        return None if record is None or self._is_over(record) else record
+
+    def _is_over(self, record: CheckpointRecord) -> bool:
+        return record.expires_at is not None and record.expires_at <= self._now()
+
+    def _decoded(self, folder: Path) -> CheckpointRecord | None:
+        try:
+            return msgspec.json.decode((folder / RECORD_FILE).read_bytes(), type=CheckpointRecord)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (msgspec.DecodeError, OSError) as error:
             raise EngineError(f"the checkpoint in {folder.name} is damaged: {error}") from error
-        expired = record.expires_at is not None and record.expires_at <= self._now()
-        return None if expired else record
 
     @contextmanager
     def _draft(self, parent: Path) -> Generator[Path]:
@@ -142,5 +228,25 @@ def folder_name(text: str) -> str:
     return f"{_UNSAFE.sub('_', text)[:64]}-{digest}"
 
 
+def _is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is in place: not one that is being written or removed."""
+    return not folder.name.startswith(".") and folder.parent.name in KINDS
+
+
 def _nbytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in _all_files(folder))
+
+
+def _all_files(folder: Path) -> Iterator[Path]:
+    return (file for file in folder.rglob("*") if file.is_file())
+
+
+def _link_files(files: dict[str, Path], folder: Path) -> None:
+    """Files of a checkpoint are never written again, so two checkpoints may share them."""
+    for name, file in files.items():
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(file, place)
+        except OSError:
+            shutil.copyfile(file, place)

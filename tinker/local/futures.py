@@ -5,9 +5,7 @@ Free of any event loop: results come from the engine's thread, and each waiter i
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import functools
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,8 +14,10 @@ from typing import TypeAlias
 import attrs
 import msgspec
 
-from tinker.local.problem import Problem, exists, not_found
+from tinker.local.problem import Problem, not_found
 from tinker.local.settings import Settings
+from tinker.local.trace import Span
+from tinker.local.waiting import Bell
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 REMEMBERED = 100_000  # identifiers of results that are gone; beyond these a request is simply unknown
@@ -36,23 +36,36 @@ Outcome: TypeAlias = Result | Failure
 
 
 class Future:
-    """One promised result. ``progress`` says, while it is pending, what it waits for; None is nothing in particular."""
+    """One promised result.
 
-    def __init__(self, request_id: str, fingerprint: bytes = b"") -> None:
-        self.request_id = request_id
-        self.fingerprint = fingerprint
+    ``key`` is what makes a request the same request, ``request_id`` what clients call it. ``progress`` says, while it is
+    pending, what it waits for; None is nothing in particular. ``on_done`` is called once, after the outcome is set.
+    ``is_sample`` tells what may be cancelled.
+    """
+
+    def __init__(self, key: str, fingerprint: bytes = b"", request_id: str | None = None, span: Span | None = None) -> None:
+        self.key, self.fingerprint = key, fingerprint
+        self.request_id = key if request_id is None else request_id
+        self.span = span
         self.progress: Callable[[], str | None] = _nothing
+        self.on_done: Callable[[Future], None] = _no_one
+        self.is_sample = False
         self.encoded: tuple[str, bytes] | None = None
         self.finished_at = 0.0
         self.nbytes = 0
         self._outcome: Outcome | None = None
         self._lock = threading.Lock()
-        self._wakers: list[Callable[[], None]] = []
+        self._bell = Bell()
 
     @property
     def outcome(self) -> Outcome | None:
         """None while pending."""
         return self._outcome
+
+    @property
+    def waiters(self) -> int:
+        """How many wait for it now."""
+        return self._bell.waiters
 
     def resolve(self, outcome: Outcome) -> bool:
         """Set the outcome and wake who waits; False when there was one already, which then stays."""
@@ -60,28 +73,13 @@ class Future:
             if self._outcome is not None:
                 return False
             self._outcome = outcome
-            wakers, self._wakers = self._wakers, []
-        for wake in wakers:
-            wake()
+        self._bell.ring()
+        self.on_done(self)
         return True
 
     async def wait(self, seconds: float | None = None) -> Outcome | None:
         """The outcome once it is there, or None after ``seconds`` (None: no limit). Any number of waiters, on any loops."""
-        if self._outcome is not None or seconds == 0:
-            return self._outcome
-        event = asyncio.Event()
-        wake = functools.partial(_wake, asyncio.get_running_loop(), event)
-        with self._lock:
-            if self._outcome is not None:
-                return self._outcome
-            self._wakers.append(wake)
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await event.wait()
-        finally:
-            with self._lock, contextlib.suppress(ValueError):
-                self._wakers.remove(wake)
+        await self._bell.wait(lambda: self._outcome is not None, seconds)
         return self._outcome
 
 
@@ -89,71 +87,94 @@ def _nothing() -> None:
     return None
 
 
-def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the waiter's loop is closed, and the waiter with it
-        loop.call_soon_threadsafe(event.set)
+def _no_one(future: Future) -> None:
+    return None
 
 
 class Futures:
-    """All futures of a server by request id. ``lock`` is the server's; ``clock`` counts seconds."""
+    """All futures of a server by key. ``lock`` is the server's; ``clock`` counts seconds."""
 
     def __init__(self, settings: Settings, lock: threading.RLock, clock: Callable[[], float]) -> None:
         self._settings, self._lock, self._clock = settings, lock, clock
         self._pending: dict[str, Future] = {}
         self._unread: OrderedDict[str, Future] = OrderedDict()
         self._read: OrderedDict[str, Future] = OrderedDict()
-        self._gone: OrderedDict[str, bytes] = OrderedDict()
+        self._gone: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
+        self._keys: dict[str, str] = {}  # by request id, where that is not the key
+        self._numbers = itertools.count(1)
         self._nbytes = 0
 
-    def knows(self, request_id: str, fingerprint: bytes) -> bool:
-        """Whether this very request was submitted before. Problem 409 when another one was, under the same id."""
+    def submitted(self, key: str, fingerprint: bytes) -> str | None:
+        """The request id of this very request if it was submitted before. Problem 409 when another one was, as ``key``."""
         with self._lock:
-            future = self._kept(request_id)
-            known = self._gone.get(request_id) if future is None else future.fingerprint
-        if known is not None and known != fingerprint:
-            raise exists(f"request {request_id!r} was submitted before with another body; use a new seq_id")
-        return known is not None
+            future = self._kept(key)
+            known = self._gone.get(key) if future is None else (future.fingerprint, future.request_id)
+        if known is not None and known[0] != fingerprint:
+            raise self._settings.profile.reused(key)
+        return None if known is None else known[1]
 
-    def open(self, request_id: str, fingerprint: bytes) -> Future:
+    def open(self, key: str, fingerprint: bytes, span: Span | None = None) -> Future:
         """A new pending future. Problem 429 when too many are pending."""
         with self._lock:
             if len(self._pending) >= self._settings.max_queued_requests:
                 limit = f"max_queued_requests={self._settings.max_queued_requests}"
                 raise Problem(429, f"too many requests are waiting ({limit})", {"retry-after": "1"})
-            future = self._pending[request_id] = Future(request_id, fingerprint)
+            request_id = str(next(self._numbers)) if self._settings.profile.numbered_requests else key
+            if request_id != key:
+                self._keys[request_id] = key
+            future = self._pending[key] = Future(key, fingerprint, request_id, span)
+            if span is not None:
+                span.request_id, span.submitted = request_id, self._clock()
             return future
 
     def forget(self, future: Future) -> None:
         """Its request was refused after all."""
         with self._lock:
-            self._pending.pop(future.request_id, None)
+            self._pending.pop(future.key, None)
+            self._keys.pop(future.request_id, None)
 
     def find(self, request_id: str) -> Future:
         """The future. Problem 410 when its result is no longer kept, 404 when it is unknown."""
         with self._lock:
             self._evict()
-            future = self._kept(request_id)
-            if future is None and request_id in self._gone:
+            key = self._keys.get(request_id, request_id)
+            future = self._kept(key)
+            if future is None and key in self._gone:
                 raise Problem(410, f"the result of request {request_id!r} is no longer kept; submit it again")
         if future is None:
             raise not_found("request", request_id)
         return future
 
+    def start(self, future: Future) -> None:
+        """Its work begins."""
+        if future.span is not None:
+            future.span.started = self._clock()
+
     def resolve(self, future: Future, outcome: Outcome) -> None:
         """Finish a future; a second outcome is ignored."""
         with self._lock:
-            if future.outcome is None and self._pending.pop(future.request_id, None) is not None:
+            if future.outcome is None and self._pending.pop(future.key, None) is not None:
                 future.finished_at, future.nbytes = self._clock(), result_nbytes(outcome)
-                self._unread[future.request_id] = future
+                self._unread[future.key] = future
                 self._nbytes += future.nbytes
+                if future.span is not None:
+                    future.span.finish(future.finished_at, failed=isinstance(outcome, Failure))
             future.resolve(outcome)
             self._evict()
 
     def mark_read(self, future: Future) -> None:
         """The result went out: from now on it is dropped before those that did not."""
         with self._lock:
-            if self._unread.pop(future.request_id, None) is not None:
-                self._read[future.request_id] = future
+            if self._unread.pop(future.key, None) is not None:
+                self._read[future.key] = future
+
+    def release(self, request_id: str) -> None:
+        """Its result is not needed any more. A pending or unknown request stays as it is."""
+        with self._lock:
+            key = self._keys.get(request_id, request_id)
+            future = self._unread.pop(key, None) or self._read.pop(key, None)
+            if future is not None:
+                self._drop(future)
 
     def fail_all(self, failure: Failure) -> None:
         """Finish everything that is pending."""
@@ -162,18 +183,21 @@ class Futures:
         for future in pending:
             self.resolve(future, failure)
 
-    def _kept(self, request_id: str) -> Future | None:
-        return self._pending.get(request_id) or self._unread.get(request_id) or self._read.get(request_id)
+    def _kept(self, key: str) -> Future | None:
+        return self._pending.get(key) or self._unread.get(key) or self._read.get(key)
 
     def _evict(self) -> None:
         oldest = self._clock() - self._settings.result_seconds
         for kept in (self._read, self._unread):
             while kept and (self._crowded() or next(iter(kept.values())).finished_at < oldest):
-                request_id, future = kept.popitem(last=False)
-                self._nbytes -= future.nbytes
-                self._gone[request_id] = future.fingerprint
+                self._drop(kept.popitem(last=False)[1])
+
+    def _drop(self, future: Future) -> None:
+        self._nbytes -= future.nbytes
+        self._gone[future.key] = (future.fingerprint, future.request_id)
         while len(self._gone) > REMEMBERED:
-            self._gone.popitem(last=False)
+            _, (_, request_id) = self._gone.popitem(last=False)
+            self._keys.pop(request_id, None)
 
     def _crowded(self) -> bool:
         count = len(self._read) + len(self._unread)

@@ -7,11 +7,13 @@ import functools
 import os
 import threading
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 from starlette.types import ASGIApp
 
 from tinker.local.app import create_app
 from tinker.local.engines import open_engine
+from tinker.local.profiles import OFFICIAL
 from tinker.local.schedule import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
@@ -27,14 +29,16 @@ def in_process_app(url: str, data_dir: Path | None = None) -> ASGIApp:
     """The application behind a ``local://`` URL; the same one each time, made on the first call, opened on first use.
 
     ``local://`` trains the packaged model with torch, or a toy where torch is not installed. ``local://toy`` is the toy.
-    ``local:///absolute/path`` and ``local://org/name`` load that model with torch. ``data_dir`` None means
-    ``~/.tinker/local``. ValueError for another scheme. A child process made by ``fork`` starts with none.
+    ``local:///absolute/path`` and ``local://org/name`` load that model with torch. A query sets what the server passes for,
+    as in ``local://toy?profile=skyrl``. ``data_dir`` None means ``~/.tinker/local``. ValueError for another scheme or query.
+    A child process made by ``fork`` starts with none.
     """
-    settings = Settings(data_dir=data_dir)
+    name, profile = _parsed(url)
+    settings = Settings(data_dir=data_dir, profile=profile)
     key = (url, settings.data_dir)
     with _lock:
         if key not in _running:
-            state = State(_opener(url), settings)
+            state = State(_opener(name), settings)
             _running[key] = state, create_app(state)
         return _running[key][1]
 
@@ -48,10 +52,19 @@ def close_in_process() -> None:
         state.close()
 
 
-def _opener(url: str) -> OpenEngine:
+def _parsed(url: str) -> tuple[str, str]:
+    """The model's name, empty for the default one, and the profile's."""
     if not url.startswith(SCHEME):
         raise ValueError(f"a server in this process has a URL that starts with {SCHEME}, not {url!r}")
-    name = url.removeprefix(SCHEME)
+    name, _, query = url.removeprefix(SCHEME).partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    profile = given.pop("profile", OFFICIAL.name)
+    if given:
+        raise ValueError(f"the query of {url!r} may hold profile=..., and nothing else")
+    return name, profile
+
+
+def _opener(name: str) -> OpenEngine:
     if name == TOY:
         return functools.partial(open_engine, "toy")
     return functools.partial(open_engine, None, name or None)

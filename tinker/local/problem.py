@@ -25,3 +25,8 @@ def not_found(what: str, name: str) -> Problem:
 def exists(detail: str) -> Problem:
     """409 that asks clients not to try again: no waiting makes it go away."""
     return Problem(409, detail, {"x-should-retry": "false"})
+
+
+def misfit(field: str, fault: str, kind: str = "value_error") -> Problem:
+    """422 that names one field of the body."""
+    return Problem(422, [{"loc": ["body", *field.split(".")], "msg": fault, "type": kind}])

@@ -55,6 +55,7 @@ class Work:
 
     def step(self, futures: Futures, open_engine: OpenEngine) -> None:
         """Run and resolve."""
+        futures.start(self.future)
         try:
             outcome: Result | Failure = self.run(open_engine())
         except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to this request alone
@@ -75,6 +76,11 @@ class NumberedLane:
         self._gap_ends: float | None = None
         self._leftovers: Failure | None = None
         self._last: Step | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing but the model's creation has been submitted."""
+        return self._next <= 1 and not self._waiting.keys() - {0}
 
     def number(self, given: int | None) -> int:
         """The number of a request: the one given (0 and None are none), else the next free one."""
@@ -158,6 +164,10 @@ class SampleLane:
     def put(self, sampling: Sampling) -> None:
         self._queue.append(sampling)
 
+    def drop(self, future: Future) -> None:
+        """Take a request out that has not begun."""
+        self._queue = deque(sampling for sampling in self._queue if sampling.future is not future)
+
     def take(self, now: float) -> Step | None:
         if not self._queue:
             return None
@@ -174,6 +184,7 @@ class SampleLane:
     def _sample(self, batch: list[Sampling], open_engine: OpenEngine) -> None:
         ready: list[tuple[Sampling, SampleJob]] = []
         for sampling in batch:
+            self._futures.start(sampling.future)
             try:
                 ready.append((sampling, sampling.job(open_engine())))
             except Exception as error:  # noqa: BLE001 - the error of one request must not touch the others

@@ -1,4 +1,4 @@
-"""Handlers of configuration, sessions and telemetry."""
+"""Handlers of configuration, telemetry, and the life of sessions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from tinker_wire import models
 from tinker.local.call import Call
 from tinker.local.problem import Problem
 from tinker.local.state import State
+from tinker.local.store import End
 
 
 async def healthz(state: State, call: Call) -> models.HealthResponse:
@@ -39,7 +40,7 @@ async def session_heartbeat(state: State, call: Call) -> models.SessionHeartbeat
     request = call.read(models.SessionHeartbeatRequest)
     with state.lock:
         session = state.store.session(request.session_id)
-        if session.ended is not None:
+        if session.end is not None:
             raise Problem(410, f"session {request.session_id!r} has ended")
         session.last_seen = state.clock()
     return models.SessionHeartbeatResponse()
@@ -49,7 +50,8 @@ async def finish_session(state: State, call: Call) -> None:
     """Ends a session; ending it again changes nothing."""
     reason = call.read(models.FinishSessionRequest)
     with state.lock:
-        state.store.end_session(state.store.session(call.path["session_id"]), reason)
+        session = state.store.session(call.path["session_id"])
+        state.store.end_session(session, End(reason=reason.reason, detail=reason.detail))
 
 
 async def get_server_capabilities(state: State, call: Call) -> models.GetServerCapabilitiesResponse:

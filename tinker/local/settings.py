@@ -7,11 +7,17 @@ from pathlib import Path
 import attrs
 from tinker_wire import models
 
+from tinker.local.profiles import OFFICIAL, Profile, find_profile
+
 DEFAULT_DATA_DIR = Path("~/.tinker/local")
 
 
 def _expanded(path: str | Path | None) -> Path:
     return Path(DEFAULT_DATA_DIR if path is None else path).expanduser()
+
+
+def _held_by_profile(settings: Settings) -> float:
+    return settings.profile.hold_seconds
 
 
 @attrs.frozen(kw_only=True)
@@ -22,9 +28,10 @@ class Settings:
     ``api_key``: what clients must send as their key; None accepts anything, also nothing.
     ``any_base_model``: True serves the one loaded model under every name asked for, so that scripts written for another
     server run unchanged; False refuses names other than the loaded model's.
+    ``profile``: which server to pass for: ``official`` (all of the contract), ``skyrl`` or ``minimal-json``.
 
     ``hold_seconds``: how long ``retrieve_future`` waits for a result before it says "try again"; 0 never waits. Clients
-    give up after 45 s, so stay below 40.
+    give up after 45 s, so stay below 40. The default is the profile's.
     ``inline_result_bytes``: results larger than this are announced by size first, to clients that can take that.
     ``result_seconds``, ``max_results``, ``max_result_bytes``: how long and how many finished results are kept. Those that
     were fetched go first. A result that is gone answers 410.
@@ -38,14 +45,19 @@ class Settings:
     ``gap_seconds``: requests of a model run by number. A number that fails to arrive (its client had an error after
     taking it) is given up after this long, and the requests behind it go on.
 
-    ``client_config``, ``client_dynamic_config``: what clients are told when they ask for their settings.
-    ``max_telemetry_events``: how many reported events are kept, the newest.
+    ``client_config``, ``client_dynamic_config``: what clients are told when they ask for their settings. Where the first
+    one says ``pjwt_auth_enabled``, clients must exchange their key for tokens, which are good for ``token_seconds``.
+    ``link_seconds``: how long a link to a file is good. ``public_url``: where clients reach this server, where that is not
+    the address they used (behind a proxy that adds a path); None means the address they used.
+    ``max_telemetry_events``, ``max_audit_entries``: how many reported events and entries of the audit log are kept, the
+    newest. ``max_trace_spans``: how many requests of one session its trace shows, the newest.
     """
 
     data_dir: Path = attrs.field(default=None, converter=_expanded)
     api_key: str | None = attrs.field(default=None, repr=False)
     any_base_model: bool = False
-    hold_seconds: float = 30.0
+    profile: Profile = attrs.field(default=OFFICIAL, converter=find_profile)
+    hold_seconds: float = attrs.field(default=attrs.Factory(_held_by_profile, takes_self=True))
     inline_result_bytes: int = 1 << 20
     result_seconds: float = 3600.0
     max_results: int = 10_000
@@ -60,5 +72,10 @@ class Settings:
     sample_batch_tokens: int = 1 << 16
     gap_seconds: float = 120.0
     max_telemetry_events: int = 1000
+    max_audit_entries: int = 10_000
+    max_trace_spans: int = 10_000
+    token_seconds: float = 3600.0
+    link_seconds: float = 3600.0
+    public_url: str | None = None
     client_config: models.ClientConfigResponse = attrs.field(factory=models.ClientConfigResponse)
     client_dynamic_config: models.ClientDynamicConfigResponse = attrs.field(factory=models.ClientDynamicConfigResponse)

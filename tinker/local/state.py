@@ -15,12 +15,16 @@ from typing import TypeVar
 
 from tinker_wire import models
 
+from tinker.local.accounts import Accounts
 from tinker.local.checkpoints import Checkpoints
+from tinker.local.downloads import Exports, Links
 from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.futures import Failure, Future, Futures
+from tinker.local.ledger import Ledger
 from tinker.local.problem import Problem
 from tinker.local.schedule import NumberedLane, OpenEngine, SampleLane, Worker, failure_of
 from tinker.local.settings import Settings
+from tinker.local.signing import Signer
 from tinker.local.snapshots import Snapshots
 from tinker.local.store import Model, Store
 
@@ -48,8 +52,13 @@ class State:
         self.settings = settings or Settings()
         self.lock = threading.RLock()
         self.clock, self.now = clock, now
+        self.signer = Signer(now)
+        self.accounts = Accounts(self.settings, self.signer)
+        self.links = Links(self.settings, self.signer, now)
+        self.exports = Exports(self)
+        self.ledger = Ledger(self.settings.max_audit_entries, now)
         self.futures = Futures(self.settings, self.lock, clock)
-        self.store = Store(self.settings, clock, self._drop)
+        self.store = Store(self.settings, clock, now, self._drop)
         self.checkpoints = Checkpoints(self.settings.data_dir, now)
         self.snapshots = Snapshots(self.settings.data_dir)
         self.telemetry: deque[models.TelemetryEvent] = deque(maxlen=self.settings.max_telemetry_events)
@@ -89,13 +98,17 @@ class State:
         self._worker.add(lane)
         return lane
 
-    def _drop(self, model: Model) -> None:
+    def errand(self, work: Callable[[], None]) -> None:
+        """Do something in the engine's thread, between two steps. What is left when the server closes is not done."""
+        self._worker.errand(lambda _: work())
+
+    def _drop(self, model: Model, why: str) -> None:
         """Forget a model's weights once what was submitted for it has run."""
-        model.inflight = None
-        model.lane.close(Failure(f"session {model.session.session_id!r} has ended", "user"), lambda o: self._forget(model, o))
+        model.lane.close(Failure(f"model {model.model_id!r} {why}", "user"), lambda o: self._forget(model, why, o))
         self.notify()
 
-    def _forget(self, model: Model, open_engine: OpenEngine) -> None:
+    def _forget(self, model: Model, why: str, open_engine: OpenEngine) -> None:
+        model.broken = model.broken or why
         self._worker.remove(model.lane)
         self.snapshots.forget(model.model_id)
         open_engine().drop_adapter(model.model_id)
@@ -104,8 +117,10 @@ class State:
 
     async def offload(self, nbytes: int, function: Callable[[], T]) -> T:
         """Call ``function``, which handles about ``nbytes`` bytes: here when they are few, else in a thread."""
-        if nbytes < LARGE:
-            return function()
+        return function() if nbytes < LARGE else await self.offload_always(function)
+
+    async def offload_always(self, function: Callable[[], T]) -> T:
+        """Call ``function``, which blocks, in a thread."""
         with self.lock:
             self.require_open()
             if self._codecs is None:

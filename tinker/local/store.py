@@ -2,45 +2,73 @@
 
 from __future__ import annotations
 
-import uuid
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import attrs
 from tinker_wire import models
 
+from tinker.local.completions import CompletionLog
 from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError
+from tinker.local.loss_graph import LossGraph
 from tinker.local.problem import Problem, exists, not_found
 from tinker.local.schedule import NumberedLane
 from tinker.local.settings import Settings
+from tinker.local.trace import Span
 
 Weights: TypeAlias = Callable[[Engine], object | None]
+
+DEFAULT_PROJECT = "default"
+MAX_CLIENTS = 10**9  # of one sampling session; numbers of requests are made from the client's
+
+
+@attrs.frozen(kw_only=True)
+class End:
+    """How a session ended. ``reason`` is its client's, None when the server ended it."""
+
+    reason: models.ClientSessionFinishReason | None
+    detail: str | None
 
 
 @attrs.define(eq=False, kw_only=True)
 class Session:
-    """One client. ``ended`` is why it ended, None while it lives."""
+    """One client. ``end`` is None while it lives. ``losses`` are its custom losses by id.
+
+    ``last_seen`` and ``started`` are the clock's, ``created_at`` is a time of day.
+    """
 
     session_id: str
     request: models.CreateSessionRequest
+    project_id: str
+    created_at: float
+    started: float
     last_seen: float
-    ended: models.FinishSessionRequest | None = None
+    spans: deque[Span]
+    end: End | None = None
     models: dict[int, Model] = attrs.field(factory=lambda: dict[int, Model]())
     samplers: dict[int, Sampler] = attrs.field(factory=lambda: dict[int, Sampler]())
+    losses: dict[str, LossGraph] = attrs.field(factory=lambda: dict[str, LossGraph]())
 
     def require_alive(self) -> Session:
         """The session; Problem 400 when it has ended."""
-        if self.ended is not None:
+        if self.end is not None:
             raise Problem(400, f"session {self.session_id!r} has ended; create a new one")
         return self
+
+    def span(self, operation: str, track: str) -> Span:
+        """A new line in the trace."""
+        span = Span(operation=operation, track=track)
+        self.spans.append(span)
+        return span
 
 
 @attrs.define(eq=False, kw_only=True)
 class Model:
-    """One training run. ``failure`` is why its creation failed; ``inflight`` is what its inflight samplers sample from.
+    """One training run. ``broken`` says why its requests fail: its creation did, or it was unloaded.
 
-    ``names`` are the checkpoint paths that accepted saves will take.
+    ``optimizer`` is a family. ``inflight`` is what its inflight samplers sample from; ``names`` are the checkpoint paths that
+    accepted saves will take. ``last_request_at`` is a time of day.
     """
 
     model_id: str
@@ -48,48 +76,82 @@ class Model:
     base_model: str
     spec: AdapterSpec
     lane: NumberedLane
+    last_request_at: float
+    optimizer: str
     user_metadata: models.Metadata | None = None
-    failure: str | None = None
+    broken: str | None = None
+    closed: bool = False
     inflight: object | None = None
     names: set[str] = attrs.field(factory=lambda: set[str]())
 
     def require_made(self) -> None:
-        """EngineError when its creation failed."""
-        if self.failure is not None:
-            raise EngineError(f"model {self.model_id!r} was not created: {self.failure}")
+        """EngineError when its creation failed or it was unloaded."""
+        if self.broken is not None:
+            raise EngineError(f"model {self.model_id!r} {self.broken}")
 
     def inflight_weights(self, engine: Engine) -> object:
-        """What inflight samplers sample from now; EngineError once the session has ended."""
+        """What inflight samplers sample from now; EngineError once the model is gone."""
         if self.inflight is None:
-            raise EngineError(f"session {self.session.session_id!r} has ended")
+            raise EngineError(f"model {self.model_id!r} is gone, and the weights of its samplers with it")
         return self.inflight
 
 
 @attrs.define(eq=False, kw_only=True)
 class Sampler:
-    """One sampling session. ``weights`` is None until they are saved."""
+    """One sampling session. ``weights`` is None until they are saved; ``clients`` is the last number given to a copy."""
 
     sampler_id: str
     session: Session
     base_model: str
     model_path: str | None = None
     weights: Weights | None = None
+    clients: int = 0
+    completions: dict[int, CompletionLog] = attrs.field(factory=lambda: dict[int, CompletionLog]())
+
+    def join(self) -> int:
+        """The number of one more client, never given twice."""
+        if self.clients >= MAX_CLIENTS:
+            raise Problem(403, f"sampling session {self.sampler_id!r} has no more numbers for clients")
+        self.clients += 1
+        return self.clients
+
+    def log(self, client: int) -> CompletionLog:
+        """What has completed for one of its clients."""
+        return self.completions.setdefault(client, CompletionLog())
 
 
 class Store:
     """Every session, by id. ``drop`` is told of each model that goes."""
 
-    def __init__(self, settings: Settings, clock: Callable[[], float], drop: Callable[[Model], None]) -> None:
-        self._settings, self._clock, self._drop = settings, clock, drop
+    def __init__(
+        self, settings: Settings, clock: Callable[[], float], now: Callable[[], float], drop: Callable[[Model, str], None]
+    ) -> None:
+        self._settings, self._clock, self._now, self._drop = settings, clock, now, drop
+        self._names = settings.profile.names
         self._live: OrderedDict[str, Session] = OrderedDict()
         self._ended: OrderedDict[str, Session] = OrderedDict()
+        self._models: dict[str, Model] = {}
+        self._samplers: dict[str, Sampler] = {}
 
     # Sessions
+
+    def sessions(self) -> list[Session]:
+        """Every session that is remembered, newest first."""
+        everyone = [*self._live.values(), *self._ended.values()]
+        return sorted(everyone, key=lambda session: (session.created_at, session.session_id), reverse=True)
 
     def create_session(self, request: models.CreateSessionRequest) -> Session:
         """A new session. Problem 403 when too many live."""
         self._make_room(self._count_sessions, self._settings.max_sessions, "sessions")
-        session = Session(session_id=str(uuid.uuid4()), request=request, last_seen=self._clock())
+        session = Session(
+            session_id=self._names.session(),
+            request=request,
+            project_id=request.project_id or DEFAULT_PROJECT,
+            created_at=self._now(),
+            started=self._clock(),
+            last_seen=self._clock(),
+            spans=deque(maxlen=self._settings.max_trace_spans),
+        )
         self._live[session.session_id] = session
         return session
 
@@ -106,18 +168,24 @@ class Store:
         session.last_seen = self._clock()
         return session
 
-    def end_session(self, session: Session, reason: models.FinishSessionRequest) -> None:
-        """The first reason wins; the models go, the checkpoints stay."""
-        if session.ended is not None:
+    def end_session(self, session: Session, end: End) -> None:
+        """The first end stays; the models go, the checkpoints do not."""
+        if session.end is not None:
             return
-        session.ended = reason
+        session.end = end
         for model in session.models.values():
-            self._drop(model)
+            self.close_model(model, f"is gone: session {session.session_id!r} has ended")
         for sampler in session.samplers.values():
             sampler.weights = None
         self._ended[session.session_id] = self._live.pop(session.session_id)
         while len(self._ended) > self._settings.max_sessions:
-            self._ended.popitem(last=False)
+            self._forget(self._ended.popitem(last=False)[1])
+
+    def _forget(self, session: Session) -> None:
+        for model in session.models.values():
+            self._models.pop(model.model_id, None)
+        for sampler in session.samplers.values():
+            self._samplers.pop(sampler.sampler_id, None)
 
     def _make_room(self, count: Callable[[], int], limit: int, what: str) -> None:
         if count() >= limit:
@@ -129,31 +197,45 @@ class Store:
         return len(self._live)
 
     def _count_models(self) -> int:
-        return sum(len(session.models) for session in self._live.values())
+        return sum(not model.closed for model in self._models.values())
 
     def _count_samplers(self) -> int:
         return sum(len(session.samplers) for session in self._live.values())
 
     def _end_idle(self) -> None:
-        reason = models.ClientSessionFinishReason(type="interrupted")
         since = self._clock() - self._settings.idle_session_seconds
         for session in [session for session in self._live.values() if session.last_seen <= since]:
-            self.end_session(session, models.FinishSessionRequest(reason=reason, detail="silent for too long"))
+            self.end_session(session, End(reason=None, detail="silent for too long"))
 
     # Models
 
+    def models(self) -> Iterator[Model]:
+        """Every model that is remembered, also those that are gone."""
+        return iter(self._models.values())
+
     def add_model(self, session: Session, number: int, make: Callable[[str], Model]) -> Model:
         """The model of that number of the session, made now unless it is there. Problem 403 when too many live."""
+        if not self._names.by_number:
+            number = len(session.models)
         if number not in session.models:
             self._make_room(self._count_models, self._settings.max_models, "models")
-            session.models[number] = make(model_id(session.session_id, number))
+            model = session.models[number] = make(self._names.model(session.session_id, number))
+            self._models[model.model_id] = model
         return session.models[number]
+
+    def close_model(self, model: Model, why: str) -> None:
+        """What was submitted still runs; what comes later fails, and the weights go."""
+        if not model.closed:
+            model.closed, model.inflight = True, None
+            self._drop(model, why)
+
+    def find_model(self, wanted: str) -> Model | None:
+        """The model, also one that is gone; None when unknown."""
+        return self._models.get(wanted)
 
     def model(self, wanted: str) -> Model:
         """Problem 404 when unknown, 400 when its session has ended."""
-        session_id, _, number = wanted.rpartition(TRAIN)
-        session = self._owner(session_id)
-        model = session.models.get(int(number)) if session and _is_number(number) else None
+        model = self._models.get(wanted)
         if model is None:
             raise not_found("model", wanted)
         model.session.require_alive()
@@ -161,41 +243,41 @@ class Store:
 
     # Samplers
 
-    def add_sampler(self, session: Session, number: int, sampler: Sampler) -> None:
+    def new_sampler(
+        self, session: Session, number: int, base_model: str, model_path: str | None, weights: Weights | None
+    ) -> Sampler:
+        """A sampling session for :meth:`add_sampler`."""
+        return Sampler(
+            sampler_id=self._names.sampler(session.session_id, number),
+            session=session,
+            base_model=base_model,
+            model_path=model_path,
+            weights=weights,
+        )
+
+    def add_sampler(self, number: int, sampler: Sampler) -> None:
         """Problem 409 when the number is taken, 403 when too many live."""
-        if number in session.samplers:
+        samplers = sampler.session.samplers
+        if not self._names.by_number:
+            number = max(samplers, default=-1) + 1
+        if number in samplers:
             raise exists(f"{sampler.sampler_id!r} exists and samples from something else")
         self._make_room(self._count_samplers, self._settings.max_samplers, "samplers")
-        session.samplers[number] = sampler
+        samplers[number] = self._samplers[sampler.sampler_id] = sampler
+
+    def drop_sampler(self, sampler: Sampler) -> None:
+        """Its weights were never saved."""
+        samplers = sampler.session.samplers
+        for number in [number for number, one in samplers.items() if one is sampler]:
+            del samplers[number]
+        self._samplers.pop(sampler.sampler_id, None)
 
     def sampler(self, wanted: str) -> Sampler:
         """Problem 404 when unknown, 400 when its session has ended."""
-        session_id, _, number = wanted.rpartition(SAMPLE)
-        session = self._owner(session_id)
-        sampler = session.samplers.get(int(number)) if session and _is_number(number) else None
-        if session is None or sampler is None:
+        sampler = self._samplers.get(wanted)
+        if sampler is None:
             raise not_found("sampling session", wanted)
-        session.require_alive()
+        sampler.session.require_alive()
         if sampler.weights is None:
             raise not_found("sampling session", wanted)
         return sampler
-
-    def _owner(self, session_id: str) -> Session | None:
-        return self._live.get(session_id) or self._ended.get(session_id)
-
-
-TRAIN, SAMPLE = ":train:", ":sample:"
-
-
-def model_id(session_id: str, number: int) -> str:
-    """Part of the protocol: clients compute it too."""
-    return f"{session_id}{TRAIN}{number}"
-
-
-def sampler_id(session_id: str, number: int) -> str:
-    """The sampling session of that number."""
-    return f"{session_id}{SAMPLE}{number}"
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 20
