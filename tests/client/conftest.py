@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,10 @@ from typing import Any
 import attrs
 import httpx
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "contract"))
+
+from validating import Judge
 
 import tinker
 from tinker._clock import Clock
@@ -83,27 +88,40 @@ Answer = Callable[[httpx.Request, bytes], httpx.Response | None]
 
 @attrs.define
 class Fault:
-    """What to do instead of answering one operation, a number of times. ``apply`` lets the server see the request first."""
+    """What to do instead of answering one operation, a number of times. ``apply`` lets the server see the request first.
+
+    ``outside`` says why the answer is none of the contract, where that is meant.
+    """
 
     operation: str
     answer: Answer
     apply: bool = False
     times: int = 1
+    outside: str | None = None
 
 
 class Wire(httpx.AsyncBaseTransport):
-    """Hands requests to the application. A scripted fault that is not used fails the test."""
+    """Hands requests to the application, and holds each of them and each answer against the contract.
+
+    A scripted fault that is not used fails the test, and so does what is outside the contract without being called so.
+    """
+
+    HOST = "server"
 
     def __init__(self, app: Any) -> None:
         self._inner = httpx.ASGITransport(app)
         self.exchanges: list[Exchange] = []
         self.faults: list[Fault] = []
+        self.judge = Judge()
         self._arrived = threading.Condition()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = await request.aread()
         operation = request.url.path.rpartition("/api/v1/")[2]
         exchange = Exchange(operation, request, body)
+        is_api = request.url.host == self.HOST and request.url.path.startswith("/api/v1/")
+        if is_api:
+            self.judge.request(request, body)
         with self._arrived:
             self.exchanges.append(exchange)
             self._arrived.notify_all()
@@ -117,6 +135,9 @@ class Wire(httpx.AsyncBaseTransport):
         if response is None:
             raise httpx.ReadError("the connection broke", request=request)
         exchange.status = response.status_code
+        await response.aread()
+        if is_api and (fault is None or fault.outside is None):
+            self.judge.response(request, body, response)
         return response
 
     def fail(
@@ -128,15 +149,16 @@ class Wire(httpx.AsyncBaseTransport):
         headers: dict[str, str] | None = None,
         times: int = 1,
         apply: bool = False,
+        outside: str | None = None,
     ) -> None:
-        """Answer the next requests of an operation like this."""
+        """Answer the next requests of an operation like this; ``outside`` says why, where the contract has no such answer."""
 
         def answer(_: httpx.Request, __: bytes) -> httpx.Response:
             if isinstance(body, bytes):
                 return httpx.Response(status, headers=headers, content=body)
             return httpx.Response(status, headers=headers, json=body if body is not None else {"detail": f"scripted {status}"})
 
-        self.faults.append(Fault(operation, answer, apply, times))
+        self.faults.append(Fault(operation, answer, apply, times, outside))
 
     def drop(self, operation: str, *, apply: bool, times: int = 1) -> None:
         """Break the connection of the next requests, before or after the server saw them."""
@@ -167,6 +189,7 @@ def wire(state: State) -> Iterator[Wire]:
     yield wire
     unused = [fault.operation for fault in wire.faults if fault.times > 0]
     assert not unused, f"scripted faults that never happened: {unused}"
+    assert wire.judge.faults == []
 
 
 @pytest.fixture

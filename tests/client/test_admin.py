@@ -67,7 +67,8 @@ def test_events_have_the_type_of_their_kind(admin: Admin, wire: Any) -> None:
     """What was used is the type that its word names; a word that this version does not know stays a dictionary."""
     answer = RECORDED[31]["response"]["body"]["json"]
     strange = {**answer["data"][0], "event_info": {"type": "moonlight", "hours": 3}}
-    wire.fail("billing/usage/events", 200, body={**answer, "data": [*answer["data"], strange]})
+    data = [*answer["data"], strange]
+    wire.fail("billing/usage/events", 200, body={**answer, "data": data}, outside="a kind of event of tomorrow")
     data = admin.get_billing_usage(START, END).result(10).data
     assert [type(event.event_info) for event in data] == [
         types.TrainingBillingEvent,
@@ -112,8 +113,9 @@ def test_twins_give_the_result(admin: Admin, wire: Any) -> None:
     """Each twin is awaited once."""
 
     async def scenario() -> None:
-        for number, twin in ((29, admin.get_audit_log_async()), (32, admin.get_current_checkpoint_storage_usage_async())):
-            wire.fail(RECORDED[number]["request"]["path"].rpartition("/api/v1/")[2], 200, body={"entries": [], "data": []})
+        storage = admin.get_current_checkpoint_storage_usage_async()
+        for number, field, twin in ((29, "entries", admin.get_audit_log_async()), (32, "data", storage)):
+            wire.fail(RECORDED[number]["request"]["path"].rpartition("/api/v1/")[2], 200, body={field: []})
             assert (await twin).model_dump() is not None
         wire.fail("billing/usage/events", 200, body={"data": []})
         assert (await admin.get_billing_usage_async(START, END)).sessions == {}

@@ -33,7 +33,7 @@ def test_pending_and_passing_failures_are_polled_again(
     training: tinker.TrainingClient, wire: Any, status: int, body: object
 ) -> None:
     """An answer that says 'later', or a failure that may pass, is followed by another poll, and the result arrives."""
-    wire.fail("retrieve_future", status, body=body, times=2)
+    wire.fail("retrieve_future", status, body=body, times=2, outside="servers and proxies say it in ways of their own")
     assert training.optim_step(ADAM).result(10).metrics is not None
 
 
@@ -62,7 +62,7 @@ def test_failures_end_the_wait_at_once(
 ) -> None:
     """However a server says that a request failed, the future fails with its words, after that one poll."""
     before = len(wire.sent("retrieve_future"))
-    wire.fail("retrieve_future", status, body=body)
+    wire.fail("retrieve_future", status, body=body, outside="servers and proxies say it in ways of their own")
     future = training.optim_step(ADAM)
     with pytest.raises(tinker.RequestFailedError) as caught:
         future.result(10)
@@ -144,14 +144,16 @@ def test_server_that_only_fails_ends_the_wait(training: tinker.TrainingClient, w
 )
 def test_answers_that_make_no_sense(training: tinker.TrainingClient, wire: Any, headers: dict[str, str], body: bytes) -> None:
     """A malformed or unpromised answer is a typed error that names the operation."""
-    wire.fail("retrieve_future", 200, headers=headers, body=body)
+    wire.fail("retrieve_future", 200, headers=headers, body=body, outside="no answer makes sense")
     with pytest.raises(tinker.APIResponseValidationError, match=r"optim_step|retrieve_future"):
         training.optim_step(ADAM).result(10)
 
 
 def test_unknown_fields_are_passed_over(training: tinker.TrainingClient, wire: Any) -> None:
     """Fields that this client does not know change nothing."""
-    wire.fail("optim_step", 202, body={"request_id": "f", "future_id": 3, "status": "new", "zone": {}})
-    wire.fail("retrieve_future", 202, body={"metrics": {"a:sum": 1.0}, "type": "optim_step_v2", "more": [1]})
+    promise = {"request_id": "f", "future_id": 3, "status": "new", "zone": {}}
+    result = {"metrics": {"a:sum": 1.0}, "type": "optim_step_v2", "more": [1]}
+    wire.fail("optim_step", 202, body=promise, outside="a server of tomorrow")
+    wire.fail("retrieve_future", 202, body=result, outside="a server of tomorrow")
     response = training.optim_step(ADAM).result(10)
     assert (response.metrics, response.type) == ({"a:sum": 1.0}, "optim_step_v2")

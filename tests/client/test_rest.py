@@ -118,7 +118,7 @@ def test_open_unions_are_read(rest: Rest, wire: Any) -> None:
     answer = json_of(RECORDED[27]["response"])
     (session,) = answer["sessions"]
     unknown = {**session, "status": {"type": "asleep", "since": 5}}
-    wire.fail("sessions/search", 200, body={**answer, "sessions": [session, unknown]})
+    wire.fail("sessions/search", 200, body={**answer, "sessions": [session, unknown]}, outside="a status of tomorrow")
     with pytest.warns(tinker.ExperimentalWarning, match="search_sessions") as caught:
         found = rest.search_sessions(types.SessionSearchRequest()).result(10).sessions
     assert caught[0].filename == __file__
@@ -207,7 +207,7 @@ def test_secrets_stay_out_of_errors(rest: Rest, wire: Any) -> None:
 def test_project_of_the_environment(wire: Any, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies go to the project of the environment where none is named."""
     monkeypatch.setenv("TINKER_PROJECT_ID", "proj-env")
-    rest = Rest(base_url="http://server", transport=wire, clock=clock.clock())
+    rest = Rest(base_url="http://server", api_key="tml-secret", transport=wire, clock=clock.clock())
     wire.fail("copy_weights", 200, body={"tinker_path": "tinker://copy/weights/1"})
     rest.copy_weights(PATH).result(10)
     assert wire.sent("copy_weights")[0].json["destination_project_id"] == "proj-env"
@@ -275,7 +275,7 @@ ARCHIVE = "training_runs/run-1/checkpoints/weights/0001/archive"
 def test_archive_of_a_redirect(rest: Rest, wire: Any, headers: dict[str, str], year: int) -> None:
     """The target of the redirect is the URL; it is not fetched, and holds a quarter of an hour where nothing is said."""
     wire.fail(ARCHIVE, 503, headers={"retry-after": "3"})
-    wire.fail(ARCHIVE, 302, headers={"location": "https://storage.example/a?sig=1", **headers})
+    wire.fail(ARCHIVE, 302, headers={"location": "https://storage.example/a?sig=1", **headers}, body=b"")
     found = rest.get_checkpoint_archive_url_from_tinker_path(PATH).result(10)
     assert isinstance(found, types.CheckpointArchiveUrlResponse)
     assert (found.url, found.expires.year) == ("https://storage.example/a?sig=1", year)
@@ -347,7 +347,9 @@ def test_on_the_connections_of_a_service(
 
 def test_an_abandoned_client_gets_its_answer(wire: Any, clock: Any) -> None:
     """A call whose client is dropped at once is carried out."""
-    made = Rest(base_url="http://server", transport=wire, clock=clock.clock()).get_server_capabilities()
+    rest = Rest(base_url="http://server", api_key="tml-secret", transport=wire, clock=clock.clock())
+    made = rest.get_server_capabilities()
+    del rest
     assert made.result(10).supported_models
 
 

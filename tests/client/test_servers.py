@@ -71,7 +71,7 @@ def test_state_is_loaded_into_a_model_made_for_it(
         wire.fail("weights_info", 200, body={**known, "train_unembed": True})
     else:
         wire.fail("weights_info", 404)
-        run = {"training_run_id": training.model_id, "model_owner": "me", "last_request_time": "2026-01-01T00:00:00"}
+        run = {"training_run_id": training.model_id, "model_owner": "me", "last_request_time": "2026-01-01T00:00:00Z"}
         wire.fail(f"training_runs/{training.model_id}", 200, body={**known, **run})
     again = service.create_training_client_from_state_with_optimizer(path)
     one, other = (client.forward([datum()], "cross_entropy").result(10).loss for client in (training, again))

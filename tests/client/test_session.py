@@ -169,10 +169,12 @@ def test_errors_hold_no_secrets_and_pickle(connect: Connect, wire: Any) -> None:
 
 def test_keys_do_not_follow_to_another_host(connect: Connect, wire: Any) -> None:
     """A redirect to another origin is followed without credentials; one on the same origin with them."""
-    wire.fail("get_server_capabilities", 302, headers={"location": "http://elsewhere/api/v1/get_server_capabilities"})
+    there = {"location": "http://elsewhere/api/v1/get_server_capabilities"}
+    wire.fail("get_server_capabilities", 302, headers=there, outside="a proxy's redirect")
     service = connect(default_headers_overrides={"Authorization": "Bearer b"})
     service.get_server_capabilities()
-    wire.fail("get_server_capabilities", 307, headers={"location": "/api/v1/get_server_capabilities"})
+    here = {"location": "/api/v1/get_server_capabilities"}
+    wire.fail("get_server_capabilities", 307, headers=here, outside="a proxy's redirect")
     service.get_server_capabilities()
     headers = [one.request.headers for one in wire.sent("get_server_capabilities")]
     assert ["x-api-key" in one for one in headers] == [True, False, True, True]

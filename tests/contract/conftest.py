@@ -11,24 +11,17 @@ import pytest
 pytest.importorskip("jsonschema_rs", reason="the test dependencies are not installed")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from contract import Contract, load
-
-from tinker._wire import proto
-
-PARSERS = {
-    "tinker_public.ForwardBackwardRequest": proto.decode_forward_backward,
-    "tinker_public.ForwardBackwardOutput": proto.decode_loss_output,
-    "tinker_public.SampleResponse": proto.decode_sample,
-}
+from contract import Contract
+from validating import strict_contract
 
 
 @pytest.fixture(scope="session")
 def document() -> dict[str, Any]:
     """openapi.yaml, read once; nobody changes it."""
-    return load()
+    return strict_contract().document
 
 
 @pytest.fixture(scope="session")
-def contract(document: dict[str, Any]) -> Contract:
+def contract() -> Contract:
     """The contract, which also parses protobuf bodies."""
-    return Contract(document, PARSERS)
+    return strict_contract()

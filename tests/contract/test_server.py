@@ -146,9 +146,9 @@ def test_encoded_messages_reach_a_model() -> None:
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory, contract: Contract) -> Judge:
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     """What the document says about a run of the conformance kit, with everything that it checks."""
-    judge = Judge(contract)
+    judge = Judge()
     chosen = Settings(
         data_dir=tmp_path_factory.mktemp("server"),
         api_key=KEY,
@@ -293,7 +293,7 @@ def attempt(operation: str) -> None:
 )
 def test_a_result_is_judged_by_what_was_submitted(contract: Contract, result: dict[str, Any], fits: bool) -> None:
     """What is a result of another operation is none of this one."""
-    judge, headers = Judge(contract), {"content-type": "application/json"}
+    judge, headers = Judge(), {"content-type": "application/json"}
     submit, poll = contract.operations["save_weights"], contract.operations["retrieve_future"]
     judge.answered(submit, b"", 200, headers, b'{"request_id": "r"}')
     judge.answered(poll, b'{"request_id": "r"}', 200, headers, json.dumps(result).encode())

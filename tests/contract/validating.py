@@ -1,17 +1,28 @@
-"""Transports that hold every exchange against the contract, and what they have seen."""
+"""What holds every exchange of a test against the contract, and a transport that does so on the way to a server."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import httpx
-from contract import Contract, Fault, Operation, Reading
+from contract import Contract, Fault, Operation, Reading, load
 
-JSON = "application/json"
-#: In the extensions of a response that a test made up: why it is outside the contract.
-OUTSIDE = "outside_the_contract"
+from tinker._wire import proto
+
+PARSERS = {
+    "tinker_public.ForwardBackwardRequest": proto.decode_forward_backward,
+    "tinker_public.ForwardBackwardOutput": proto.decode_loss_output,
+    "tinker_public.SampleResponse": proto.decode_sample,
+}
+
+
+@cache
+def strict_contract() -> Contract:
+    """The contract, read once in a process, which also parses protobuf bodies."""
+    return Contract(load(), PARSERS)
 
 
 class Judge:
@@ -20,28 +31,36 @@ class Judge:
     A result is judged by what was submitted, where the submission was seen.
     """
 
-    def __init__(self, contract: Contract) -> None:
-        self.contract = contract
+    def __init__(self, contract: Contract | None = None) -> None:
+        self.contract = contract or strict_contract()
         self.bad_requests: list[str] = []
         self.bad_answers: list[str] = []
         self.asked: set[str] = set()
         self.succeeded: set[str] = set()
         self._results: dict[str, str | None] = {}
 
+    @property
+    def faults(self) -> list[str]:
+        """Everything that did not fit."""
+        return [*self.bad_requests, *self.bad_answers]
+
     def request(self, request: httpx.Request, content: bytes, reading: Reading = "sent") -> None:
-        """Judge a request on its way out. Fault when it does not fit."""
+        """Judge a request on its way out."""
+        path, _, query = request.url.raw_path.decode().partition("?")
         try:
-            operation = self.contract.check_request(
-                request.method, request.url.path, request.url.query.decode(), request.headers, plain(request, content), reading
-            )
+            body = plain(request.headers, content)
+            operation = self.contract.check_request(request.method, path, query, request.headers, body, reading)
         except Fault as fault:
             self.bad_requests.append(str(fault))
-            raise
-        self.asked.add(operation.id)
+        else:
+            self.asked.add(operation.id)
 
     def response(self, request: httpx.Request, content: bytes, response: httpx.Response) -> None:
-        """Judge the answer to a request that has an operation."""
-        operation = self.contract.find(request.method, request.url.path)
+        """Judge the answer to a request; one to a request outside the contract is judged with that."""
+        try:
+            operation = self.contract.find(request.method, request.url.raw_path.decode().partition("?")[0])
+        except Fault:
+            return
         self.answered(operation, content, response.status_code, response.headers, response.content)
 
     def answered(self, operation: Operation, asked: bytes, status: int, headers: Mapping[str, str], content: bytes) -> None:
@@ -58,9 +77,9 @@ class Judge:
             self._results[field(content, "request_id")] = operation.result
 
 
-def plain(request: httpx.Request, content: bytes) -> bytes:
+def plain(headers: Mapping[str, str], content: bytes) -> bytes:
     """The body before it was compressed."""
-    if request.headers.get("content-encoding") != "zstd":
+    if headers.get("content-encoding") != "zstd":
         return content
     import zstandard
 
@@ -76,37 +95,18 @@ def field(content: bytes, name: str) -> str:
     return str(value.get(name, "")) if isinstance(value, dict) else ""
 
 
-class Validating(httpx.BaseTransport, httpx.AsyncBaseTransport):
-    """A transport around another one. Requests that do not fit are not sent; a response marked OUTSIDE is not judged.
+class Validating(httpx.BaseTransport):
+    """A transport around another one, for servers under test: requests may be anything, answers have to fit."""
 
-    Exchanges with other hosts than the first one are none of the API.
-    """
-
-    def __init__(self, inner: Any, judge: Judge) -> None:
+    def __init__(self, inner: httpx.BaseTransport, judge: Judge) -> None:
         self._inner, self._judge = inner, judge
-        self._host: str | None = None
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         request.read()
         response = self._inner.handle_request(request)
         response.read()
-        self._answered(request, response)
+        self._judge.response(request, request.content, response)
         return response
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        await request.aread()
-        if self._is_api(request):
-            self._judge.request(request, request.content)
-        response = await self._inner.handle_async_request(request)
-        await response.aread()
-        if self._is_api(request):
-            self._answered(request, response)
-        return response
-
-    def _is_api(self, request: httpx.Request) -> bool:
-        self._host = self._host or request.url.host
-        return request.url.host == self._host
-
-    def _answered(self, request: httpx.Request, response: httpx.Response) -> None:
-        if OUTSIDE not in response.extensions:
-            self._judge.response(request, request.content, response)
+    def close(self) -> None:
+        self._inner.close()
