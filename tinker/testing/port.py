@@ -101,7 +101,10 @@ class Port:
         url = f"{self.url}{request.raw_path}"
         asked = httpx.Request(request.method, url, headers=headers, content=await request.content.read())
         delivery = await self._serve(asked, asyncio.sleep)
-        return await self._deliver(request, delivery.answer, delivery.fault)
+        try:
+            return await self._deliver(request, delivery.answer, delivery.fault)
+        except ConnectionError:
+            return _broken(request)  # the client has gone meanwhile
 
     async def _deliver(self, request: web.BaseRequest, answer: Answer | None, fault: Fault | None) -> web.StreamResponse:
         if fault is not None and fault.kind == "hang":

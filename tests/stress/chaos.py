@@ -1,0 +1,236 @@
+"""Randomized soak: training from threads and samplers by the hundred, while exchanges fail in every way and the server restarts.
+
+    python tests/stress/chaos.py --seed 7 --seconds 5             one seed; the same seed plans the same faults
+    python tests/stress/chaos.py --seeds 20 --seconds 3           seeds 0 to 19
+    python tests/stress/chaos.py --official PYTHON                the same fixed work with the official client too, at several rates
+
+Afterwards it compares what the server applied with what the futures said, and looks for what was left behind. Exits with 1
+when anything is wrong. Needs ``tinker[local]``, and for ``--official`` the Python of an environment with that client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from tinker.local import Settings, State, create_app
+from tinker.local.engines.toy import ToyEngine
+from tinker.testing import FaultyServer
+from tinker.testing.faults import KINDS, Kind
+
+WORKLOAD = Path(__file__).with_name("workload.py")
+DOWN_SECONDS = 0.3
+HANG_SECONDS = 1.0  # until something on the way breaks a connection that says nothing
+GUARD_SECONDS = 600.0
+# What a client can get over by asking again; a garbled answer it can only report.
+CURABLE: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind != "corrupt")
+RATES = (0.0, 0.1, 0.3, 0.5)
+
+
+class Recorder(ToyEngine):
+    """The toy engine, which lists for each model what was applied: n for the n-th loss, -n for the n-th optimizer step."""
+
+    def __init__(self) -> None:
+        super().__init__(vocabulary=32_768)
+        self.applied: dict[str, list[int]] = defaultdict(list)
+
+    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> Any:
+        result = super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
+        self.applied[adapter_id].append(int(data[0].tokens[0]))
+        return result
+
+    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
+        result = super().optim_step(adapter_id, params)
+        self.applied[adapter_id].append(-round(params.learning_rate * 1e6))
+        return result
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What came of one run."""
+
+    seed: int
+    rate: float
+    totals: Counter[str]
+    result: dict[str, Any]
+    applied: dict[str, list[int]]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return self.result["records"]
+
+    def summary(self) -> dict[str, Any]:
+        """The totals, for people."""
+        failed = [record for record in self.records if record["error"] is not None]
+        return {
+            "seed": self.seed,
+            "operations": len(self.records),
+            "resolved": len(self.records) - len(failed),
+            "failed with a typed error": sum(record["typed"] for record in failed),
+            "exchanges": self.totals["exchanges"],
+            "faults": sum(self.totals.values()) - self.totals["exchanges"] - self.totals["restarts"],
+            "restarts": self.totals["restarts"],
+            "steps applied": sum(map(len, self.applied.values())),
+            "seconds": round(self.result["seconds"], 1),
+        }
+
+    def complaints(self) -> list[str]:
+        """Everything that must not be."""
+        return [*self._of_futures(), *self._of_steps(), *self._of_the_rest()]
+
+    def _of_futures(self) -> list[str]:
+        untyped = [record for record in self.records if record["error"] is not None and not record["typed"]]
+        wrong = [record for record in self.records if record["wrong"] is not None]
+        return [f"failed with another error: {one}" for one in untyped] + [f"got another's result: {one}" for one in wrong]
+
+    def _of_steps(self) -> list[str]:
+        """Applied once each, in order, none left out; and everything that was said to be done was."""
+        found: list[str] = []
+        for model, log in self.applied.items():
+            wanted = [sign * number for number in range(1, len(log) // 2 + 2) for sign in (1, -1)][: len(log)]
+            if log != wanted:
+                found.append(f"{model} applied {log}")
+        for record in self.records:
+            if record["error"] is None and record["operation"] in ("forward_backward", "optim_step"):
+                sign = 1 if record["operation"] == "forward_backward" else -1
+                if sign * record["number"] not in self.applied.get(record["client"], ()):
+                    found.append(f"said to be done, but was not: {record}")
+        return found
+
+    def _of_the_rest(self) -> list[str]:
+        left = [f"left behind: {name}: {value}" for name, value in self.result["left_behind"].items()]
+        return left + [f"a secret was told: {line}" for line in self.result["secrets"]]
+
+
+def run(
+    seed: int,
+    rate: float,
+    *,
+    python: str = sys.executable,
+    kinds: tuple[Kind, ...] = KINDS,
+    restarts: int = 2,
+    data_dir: Path | None = None,
+    **plan: Any,
+) -> Outcome:
+    """One run of the workload against a server of its own."""
+    engine = Recorder()
+    state = State(lambda: engine, Settings(data_dir=data_dir, hold_seconds=5.0, any_base_model=True))
+    server = FaultyServer(create_app(state), keep=False)
+    try:
+        with server.on_port() as url:
+            server.fail_randomly(rate, seed=seed, kinds=kinds, hang_seconds=HANG_SECONDS)
+            result = _worked(python, {"url": url, **plan}, _Restarts(server, restarts, plan.get("seconds") or 6.0))
+    finally:
+        state.close()
+    return Outcome(seed, rate, server.totals, result, dict(engine.applied))
+
+
+class _Restarts:
+    """Takes the server down and up again, so often, spread over the time."""
+
+    def __init__(self, server: FaultyServer, count: int, seconds: float) -> None:
+        self._server, self._count, self._pause = server, count, seconds / (count + 1)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        for _ in range(self._count):
+            if self._over.wait(self._pause):
+                return
+            self._server.go_down()
+            self._over.wait(DOWN_SECONDS)
+            self._server.come_up()
+            self._server.totals["restarts"] += 1
+
+
+def _worked(python: str, plan: dict[str, Any], restarts: _Restarts) -> dict[str, Any]:
+    with restarts:
+        done = subprocess.run(
+            [python, str(WORKLOAD)],
+            input=json.dumps(plan),
+            capture_output=True,
+            text=True,
+            timeout=GUARD_SECONDS,
+            check=False,
+            env=os.environ if python == sys.executable else {**os.environ, "PYTHONPATH": ""},
+        )
+    if done.returncode != 0:
+        raise RuntimeError(f"the workload ended with {done.returncode}: {done.stderr[-4000:]}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def soak(options: argparse.Namespace) -> bool:
+    """Every seed; whether all went well."""
+    totals: Counter[str] = Counter()
+    well = True
+    for seed in options.seed:
+        outcome = run(seed, options.rate, seconds=options.seconds, training_clients=options.clients, samplers=options.samplers)
+        summary, complaints = outcome.summary(), outcome.complaints()
+        totals.update({name: value for name, value in summary.items() if name != "seed"})
+        print(", ".join(f"{name} {value}" for name, value in summary.items()), flush=True)
+        for complaint in complaints[:20]:
+            print(f"  {complaint}")
+        well = well and not complaints
+    print("total:", ", ".join(f"{name} {round(value, 1)}" for name, value in totals.items()))
+    print("no step lost or doubled, nothing left behind, no secret told" if well else "NOT as it must be")
+    return well
+
+
+def compare(options: argparse.Namespace) -> bool:
+    """The same work with both clients at several rates, one after the other, against a server of the same seed."""
+    work = {
+        "training_clients": options.clients,
+        "samplers": options.samplers,
+        "steps": options.steps,
+        "samples": options.samples,
+    }
+    well = True
+    print("rate  client       seconds  resolved  failed  applied twice, lost or out of order")
+    for rate in RATES:
+        for name, python in (("ours", sys.executable), ("official", options.official)):
+            outcome = run(options.seed[0], rate, python=python, kinds=CURABLE, restarts=0, **work)
+            summary, steps = outcome.summary(), outcome._of_steps()
+            failed = summary["operations"] - summary["resolved"]
+            line = f"{rate:4.0%}  {name:11}  {summary['seconds']:7.1f}  {summary['resolved']:8}  {failed:6}  {len(steps)}"
+            print(line, flush=True)
+            for kind, count in Counter((r["error"] or "")[:100] for r in outcome.records if r["error"]).most_common(3):
+                print(f"        {count} x {kind}")
+            well = well and (name != "ours" or not outcome.complaints())
+    return well
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
+    parser.add_argument("--seeds", type=int, help="that many seeds from 0 on")
+    parser.add_argument("--seconds", type=float, default=3.0, help="how long work is submitted")
+    parser.add_argument("--rate", type=float, default=0.1, help="the share of exchanges that fail")
+    parser.add_argument("--clients", type=int, default=3, help="training clients, each in a thread")
+    parser.add_argument("--samplers", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=20, help="with --official: training steps of each client")
+    parser.add_argument("--samples", type=int, default=3, help="with --official: samples of each sampler")
+    parser.add_argument("--official", metavar="PYTHON", help="compare with the client of this environment")
+    options = parser.parse_args()
+    if options.seeds is not None:
+        options.seed = list(range(options.seeds))
+    sys.exit(0 if (compare(options) if options.official else soak(options)) else 1)
+
+
+if __name__ == "__main__":
+    main()
