@@ -25,7 +25,9 @@ def main() -> int:
     forward = client.forward(data, "cross_entropy").result()
     assert len(forward.loss_fn_outputs) == len(data)
 
-    assert client.save_state("parity").result().path.endswith("/weights/parity")
+    path = client.save_state("parity").result().path
+    again = service.create_training_client_from_state(path)
+    assert abs(again.forward(data, "cross_entropy").result().metrics["loss:sum"] - forward.metrics["loss:sum"]) < 1e-2
 
     sampler = client.save_weights_and_get_sampling_client(name="parity")
     prompt = types.ModelInput.from_ints(tokenizer.encode("he"))
