@@ -1,0 +1,154 @@
+"""The pages of docs/: every Python block run, every command checked, every table made of code fresh."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import runpy
+import shlex
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from tinker.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+GENERATED = {"coverage.md"}  # has a test of its own
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def pages() -> list[Path]:
+    return sorted(path for path in DOCS.rglob("*.md") if path.name not in GENERATED)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for found, text in FENCES.findall(page.read_text()) if found == language]
+
+
+def pages_with(language: str) -> list[str]:
+    return [str(page.relative_to(DOCS)) for page in pages() if blocks(page, language)]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [variable for variable in os.environ if variable.startswith("TINKER_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", pages_with("python"))
+def test_python_blocks(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The blocks of a page run one after the other, as a reader would paste them."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    for number, block in enumerate(blocks(DOCS / name, "python"), start=1):
+        exec(compile(block, f"{name}, block {number}", "exec"), names)
+
+
+def test_fences_are_of_known_languages() -> None:
+    """A block is run, checked or mere output; a language that no test looks at is refused."""
+    for page in pages():
+        found = {language for language, _ in FENCES.findall(page.read_text())}
+        assert found <= {"python", "sh", "text"}, f"{page.name}: {found}"
+
+
+@pytest.mark.parametrize("name", pages_with("sh"))
+def test_commands(name: str) -> None:
+    """Each command of a page exists and takes these options; what it installs, sets or starts exists too."""
+    for block in blocks(DOCS / name, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words and re.match(r"[A-Z_]+=", words[0]):
+                check_variable(words.pop(0).partition("=")[0])
+            if words:
+                with contextlib.suppress(click.exceptions.Exit):  # --help prints and ends
+                    COMMANDS[words[0]](words[1:])
+
+
+def check_tinker(words: list[str]) -> None:
+    """The command line is parsed to the end; nothing is run."""
+    command: click.Command = main
+    context = click.Context(main, info_name="tinker")
+    while isinstance(command, click.Group):
+        context = command.make_context(context.info_name, words, parent=context.parent and context)
+        words = [*context._protected_args, *context.args]
+        name, found, words = command.resolve_command(context, words)
+        assert found is not None
+        assert name is not None
+        command, context = found, click.Context(found, info_name=name, parent=context)
+    command.make_context(context.info_name, words, parent=context.parent)
+
+
+def check_python(words: list[str]) -> None:
+    if words[:3] == ["-m", "nox", "-s"]:
+        check_nox(words[2:])
+    else:
+        assert (ROOT / words[0]).is_file(), words[0]
+
+
+def check_nox(words: list[str]) -> None:
+    assert words[0] == "-s"
+    assert f"\ndef {words[1]}(" in (ROOT / "noxfile.py").read_text(), words[1]
+
+
+def check_pip(words: list[str]) -> None:
+    assert words[0] == "install"
+    for requirement in words[1:]:
+        name, _, extras = requirement.rstrip("]").partition("[")
+        assert name == PROJECT["name"]
+        assert set(filter(None, extras.split(","))) <= PROJECT["optional-dependencies"].keys(), requirement
+
+
+def check_export(words: list[str]) -> None:
+    check_variable(words[0].partition("=")[0])
+
+
+def check_variable(name: str) -> None:
+    assert f'"{name}"' in (ROOT / "tinker" / "_config.py").read_text(), f"nothing reads {name}"
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "tinker": check_tinker,
+    "python": check_python,
+    "nox": check_nox,
+    "pip": check_pip,
+    "export": check_export,
+}
+
+
+def test_variables_exist() -> None:
+    """Every variable that a page names is read by the settings."""
+    for page in pages():
+        for name in set(re.findall(r"\b(?:TINKER|CLOUDFLARE)_[A-Z_]*[A-Z]\b", page.read_text())) - NOT_READ:
+            check_variable(name)
+
+
+NOT_READ = {"TINKER_TELEMETRY", "TINKER_LOG", "TINKER_FEATURE_GATES"}  # named as those of the official SDK that have no effect
+
+
+def test_every_example_is_listed() -> None:
+    """The list of examples is that of the folder."""
+    listed = set(re.findall(r"^\| `(\w+\.py)` \|", (DOCS / "examples.md").read_text(), re.MULTILINE))
+    assert listed == {path.name for path in (ROOT / "examples").glob("*.py")}
+
+
+def test_retry_tables_are_fresh() -> None:
+    """The tables of the errors page are what the code says; `python docs/_scripts/retry_table.py` writes them."""
+    script = runpy.run_path(str(DOCS / "_scripts" / "retry_table.py"))
+    page = script["PAGE"].read_text()
+    assert script["with_tables"](page) == page
+
+
+def test_command_reference() -> None:
+    """What the build writes about the command line names each command with its options."""
+    text = runpy.run_path(str(DOCS / "_scripts" / "hooks.py"))["on_page_markdown"]((DOCS / "cli.md").read_text())
+    assert "### tinker serve" in text
+    assert "--any-base-model" in text
+    assert "<!--" not in text
