@@ -21,13 +21,16 @@ import attrs
 import msgspec
 
 from tinker._clock import Clock
-from tinker._pools import Answer, Call, ExchangeFailed
-from tinker._retry import EXPIRED_URL_STATUSES, Attempts, Policy
+from tinker._pools import Answer, Call, ExchangeFailed, open_files
+from tinker._retry import DOWNLOAD, EXPIRED_URL_STATUSES, Attempts, Policy
 from tinker._transport import connection_error, status_error
 from tinker.errors import APIConnectionError, APIError, APIStatusError, TinkerError
+from tinker.futures import APIFuture, start
 
 if TYPE_CHECKING:
     import httpx
+
+    from tinker._runtime import Runtime
 
 PIECE_NBYTES = 1 << 20
 _WHOLE, _PART, _UNCHANGED, _BEYOND = 200, 206, 304, 416
@@ -109,6 +112,29 @@ async def fetch(source: Source, name: str, place: Path, watch: Watch) -> int:
                 continue
             delay = attempts.next_delay(error)
         await source.clock.sleep(delay)
+
+
+def save_url(runtime: Runtime, url: str, place: Path, watch: Watch) -> APIFuture[int]:
+    """Save what one signed URL leads to as the file ``place``, which is replaced when all of it is there; its length."""
+    draft = place.with_name(f".{place.name}.partial")
+
+    async def only(_: str, __: str | None) -> str:
+        return url
+
+    async def saved() -> int:
+        policy = DOWNLOAD.within(runtime.config.patience_seconds)
+        async with open_files(runtime.transport.exchange, runtime.config) as client:
+            source = Source(client=client, clock=runtime.clock, policy=policy, url=only)
+            nbytes = await fetch(source, place.name, draft, watch)
+        await asyncio.to_thread(_publish, draft, place)
+        return nbytes
+
+    return start(APIFuture("save_url"), saved)
+
+
+def _publish(draft: Path, place: Path) -> None:
+    os.replace(draft, place)
+    _forget(draft)
 
 
 def _is_refused(error: APIError) -> bool:

@@ -56,6 +56,8 @@ _BY_STATUS = {
 
 # An optional endpoint that answers one of these does not exist on this server.
 ABSENT_STATUSES = frozenset({404, 405, 501})
+# The path exists, but not for this method.
+WRONG_METHOD_STATUS = 405
 # The answer of a long poll that came to nothing yet.
 PENDING_STATUS = 408
 # These on a submission may mean that the server does not read the form of the body.

@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from typing import Any
 
 import click
 
 from tinker._version import __version__
+from tinker.cli.context import PATIENCE_SECONDS, Format, Options
+from tinker.cli.failing import failures_told
+from tinker.cli.lazy import Entry, LazyGroup
 
-COMMANDS = {"conformance": "tinker.cli.conformance", "serve": "tinker.cli.serve", "version": "tinker.cli.version"}
+COMMANDS = {
+    "auth": Entry("tinker.cli.auth:auth", "Log in and out, and see whose credential is used."),
+    "billing": Entry("tinker.cli.billing:billing", "What was used and what it costs."),
+    "checkpoint": Entry("tinker.cli.checkpoint:checkpoint", "List, change, delete and download checkpoints."),
+    "conformance": Entry("tinker.cli.conformance:conformance", "Check a server against the contract."),
+    "doctor": Entry("tinker.cli.doctor:doctor", "Find out what works between here and the server."),
+    "model": Entry("tinker.cli.model:model", "The models that the server offers."),
+    "run": Entry("tinker.cli.run:run", "List and show training runs."),
+    "sample": Entry("tinker.cli.sample:sample", "Sample from a model or a checkpoint."),
+    "serve": Entry("tinker.cli.serve:serve", "Serve the whole API from this machine."),
+    "session": Entry("tinker.cli.session:session", "What the server knows about a session."),
+    "train": Entry("tinker.cli.train:train", "Fine-tune a model on a file of examples."),
+    "version": Entry("tinker.cli.version:version", "Print the version of this package."),
+}
 
 
-class LazyGroup(click.Group):
-    """A group whose commands live in modules of the same name."""
+class Main(LazyGroup):
+    """The outermost group, which tells failures."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
-        assert isinstance(command, click.Command)
-        return command
+    def invoke(self, ctx: click.Context) -> Any:
+        with failures_told():
+            return super().invoke(ctx)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Main, entries=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "-f", "--format", "form", type=click.Choice(["table", "json"]), default="table", help="What to print: table or json."
+)
+@click.option("--base-url", metavar="URL", help="The server. Default: TINKER_BASE_URL, else the hosted service.")
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=PATIENCE_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a request is tried again before the command fails; 0: one try.",
+)
 @click.version_option(__version__, prog_name="tinker")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context, form: Format, base_url: str | None, patience: float) -> None:
     """Train and sample models through the Tinker API, or serve it from this machine."""
+    ctx.obj = Options(form, base_url, patience)

@@ -1,0 +1,121 @@
+"""``tinker auth login`` and ``tinker auth logout``: the stored key."""
+
+from __future__ import annotations
+
+import getpass
+import platform
+import sys
+from typing import TypeVar
+from urllib.parse import urlencode
+
+import click
+from tinker_wire.api import auth as api
+from tinker_wire.runtime import Request
+
+from tinker import _config
+from tinker._credentials import StoredKey, default_key, remove_default, store_default
+from tinker._pools import Purpose
+from tinker._retry import REST, run
+from tinker._runtime import Runtime, open_runtime
+from tinker._session import Description
+from tinker.cli.connect import config_of
+from tinker.cli.context import Options, pass_options
+from tinker.cli.failing import Failure
+from tinker.errors import TinkerError
+from tinker.futures import APIFuture, start
+from tinker.types.console import CONSOLE
+
+T = TypeVar("T")
+
+
+@click.command()
+@pass_options
+def login(options: Options) -> None:
+    """Store a key of the hosted service on this machine, which clients then use by default.
+
+    Prints where to create one and asks for it; the key is not shown. It may also come from a pipe.
+    """
+    config = _hosted(options)
+    if default_key(config.credentials_file) is not None:
+        raise Failure("Already logged in", "`tinker auth logout` forgets the stored key first.")
+    query = urlencode({"new_key": "true", "key_name": f"tinker-cli-{platform.node()}"})
+    click.echo(f"Create an API Key: {_link(f'{CONSOLE}/keys?{query}')}\n", err=True)
+    key = _asked()
+    found = _ask(options, key, api.get_api_key())
+    details = found.details.model_dump()
+    stored = StoredKey(type="manual", key=key, name=found.name, note=found.note, details=details)
+    store_default(config.credentials_file, str(found.key_id), stored)
+    whose = f"{found.details.user_details.email} ({found.details.org_details.name})"
+    click.echo(f"Logged in as {whose}. The key {found.name!r} is stored, and used by default.")
+
+
+def _hosted(options: Options) -> _config.Config:
+    """The settings. A stored key goes to the hosted service only, so no other server's is stored."""
+    config = config_of(options)
+    if not config.is_hosted:
+        where = f"The server is {config.base_url}; set TINKER_API_KEY for it."
+        raise Failure("Keys are stored for the hosted service only", where)
+    return config
+
+
+def _link(url: str) -> str:
+    """To click on, where the terminal can."""
+    return f"\x1b]8;;{url}\x1b\\{url}\x1b]8;;\x1b\\" if sys.stderr.isatty() else url
+
+
+def _asked() -> str:
+    if sys.stdin.isatty():
+        key = getpass.getpass("Paste your API key: ", stream=sys.stderr).strip()
+    else:
+        key = sys.stdin.readline().strip()
+    if not key:
+        raise Failure("No key was given, so nothing was stored")
+    return key
+
+
+def _ask(options: Options, key: str, request: Request[T]) -> T:
+    """One exchange under this very key, also where others need a token that it is exchanged for."""
+    config = _config.load(base_url=options.base_url, api_key=key, patience_seconds=options.patience_seconds)
+    runtime = open_runtime(config, Description(user_metadata={}))
+    return start(APIFuture[T](request.operation), lambda: _answered(runtime, key, request)).result()
+
+
+async def _answered(runtime: Runtime, key: str, request: Request[T]) -> T:
+    transport = runtime.transport
+    call = transport.prepare(request, Purpose.SESSION)
+    policy = REST.within(runtime.config.patience_seconds)
+    answer = await run(
+        policy, lambda _: transport.perform_with(call, request.operation, key), runtime.clock, what=request.operation
+    )
+    return transport.decode(request, call, answer)
+
+
+@click.command()
+@pass_options
+def logout(options: Options) -> None:
+    """Forget the stored key. A key that was made for this machine is revoked, too; another one stays good elsewhere."""
+    config = _hosted(options)
+    found = default_key(config.credentials_file)
+    if found is None:
+        raise Failure("No key is stored", "`tinker auth login` stores one.")
+    key_id, stored = found
+    refusal = _revoked(options, stored) if stored.type == "generated" else None
+    remove_default(config.credentials_file)
+    name = stored.name or key_id
+    if stored.type == "generated" and refusal is None:
+        click.echo(f"The key {name!r} is forgotten and revoked.")
+        return
+    click.echo(f"The key {name!r} is forgotten here. It is still good; delete it at {_link(f'{CONSOLE}/keys/{key_id}')}")
+    if stored.organization is not None:
+        click.echo(f"Its organization: {stored.organization}")
+    if refusal is not None:
+        raise Failure("The key could not be revoked", str(refusal))
+
+
+def _revoked(options: Options, stored: StoredKey) -> TinkerError | None:
+    """None, or why not."""
+    try:
+        _ask(options, stored.key, api.delete_api_key())
+    except TinkerError as error:
+        return error
+    return None

@@ -1,0 +1,110 @@
+"""``tinker billing usage`` and ``tinker billing checkpoint-storage``."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import click
+
+from tinker.cli.connect import admin_client
+from tinker.cli.context import Options, pass_options
+from tinker.cli.output import show, show_table
+
+Row: TypeAlias = Mapping[str, object]
+
+_COST = "estimated_cost_usd"
+_TOKEN_RATE = "effective_rate_usd_per_million_tokens"  # noqa: S105  (a price)
+_STORAGE_RATE = "effective_rate_usd_per_gigabyte_month"
+_CSV_FILE = click.Path(dir_okay=False, allow_dash=True)
+
+
+@click.command()
+@click.argument("starting_on")
+@click.argument("ending_before")
+@click.option("--csv", "csv_file", type=_CSV_FILE, metavar="FILE", help="Write the rows there as CSV instead; - is the output.")
+@click.option("--sessions-csv", type=_CSV_FILE, metavar="FILE", help="Write the sessions' metadata there as CSV, too.")
+@pass_options
+def usage(options: Options, starting_on: str, ending_before: str, csv_file: str | None, sessions_csv: str | None) -> None:
+    """What was used from STARTING_ON until before ENDING_BEFORE, by the hour.
+
+    Both are full hours with a time zone, such as 2026-07-13T00:00:00Z, and at most 14 days apart. There is a row for each hour,
+    kind of use, model, session and user. Costs are estimates before credits, not invoices: they come from invoiced rates up
+    to cost_data_through, which JSON says, and from the price list after it. `null` is a cost that is not known (yet); CSV
+    leaves it empty. The data may be some hours late.
+    """
+    answer = admin_client(options).get_billing_usage(starting_on, ending_before).result()
+    value: dict[str, Any] = answer.model_dump(mode="json")
+    rows = [_flat(event) for event in value["data"]]
+    if csv_file is not None:
+        _write_csv(csv_file, _names(rows), rows)
+    if sessions_csv is not None:
+        _write_csv(sessions_csv, ("session_id", "user_metadata"), _sessions(value["sessions"]))
+    if csv_file is None and sessions_csv is None:
+        show(options, value, lambda: _show_rows(rows, f"{len(rows)} hourly usage row(s)"))
+
+
+def _sessions(sessions: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """Metadata as JSON text, as it may hold anything."""
+    return [
+        {"session_id": name, "user_metadata": json.dumps(session["user_metadata"]) if session.get("user_metadata") else ""}
+        for name, session in sessions.items()
+    ]
+
+
+@click.command("checkpoint-storage")
+@click.option("--project-id", metavar="ID", help="Only what belongs to this project.")
+@click.option("--csv", "csv_file", type=_CSV_FILE, metavar="FILE", help="Write the rows there as CSV instead; - is the output.")
+@pass_options
+def checkpoint_storage(options: Options, project_id: str | None, csv_file: str | None) -> None:
+    """How much the checkpoints of the organization take now, by project and user, and what a month of that costs.
+
+    A month is 720 hours at today's price, before credits. The data may be an hour or two late.
+    """
+    value = admin_client(options).get_current_checkpoint_storage_usage(project_id).result().model_dump(mode="json")
+    rate = {_STORAGE_RATE: value[_STORAGE_RATE]}
+    rows: list[Row] = [{**rate, **item} for item in value["data"]]
+    if csv_file is not None:
+        _write_csv(csv_file, _names(rows), rows)
+        return
+    show(options, value, lambda: _show_rows(rows, "Current checkpoint storage"))
+
+
+def _flat(event: Mapping[str, Any]) -> Row:
+    """The event, with what is particular to its kind as fields of its own."""
+    return {**{name: value for name, value in event.items() if name != "event_info"}, **event["event_info"]}
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """Every field there is, in the order in which they come up."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _write_csv(file: str, names: Sequence[str], rows: Sequence[Row]) -> None:
+    with click.open_file(file, "w", encoding="utf-8") as opened:
+        writer = csv.DictWriter(opened, names, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _show_rows(rows: Sequence[Row], title: str) -> None:
+    names = _names(rows)
+    show_table(names or ["(nothing)"], [[_cell(row, name) for name in names] for row in rows], title)
+
+
+def _cell(row: Row, name: str) -> str:
+    value = row.get(name)
+    return str(value) if value is not None else "null" if name in _unknown_costs(row) else ""
+
+
+def _unknown_costs(row: Row) -> Sequence[str]:
+    """Costs that a row of this kind has, so that None means that they are not known."""
+    match row.get("type"):
+        case "training" | "sampling_prefill" | "sampling_sample":
+            return (_COST, _TOKEN_RATE)
+        case "storage":
+            return (_COST, _STORAGE_RATE)
+        case _:
+            return ()

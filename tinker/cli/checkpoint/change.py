@@ -1,0 +1,44 @@
+"""``tinker checkpoint publish``, ``unpublish`` and ``set-ttl``. They print nothing when they succeed."""
+
+from __future__ import annotations
+
+import click
+
+from tinker._validate import MAX_TTL_SECONDS, MIN_TTL_SECONDS
+from tinker.cli.checkpoint.paths import parsed
+from tinker.cli.connect import rest_client
+from tinker.cli.context import Options, pass_options
+from tinker.cli.failing import Failure
+
+
+@click.command()
+@click.argument("checkpoint_path")
+@pass_options
+def publish(options: Options, checkpoint_path: str) -> None:
+    """Let everybody load, sample and download a checkpoint. Only the owner of its run can."""
+    path = parsed(checkpoint_path).tinker_path
+    rest_client(options).publish_checkpoint_from_tinker_path(path).result()
+
+
+@click.command()
+@click.argument("checkpoint_path")
+@pass_options
+def unpublish(options: Options, checkpoint_path: str) -> None:
+    """Make a public checkpoint private again. Only the owner of its run can."""
+    path = parsed(checkpoint_path).tinker_path
+    rest_client(options).unpublish_checkpoint_from_tinker_path(path).result()
+
+
+@click.command("set-ttl")
+@click.argument("checkpoint_path")
+@click.option(
+    "--ttl", type=int, metavar="SECONDS", help=f"Delete it so long from now: {MIN_TTL_SECONDS} (an hour) to {MAX_TTL_SECONDS}."
+)
+@click.option("--remove", is_flag=True, help="Keep it for ever.")
+@pass_options
+def set_ttl(options: Options, checkpoint_path: str, ttl: int | None, remove: bool) -> None:
+    """Set when a checkpoint expires, with --ttl, or that it never does, with --remove."""
+    path = parsed(checkpoint_path).tinker_path
+    if remove == (ttl is not None):
+        raise Failure("Give either --ttl or --remove")
+    rest_client(options).set_checkpoint_ttl_from_tinker_path(path, ttl).result()

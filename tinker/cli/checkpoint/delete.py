@@ -1,0 +1,139 @@
+"""``tinker checkpoint delete``."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import datetime
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from tinker.cli.checkpoint.paths import parsed
+from tinker.cli.connect import rest_client
+from tinker.cli.context import Options, pass_options
+from tinker.cli.failing import Failure
+from tinker.cli.output import format_size, format_timestamp, progress, show_json
+
+if TYPE_CHECKING:
+    from tinker.rest_client import RestClient
+    from tinker.types import Checkpoint
+
+_TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
+_ALIASES = {**_TYPES, **{kind: kind for kind in _TYPES.values()}}
+
+
+@click.command()
+@click.argument("checkpoint_paths", nargs=-1)
+@click.option("--run-id", metavar="ID", help="Delete the checkpoints of this training run.")
+@click.option("--type", "kind", metavar="KIND", help="With --run-id: only weights, sampler_weights or external_weights.")
+@click.option("--before", metavar="TIME", help="With --run-id: only those created before; 2026-01-31T08:00Z.")
+@click.option("--after", metavar="TIME", help="With --run-id: only those created after.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@pass_options
+def delete(
+    options: Options,
+    checkpoint_paths: tuple[str, ...],
+    run_id: str | None,
+    kind: str | None,
+    before: str | None,
+    after: str | None,
+    yes: bool,
+) -> None:
+    """Delete checkpoints for good: those that are named, or those of a run that meet every condition.
+
+    Times without a zone are UTC. Exits with 1 when any checkpoint could not be deleted; the others are.
+    """
+    if checkpoint_paths and run_id is not None:
+        raise Failure("Give either checkpoint paths or --run-id")
+    if run_id is None and (kind or before or after):
+        raise Failure("--type, --before and --after choose among the checkpoints of a run; give --run-id")
+    if run_id is None and not checkpoint_paths:
+        raise Failure("Nothing to delete", "Give checkpoint paths, or --run-id with or without conditions.")
+    if run_id is None:
+        paths = list(dict.fromkeys(parsed(path).tinker_path for path in checkpoint_paths))
+        rest, lines, size = rest_client(options), paths, None
+    else:
+        conditions = _kind(kind), _time(before), _time(after)
+        rest = rest_client(options)
+        chosen = [one for one in rest.list_checkpoints(run_id).result().checkpoints if _meets(one, *conditions)]
+        paths = [one.tinker_path for one in chosen]
+        lines = [f"{one.tinker_path} ({format_size(one.size_bytes)}, created {format_timestamp(one.time)})" for one in chosen]
+        size = sum(one.size_bytes or 0 for one in chosen)
+    if not paths:
+        _none_found(options, run_id or "", filtered=bool(kind or before or after))
+    elif yes or _confirmed(lines, size):
+        _delete(options, rest, paths)
+    else:
+        click.echo("Nothing was deleted.", err=True)
+
+
+def _kind(given: str | None) -> str | None:
+    if given is not None and given not in _ALIASES:
+        raise Failure(f"Invalid checkpoint type: {given}", f"Valid types: {', '.join(_TYPES)}")
+    return None if given is None else _ALIASES[given]
+
+
+def _time(given: str | None) -> datetime.datetime | None:
+    if given is None:
+        return None
+    try:
+        time = datetime.datetime.fromisoformat(given)
+    except ValueError:
+        raise Failure(f"Invalid date: {given}", "Write it as ISO 8601: 2026-01-31 or 2026-01-31T08:00:00Z") from None
+    return _aware(time)
+
+
+def _aware(time: datetime.datetime) -> datetime.datetime:
+    return time if time.tzinfo is not None else time.replace(tzinfo=datetime.UTC)
+
+
+def _meets(checkpoint: Checkpoint, kind: str | None, before: datetime.datetime | None, after: datetime.datetime | None) -> bool:
+    time = _aware(checkpoint.time)
+    return (
+        (kind is None or checkpoint.checkpoint_type == kind)
+        and (before is None or time < before)
+        and (after is None or time > after)
+    )
+
+
+def _none_found(options: Options, run_id: str, *, filtered: bool) -> None:
+    if options.format == "json":
+        show_json({"deleted_count": 0, "failed": []}, indent=None)
+    else:
+        click.echo(f"No checkpoints found for run {run_id}{' matching filters' if filtered else ''}")
+
+
+def _confirmed(lines: Sequence[str], size: int | None) -> bool:
+    """Ask; Failure where nobody answers."""
+    click.echo(f"{len(lines)} checkpoint(s) would be deleted:", err=True)
+    for line in lines:
+        click.echo(f"  - {line}", err=True)
+    if size is not None:
+        click.echo(f"Together: {format_size(size)}", err=True)
+    click.echo("They cannot be brought back. Delete them? [y/N]: ", err=True, nl=False)
+    answer = sys.stdin.readline()
+    if not answer:
+        click.echo("", err=True)
+        raise Failure("Nobody answered, so nothing was deleted", "Use --yes where nobody can.")
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _delete(options: Options, rest: RestClient, paths: Sequence[str]) -> None:
+    """All at once, as many as there are connections."""
+    deletions = {rest.delete_checkpoint_from_tinker_path(path): path for path in paths}
+    with progress(options, "Deleting checkpoints", len(paths)) as advance:
+        for count, _ in enumerate(concurrent.futures.as_completed(deletions), start=1):
+            advance(count)
+    errors = [(path, deletion.exception()) for deletion, path in deletions.items()]
+    failed = [{"tinker_path": path, "error": str(error)} for path, error in errors if error is not None]
+    deleted = len(paths) - len(failed)
+    if options.format == "json":
+        show_json({"deleted_count": deleted, "failed": failed}, indent=None)
+    else:
+        click.echo(f"Deleted {deleted} checkpoint(s)")
+    if failed:
+        raise Failure(
+            f"{len(failed)} checkpoint(s) could not be deleted", *(f"{one['tinker_path']}: {one['error']}" for one in failed)
+        )

@@ -1,0 +1,15 @@
+"""Checkpoint paths as arguments."""
+
+from __future__ import annotations
+
+from tinker.cli.failing import Failure
+from tinker.types.paths import ParsedCheckpointTinkerPath
+
+
+def parsed(tinker_path: str) -> ParsedCheckpointTinkerPath:
+    """The parts of a path; Failure for what is none."""
+    try:
+        return ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+    except ValueError:
+        wanted = "It must be tinker://RUN/KIND/NAME, with KIND weights, sampler_weights or external_weights."
+        raise Failure(f"Invalid checkpoint path: {tinker_path}", wanted) from None

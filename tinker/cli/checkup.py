@@ -1,0 +1,278 @@
+"""What ``tinker doctor`` looks at, one thing after the other. Nothing is tried again, and nothing on the server changes."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import importlib.metadata
+import platform
+import re
+import statistics
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from tinker_wire import CONTRACT_VERSION, models
+from tinker_wire.api import service as service_api
+from tinker_wire.api import training as training_api
+from tinker_wire.operations import OPERATIONS
+from tinker_wire.runtime import Binary, Operation, Request
+
+from tinker._auth import find_source
+from tinker._config import Config
+from tinker._pools import Answer, Purpose, coalesced
+from tinker._retry import ABSENT_STATUSES, UNREADABLE_STATUSES, WRONG_METHOD_STATUS
+from tinker._runtime import Runtime, open_runtime
+from tinker._session import Description
+from tinker._version import __version__
+from tinker._wire import json, proto
+from tinker.errors import APIStatusError, TinkerError
+from tinker.futures import APIFuture, start
+from tinker.types import Datum, ModelInput
+
+Status: TypeAlias = Literal["ok", "note", "FAIL"]
+Support: TypeAlias = Literal["yes", "no", "unknown"]
+
+# Beyond this, the ends of tokens and of signed URLs are misjudged.
+MAX_SKEW_SECONDS = 60.0
+_TRIES = 5
+# No operation has this method, so it never reaches one: a server that knows the path says that the method is wrong.
+_HARMLESS_METHOD = "PATCH"
+_NO_OPERATION = "/api/v1/no_such_operation"
+_NO_MODEL = "doctor:train:0"
+_AT_ONCE = 8
+_OPTIONAL_PACKAGES = ("torch", "transformers", "huggingface_hub", "zstandard", "starlette")
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at: in order, worth knowing, or to be repaired."""
+
+    name: str
+    status: Status
+    detail: str
+
+
+class Examination(NamedTuple):
+    """Everything that was found. ``operations`` says of each operation of the contract whether the server has it."""
+
+    base_url: str
+    findings: list[Finding]
+    operations: dict[str, Support]
+
+    @property
+    def failed(self) -> list[str]:
+        """What must be repaired."""
+        return [finding.name for finding in self.findings if finding.status == "FAIL"]
+
+
+def examine(config: Config, exchange_seconds: float) -> Examination:
+    """Look at everything; blocks. What takes longer than ``exchange_seconds`` (0: no limit) counts as not answered."""
+    findings = [_versions(), _credential(config)]
+    operations: dict[str, Support] = dict.fromkeys(OPERATIONS, "unknown")
+    if findings[-1].status != "FAIL":
+        patient = _Patient(open_runtime(config, Description(user_metadata={})), exchange_seconds or None)
+        found: APIFuture[Mapping[str, Support]] = APIFuture("doctor")
+        operations |= start(found, partial(_look, patient, findings)).result()
+    return Examination(config.base_url, findings, operations)
+
+
+class _Patient:
+    """The server that is looked at."""
+
+    def __init__(self, runtime: Runtime, seconds: float | None) -> None:
+        self._runtime, self._seconds = runtime, seconds
+
+    @property
+    def runtime(self) -> Runtime:
+        """Its connections."""
+        return self._runtime
+
+    async def answer(self, request: Request[Any]) -> Answer:
+        """One exchange. TinkerError for every refusal, and for none in time."""
+        transport = self._runtime.transport
+        call = transport.prepare(request, Purpose.SESSION)
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await transport.perform(call, request.operation)
+        except TimeoutError:
+            raise TinkerError(f"no answer within {self._seconds:g} s (--patience)") from None
+
+    async def status(self, request: Request[Any]) -> int:
+        """The status of the answer, also of a refusal."""
+        try:
+            return (await self.answer(request)).status
+        except APIStatusError as error:
+            return error.status_code
+
+    async def read(self, request: Request[Any]) -> Any:
+        """The value of the answer."""
+        transport = self._runtime.transport
+        return transport.decode(request, transport.prepare(request, Purpose.SESSION), await self.answer(request))
+
+
+async def _look(patient: _Patient, findings: list[Finding]) -> Mapping[str, Support]:
+    answer = await _reached(patient, findings)
+    if answer is None:
+        return {}
+    findings.append(_clock(patient, answer))
+    for name, check in _CHECKS.items():
+        try:
+            findings.append(await check(patient))
+        except TinkerError as error:
+            findings.append(Finding(name, "FAIL", str(error)))
+    operations = await _operations(patient)
+    findings.append(_summary(operations))
+    return operations
+
+
+def _versions() -> Finding:
+    here = f"tinker {__version__}, contract {CONTRACT_VERSION}, Python {platform.python_version()}"
+    return Finding("versions", "ok", ", ".join([here, *(f"{name} {version}" for name, version in _installed().items())]))
+
+
+def _installed() -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for name in _OPTIONAL_PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def _credential(config: Config) -> Finding:
+    """Where it comes from; it is not asked for yet."""
+    try:
+        source = find_source(config)
+    except TinkerError as error:
+        return Finding("credential", "FAIL", str(error))
+    if source is None:
+        return Finding("credential", "note", "none, which servers other than the hosted one may accept")
+    if config.api_key is not None:
+        return Finding("credential", "ok", "the key of TINKER_API_KEY")
+    if config.credential_cmd is not None:
+        return Finding("credential", "ok", "what TINKER_CREDENTIAL_CMD prints")
+    return Finding("credential", "ok", f"the key stored in {config.credentials_file}")
+
+
+async def _reached(patient: _Patient, findings: list[Finding]) -> Answer | None:
+    """The first answer, None without one; how long answers take."""
+    clock = patient.runtime.clock
+    seconds: list[float] = []
+    answer: Answer | None = None
+    try:
+        for _ in range(_TRIES):
+            began = clock.monotonic()
+            answer = await _any_answer(patient)
+            seconds.append(clock.monotonic() - began)
+    except TinkerError as error:
+        findings.append(Finding("connection", "FAIL", str(error)))
+        return None
+    first, *others = seconds
+    detail = f"answers in {_ms(statistics.median(others))}, the first one, which connects, in {_ms(first)}"
+    findings.append(Finding("connection", "ok", detail))
+    return answer
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"
+
+
+async def _any_answer(patient: _Patient) -> Answer:
+    """Whatever it says: it shows that somebody is there."""
+    try:
+        return await patient.answer(service_api.healthz())
+    except APIStatusError as error:
+        return Answer(error.status_code, error.response.headers, b"")
+
+
+def _clock(patient: _Patient, answer: Answer) -> Finding:
+    """By the header ``Date``, whose unit is a second."""
+    try:
+        theirs = email.utils.parsedate_to_datetime(answer.headers.get("date", "")).timestamp()
+    except ValueError:
+        return Finding("clock", "note", "the server does not say what time it is")
+    skew = patient.runtime.clock.wall() - theirs
+    if abs(skew) <= MAX_SKEW_SECONDS:
+        return Finding("clock", "ok", "as the server's, within a minute")
+    return Finding("clock", "FAIL", f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the server's; set it right")
+
+
+async def _settings(patient: _Patient) -> Finding:
+    """As clients ask at their start; from here on requests carry what the server wants."""
+    facts = await patient.runtime.server.facts()
+    if not facts.answered:
+        return Finding("settings", "note", "the server gives clients none, so they speak JSON to it first")
+    default = models.ClientConfigResponse()
+    changed = [name for name, value in facts.config.model_dump().items() if value != getattr(default, name)]
+    return Finding("settings", "ok", f"given; other than by default: {', '.join(changed) or 'none'}")
+
+
+async def _models(patient: _Patient) -> Finding:
+    found = (await patient.read(service_api.get_server_capabilities())).supported_models
+    names = [one.model_name for one in found if one.model_name is not None]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return Finding("models", "ok" if names else "note", f"{', '.join(names[:3]) or 'none'}{more}")
+
+
+async def _wire(patient: _Patient) -> Finding:
+    """A request for a model that does not exist: refused for that where its form is read, else for the form."""
+    datum = Datum(ModelInput.from_ints([1]), {"target_tokens": [1]})  # type: ignore[dict-item]
+    body = coalesced(proto.encode_forward_backward(_NO_MODEL, 1, [datum], "cross_entropy"))
+    inputs = models.ForwardBackwardInput(data=json.wire_data([datum]), loss_fn="cross_entropy")
+    plain = models.ForwardBackwardRequest(forward_backward_input=inputs, model_id=_NO_MODEL, seq_id=1)
+    forms = {
+        "protobuf": training_api.forward_backward(Binary(proto.MEDIA_TYPE, body)),
+        "JSON": training_api.forward_backward(plain),
+    }
+    statuses = {name: await patient.status(request) for name, request in forms.items()}
+    read = [name for name, status in statuses.items() if status not in UNREADABLE_STATUSES]
+    if not read:
+        return Finding("wire", "note", f"the server does not tell; it answers {statuses['protobuf']} to a model it cannot know")
+    return Finding("wire", "ok", f"training requests are read as {' and '.join(read)}")
+
+
+#: In this order, once the server answers.
+_CHECKS: Mapping[str, Callable[[_Patient], Awaitable[Finding]]] = {
+    "settings": _settings,
+    "models": _models,
+    "wire": _wire,
+}
+
+
+async def _operations(patient: _Patient) -> dict[str, Support]:
+    """Of each operation whether its path exists, asked by a method that none has; unknown where a server answers all alike."""
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def exists(path: str) -> Support:
+        request: Request[None] = Request(operation="doctor", method=_HARMLESS_METHOD, path=path, reply=None)
+        async with room:
+            try:
+                status = await patient.status(request)
+            except TinkerError:
+                return "unknown"
+        return "yes" if status == WRONG_METHOD_STATUS else "no" if status in ABSENT_STATUSES else "unknown"
+
+    paths = {name: _filled(operation) for name, operation in OPERATIONS.items()}
+    asked = sorted({*paths.values(), _NO_OPERATION})
+    known = dict(zip(asked, await asyncio.gather(*map(exists, asked))))
+    if known[_NO_OPERATION] != "no" or known[paths["get_server_capabilities"]] != "yes":
+        return dict.fromkeys(paths, "unknown")
+    return {name: known[path] for name, path in paths.items()}
+
+
+def _filled(operation: Operation) -> str:
+    """The path with names that belong to nothing."""
+    return re.sub(r"\{[^}]*\}", "doctor", operation.path.replace("{checkpoint_id}", "weights/doctor"))
+
+
+def _summary(operations: Mapping[str, Support]) -> Finding:
+    missing = sorted(name for name, support in operations.items() if support == "no")
+    if "yes" not in operations.values():
+        return Finding("operations", "note", "the server does not tell which it has")
+    needed = [name for name in missing if not OPERATIONS[name].optional]
+    present = sum(support == "yes" for support in operations.values())
+    detail = f"{present} of {len(operations)}"
+    if missing:
+        detail += f"; missing: {', '.join(missing)}"
+    return Finding("operations", "note" if needed or missing else "ok", detail)

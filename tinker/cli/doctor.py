@@ -1,0 +1,42 @@
+"""``tinker doctor``."""
+
+from __future__ import annotations
+
+import click
+
+from tinker.cli.context import Options, pass_options
+from tinker.cli.failing import Failure
+
+
+@click.command()
+@click.option("--operations", is_flag=True, help="Name every operation, also those that the server has.")
+@pass_options
+def doctor(options: Options, operations: bool) -> None:
+    """Find out what works between here and the server, and what it can do.
+
+    Looks at the versions here, the connection and how fast it is, the credential, the clock, the models, the form of training
+    requests, and which operations of the contract the server has. Nothing is made on the server. Exits with 1 when
+    something must be repaired before clients can work.
+    """
+    from tinker.cli.checkup import examine
+    from tinker.cli.connect import config_of
+    from tinker.cli.output import show, show_table
+
+    found = examine(config_of(options), options.patience_seconds)
+
+    def table() -> None:
+        rows = [(one.name, one.status, one.detail) for one in found.findings]
+        show_table(("Check", "", "Finding"), rows, f"{found.base_url}")
+        if operations:
+            click.echo("")
+            show_table(("Operation", "Supported"), sorted(found.operations.items()))
+
+    value = {
+        "base_url": found.base_url,
+        "ok": not found.failed,
+        "checks": [one._asdict() for one in found.findings],
+        "operations": found.operations,
+    }
+    show(options, value, table)
+    if found.failed:
+        raise Failure(f"To repair: {', '.join(found.failed)}")

@@ -1,0 +1,144 @@
+"""Examples to train on: lines of a JSONL file, and their tokens with the weight of each.
+
+A line is a prompt with its answer, a chat, a text, or tokens:
+
+    {"prompt": "2 + 2 =", "completion": " 4"}          also "answer" or "response"; only the answer is learned
+    {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}
+    {"text": "To be, or not to be"}                    all of it is learned
+    {"tokens": [5, 17, 3], "weights": [0, 1, 1]}       weights may be missing: all 1
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from tinker.cli.failing import Failure
+from tinker.types import Datum, ModelInput
+
+_ANSWERS = ("completion", "answer", "response")
+_LEARNED_ROLE = "assistant"
+
+
+class Example(NamedTuple):
+    """Tokens, and how much each is learned."""
+
+    tokens: list[int]
+    weights: list[float]
+
+    def datum(self) -> Datum:
+        """Each token is to be foretold from those before it, so the first one cannot be learned."""
+        inputs: Any = {"target_tokens": self.tokens[1:], "weights": self.weights[1:]}
+        return Datum(ModelInput.from_ints(self.tokens[:-1]), inputs)
+
+    @property
+    def weight(self) -> float:
+        """What the loss of this example is divided by."""
+        return sum(self.weights[1:])
+
+
+def read_examples(file: Path, tokenizer: Any, max_length: int | None) -> list[Example]:
+    """Every line of the file. Failure naming the line for one that is no example or has nothing to learn.
+
+    What is longer than ``max_length`` tokens is cut at the end.
+    """
+    examples: list[Example] = []
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                examples.append(_checked(_located(file, number, line, tokenizer), max_length, file, number))
+    if not examples:
+        raise Failure(f"{file} has no examples")
+    return examples
+
+
+def _located(file: Path, number: int, line: str, tokenizer: Any) -> Example:
+    try:
+        value = json.loads(line)
+        if not isinstance(value, dict):
+            raise ValueError("an example is an object, {...}")
+        return _example(cast("dict[str, Any]", value), tokenizer)
+    except (ValueError, TypeError, KeyError) as error:
+        raise Failure(f"{file}, line {number}: {error}") from error
+
+
+def _checked(example: Example, max_length: int | None, file: Path, number: int) -> Example:
+    example = Example(example.tokens[:max_length], example.weights[:max_length])
+    if example.weight <= 0:
+        raise Failure(f"{file}, line {number}: nothing to learn: no token after the first one has weight")
+    return example
+
+
+def _example(line: dict[str, Any], tokenizer: Any) -> Example:
+    answer = next((name for name in _ANSWERS if name in line), None)
+    if "messages" in line:
+        return _chat(tokenizer, line["messages"])
+    if "prompt" in line and answer is not None:
+        return _answered(tokenizer, line["prompt"], line[answer])
+    if "text" in line:
+        tokens = _ended(tokenizer, tokenizer.encode(_text(line, "text")))
+        return Example(tokens, [1.0] * len(tokens))
+    if "tokens" in line:
+        return _given(line["tokens"], line.get("weights"))
+    known = f'"prompt" and "{_ANSWERS[0]}", or "messages", or "text", or "tokens"'
+    raise ValueError(f"an example has {known}; got {', '.join(line) or 'nothing'}")
+
+
+def _text(line: dict[str, Any], name: str) -> str:
+    value = line[name]
+    if not isinstance(value, str):
+        raise ValueError(f'"{name}" is to be text, got {type(value).__name__}')
+    return value
+
+
+def _answered(tokenizer: Any, prompt: object, answer: object) -> Example:
+    if not isinstance(prompt, str) or not isinstance(answer, str):
+        raise ValueError("a prompt and its answer are to be texts")
+    before: list[int] = tokenizer.encode(prompt)
+    after = _ended(tokenizer, tokenizer.encode(answer, add_special_tokens=False))
+    return Example(before + after, [0.0] * len(before) + [1.0] * len(after))
+
+
+def _ended(tokenizer: Any, tokens: list[int]) -> list[int]:
+    """With the token that ends a text, so that the model learns to stop."""
+    end: int | None = tokenizer.eos_token_id
+    return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
+
+
+def _given(tokens: list[Any], weights: Sequence[float] | None) -> Example:
+    if not all(isinstance(token, int) for token in tokens):
+        raise ValueError('"tokens" is to be a list of whole numbers')
+    if weights is not None and len(weights) != len(tokens):
+        raise ValueError(f"there are {len(tokens)} tokens and {len(weights)} weights")
+    return Example(list(tokens), [1.0] * len(tokens) if weights is None else [float(weight) for weight in weights])
+
+
+def _chat(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Example:
+    """What the assistant says is learned: what each of its messages adds to the tokens of those before it."""
+    if not any(message["role"] == _LEARNED_ROLE for message in messages):
+        raise ValueError(f'no message has the role "{_LEARNED_ROLE}", so there is nothing to learn')
+    tokens: list[int] = []
+    weights: list[float] = []
+    for count, message in enumerate(messages, start=1):
+        if message["role"] == _LEARNED_ROLE:
+            _extend(tokens, weights, chat_tokens(tokenizer, messages[: count - 1], prompt=True), 0.0)
+            _extend(tokens, weights, chat_tokens(tokenizer, messages[:count], prompt=False), 1.0)
+    return Example(tokens, weights)
+
+
+def _extend(tokens: list[int], weights: list[float], longer: list[int], weight: float) -> None:
+    if longer[: len(tokens)] != tokens:
+        raise ValueError("the chat template changes earlier messages when later ones come; split it into single answers")
+    weights += [weight] * (len(longer) - len(tokens))
+    tokens[:] = longer
+
+
+def chat_tokens(tokenizer: Any, messages: Sequence[dict[str, str]], *, prompt: bool) -> list[int]:
+    """The messages in the model's template; ``prompt`` adds what begins an answer. Failure for a model without a template."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise Failure("this model has no chat template", 'Use prompts and completions, or "text".')
+    text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
+    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return tokens

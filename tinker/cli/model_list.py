@@ -1,0 +1,37 @@
+"""``tinker model list``."""
+
+from __future__ import annotations
+
+import click
+
+from tinker.cli.connect import rest_client
+from tinker.cli.context import Options, pass_options
+from tinker.cli.failing import Failure
+from tinker.cli.output import format_bool, format_optional, show, show_table
+
+_COLUMNS = ("Model", "Max Context", "Trainable", "Sampleable")
+
+
+@click.command("list")
+@click.argument("substring", required=False)
+@pass_options
+def list_models(options: Options, substring: str | None) -> None:
+    """List the models that the server offers, or those with SUBSTRING in the name, in any case.
+
+    What the column Model says is a base_model.
+    """
+    models = rest_client(options).get_server_capabilities().result().supported_models
+    if substring is not None:
+        models = [one for one in models if substring.lower() in (one.model_name or "").lower()]
+        if not models:
+            raise Failure(f"No model that you can use has {substring!r} in its name", "`tinker model list` shows them all.")
+    rows = [
+        (
+            format_optional(one.model_name),
+            format_optional(one.max_context_length),
+            format_bool(one.trainable),
+            format_bool(one.sampleable),
+        )
+        for one in models
+    ]
+    show(options, {"models": models}, lambda: show_table(_COLUMNS, rows))

@@ -1,0 +1,168 @@
+"""The one place that prints results: tables, JSON and progress. Results go to the output stream, all else to the error stream.
+
+On a terminal a table has lines and fits the width. Into a pipe it has neither: one line of text for each row, in columns, so
+that grep, cut and head can be used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinker.cli.context import Options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+#: Told of work done (in units of the whole), and what the bar shall say from now on (None: as before).
+Advance = Callable[..., None]
+
+_GAP = "  "
+
+
+def show(options: Options, value: Any, table: Callable[[], None]) -> None:
+    """Print a result: as JSON ``value`` (a record, or what holds records), else by ``table``."""
+    if options.format == "json":
+        show_json(value)
+    else:
+        table()
+
+
+def show_json(value: Any, *, indent: int | None = 2) -> None:
+    """A record, or what holds records, as JSON; a time with a space before the hour, ``2024-01-02 03:04:05+00:00``."""
+    click.echo(json.dumps(value, indent=indent, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    return str(value) if dump is None else dump()
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    """A table. Into a pipe its title goes to the error stream."""
+    lines = [[str(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        _show_on_screen(columns, lines, title)
+        return
+    if title is not None:
+        click.echo(title, err=True)
+    widths = [max(map(len, cells)) for cells in zip(columns, *lines)]
+    for line in (columns, *lines):
+        click.echo(_GAP.join(cell.replace("\n", " ").ljust(width) for cell, width in zip(line, widths)).rstrip())
+
+
+def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table: Table = Table(title=None if title is None else escape(title))
+    for number, name in enumerate(columns):
+        table.add_column(name, style="bright_cyan" if number == 0 else None, no_wrap=number == 0, overflow="fold")
+    for line in lines:
+        table.add_row(*map(escape, line))
+    Console().print(table)
+
+
+def show_properties(title: str, properties: Mapping[str, str] | Sequence[tuple[str, str]]) -> None:
+    """One thing, a line for each of its properties."""
+    pairs = properties.items() if isinstance(properties, Mapping) else properties
+    show_table(("Property", "Value"), list(pairs), title)
+
+
+@contextlib.contextmanager
+def progress(options: Options, description: str, total: float | None, *, nbytes: bool = False) -> Generator[Advance]:
+    """A bar while the block runs, on a terminal; elsewhere the description, once. Nothing where JSON is wanted.
+
+    ``total`` None is work of unknown size; ``nbytes`` says that it is counted in bytes. The block's value is called with the
+    work done so far; ``advance(done, total=..., description=...)`` also changes the others.
+    """
+    if options.format == "json":
+        yield _no_advance
+    elif sys.stderr.isatty():
+        with _bar(description, total, nbytes) as advance:
+            yield advance
+    else:
+        click.echo(description, err=True)
+        yield _no_advance
+
+
+def _no_advance(done: float, *, total: float | None = None, description: str | None = None) -> None:
+    return None
+
+
+@contextlib.contextmanager
+def _bar(description: str, total: float | None, nbytes: bool) -> Generator[Advance]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    counted = DownloadColumn() if nbytes else MofNCompleteColumn()
+    text = TextColumn("{task.description}", markup=False)
+    with Progress(text, BarColumn(), counted, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(description, total=total)
+
+        def advance(done: float, *, total: float | None = None, description: str | None = None) -> None:
+            bar.update(task, completed=done, total=total, description=description)
+
+        yield advance
+
+
+# Values as people read them
+
+
+def format_size(nbytes: float | None) -> str:
+    """A number of bytes with a unit, in steps of 1024; ``N/A`` for None and for less than nothing.
+
+    >>> format_size(123456789)
+    '117.7 MB'
+    """
+    if nbytes is None or nbytes < 0:
+        return "N/A"
+    if nbytes < 1024:
+        return f"{nbytes:.0f} B"
+    for unit in ("KB", "MB", "GB", "TB"):
+        nbytes /= 1024
+        if nbytes < 1024:
+            return f"{nbytes:.1f} {unit}"
+    return f"{nbytes / 1024:.1f} PB"
+
+
+_STEPS = ((60.0, "minute"), (3600.0, "hour"), (86400.0, "day"), (7 * 86400.0, "week"))
+_LONGEST_SECONDS = 30 * 86400.0
+
+
+def format_timestamp(time: datetime.datetime | None, now: datetime.datetime | None = None) -> str:
+    """How long ago or how soon, within thirty days; else the date. ``N/A`` for None; a time without zone is UTC.
+
+    >>> hour = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+    >>> format_timestamp(hour - datetime.timedelta(hours=3), now=hour)
+    '3 hours ago'
+    """
+    if time is None:
+        return "N/A"
+    time = time if time.tzinfo is not None else time.replace(tzinfo=datetime.UTC)
+    seconds = (time - (now or datetime.datetime.now(datetime.UTC))).total_seconds()
+    if abs(seconds) > _LONGEST_SECONDS:
+        return time.strftime("%Y-%m-%d")
+    if abs(seconds) < 60:
+        return "just now" if seconds <= 0 else "in less than a minute"
+    length, unit = next((length, unit) for length, unit in reversed(_STEPS) if abs(seconds) >= length)
+    count = int(abs(seconds) // length)
+    text = f"{count} {unit}{'s' if count > 1 else ''}"
+    return f"{text} ago" if seconds < 0 else f"in {text}"
+
+
+def format_bool(value: bool | None) -> str:
+    """Yes or No; ``N/A`` for None."""
+    return "N/A" if value is None else "Yes" if value else "No"
+
+
+def format_optional(value: object) -> str:
+    """The text of a value; ``N/A`` for None."""
+    return "N/A" if value is None else str(value)

@@ -1,0 +1,189 @@
+"""``tinker train``: supervised fine-tuning on a file."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from tinker.cli.context import Options, pass_options
+from tinker.cli.failing import Failure
+
+if TYPE_CHECKING:
+    from tinker.cli.examples import Example
+    from tinker.futures import APIFuture
+    from tinker.service_client import ServiceClient
+    from tinker.training_client import TrainingClient
+    from tinker.types import AdamParams, ForwardBackwardOutput, OptimStepResponse
+
+# Steps that are under way at once: the server never waits for the next one.
+STEPS_AHEAD = 2
+
+
+class _Plan(NamedTuple):
+    """What was asked for."""
+
+    model: str | None
+    start: str | None
+    rank: int
+    learning_rate: float
+    batch_size: int
+    epochs: int
+    max_steps: int | None
+    seed: int
+    name: str
+
+
+class _Step(NamedTuple):
+    """One step that is under way."""
+
+    batch: Sequence[Example]
+    loss: APIFuture[ForwardBackwardOutput]
+    done: APIFuture[OptimStepResponse]
+
+
+@click.command()
+@click.argument("data", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("-m", "--model", metavar="NAME", help="The base model. Default: the first that can be trained.")
+@click.option("--from", "start", metavar="PATH", help="Go on from this checkpoint, instead of a new adapter.")
+@click.option("--rank", type=click.IntRange(min=1), default=32, show_default=True, help="Of the new LoRA adapter.")
+@click.option("--learning-rate", type=click.FloatRange(min=0), default=1e-4, show_default=True, help="Falls to 0 in the end.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Examples for each step.")
+@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="How often the file is gone through.")
+@click.option("--max-steps", type=click.IntRange(min=1), help="Stop after so many steps.")
+@click.option("--max-length", type=click.IntRange(min=2), help="Cut longer examples to so many tokens.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the examples, and of the adapter.")
+@click.option("--name", default="final", show_default=True, help="The name of the checkpoints at the end.")
+@pass_options
+def train(
+    options: Options,
+    data: Path,
+    model: str | None,
+    start: str | None,
+    rank: int,
+    learning_rate: float,
+    batch_size: int,
+    epochs: int,
+    max_steps: int | None,
+    max_length: int | None,
+    seed: int,
+    name: str,
+) -> None:
+    """Fine-tune a model on DATA, a file with an example on each line, and save it.
+
+    \b
+    {"prompt": "2 + 2 =", "completion": " 4"}     also "answer" or "response"
+    {"messages": [{"role": "user", "content": "Hi"},
+                  {"role": "assistant", "content": "Hello!"}]}
+    {"text": "To be, or not to be"}
+    {"tokens": [5, 17, 3], "weights": [0, 1, 1]}
+
+    Answers are learned, prompts are not. Shows the loss per token of each step, on examples that the model has not seen in this
+    epoch. At the end it is saved twice: to train on, and to sample from.
+    """
+    from tinker.cli.connect import rest_client, service_client
+    from tinker.cli.examples import read_examples
+
+    plan = _Plan(model, start, rank, learning_rate, batch_size, epochs, max_steps, seed, name)
+    models = rest_client(options).get_server_capabilities().result().supported_models
+    with service_client(options) as service:
+        training = _begun(service, plan, models).result()
+        examples = read_examples(data, training.get_tokenizer(), max_length)
+        losses = _learn(options, training, plan, examples)
+        _report(options, training, plan, examples, losses)
+
+
+def _begun(service: ServiceClient, plan: _Plan, models: Sequence[Any]) -> TrainingClient:
+    if plan.start is not None:
+        return service.create_training_client_from_state_with_optimizer(plan.start, plan.model)
+    trainable = [one.model_name for one in models if one.model_name is not None and one.trainable is not False]
+    if plan.model is None and not trainable:
+        raise Failure("The server offers no model to train")
+    return service.create_lora_training_client(plan.model or trainable[0], rank=plan.rank, seed=plan.seed)
+
+
+def _learn(options: Options, training: TrainingClient, plan: _Plan, examples: Sequence[Example]) -> list[float]:
+    """Every step; the loss per token of each. Steps are sent ahead of their results."""
+    from tinker.cli.output import progress
+    from tinker.types import AdamParams
+
+    batches = list(_batches(plan, examples))
+    ahead: deque[_Step] = deque()
+    losses: list[float] = []
+    with progress(options, f"Training {training.get_info().model_data.model_name or plan.model}", len(batches)) as advance:
+
+        def finish() -> None:
+            losses.append(_finished(ahead.popleft()))
+            advance(len(losses), description=f"loss {losses[-1]:.4f}")
+            if options.format == "table" and not sys.stderr.isatty():
+                click.echo(f"step {len(losses)}/{len(batches)} loss {losses[-1]:.4f}", err=True)
+
+        for number, batch in enumerate(batches):
+            adam = AdamParams(learning_rate=plan.learning_rate * (1 - number / len(batches)))
+            ahead.append(_submitted(training, batch, adam))
+            if len(ahead) > STEPS_AHEAD:
+                finish()
+        while ahead:
+            finish()
+    return losses
+
+
+def _batches(plan: _Plan, examples: Sequence[Example]) -> Iterator[Sequence[Example]]:
+    """Each epoch in an order of its own; the last batch of one may be smaller."""
+    shuffle = random.Random(plan.seed)  # noqa: S311  (an order, not a secret)
+    count = 0
+    for _ in range(plan.epochs):
+        order = shuffle.sample(range(len(examples)), len(examples))
+        for start in range(0, len(order), plan.batch_size):
+            if count == plan.max_steps:
+                return
+            count += 1
+            yield [examples[index] for index in order[start : start + plan.batch_size]]
+
+
+def _submitted(training: TrainingClient, batch: Sequence[Example], adam: AdamParams) -> _Step:
+    loss = training.forward_backward([example.datum() for example in batch], "cross_entropy")
+    return _Step(batch, loss, training.optim_step(adam))
+
+
+def _finished(step: _Step) -> float:
+    """The loss per token, made from log-probabilities, as servers do not agree on what their metrics are called."""
+    outputs = step.loss.result().loss_fn_outputs
+    step.done.result()
+    loss = -sum(_likelihood(example, output["logprobs"].tolist()) for example, output in zip(step.batch, outputs))
+    return loss / sum(example.weight for example in step.batch)
+
+
+def _likelihood(example: Example, logprobs: Sequence[float]) -> float:
+    return sum(weight * value for weight, value in zip(example.weights[1:], logprobs) if weight)
+
+
+def _report(
+    options: Options, training: TrainingClient, plan: _Plan, examples: Sequence[Example], losses: Sequence[float]
+) -> None:
+    from tinker.cli.output import show, show_properties
+
+    state, sampler = training.save_state(plan.name), training.save_weights_for_sampler(plan.name)
+    paths = state.result().path, sampler.result().path
+    value = {
+        "training_run_id": training.model_id,
+        "base_model": training.get_info().model_data.model_name,
+        "examples": len(examples),
+        "steps": len(losses),
+        "losses": losses,
+        "checkpoint_path": paths[0],
+        "sampler_path": paths[1],
+    }
+    properties = {
+        "Training Run ID": training.model_id,
+        "Steps": str(len(losses)),
+        "Loss": f"{losses[0]:.4f} -> {losses[-1]:.4f}",
+        "To train on": paths[0],
+        "To sample from": paths[1],
+    }
+    show(options, value, lambda: show_properties("Training", properties))
