@@ -1,0 +1,62 @@
+"""What the pages say in words only."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+import tinker
+from tinker.local import Settings, State, create_app, open_engine
+
+
+def test_base_url_with_a_path(tmp_path: Path) -> None:
+    """A server may live below a path, with or without a slash at its end."""
+    state = State(lambda: open_engine("toy"), Settings(data_dir=tmp_path))
+    transport = httpx.ASGITransport(Starlette(routes=[Mount("/some/where", app=create_app(state))]))
+    for base_url in ("http://host/some/where", "http://host/some/where/"):
+        with tinker.ServiceClient(base_url=base_url, transport=transport) as service:
+            assert service.get_server_capabilities().supported_models[0].model_name == "tinker/toy"
+    state.close()
+
+
+@contextlib.contextmanager
+def recording_proxy() -> Iterator[tuple[str, list[str]]]:
+    """A proxy that notes what it is asked for and has nothing."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing on the terminal."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TINKER_PROXY requests go there, in full, and nowhere else."""
+    with recording_proxy() as (url, asked):
+        monkeypatch.setenv("TINKER_PROXY", url)
+        with (
+            tinker.ServiceClient(base_url="http://nowhere.invalid", api_key="key") as service,
+            pytest.raises(tinker.NotFoundError),
+        ):
+            service.get_server_capabilities()
+    assert asked == ["http://nowhere.invalid/api/v1/get_server_capabilities"]
