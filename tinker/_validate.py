@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
+from tinker.types.params import AdamParams, DimuonParams
 from tinker.types.paths import SCHEME
 from tinker.types.tensor_data import TensorData, dimensions
 
@@ -82,6 +85,21 @@ def check_loss_config(config: Mapping[str, float | str] | None) -> None:
     for name, value in (config or {}).items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"loss_fn_config[{name!r}] must be a number or text, got {type(value).__name__}")
+
+
+def check_optim_params(params: AdamParams | DimuonParams) -> None:
+    """TypeError for what is no number; ValueError for one that is not finite, or that Dimuon cannot take."""
+    for name in params.__struct_fields__:
+        value = getattr(params, name)
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            raise TypeError(f"{type(params).__name__}.{name} must be a number, got {type(value).__name__}")
+        if not math.isfinite(cast("float", value)):
+            raise ValueError(f"{type(params).__name__}.{name} must be finite, got {value}")
+    if isinstance(params, DimuonParams):
+        if params.learning_rate < 0:
+            raise ValueError(f"DimuonParams.learning_rate must not be negative, got {params.learning_rate}")
+        if not 0 <= params.beta1 < 1:
+            raise ValueError(f"DimuonParams.beta1 must be at least 0 and less than 1, got {params.beta1}")
 
 
 def check_sample(

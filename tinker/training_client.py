@@ -21,7 +21,15 @@ from tinker._retry import ABSENT_STATUSES, SUBMIT
 from tinker._runtime import Runtime, is_of_this_process
 from tinker._sequencer import Place, Sequencer
 from tinker._session import Started
-from tinker._validate import check_data, check_loss_config, check_model_path, check_name, check_recipients, check_ttl
+from tinker._validate import (
+    check_data,
+    check_loss_config,
+    check_model_path,
+    check_name,
+    check_optim_params,
+    check_recipients,
+    check_ttl,
+)
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture, SelfFuture, start
@@ -143,13 +151,15 @@ class TrainingClient(SelfFuture):
     ) -> APIFuture[models.OptimStepResponse]:
         """Apply the accumulated gradient with these optimizer parameters and clear it.
 
-        ``adam_params`` is the older name of the argument. Raises ValueError when both are given, TypeError when none is.
+        ``adam_params`` is the older name of the argument. Raises ValueError when both are given, TypeError when none is;
+        either at once for a parameter that is no finite number.
         """
         if optim_params is not None and adam_params is not None:
             raise ValueError("optim_step takes optim_params or adam_params, not both")
         params = optim_params if optim_params is not None else adam_params
         if not isinstance(params, AdamParams | DimuonParams):
             raise TypeError(f"Expected AdamParams or DimuonParams, got {type(params).__name__}")
+        check_optim_params(params)
         adam = params if isinstance(params, AdamParams) else None
         other = params if isinstance(params, DimuonParams) else None
         return self._request(

@@ -309,3 +309,27 @@ def test_numpy_and_lists_are_the_same(training: tinker.TrainingClient, datum: Ma
     )
     lists, numpy = (training.forward([one], "cross_entropy").result(10) for one in (datum(), arrays))
     assert lists.loss == numpy.loss
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        (tinker.AdamParams(learning_rate=float("nan")), ValueError, "AdamParams.learning_rate must be finite"),
+        (tinker.AdamParams(eps="1e-8"), TypeError, "AdamParams.eps must be a number, got str"),  # type: ignore[arg-type]
+        (tinker.DimuonParams(learning_rate=-1.0), ValueError, "must not be negative"),
+        (tinker.DimuonParams(learning_rate=1.0, beta1=1.0), ValueError, "beta1 must be at least 0 and less than 1"),
+    ],
+)
+def test_wrong_optimizer_parameters(training: tinker.TrainingClient, wire: Any, params: Any, error: Any, message: str) -> None:
+    """Parameters that are no finite numbers are refused by the call."""
+    with pytest.raises(error, match=message):
+        training.optim_step(params)
+    assert wire.sent("optim_step") == []
+
+
+def test_numbers_of_numpy(training: tinker.TrainingClient, wire: Any) -> None:
+    """A learning rate from a numpy schedule is sent as the number it is."""
+    rates = np.linspace(0.1, 0.2, 2)
+    training.optim_step(tinker.AdamParams(learning_rate=rates[1], beta1=np.float32(0.5))).result(10)  # type: ignore[arg-type]
+    sent = wire.sent("optim_step")[0].json["adam_params"]
+    assert (sent["learning_rate"], sent["beta1"]) == (0.2, 0.5)

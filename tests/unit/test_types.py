@@ -175,3 +175,43 @@ def test_every_public_name_exists() -> None:
     with pytest.raises(AttributeError):
         _ = tinker.nothing_like_this  # type: ignore[attr-defined]
     assert set(tinker.__all__) <= set(dir(tinker))
+
+
+def test_tokens_are_plain_integers() -> None:
+    """Numpy integers, whole floats and booleans among tokens come back as integers, and a tuple as a tuple."""
+    tokens = tinker.ModelInput.from_ints([np.int64(1), 2.0, True]).to_ints()  # type: ignore[list-item]
+    assert [(token, type(token)) for token in tokens] == [(1, int), (2, int), (1, int)]
+    assert types.EncodedTextChunk(tokens=(np.int32(5),)).tokens == (5,)  # type: ignore[arg-type]
+
+
+def test_images_have_a_known_format() -> None:
+    """A format that no server reads is refused."""
+    with pytest.raises(ValueError, match="png, jpeg, got 'webp'"):
+        types.ImageChunk(data=b"", format="webp")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="png, jpeg"):
+        types.ImageAssetPointerChunk(location="x", format="gif")  # type: ignore[arg-type]
+
+
+def test_tensors_for_torch() -> None:
+    """A read-only array becomes a tensor of its own; what is not two-dimensional stays dense; absent cells are filled in."""
+    frozen = np.ones(2, np.float32)
+    frozen.setflags(write=False)
+    tinker.TensorData.from_numpy(frozen).to_torch().add_(1)
+    assert frozen.tolist() == [1.0, 1.0]
+    assert not tinker.TensorData.from_torch_sparse(torch.zeros(9)).is_sparse
+    sparse = tinker.TensorData.from_numpy_sparse(np.eye(1, 8, 3, dtype=np.int64))
+    assert sparse.is_sparse
+    assert sparse.tolist(-1) == [[-1, -1, -1, 1, -1, -1, -1, -1]]
+    with pytest.raises(TypeError, match="pad_value"):
+        tinker.TensorData.from_numpy_sparse(np.eye(8), True)
+
+
+def test_sequences_as_older_tests_make_them() -> None:
+    """A sequence is made by position, from arrays, or from lists under their older names."""
+    one = tinker.SampledSequence("stop", "q", np.asarray([1], np.int32), np.asarray([-0.5], np.float32))
+    two = tinker.SampledSequence(
+        stop_reason="stop", sequence_id="q", _tokens_list=[1], _logprobs_list=[-0.5], _topk_logprobs_list=[[(1, -0.5)]]
+    )
+    assert (one.tokens, one.logprobs, one.topk_logprobs) == ([1], [-0.5], None)
+    assert (two.tokens, two.logprobs, two.topk_logprobs) == ([1], [-0.5], [[(1, -0.5)]])
+    assert tinker.SampleResponse([one], np.asarray([np.nan], np.float32)).prompt_logprobs == [None]

@@ -36,10 +36,12 @@ MEDIA_TYPE = "application/json"
 
 
 def _fragment(value: object) -> msgspec.Raw:
-    """An array as JSON numbers. float32 goes through Python floats, which keeps every bit."""
+    """An array as JSON numbers, a numpy number as one. float32 goes through Python floats, which keeps every bit."""
     if isinstance(value, np.ndarray):
         array = cast("NDArray[Any]", value)
         return msgspec.Raw(msgspec.json.encode(array.reshape(-1).tolist()))
+    if isinstance(value, np.generic):
+        return msgspec.Raw(msgspec.json.encode(value.item()))
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 

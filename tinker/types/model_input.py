@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast, get_args
 
 import attrs
 from tinker_wire import models
@@ -36,8 +36,7 @@ class EncodedTextChunk(Value):
         if type != "encoded_text":
             raise ValueError(f"type must be 'encoded_text', got {type!r}")
         object.__setattr__(self, "_array", token_array(tokens))
-        kept = list(tokens) if isinstance(tokens, list) else tokens if isinstance(tokens, tuple) else None
-        object.__setattr__(self, "_tokens", kept)
+        object.__setattr__(self, "_tokens", tuple(self._array.tolist()) if isinstance(tokens, tuple) else None)
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -86,6 +85,11 @@ def _as_bytes(value: bytes | str) -> bytes:
     return base64.b64decode(value, validate=True) if isinstance(value, str) else bytes(value)
 
 
+def _image_format(_: object, attribute: attrs.Attribute[models.ImageFormat], value: models.ImageFormat) -> None:
+    if value not in get_args(models.ImageFormat):
+        raise ValueError(f"{attribute.name} must be one of {', '.join(get_args(models.ImageFormat))}, got {value!r}")
+
+
 def _expected(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
     if chunk.expected_tokens is None:
         raise ValueError(f"{type(chunk).__name__} expected_tokens needs to be set in order to compute the length")
@@ -97,7 +101,7 @@ class ImageChunk(AttrsValue):
     """An image: ``data`` is the file's bytes (a str is taken as base64), ``expected_tokens`` what it counts as in lengths."""
 
     data: bytes = attrs.field(converter=_as_bytes)
-    format: models.ImageFormat
+    format: models.ImageFormat = attrs.field(validator=_image_format)
     expected_tokens: int | None = None
     type: Literal["image"] = "image"
 
@@ -111,7 +115,7 @@ class ImageChunk(AttrsValue):
 class ImageAssetPointerChunk(AttrsValue):
     """An image the server fetches from ``location``; only for sampling and JSON servers."""
 
-    format: models.ImageFormat
+    format: models.ImageFormat = attrs.field(validator=_image_format)
     location: str
     expected_tokens: int | None = None
     type: Literal["image_asset_pointer"] = "image_asset_pointer"

@@ -111,27 +111,31 @@ class SampledSequence(Value):
     """One continuation.
 
     ``tokens`` and ``logprobs`` may be given as lists or arrays. As arrays they are ``tokens_np`` (int32) and ``logprobs_np``
-    (float32, None when the server sent none); as lists they are made once, on first use.
+    (float32, None when the server sent none); as lists they are made once, on first use. The names with an underscore are
+    what tests of older code call the lists.
     """
 
     def __init__(
         self,
-        *,
         stop_reason: StopReason,
-        tokens: Sequence[int] | NDArray[np.int32] | None = None,
-        logprobs: Sequence[float] | NDArray[np.float32] | None = None,
         sequence_id: str | None = None,
         tokens_np: NDArray[np.int32] | None = None,
         logprobs_np: NDArray[np.float32] | None = None,
         topk_logprobs_np: TopkLogprobs | None = None,
+        *,
+        tokens: Sequence[int] | NDArray[np.int32] | None = None,
+        logprobs: Sequence[float] | NDArray[np.float32] | None = None,
+        _tokens_list: Sequence[int] | None = None,
+        _logprobs_list: Sequence[float] | None = None,
+        _topk_logprobs_list: Sequence[TopkRow] | None = None,
     ) -> None:
-        given = tokens if tokens_np is None else tokens_np
+        given = next((one for one in (tokens_np, tokens, _tokens_list) if one is not None), ())
+        drawn = next((one for one in (logprobs_np, logprobs, _logprobs_list) if one is not None), None)
         self.stop_reason: StopReason = stop_reason
         self.sequence_id = sequence_id
-        self.tokens_np: NDArray[np.int32] = np.asarray([] if given is None else given, np.int32)
-        drawn = logprobs if logprobs_np is None else logprobs_np
+        self.tokens_np: NDArray[np.int32] = np.asarray(given, np.int32)
         self.logprobs_np: NDArray[np.float32] | None = None if drawn is None else np.asarray(drawn, np.float32)
-        self.topk_logprobs_np = topk_logprobs_np
+        self.topk_logprobs_np = topk_logprobs_np or _table(_topk_logprobs_list)
 
     @classmethod
     def of_arrays(
@@ -173,14 +177,18 @@ class SampledSequence(Value):
     @classmethod
     def _of_fields(cls, fields: dict[str, Any]) -> Self:
         rows = fields.pop("topk_logprobs", None)
-        return cls(**fields, topk_logprobs_np=None if rows is None else TopkLogprobs.from_rows(rows))
+        return cls(**fields, topk_logprobs_np=_table(rows))
 
     def __repr__(self) -> str:
         count = len(self.tokens_np)
         return f"SampledSequence(stop_reason={self.stop_reason!r}, sequence_id={self.sequence_id!r}, {count} tokens)"
 
 
-@attrs.define(kw_only=True, eq=False, slots=False)
+def _table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
+    return None if rows is None else TopkLogprobs.from_rows(rows)
+
+
+@attrs.define(eq=False, slots=False)
 class SampleResponse(AttrsValue):
     """Result of ``sample``: one sequence for each sample asked for, and what was asked about the prompt."""
 
@@ -209,7 +217,7 @@ class SampleResponse(AttrsValue):
         return cls(
             sequences=[SampledSequence.model_validate(sequence) for sequence in fields["sequences"]],
             prompt_logprobs_np=None if prompt is None else np.asarray(prompt, np.float32),
-            topk_prompt_logprobs_np=None if rows is None else TopkLogprobs.from_rows(rows),
+            topk_prompt_logprobs_np=_table(rows),
             target_prompt_logprobs=None if targets is None else TensorData.model_validate(targets),
             prompt_cache_hit_tokens=fields.get("prompt_cache_hit_tokens") or 0,
             prompt_alt_tokens=None if alternatives is None else PromptAltTokens.model_validate(alternatives),

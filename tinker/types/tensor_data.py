@@ -76,19 +76,16 @@ class TensorData(Value):
 
     @classmethod
     def from_torch_sparse(cls, tensor: torch.Tensor, pad_value: int = 0) -> TensorData:
-        """A 2-D tensor whose ``pad_value`` cells are left out, as CSR where that is smaller, else dense."""
-        if isinstance(pad_value, bool):
-            raise TypeError("pad_value must be an int")
-        if tensor.ndim != 2:
-            raise ValueError(f"from_torch_sparse takes a 2-D tensor, got shape {list(tensor.shape)}")
-        return _sparsified(wire_array(torch_to_numpy(tensor)), pad_value)
+        """A 2-D tensor whose ``pad_value`` cells are left out, as CSR where that is smaller; otherwise dense."""
+        return cls.from_numpy_sparse(torch_to_numpy(tensor), pad_value)
 
     @classmethod
     def from_numpy_sparse(cls, array: NDArray[Any], pad_value: int = 0) -> TensorData:
-        """As :meth:`from_torch_sparse`, from a 2-D array."""
-        if array.ndim != 2:
-            raise ValueError(f"from_numpy_sparse takes a 2-D array, got shape {list(array.shape)}")
-        return _sparsified(wire_array(array), pad_value)
+        """As :meth:`from_torch_sparse`, from an array."""
+        if isinstance(pad_value, bool):
+            raise TypeError("pad_value must be an int")
+        values = wire_array(array)
+        return _sparsified(values, pad_value) if values.ndim == 2 else _wrap(values)
 
     @property
     def data(self) -> list[float]:
@@ -116,16 +113,18 @@ class TensorData(Value):
         return dense
 
     def to_torch(self, pad_value: float = 0) -> torch.Tensor:
-        """As :meth:`to_numpy`, as a torch tensor sharing its memory. ImportError without torch."""
+        """As :meth:`to_numpy`, as a torch tensor, sharing memory that may be written to. ImportError without torch."""
         try:
             import torch
         except ImportError:
             raise ImportError("PyTorch is not installed. Install it with: pip install 'tinker[torch]'") from None
-        return torch.from_numpy(self.to_numpy(pad_value))  # pyright: ignore[reportUnknownMemberType]
+        array = self.to_numpy(pad_value)
+        shared = array if array.flags.writeable else array.copy()
+        return torch.from_numpy(shared)  # pyright: ignore[reportUnknownMemberType]
 
-    def tolist(self) -> Any:  # the depth of the list is the rank of the tensor
-        """The values as nested lists, a plain number for a 0-dimensional tensor."""
-        return self.to_numpy().tolist()
+    def tolist(self, pad_value: float = 0) -> Any:  # the depth of the list is the rank of the tensor
+        """The values of :meth:`to_numpy` as nested lists, a plain number for a 0-dimensional tensor."""
+        return self.to_numpy(pad_value).tolist()
 
     def _fields(self) -> dict[str, Any]:
         return {
