@@ -31,5 +31,5 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 
 @pytest.fixture(scope="session")
 def server(serve: Serve) -> str:
-    """A server that waits for nothing long."""
+    """A server that waits for nothing long, and takes any key."""
     return serve()
