@@ -84,7 +84,7 @@ class LossGraph:
                 gradient = _gradient(torch, loss, leaf) if backward else None
         except EngineError as error:
             raise EngineError(f"datum {index}: the loss {self.name!r}: {error}") from error
-        return Value(float(loss), {name: float(value) for name, value in metrics.items()}, gradient)
+        return Value(_number(loss), {name: _number(value) for name, value in metrics.items()}, gradient)
 
 
 @attrs.frozen(eq=False)
@@ -300,6 +300,11 @@ def _leaves(value: Any) -> list[Any]:
     if isinstance(value, (tuple, list)):
         return [leaf for item in cast("Sequence[Any]", value) for leaf in _leaves(item)]
     return [value]
+
+
+def _number(value: Any) -> float:
+    """A tensor's one value, or a number as it is."""
+    return float(value.detach() if hasattr(value, "detach") else value)
 
 
 def _gradient(torch: Any, loss: Any, leaf: Any) -> NDArray[np.float32]:
