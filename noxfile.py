@@ -64,6 +64,22 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def contract(session: nox.Session) -> None:
+    """The document, the server and the client held against one another; then the conformance kit against a running server."""
+    wheel = built_wheel(session)
+    install(session, f"{wheel}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
+    session.install("--force-reinstall", "--no-deps", str(wheel))
+    session.run("pytest", "tests/contract", "tests/client", "tests/codec", "tests/testing", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation site, built strictly."""
+    install(session, "-e", str(ROOT), *dependencies("docs"))
+    session.run("mkdocs", "build", "--strict", "--site-dir", str(scratch(session) / "site"))
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style, and the same layout for everybody."""
     session.install(*dependencies("lint"))
