@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -37,13 +38,19 @@ def _shown(context: click.Context) -> list[str]:
 def _one(context: click.Context) -> str:
     command = context.command
     usage = " ".join(command.collect_usage_pieces(context))
-    shown = [one for one in command.get_params(context) if one.name != "help"]
+    shown = [one for one in command.get_params(context) if isinstance(one, click.Option) and one.name != "help"]
     options = [record for one in shown if (record := one.get_help_record(context))]
-    lines = [f"### {context.command_path}", f"```text\n{context.command_path} {usage}\n```", command.help or ""]
+    lines = [f"### {context.command_path}", f"```text\n{context.command_path} {usage}\n```", _text(command.help or "")]
     if options:
         rows = [f"| `{names}` | {_cell(text)} |" for names, text in options]
         lines.append("\n".join(["| option | |", "|---|---|", *rows]))
     return "\n\n".join(lines)
+
+
+def _text(help_text: str) -> str:
+    """Paragraphs that click leaves as they are become blocks."""
+    paragraphs = inspect.cleandoc(help_text).split("\n\n")
+    return "\n\n".join(f"```text\n{one[2:]}\n```" if one.startswith("\b\n") else one for one in paragraphs)
 
 
 def _cell(text: str) -> str:

@@ -60,8 +60,9 @@ def test_fences_are_of_known_languages() -> None:
 
 
 @pytest.mark.parametrize("name", pages_with("sh"))
-def test_commands(name: str) -> None:
+def test_commands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command of a page exists and takes these options; what it installs, sets or starts exists too."""
+    monkeypatch.chdir(ROOT)
     for block in blocks(DOCS / name, "sh"):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
@@ -78,7 +79,7 @@ def check_tinker(words: list[str]) -> None:
     context = click.Context(main, info_name="tinker")
     while isinstance(command, click.Group):
         context = command.make_context(context.info_name, words, parent=context.parent and context)
-        words = [*context._protected_args, *context.args]
+        words = [*getattr(context, "_protected_args", ()), *context.args]
         name, found, words = command.resolve_command(context, words)
         assert found is not None
         assert name is not None
@@ -149,6 +150,6 @@ def test_retry_tables_are_fresh() -> None:
 def test_command_reference() -> None:
     """What the build writes about the command line names each command with its options."""
     text = runpy.run_path(str(DOCS / "_scripts" / "hooks.py"))["on_page_markdown"]((DOCS / "cli.md").read_text())
-    assert "### tinker serve" in text
+    assert "### tinker checkpoint set-ttl" in text
     assert "--any-base-model" in text
     assert "<!--" not in text
