@@ -38,7 +38,7 @@ def _shown(context: click.Context) -> list[str]:
 def _one(context: click.Context) -> str:
     command = context.command
     usage = " ".join(command.collect_usage_pieces(context))
-    shown = [one for one in command.get_params(context) if isinstance(one, click.Option) and one.name != "help"]
+    shown = [one for one in command.get_params(context) if isinstance(one, click.Option) and "--help" not in one.opts]
     options = [record for one in shown if (record := one.get_help_record(context))]
     lines = [f"### {context.command_path}", f"```text\n{context.command_path} {usage}\n```", _text(command.help or "")]
     if options:
