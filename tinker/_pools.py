@@ -34,6 +34,7 @@ class Purpose(enum.Enum):
     SAMPLE = (512, 60.0)
     POLL = (1000, 45.0)  # servers hold a poll for up to 40 s
     SESSION = (8, 60.0)
+    START = (8, 20.0)  # tried for a minute: a connection that has died must leave time for others
     HEARTBEAT = (2, 10.0)
 
     @property
@@ -45,6 +46,11 @@ class Purpose(enum.Enum):
     def read_seconds(self) -> float:
         """Longest silence of the server."""
         return self.value[1]
+
+    @property
+    def pool(self) -> Purpose:
+        """The purpose whose connections are used: what starts a session warms those for what follows."""
+        return Purpose.SESSION if self is Purpose.START else self
 
 
 @attrs.frozen(kw_only=True)
@@ -133,7 +139,7 @@ def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
 
 
 class AiohttpExchange:
-    """One aiohttp session for each purpose, opened on first use."""
+    """One aiohttp session for each pool, opened on first use."""
 
     def __init__(self, proxy: str | None = None) -> None:
         self._proxy = proxy
@@ -142,7 +148,7 @@ class AiohttpExchange:
     async def __call__(self, call: Call) -> Answer:
         import aiohttp
 
-        session = self._sessions.get(call.purpose) or self._open(call.purpose)
+        session = self._sessions.get(call.purpose.pool) or self._open(call.purpose.pool)
         try:
             async with session.request(
                 call.method,
@@ -151,6 +157,7 @@ class AiohttpExchange:
                 headers=call.headers,
                 allow_redirects=False,
                 proxy=self._proxy,
+                timeout=_timeout(call.purpose),
             ) as response:
                 return Answer(response.status, cast("Mapping[str, str]", response.headers), await _read(response))
         except TimeoutError as error:
@@ -163,7 +170,6 @@ class AiohttpExchange:
 
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=min(purpose.connections, _spare_descriptors()), ttl_dns_cache=300),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=purpose.read_seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
             read_bufsize=1 << 20,
         )
@@ -206,6 +212,13 @@ def _url(url: str) -> URL:
     from yarl import URL
 
     return URL(url, encoded=True)
+
+
+@lru_cache
+def _timeout(purpose: Purpose) -> aiohttp.ClientTimeout:
+    import aiohttp
+
+    return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=purpose.read_seconds)
 
 
 @lru_cache(maxsize=1)

@@ -75,7 +75,7 @@ class Server:
 
     async def _client_config(self) -> Facts:
         try:
-            return Facts(await self._transport.send(api.client_config(self._body()), START), answered=True)
+            return Facts(await self._transport.send(api.client_config(self._body()), START, Purpose.START), answered=True)
         except APIStatusError as error:
             if error.status_code not in ABSENT_STATUSES:
                 raise
@@ -93,7 +93,7 @@ class Server:
 
     async def _exchanged(self, credential: str) -> str:
         request = auth_api.auth_token(models.AuthTokenRequest())
-        call = self._transport.prepare(request, Purpose.SESSION)
+        call = self._transport.prepare(request, Purpose.START)
         attempt = partial(self._transport.perform_with, call, request.operation, credential)
         policy = START.within(self._transport.config.patience_seconds)
         answer = await run(policy, lambda _: attempt(), self._transport.clock, what=request.operation)

@@ -22,7 +22,7 @@ from tinker._retry import ABSENT_STATUSES, GONE_STATUS, ONE_SHOT, START
 from tinker._server import Facts, Server
 from tinker._transport import Transport
 from tinker._wire.negotiate import Negotiation
-from tinker.errors import APIError, APIStatusError, ClientClosedError, TinkerError
+from tinker.errors import APIError, APIStatusError, ClientClosedError, TinkerError, copy_error
 
 logger = logging.getLogger("tinker")
 
@@ -78,7 +78,10 @@ class Session:
         task = self._starting
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._starting = self._thread.task(self._start(), name="session start")
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except TinkerError as error:
+            raise copy_error(error) from error.__cause__
 
     @property
     def session_id(self) -> str | None:
@@ -110,6 +113,7 @@ class Session:
                 )
             ),
             START,
+            Purpose.START,
         )
         _log_messages(created)
         return self._alive(created.session_id, facts)
@@ -133,7 +137,7 @@ class Session:
         try:
             started = await asyncio.shield(starting)
             body = models.FinishSessionRequest(reason=models.ClientSessionFinishReason(type=reason), detail=detail)
-            await self._transport.send(api.finish_session(body, session_id=started.session_id), ONE_SHOT)
+            await self._transport.send(api.finish_session(body, session_id=started.session_id), ONE_SHOT, Purpose.HEARTBEAT)
         except TinkerError as error:
             logger.debug("session finish: %s", error)  # it ends by itself when heartbeats stop
 

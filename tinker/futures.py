@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tinker._loop import LoopThread, loop_thread
+from tinker.errors import copy_error
 
 T = TypeVar("T")
 
@@ -184,11 +185,11 @@ class SelfFuture(APIFuture[Any]):
 async def ready(client: SelfFuture) -> None:
     """Wait for a client, without cancelling its creation when the waiting operation is cancelled."""
     if not client.done():
-        await asyncio.shield(client.coroutine())
+        await asyncio.shield(client._sleep_until_done())  # pyright: ignore[reportPrivateUsage]
     if client.cancelled():
         raise concurrent.futures.CancelledError(f"{client.operation} was cancelled")
     if (error := client.exception(0)) is not None:
-        raise error
+        raise copy_error(error)  # each waiter's own, as a traceback grows with every raise
 
 
 class AwaitableConcurrentFuture(APIFuture[T]):

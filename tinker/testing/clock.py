@@ -49,16 +49,16 @@ class SteppedClock:
         self.now = 1000.0
         self.slept: list[float] = []
         self._long_seconds = long_seconds
-        self._random = random
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._sleepers: list[_Sleeper] = []
         self._jumping: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
         self._busy = 0
+        self._clock = Clock(monotonic=self, wall=self, sleep=self.sleep, random=lambda: random)
 
     def clock(self) -> Clock:
-        """The clock as a client takes it."""
-        return Clock(monotonic=lambda: self.now, wall=lambda: self.now, sleep=self.sleep, random=lambda: self._random)
+        """The clock as a client takes it; clients that share it share their time."""
+        return self._clock
 
     def __call__(self) -> float:
         """The time, for the ``clock`` and ``now`` of a local server's state."""

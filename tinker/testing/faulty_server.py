@@ -326,15 +326,16 @@ def toy_server(
 ) -> Generator[FaultyServer]:
     """A local server with the toy engine behind a faulty wire; needs ``tinker[server]``.
 
-    ``data_dir`` None is a folder of its own, removed at the end. ``settings`` are those of ``tinker.local.Settings``. The end
-    of the block closes the clients and the server; it does not :meth:`~FaultyServer.verify`. With ``keep`` False the log of
-    requests stays empty.
+    ``data_dir`` None is a folder of its own, removed at the end. ``settings`` are those of ``tinker.local.Settings``;
+    ``clock`` is the server's as well. The end of the block closes the clients and the server; it does not
+    :meth:`~FaultyServer.verify`. With ``keep`` False the log of requests stays empty.
     """
     from tinker.local import Settings, State, create_app, open_engine
 
     with tempfile.TemporaryDirectory(prefix="tinker-") as folder:
         chosen: dict[str, Any] = {"hold_seconds": 0.2, "data_dir": data_dir or Path(folder), **settings}
-        state = State(lambda: open_engine("toy"), Settings(**chosen))
+        clocks: dict[str, Any] = {} if clock is None else {"clock": clock, "now": clock}
+        state = State(lambda: open_engine("toy"), Settings(**chosen), **clocks)
         server = FaultyServer(create_app(state), clock=clock, keep=keep)
         server.state = state
         try:
