@@ -94,7 +94,7 @@ def shared_cool_down(base_url: str, api_key: str | None, clock: Clock) -> CoolDo
     """The process's gate for one server and one key: two keys or two servers never slow each other."""
     key = (base_url, api_key)
     gate = _cool_downs.get(key)
-    if gate is None or gate.clock is not clock:
+    if gate is None or gate.clock != clock:
         gate = _cool_downs[key] = CoolDown(clock)
     return gate
 
