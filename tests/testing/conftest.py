@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,3 +34,9 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 def server(serve: Serve) -> str:
     """A server that waits for nothing long, and takes any key."""
     return serve()
+
+
+@pytest.fixture(scope="session")
+def server_like(serve: Serve) -> Callable[[str], str]:
+    """A server that passes for another one, by the name of the profile."""
+    return functools.cache(lambda profile: serve(profile=profile))

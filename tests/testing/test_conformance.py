@@ -61,6 +61,41 @@ def test_every_check_is_one_statement() -> None:
     assert len(set(statements)) == len(statements)
 
 
+# ---------------------------------------------------------------------------------------------------------- other servers
+
+
+@pytest.mark.parametrize(
+    ("profile", "check_id", "outcome", "words"),
+    [
+        ("skyrl", "training.model", Outcome.DIFFERS, "the model id is 'model_"),
+        ("skyrl", "training.run", Outcome.DIFFERS, "a time without a zone"),
+        ("skyrl", "training.learns", Outcome.DIFFERS, "the metric total_loss:sum"),
+        ("skyrl", "losses.ppo", Outcome.DIFFERS, "the metric total_loss:sum"),
+        ("skyrl", "losses.dro", Outcome.ABSENT, "422"),
+        ("skyrl", "wires.sparse", Outcome.ABSENT, "Sparse loss_fn_input"),
+        ("skyrl", "sequence.late_arrival", Outcome.CONTRADICTION, "ran before the gradient"),
+        ("skyrl", "futures.unknown", Outcome.CONTRADICTION, "answered 500"),
+        ("skyrl", "weights.missing", Outcome.DIFFERS, "a poll with status 400"),
+        ("skyrl", "weights.resume", Outcome.ABSENT, "422"),
+        ("skyrl", "weights.inflight", Outcome.DIFFERS, "has its old weights"),
+        ("skyrl", "sampling.samples", Outcome.DIFFERS, "0 sample_sequence_ids for 3 samples"),
+        ("minimal-json", "service.client_config", Outcome.ABSENT, "404"),
+        ("minimal-json", "wires.protobuf", Outcome.ABSENT, "415"),
+        ("minimal-json", "wires.json_body", Outcome.SUPPORTED, ""),
+        ("minimal-json", "sequence.repeated", Outcome.SUPPORTED, ""),
+        ("minimal-json", "errors.older_bodies", Outcome.SUPPORTED, ""),
+        ("minimal-json", "weights.delete", Outcome.CONTRADICTION, "delete_checkpoint answers 404"),
+    ],
+)
+def test_how_other_servers_differ_is_told(
+    server_like: Callable[[str], str], profile: str, check_id: str, outcome: Outcome, words: str
+) -> None:
+    """Against what our server passes for, the kit says what that server is known for, and goes on."""
+    (row,) = run(server_like(profile), only=[check_id], clock=Stepped().clock).checks
+    assert row.outcome is outcome, row
+    assert words in " ".join(row.how)
+
+
 # ---------------------------------------------------------------------------------------------------------- faults of engines
 
 
@@ -382,6 +417,7 @@ def test_the_exit_code_tells_contradictions(serve: Serve, server: str) -> None:
 
 def test_the_command_lists_and_reports_to_a_pipe(server: str) -> None:
     """--list checks nothing; --json - writes nothing but JSON."""
-    assert all(check_id in command("--list").output for check_id in check_ids(slow=True, destructive=True))
+    listed = command("--list").output
+    assert all(check_id in listed for check_id in check_ids(slow=True, destructive=True))
     report = json.loads(command("--base-url", server, "--check", "service.health", "--json", "-").output)
     assert report["counts"]["supported"] == 1

@@ -116,7 +116,7 @@ def older_bodies(bench: Bench) -> None:
     trainee = Trainee(bench, bench.result(made).model_id)
     _older_training(bench, trainee)
     _older_sample(bench, session)
-    bench.finish(session)
+    bench.leave(session)
 
 
 def _older_training(bench: Bench, trainee: Trainee) -> None:

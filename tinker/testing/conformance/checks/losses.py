@@ -21,7 +21,7 @@ from tinker.testing.conformance.trainee import (
     datum,
     distance,
     logprobs_of,
-    metric,
+    loss_of,
 )
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
@@ -152,6 +152,6 @@ def _clipped(ratios: Floats) -> Floats:
 
 
 def _compare(bench: Bench, output: ForwardBackwardOutput, wanted: float) -> None:
-    found = metric(output)
+    found = loss_of(bench, output)
     close = abs(found - wanted) <= 1e-3 * (1.0 + abs(wanted))
     bench.expect(close, f"loss:sum is {found:g}; by the answered logprobs it is {wanted:g}")

@@ -19,7 +19,9 @@ from tinker.testing.conformance.trainee import create
 @check("create_session", core=True)
 def begin(bench: Bench) -> None:
     """Each session gets an id of its own."""
-    bench.require(bench.session() != bench.new_session(), "two sessions have the same id")
+    other = bench.new_session()
+    bench.require(bench.session() != other, "two sessions have the same id")
+    bench.leave(other)
 
 
 @check("session_heartbeat")
@@ -47,7 +49,7 @@ def newest_first(bench: Bench) -> None:
     bench.expect(both == [newer, older], f"the newest two are {newer!r} and {older!r}, a page of two holds {both}")
     second = bench.call(api.list_sessions(limit=1, offset=1)).sessions
     bench.expect(second == [older], f"with an offset of 1 the page holds {second}")
-    bench.finish(newer)
+    bench.leave(newer)
 
 
 @check("get_session")
@@ -62,7 +64,7 @@ def contents(bench: Bench) -> None:
     bench.require(found.sampler_ids == [sampler], f"the session's samplers are {found.sampler_ids}")
     bench.expect(found.user_metadata == {"k": "v"}, f"the metadata is {found.user_metadata}")
     bench.expect(found.display_name == "conformance check", f"the display name is {found.display_name!r}")
-    bench.finish(session)
+    bench.leave(session)
 
 
 @check("search_sessions")
@@ -93,8 +95,7 @@ def _search_by_name_and_status(bench: Bench, mark: str, made: list[str]) -> None
     bench.expect(finished == [made[0]], f"the one that its client finished is {made[0]!r}, found are {finished}")
     active = found(statuses=[models.ActiveSessionStatusQuery()])
     bench.expect(active == made[:0:-1], f"active are {made[:0:-1]}, found are {active}")
-    for session in made[1:]:
-        bench.finish(session)
+    bench.leave(*made[1:])
 
 
 @check("set_session_project")

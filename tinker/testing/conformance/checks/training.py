@@ -23,7 +23,7 @@ from tinker.testing.conformance.trainee import (
     distance,
     effect,
     learned,
-    metric,
+    loss_of,
     proportional,
 )
 
@@ -77,7 +77,7 @@ def learns(bench: Bench) -> None:
     for _ in range(8):
         bench.result(trainee.step(ADAM))
         losses.append(trainee.loss())
-    values = [metric(bench.result(promise)) for promise in losses]
+    values = [loss_of(bench, bench.result(promise)) for promise in losses]
     if not values[-1] < values[0]:
         raise Contradiction(f"eight steps took the loss from {values[0]:g} to {values[-1]:g}")
 
@@ -176,8 +176,8 @@ def custom_loss(bench: Bench) -> None:
     promise = bench.submit(_custom_loss(bench), models.CreateCustomLossResponse)
     loss_id = bench.result(promise).loss_id
     data = [datum(weights=[0.5, 1.0, 0.0, 0.5]), datum(weights=[2.0, 1.0, 1.0, 0.0])]
-    plain = metric(trainee.output(data, backward=False))
-    custom = metric(trainee.output(data, "custom", {"loss_id": loss_id}, backward=False))
+    plain = loss_of(bench, trainee.output(data, backward=False))
+    custom = loss_of(bench, trainee.output(data, "custom", {"loss_id": loss_id}, backward=False))
     bench.expect(abs(plain - custom) <= 1e-3 * (1 + abs(plain)), f"cross_entropy is {plain:g}, the same uploaded {custom:g}")
 
 

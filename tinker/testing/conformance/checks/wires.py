@@ -9,7 +9,7 @@ from tinker.testing.conformance.bench import Bench, Promise, plain_body
 from tinker.testing.conformance.exchange import Form
 from tinker.testing.conformance.outcome import Absent, Failed, Refused
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.trainee import DATA, Floats, Trainee, create, datum, distance, logprobs_of, metric
+from tinker.testing.conformance.trainee import DATA, Floats, Trainee, create, datum, distance, logprobs_of, loss_of
 from tinker.types.datum import Datum
 from tinker.types.model_input import EncodedTextChunk, ModelInput
 from tinker.types.results import ForwardBackwardOutput
@@ -50,7 +50,7 @@ def equal_forms(bench: Bench) -> None:
     values = [logprobs_of(result) for result in results]
     for what, value in zip(("a protobuf request as JSON", "a JSON request", "a JSON request as JSON"), values[1:]):
         _same(bench, values[0], value, "a protobuf request", what)
-    losses = [metric(result) for result in results]
+    losses = [loss_of(bench, result) for result in results]
     bench.expect(max(losses) - min(losses) <= 1e-3 * (1 + abs(losses[0])), f"loss:sum is {losses} in the four forms")
 
 
@@ -84,7 +84,7 @@ def sparse(bench: Bench) -> None:
     )
     trainee = create(bench)
     try:
-        one, other = (metric(trainee.output([each], backward=False)) for each in (dense, thin))
+        one, other = (loss_of(bench, trainee.output([each], backward=False)) for each in (dense, thin))
     except (Refused, Failed) as error:
         raise Absent(str(error)) from error
     bench.expect(
