@@ -12,7 +12,7 @@ from tinker_wire.runtime import Request
 from tinker import _config
 from tinker._clock import Clock
 from tinker._retry import REST
-from tinker._runtime import Runtime, open_runtime
+from tinker._runtime import Runtime, is_of_this_process, open_runtime
 from tinker._session import Description
 from tinker.futures import APIFuture, start
 
@@ -23,12 +23,22 @@ T = TypeVar("T")
 C = TypeVar("C")
 P = ParamSpec("P")
 
+_NO_SESSION = Description(user_metadata={})
 
-@attrs.frozen(eq=False)
+
+@attrs.define(eq=False)
 class Rest:
     """Asks one server. What is under way keeps the connections open, also when its client is gone."""
 
-    runtime: Runtime
+    _runtime: Runtime
+
+    @property
+    def runtime(self) -> Runtime:
+        """The connections and what goes with them; a child made by ``fork`` makes its own."""
+        if not is_of_this_process(self._runtime):
+            before = self._runtime
+            self._runtime = open_runtime(before.config, _NO_SESSION, clock=before.clock)
+        return self._runtime
 
     def ask(self, request: Request[T]) -> APIFuture[T]:
         """Send the request; the future's result is its answer."""
@@ -39,9 +49,16 @@ class Rest:
         return start(APIFuture(operation), make)
 
     async def answer(self, request: Request[T]) -> T:
-        """The answer, on the loop. How the credential travels is known first."""
-        await self.runtime.server.facts()
-        return await self.runtime.transport.send(request, REST)
+        """The answer, on the loop."""
+        runtime = await self.ready()
+        return await runtime.transport.send(request, REST)
+
+    async def ready(self) -> Runtime:
+        """The runtime, once it is known how the credential travels. ClientClosedError after the end of its service."""
+        runtime = self.runtime
+        runtime.session.check_open()
+        await runtime.server.facts()
+        return runtime
 
 
 def open_rest(
@@ -55,7 +72,7 @@ def open_rest(
     """On a runtime that exists, else on one of its own. ValueError when both are described."""
     if runtime is None:
         config = _config.load(base_url=base_url, api_key=api_key)
-        return Rest(open_runtime(config, Description(user_metadata={}), transport=transport, clock=clock))
+        return Rest(open_runtime(config, _NO_SESSION, transport=transport, clock=clock))
     if base_url is not None or api_key is not None:
         raise ValueError("base_url and api_key are those of the client whose connections are used; give neither")
     return Rest(runtime)

@@ -71,10 +71,14 @@ class Session:
         self.loss_numbers = itertools.count()
         self.loss_keys: set[str] = set()
 
-    async def started(self) -> Started:
-        """The session, created now if it was not. A failed creation is tried anew by the next caller."""
+    def check_open(self) -> None:
+        """ClientClosedError once the session was ended."""
         if self._closed:
             raise ClientClosedError("ServiceClient is closed")
+
+    async def started(self) -> Started:
+        """The session, created now if it was not. A failed creation is tried anew by the next caller."""
+        self.check_open()
         task = self._starting
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._starting = self._thread.task(self._start(), name="session start")

@@ -83,8 +83,7 @@ class RestClient:
         return self._rest.run("whoami", self._whoami)
 
     async def _whoami(self) -> WhoamiResponse:
-        runtime = self._rest.runtime
-        await runtime.server.facts()
+        runtime = await self._rest.ready()
         claims = read_claims(await runtime.transport.auth.credential() or "")
         if claims.sub is None or claims.org_id is None:
             raise TinkerError("whoami: this server takes the key as it is, and nothing in a key says whose it is")
@@ -219,10 +218,9 @@ class RestClient:
         for ten minutes.
         """
         request = weights_api.get_checkpoint_archive(training_run_id=training_run_id, checkpoint_id=checkpoint_id)
-        transport = self._rest.runtime.transport
 
         async def url() -> models.CheckpointArchiveUrlResponse:
-            await self._rest.runtime.server.facts()
+            transport = (await self._rest.ready()).transport
             call = attrs.evolve(transport.prepare(request, Purpose.SESSION), follows_redirects=False)
             try:
                 answer = await run(

@@ -110,6 +110,8 @@ import os, sys, warnings, tinker
 warnings.simplefilter("ignore")
 service = tinker.ServiceClient()
 training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
+rest = service.create_rest_client()
+models = rest.get_server_capabilities().result(30).supported_models
 sampler = training.save_weights_and_get_sampling_client().result(30)
 params = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
 def sample(client):
@@ -120,6 +122,7 @@ if child == 0:
     code = 1
     try:
         assert sample(sampler) == expected
+        assert rest.get_server_capabilities().result(30).supported_models == models
         assert sample(service.create_sampling_client(base_model="tinker/toy"))
         try:
             training.optim_step(tinker.AdamParams())
@@ -137,7 +140,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def test_after_fork(live_server: str) -> None:
-    """A forked child samples with the parent's clients over connections of its own; a training run stays the parent's."""
+    """A forked child samples and asks with the parent's clients, over connections of its own; a run stays the parent's."""
     environment = {**os.environ, "TINKER_API_KEY": "tml-live", "TINKER_BASE_URL": live_server}
     done = subprocess.run(
         [sys.executable, "-c", AFTER_FORK], env=environment, capture_output=True, text=True, timeout=120, check=False

@@ -345,6 +345,14 @@ def test_on_the_connections_of_a_service(
     assert service.get_telemetry() is training.get_telemetry() is None
 
 
+def test_after_the_end_of_the_service(connected: Rest, service: tinker.ServiceClient, wire: Any) -> None:
+    """The REST client of a service that was closed says so."""
+    service.close().result(10)
+    with pytest.raises(tinker.ClientClosedError):
+        connected.get_server_capabilities().result(10)
+    assert wire.exchanges == []
+
+
 def test_an_abandoned_client_gets_its_answer(wire: Any, clock: Any) -> None:
     """A call whose client is dropped at once is carried out."""
     rest = Rest(base_url="http://server", api_key="tml-secret", transport=wire, clock=clock.clock())
