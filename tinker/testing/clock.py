@@ -15,7 +15,7 @@ import attrs
 from tinker._clock import Clock
 
 # Turns of the loop without anything to do before time may jump; a chain of callbacks inside a client is shorter.
-_CALM_TURNS = 40
+_CALM_TURNS = 25
 _LOOK_AGAIN_SECONDS = 0.0005  # real ones, while an exchange is under way
 _PATIENCE_SECONDS = 10.0  # real ones, until a client begins to sleep
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,6 +18,7 @@ import httpx
 
 import tinker
 from tinker.testing import faults
+from tinker.testing.asgi import answer_of
 from tinker.testing.clock import SteppedClock
 from tinker.testing.faults import Answer, Fault, Kind, Script
 from tinker.testing.port import Port
@@ -34,13 +36,17 @@ Mode = Literal["up", "down", "silent"]
 
 @attrs.define(eq=False)
 class Exchange:
-    """One request that arrived. ``status`` is None until it is answered, and when no whole answer came."""
+    """One request that arrived ``at`` that time of the clock (without a clock, of the system's monotonic one).
+
+    ``status`` is None until it is answered, and when no answer came.
+    """
 
     operation: str
     method: str
     url: str
     headers: Mapping[str, str] = attrs.field(repr=False)
     body: bytes = attrs.field(repr=False)
+    at: float
     fault: Fault | None = None
     status: int | None = None
 
@@ -75,7 +81,7 @@ class FaultyServer:
     """
 
     def __init__(self, app: ASGIApp, *, clock: SteppedClock | None = None, keep: bool = True) -> None:
-        self._inner = httpx.ASGITransport(app)
+        self._app = app
         self._clock = clock
         self._keep = keep
         self._script = Script()
@@ -229,7 +235,8 @@ class FaultyServer:
 
     def _note(self, request: httpx.Request, body: bytes) -> Exchange:
         operation = faults.operation_of(request.method, request.url.path)
-        exchange = Exchange(operation, request.method, str(request.url), request.headers, body)
+        at = time.monotonic() if self._clock is None else self._clock.now
+        exchange = Exchange(operation, request.method, str(request.url), request.headers, body, at)
         exchange.fault = Fault(kind="hang") if self._mode == "silent" else self._script.take(operation)
         with self._arrived:
             self.totals["exchanges"] += 1
@@ -248,7 +255,7 @@ class FaultyServer:
             await sleep(fault.seconds or 0.0)
         answer: Answer | None = None
         if fault is None or fault.applied:
-            answer = await self._carried_out(request)
+            answer = await self._carried_out(request, exchange.body)
         if self._life != life:
             return Delivery(None, Fault(kind="drop"))
         if fault is not None and fault.kind in ("status", "drop", "hang"):
@@ -258,10 +265,9 @@ class FaultyServer:
         exchange.status = None if answer is None else answer.status
         return Delivery(answer, fault)
 
-    async def _carried_out(self, request: httpx.Request) -> Answer:
+    async def _carried_out(self, request: httpx.Request, body: bytes) -> Answer:
         with nullcontext() if self._clock is None else self._clock.busy():
-            response = await self._inner.handle_async_request(request)
-            return Answer(status=response.status_code, headers=response.headers, content=await response.aread())
+            return await answer_of(self._app, request, body)
 
 
 @attrs.frozen
