@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ _registry = threading.Lock()
 
 # Llama 3 tokenizers need a licence click on the hub; this copy does not.
 _LLAMA3_MIRROR = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
+# The models of our own server, which no hub has; their tokenizer comes with the package.
+_PACKAGED = frozenset({"tinker/babble", "tinker/toy"})
+_PACKAGED_TOKENIZER = Path(__file__).with_name("local") / "base_model"
 
 
 def resolve(model_name: str, tokenizer_id: str | None) -> str:
@@ -21,6 +25,8 @@ def resolve(model_name: str, tokenizer_id: str | None) -> str:
     if tokenizer_id:
         return tokenizer_id.partition(":")[0]
     name = model_name.partition(":")[0]
+    if name in _PACKAGED:
+        return str(_PACKAGED_TOKENIZER)
     if name.startswith("meta-llama/Llama-3"):
         return _LLAMA3_MIRROR
     parts = name.split("/")

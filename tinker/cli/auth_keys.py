@@ -5,25 +5,22 @@ from __future__ import annotations
 import getpass
 import platform
 import sys
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
 import click
-from tinker_wire.api import auth as api
-from tinker_wire.runtime import Request
 
-from tinker import _config
-from tinker._credentials import StoredKey, default_key, remove_default, store_default
-from tinker._pools import Purpose
-from tinker._retry import REST, run
-from tinker._runtime import Runtime, open_runtime
-from tinker._session import Description
-from tinker.cli.connect import config_of
+from tinker.cli.connect import config_of, connected
 from tinker.cli.context import Options, pass_options
 from tinker.cli.failing import Failure
-from tinker.errors import TinkerError
-from tinker.futures import APIFuture, start
-from tinker.types.console import CONSOLE
+
+if TYPE_CHECKING:
+    from tinker_wire.runtime import Request
+
+    from tinker._config import Config
+    from tinker._credentials import StoredKey
+    from tinker._runtime import Runtime
+    from tinker.errors import TinkerError
 
 T = TypeVar("T")
 
@@ -35,6 +32,11 @@ def login(options: Options) -> None:
 
     Prints where to create one and asks for it; the key is not shown. It may also come from a pipe.
     """
+    from tinker_wire.api import auth as api
+
+    from tinker._credentials import StoredKey, default_key, store_default
+    from tinker.types.console import CONSOLE
+
     config = _hosted(options)
     if default_key(config.credentials_file) is not None:
         raise Failure("Already logged in", "`tinker auth logout` forgets the stored key first.")
@@ -49,7 +51,7 @@ def login(options: Options) -> None:
     click.echo(f"Logged in as {whose}. The key {found.name!r} is stored, and used by default.")
 
 
-def _hosted(options: Options) -> _config.Config:
+def _hosted(options: Options) -> Config:
     """The settings. A stored key goes to the hosted service only, so no other server's is stored."""
     config = config_of(options)
     if not config.is_hosted:
@@ -75,12 +77,16 @@ def _asked() -> str:
 
 def _ask(options: Options, key: str, request: Request[T]) -> T:
     """One exchange under this very key, also where others need a token that it is exchanged for."""
-    config = _config.load(base_url=options.base_url, api_key=key, patience_seconds=options.patience_seconds)
-    runtime = open_runtime(config, Description(user_metadata={}))
+    from tinker.futures import APIFuture, start
+
+    runtime = connected(options, key)
     return start(APIFuture[T](request.operation), lambda: _answered(runtime, key, request)).result()
 
 
 async def _answered(runtime: Runtime, key: str, request: Request[T]) -> T:
+    from tinker._pools import Purpose
+    from tinker._retry import REST, run
+
     transport = runtime.transport
     call = transport.prepare(request, Purpose.SESSION)
     policy = REST.within(runtime.config.patience_seconds)
@@ -94,6 +100,9 @@ async def _answered(runtime: Runtime, key: str, request: Request[T]) -> T:
 @pass_options
 def logout(options: Options) -> None:
     """Forget the stored key. A key that was made for this machine is revoked, too; another one stays good elsewhere."""
+    from tinker._credentials import default_key, remove_default
+    from tinker.types.console import CONSOLE
+
     config = _hosted(options)
     found = default_key(config.credentials_file)
     if found is None:
@@ -114,6 +123,10 @@ def logout(options: Options) -> None:
 
 def _revoked(options: Options, stored: StoredKey) -> TinkerError | None:
     """None, or why not."""
+    from tinker_wire.api import auth as api
+
+    from tinker.errors import TinkerError
+
     try:
         _ask(options, stored.key, api.delete_api_key())
     except TinkerError as error:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import click
 
-from tinker.auth import tinker_has_credentials
 from tinker.cli.connect import config_of, rest_client
 from tinker.cli.context import Options, pass_options
 from tinker.cli.failing import Failure, failure_of
 from tinker.cli.output import format_optional, show, show_properties
-from tinker.errors import TinkerError
 
 
 @click.command()
@@ -19,6 +17,8 @@ def status(options: Options) -> None:
 
     Servers other than the hosted one may do without a credential.
     """
+    from tinker.auth import tinker_has_credentials
+
     has = tinker_has_credentials()
     failure = _no_credential() if not has and config_of(options).is_hosted else _reached(options)
     accessible = failure is None
@@ -37,6 +37,8 @@ def _no_credential() -> Failure:
 
 
 def _reached(options: Options) -> Failure | None:
+    from tinker.errors import TinkerError
+
     try:
         rest_client(options).get_server_capabilities().result()
     except TinkerError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -83,8 +85,8 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 
 def _write_csv(file: str, names: Sequence[str], rows: Sequence[Row]) -> None:
-    with click.open_file(file, "w", encoding="utf-8") as opened:
-        writer = csv.DictWriter(opened, names, restval="", lineterminator="\n")
+    with contextlib.nullcontext(sys.stdout) if file == "-" else open(file, "w", encoding="utf-8", newline="") as opened:
+        writer = csv.DictWriter(opened, names, restval="")
         writer.writeheader()
         writer.writerows(rows)
 

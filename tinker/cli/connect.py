@@ -4,29 +4,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tinker import _config
-from tinker._runtime import Runtime, open_runtime
-from tinker._session import Description
 from tinker.cli.context import Options
-from tinker.rest_client import RestClient
 
 if TYPE_CHECKING:
+    from tinker._config import Config
+    from tinker._runtime import Runtime
     from tinker.admin_client import AdminClient
+    from tinker.rest_client import RestClient
     from tinker.service_client import ServiceClient
 
-
-def config_of(options: Options) -> _config.Config:
-    """The settings. ValueError for a base URL that is none."""
-    return _config.load(base_url=options.base_url, patience_seconds=options.patience_seconds)
+# The clients are imported on use, so that the help of commands is quick.
 
 
-def connected(options: Options) -> Runtime:
+def config_of(options: Options, api_key: str | None = None) -> Config:
+    """The settings; ``api_key`` None means that of the environment. ValueError for a base URL that is none."""
+    from tinker import _config
+
+    return _config.load(base_url=options.base_url, api_key=api_key, patience_seconds=options.patience_seconds)
+
+
+def connected(options: Options, api_key: str | None = None) -> Runtime:
     """Connections that make no session. TinkerError when the server needs a key and none is known."""
-    return open_runtime(config_of(options), Description(user_metadata={}))
+    from tinker._runtime import open_runtime
+    from tinker._session import Description
+
+    return open_runtime(config_of(options, api_key), Description(user_metadata={}))
 
 
 def rest_client(options: Options) -> RestClient:
     """For what the server keeps."""
+    from tinker.rest_client import RestClient
+
     return RestClient(connected(options))
 
 

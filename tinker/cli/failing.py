@@ -22,6 +22,7 @@ _TITLES = {
     402: "Billing issue",
     403: "Permission denied",
     404: "Resource not found",
+    409: "Conflict",
     422: "Invalid data provided",
     429: "Rate limit exceeded",
 }

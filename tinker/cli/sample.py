@@ -31,6 +31,7 @@ class _Sampled(NamedTuple):
 @click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, help="Choose among the likeliest with this share.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
 @click.option("--seed", type=int, help="The same seed gives the same samples, where the server does that.")
+@click.option("--tokenizer", "tokenizer_id", metavar="NAME", help="Of the hub, or a folder. Default: the model's own.")
 @click.option("--chat", is_flag=True, help="The prompt is a message, put into the model's chat template.")
 @pass_options
 def sample(
@@ -44,12 +45,14 @@ def sample(
     top_p: float,
     stop: tuple[str, ...],
     seed: int | None,
+    tokenizer_id: str | None,
     chat: bool,
 ) -> None:
     """Sample continuations of each PROMPT, all at once; without one, of what comes in through a pipe.
 
     The tokenizer of the model is used, which needs transformers: pip install 'tinker[tokenizers]'.
     """
+    from tinker._tokenizers import load
     from tinker.cli.connect import rest_client, service_client
     from tinker.cli.output import progress
     from tinker.types import SamplingParams
@@ -62,7 +65,7 @@ def sample(
     with service_client(options) as service, progress(options, f"Sampling {model}", len(texts)) as advance:
         path, base = (model, None) if model.startswith("tinker://") else (None, model)
         sampler = service.create_sampling_client(model_path=path, base_model=base)
-        tokenizer: Any = sampler.result().get_tokenizer()
+        tokenizer: Any = load(tokenizer_id) if tokenizer_id else sampler.result().get_tokenizer()
         asked = [sampler.sample(_encoded(tokenizer, text, chat=chat), num_samples, params) for text in texts]
         found: list[_Sampled] = []
         for count, (text, future) in enumerate(zip(texts, asked), start=1):

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import click
 
-from tinker._downloads import save_url
 from tinker.cli.connect import connected
 from tinker.cli.context import Options, pass_options
 from tinker.cli.output import format_size, progress, show, show_properties
-from tinker.rest_client import RestClient
 
 
 @click.command("export-trace")
@@ -26,6 +24,9 @@ from tinker.rest_client import RestClient
 @pass_options
 def export_trace(options: Options, session_id: str, output: Path | None, url_only: bool) -> None:
     """Save the requests of a session as a trace: what waited, what ran, when. https://ui.perfetto.dev shows it."""
+    from tinker._downloads import save_url
+    from tinker.rest_client import RestClient
+
     runtime = connected(options)
     click.echo(f"The server writes the trace of session {session_id} ...", err=True)
     url = RestClient(runtime).export_session_trace(session_id).result()

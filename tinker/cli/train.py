@@ -57,6 +57,7 @@ class _Step(NamedTuple):
 @click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="How often the file is gone through.")
 @click.option("--max-steps", type=click.IntRange(min=1), help="Stop after so many steps.")
 @click.option("--max-length", type=click.IntRange(min=2), help="Cut longer examples to so many tokens.")
+@click.option("--tokenizer", "tokenizer_id", metavar="NAME", help="Of the hub, or a folder. Default: the model's own.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the examples, and of the adapter.")
 @click.option("--name", default="final", show_default=True, help="The name of the checkpoints at the end.")
 @pass_options
@@ -71,6 +72,7 @@ def train(
     epochs: int,
     max_steps: int | None,
     max_length: int | None,
+    tokenizer_id: str | None,
     seed: int,
     name: str,
 ) -> None:
@@ -86,6 +88,7 @@ def train(
     Answers are learned, prompts are not. Shows the loss per token of each step, on examples that the model has not seen in this
     epoch. At the end it is saved twice: to train on, and to sample from.
     """
+    from tinker._tokenizers import load
     from tinker.cli.connect import rest_client, service_client
     from tinker.cli.examples import read_examples
 
@@ -93,7 +96,8 @@ def train(
     models = rest_client(options).get_server_capabilities().result().supported_models
     with service_client(options) as service:
         training = _begun(service, plan, models).result()
-        examples = read_examples(data, training.get_tokenizer(), max_length)
+        tokenizer = load(tokenizer_id) if tokenizer_id else training.get_tokenizer()
+        examples = read_examples(data, tokenizer, max_length)
         losses = _learn(options, training, plan, examples)
         _report(options, training, plan, examples, losses)
 

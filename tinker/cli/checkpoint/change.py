@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from tinker._validate import MAX_TTL_SECONDS, MIN_TTL_SECONDS
 from tinker.cli.checkpoint.paths import parsed
 from tinker.cli.connect import rest_client
 from tinker.cli.context import Options, pass_options
@@ -31,9 +30,7 @@ def unpublish(options: Options, checkpoint_path: str) -> None:
 
 @click.command("set-ttl")
 @click.argument("checkpoint_path")
-@click.option(
-    "--ttl", type=int, metavar="SECONDS", help=f"Delete it so long from now: {MIN_TTL_SECONDS} (an hour) to {MAX_TTL_SECONDS}."
-)
+@click.option("--ttl", type=int, metavar="SECONDS", help="Delete it so long from now, in 3600 (an hour) or more.")
 @click.option("--remove", is_flag=True, help="Keep it for ever.")
 @pass_options
 def set_ttl(options: Options, checkpoint_path: str, ttl: int | None, remove: bool) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import attrs
 import click
 
-from tinker import checkpoints
 from tinker.cli.checkpoint.paths import parsed
 from tinker.cli.connect import service_client
 from tinker.cli.context import Options, pass_options
 from tinker.cli.failing import Failure
 from tinker.cli.output import Advance, format_bool, format_size, progress, show, show_properties
+
+if TYPE_CHECKING:
+    from tinker import checkpoints
+
+_Form: TypeAlias = Literal["auto", "external", "archive"]
 
 
 def _told(advance: Advance) -> Callable[[checkpoints.Progress], None]:
@@ -43,13 +46,17 @@ def _told(advance: Advance) -> Callable[[checkpoints.Progress], None]:
     help="How: external exports PEFT files, archive unpacks the server's own, auto takes what there is.",
 )
 @pass_options
-def download(options: Options, checkpoint_path: str, output: Path, force: bool, form: checkpoints.Form) -> None:
+def download(
+    options: Options, checkpoint_path: str, output: Path, force: bool, form: Literal["auto", "external", "archive"]
+) -> None:
     """Download a checkpoint into a new folder, named after its path.
 
     Weights that can be trained on are exported first, in a short session on their base model; the export is deleted again. A
     download that was broken off goes on where it was when the command is run again. Files that were saved encrypted end in
     .age; `age -d` decrypts them.
     """
+    from tinker import checkpoints
+
     path = parsed(checkpoint_path).tinker_path
     try:
         with (
@@ -98,6 +105,8 @@ def push_hf(
     no_model_card: bool,
 ) -> None:
     """Put a checkpoint onto the Hugging Face Hub, as a PEFT adapter. Log in there first, with `hf auth login`."""
+    from tinker import checkpoints
+
     path = parsed(checkpoint_path).tinker_path
     with (
         service_client(options, hasty=True) as service,
@@ -121,6 +130,8 @@ def push_hf(
 
 def _pushed(pushed: checkpoints.PushedCheckpoint) -> dict[str, Any]:
     """The branch only where one was given."""
+    import attrs
+
     return attrs.asdict(pushed, filter=lambda field, value: value is not None and field.name != "url")
 
 

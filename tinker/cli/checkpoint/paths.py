@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tinker.cli.failing import Failure
-from tinker.types.paths import ParsedCheckpointTinkerPath
+
+if TYPE_CHECKING:
+    from tinker.types.paths import ParsedCheckpointTinkerPath
 
 
 def parsed(tinker_path: str) -> ParsedCheckpointTinkerPath:
     """The parts of a path; Failure for what is none."""
+    from tinker.types.paths import ParsedCheckpointTinkerPath
+
     try:
         return ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
     except ValueError:

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinker._retry import ABSENT_STATUSES
 from tinker.cli.checkpoint.paths import parsed
 from tinker.cli.connect import rest_client
 from tinker.cli.context import Options, pass_options
 from tinker.cli.failing import Failure
 from tinker.cli.output import format_bool, format_size, format_timestamp, progress, show, show_properties, show_table
 from tinker.cli.paging import Listing, fetch_pages
-from tinker.errors import APIStatusError
 
 if TYPE_CHECKING:
     from tinker.rest_client import RestClient
@@ -124,6 +122,9 @@ def _found(rest: RestClient, path: ParsedCheckpointTinkerPath) -> Checkpoint:
 
 def _weights_info(rest: RestClient, tinker_path: str) -> WeightsInfoResponse | None:
     """None where the server knows no more than the list says."""
+    from tinker._retry import ABSENT_STATUSES
+    from tinker.errors import APIStatusError
+
     try:
         return rest.get_weights_info_by_tinker_path(tinker_path).result()
     except APIStatusError as error:
