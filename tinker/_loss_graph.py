@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import operator
 import re
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
@@ -125,21 +125,19 @@ def _is_tensor_method(name: str) -> bool:
 
 
 def _function_name(function: Callable[..., object]) -> str:
-    if function is getattr:
-        return "getattr"
-    name = getattr(function, "__name__", "")
-    for prefix, module in _homes().items():
-        for candidate in (name, name.removeprefix(f"{prefix.rpartition('.')[2]}_")):
-            if getattr(module, candidate, None) is function:
-                return f"{prefix}.{candidate}"
-    raise _refusal(f"the loss calls {name or function!r}, which is not of torch, math or operator")
+    name = _public_names().get(id(function))
+    if name is None:
+        shown = getattr(function, "__name__", function)
+        raise _refusal(f"the loss calls {shown!r}, which is not of torch, math or operator")
+    return name
 
 
-def _homes() -> dict[str, ModuleType]:
-    """Where a function may come from, by the prefix of its name."""
+@functools.cache
+def _public_names() -> dict[int, str]:
+    """The name of every function that a loss may call, by its identity; some call themselves otherwise."""
     import torch
 
-    return {
+    homes = {
         "operator": operator,
         "math": math,
         "torch": torch,
@@ -148,6 +146,12 @@ def _homes() -> dict[str, ModuleType]:
         "torch.special": torch.special,
         "torch.fft": torch.fft,
     }
+    names = {id(getattr): "getattr"}
+    for prefix, module in homes.items():
+        for name, value in vars(module).items():
+            if not name.startswith("_") and callable(value):
+                names.setdefault(id(value), f"{prefix}.{name}")
+    return names
 
 
 def _check_output(node: Node) -> None:

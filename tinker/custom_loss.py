@@ -21,17 +21,22 @@ from tinker.types.datum import Datum
 
 if TYPE_CHECKING:
     import torch
+    import torch.fx
 
-CustomLossFn: TypeAlias = "Callable[[list[Datum], list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]"
+    Tensor: TypeAlias = torch.Tensor
+else:
+    Tensor = Any  # torch need not be there
+
+CustomLossFn: TypeAlias = Callable[[list[Datum], list[Tensor]], tuple[Tensor, dict[str, float]]]
 """From the datums and, for each, its log-probabilities: the loss, and metrics to report."""
 
-PerDatumLossFn: TypeAlias = "Callable[Concatenate[torch.Tensor, ...], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]"
+PerDatumLossFn: TypeAlias = Callable[Concatenate[Tensor, ...], tuple[Tensor, Mapping[str, Tensor]]]
 """From the log-probabilities of one datum and further loss inputs: its loss, and metrics ``custom/<name>:sum`` or ``:mean``."""
 
 Gradients: TypeAlias = Sequence[Any]
 GradientLossFn: TypeAlias = Callable[
     [list[Datum], list[NDArray[np.float32]]],
-    "tuple[float, Gradients] | tuple[float, Gradients, Mapping[str, float]]",
+    tuple[float, Gradients] | tuple[float, Gradients, Mapping[str, float]],
 ]
 """From the datums and, for each, its log-probabilities: the loss, its gradient by them, and perhaps metrics."""
 

@@ -132,6 +132,20 @@ class TrainingClient(SelfFuture):
 
         Raises ValueError at once for wrong data as :meth:`forward_backward`, for a handle of another session, and for datums
         that lack an input of a handle; ImportError when torch is needed and is not there.
+
+        >>> import tinker
+        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy", rank=4)
+        >>> tokens = tinker.ModelInput.from_ints([1, 2])
+        >>> datum = tinker.Datum(model_input=tokens, loss_fn_inputs={"target_tokens": [2, 3]})
+        >>> @tinker.with_gradients
+        ... def unlikelihood(data, logprobs):
+        ...     return -sum(part.sum() for part in logprobs), [0 * part - 1 for part in logprobs]
+        >>> losses = []
+        >>> for _ in range(3):
+        ...     losses.append(training.forward_backward_custom([datum], unlikelihood))
+        ...     done = training.optim_step(tinker.AdamParams(learning_rate=0.05))
+        >>> losses[0].result(timeout=30).loss > losses[2].result(timeout=30).loss
+        True
         """
         if loss_type_input is not None:
             warnings.warn("loss_type_input has no effect; losses get log-probabilities", DeprecationWarning, stacklevel=2)

@@ -462,6 +462,7 @@ def test_functions_are_named_by_where_they_live(service: Any) -> None:
         norm = torch.linalg.norm(logprobs) + torch.special.expit(logprobs).sum() + torch.nn.functional.relu(values).sum()
         cast = logprobs.to("cpu", dtype=torch.float64, memory_format=torch.contiguous_format).sum()
         new = logprobs.new_zeros([2], device=torch.device("cpu"), layout=torch.strided).sum()
+        norm = norm + torch.nn.functional.logsigmoid(values).sum()
         return (norm + cast + new + math.exp(norm) + size).to(torch.float32), {}
 
     nodes = trace(wide, {"logprobs": 1}).graph.nodes
@@ -471,6 +472,7 @@ def test_functions_are_named_by_where_they_live(service: Any) -> None:
         "torch.linalg.norm",
         "torch.special.expit",
         "torch.nn.functional.relu",
+        "torch.nn.functional.logsigmoid",
         "math.exp",
         "getattr",
         "operator.getitem",
