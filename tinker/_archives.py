@@ -103,6 +103,16 @@ def _tar_members(archive: tarfile.TarFile) -> Iterable[_Member]:
             raise _strange(member.name)
         if member.isreg():
             yield _Member(member.name, member.size, _Open(archive, member))
+    _read_rest(archive)
+
+
+def _read_rest(archive: tarfile.TarFile) -> None:
+    """A compressed archive has its checksum at the end."""
+    left = ALWAYS_ALLOWED_NBYTES
+    while piece := archive.fileobj.read(_PIECE_NBYTES):
+        left -= len(piece)
+        if left < 0:
+            raise ValueError("there is no end to it")
 
 
 def _strange(name: str) -> TinkerError:

@@ -39,7 +39,7 @@ _QUOTED_DIGEST = re.compile(r"([A-Za-z0-9-]+)=:?([A-Za-z0-9+/=_-]+?):?(?:,|$)")
 
 
 class _Digest(Protocol):
-    def update(self, data: bytes, /) -> object: ...
+    def update(self, data: bytes | bytearray, /) -> object: ...
 
     def digest(self) -> bytes: ...
 
@@ -48,7 +48,7 @@ class _Crc32:
     def __init__(self) -> None:
         self._value = 0
 
-    def update(self, data: bytes, /) -> None:
+    def update(self, data: bytes | bytearray, /) -> None:
         self._value = zlib.crc32(data, self._value)
 
     def digest(self) -> bytes:
@@ -145,7 +145,7 @@ def _is_refused(error: APIError) -> bool:
 async def _attempt(source: Source, url: str, place: Path, watch: Watch) -> int:
     part = await asyncio.to_thread(_read_part, place)
     async with _get(source.client, url, _conditions(part, place)) as response:
-        if response.status_code == _UNCHANGED:
+        if response.status_code == _UNCHANGED and part is not None:
             watch(_length(place), _length(place))
             return _length(place)
         if response.status_code == _BEYOND:
@@ -209,16 +209,20 @@ class _Receiving:
         return length
 
     async def _receive(self, checks: _Checks) -> int:
-        length = self._start
+        """What came before an error is stored, too."""
+        length, held = self._start, bytearray()
         self._watch(length, self._total)
         file = await asyncio.to_thread(self._place.open, "ab" if self._start else "wb")
         try:
-            async for piece in self._response.aiter_raw(PIECE_NBYTES):
-                await asyncio.to_thread(_store, file, checks, piece)
+            async for piece in self._response.aiter_bytes():
+                held += piece
                 length += len(piece)
+                if len(held) >= PIECE_NBYTES:
+                    await asyncio.to_thread(_store, file, checks, held)
+                    held = bytearray()
                 self._watch(length, self._total)
         finally:
-            await asyncio.shield(asyncio.to_thread(file.close))
+            await asyncio.shield(asyncio.to_thread(_store_last, file, checks, held))
         return length
 
     def _begin(self) -> None:
@@ -253,7 +257,7 @@ class _Checks:
         self._expected = b"" if self._name is None else given[self._name]
         self._digest = None if self._name is None else _DIGESTS[self._name]()
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: bytes | bytearray) -> None:
         """One more piece."""
         if self._digest is not None:
             self._digest.update(data)
@@ -303,9 +307,14 @@ def _extent(response: httpx.Response) -> tuple[int, int | None]:
     return 0, int(length) if length.isascii() and length.isdigit() else None
 
 
-def _store(file: IO[bytes], checks: _Checks, piece: bytes) -> None:
+def _store(file: IO[bytes], checks: _Checks, piece: bytearray) -> None:
     file.write(piece)
     checks.update(piece)
+
+
+def _store_last(file: IO[bytes], checks: _Checks, piece: bytearray) -> None:
+    with file:
+        _store(file, checks, piece)
 
 
 def _length(place: Path) -> int:

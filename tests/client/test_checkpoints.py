@@ -1,109 +1,530 @@
-"""What a training run saves, loads and frees."""
+"""Checkpoints as files: what is downloaded, resumed, checked and refused, and what reaches a hub."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import base64
+import datetime
+import hashlib
+import io
+import json
+import tarfile
+import zipfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import tinker
+from tinker import checkpoints
+from tinker._archives import unpack
 
-MakeDatum = Callable[..., tinker.Datum]
-ADAM = tinker.AdamParams(learning_rate=0.05)
-
-
-def accept(wire: Any, operation: str, result: dict[str, Any]) -> None:
-    """Let the next request of an operation be accepted, and its result be this."""
-    wire.fail(operation, 200, body={"request_id": f"{operation}-1"})
-    wire.fail("retrieve_future", 200, body=result)
+Connect = Callable[..., tinker.ServiceClient]
+FOREVER = datetime.datetime(2999, 1, 1, tzinfo=datetime.UTC)
+PATH = "tinker://run/external_weights/e"
+URLS = "training_runs/run/checkpoints/external_weights/e/external_weights_urls"
 
 
-def test_weights_are_saved_to_download(training: tinker.TrainingClient, wire: Any) -> None:
-    """An external save carries name, time and recipients, takes its number, and gives the path."""
-    path = f"tinker://{training.model_id}/external_weights/out"
-    accept(wire, "save_weights_external", {"path": path, "size_bytes": 5})
-    saved = training.save_weights_external("out", 3600, ["age1abc"]).result(10)
-    assert isinstance(saved, tinker.types.SaveWeightsExternalResponse)
-    assert saved.path == path
-    assert wire.sent("save_weights_external")[0].json == {
-        "model_id": training.model_id,
-        "path": "out",
-        "seq_id": 1,
-        "ttl_seconds": 3600,
-        "age_encryption_recipients": ["age1abc"],
-        "type": "save_weights_external",
+class Broken(httpx.AsyncByteStream):
+    """A body that breaks off after its first part."""
+
+    def __init__(self, part: bytes) -> None:
+        self.part = part
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self.part
+        raise httpx.ReadError("the connection broke")
+
+
+class Store(httpx.AsyncBaseTransport):
+    """An object store beside the server: answers by URL, in turn. Answers that nobody fetches fail the test."""
+
+    def __init__(self, wire: httpx.AsyncBaseTransport) -> None:
+        self.wire = wire
+        self.answers: list[tuple[str, httpx.Response]] = []
+        self.requests: list[httpx.Request] = []
+
+    def give(self, url: str, content: bytes | httpx.AsyncByteStream = b"", status: int = 200, **headers: str) -> None:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        body: dict[str, Any] = {"content": content} if isinstance(content, bytes) else {"stream": content}
+        self.answers.append((url, httpx.Response(status, headers=named, **body)))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.host != "store":
+            return await self.wire.handle_async_request(request)
+        self.requests.append(request)
+        for index, (url, response) in enumerate(self.answers):
+            if url == str(request.url):
+                del self.answers[index]
+                return response
+        raise AssertionError(f"nothing to answer to {request.url}")
+
+
+@pytest.fixture
+def store(wire: Any) -> Iterator[Store]:
+    """The store."""
+    store = Store(wire)
+    yield store
+    assert not store.answers
+
+
+@pytest.fixture
+def fetch(store: Store, wire: Any, connect: Connect, tmp_path: Path) -> Callable[..., checkpoints.Download]:
+    """Downloads an external checkpoint whose files are at these URLs."""
+
+    def fetch(*answers: dict[str, str], expires: datetime.datetime = FOREVER, **arguments: Any) -> checkpoints.Download:
+        for urls in answers:
+            wire.fail(URLS, 200, body={"urls": urls, "expires": expires.isoformat()})
+        service = connect(transport=store)
+        return checkpoints.download(PATH, tmp_path / "out", service=service, **arguments).result(10)
+
+    return fetch
+
+
+def digest(content: bytes) -> str:
+    return f"sha-256=:{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
+
+
+# Forms of checkpoints, on our own server
+
+
+@pytest.mark.parametrize("kind", ["external", "training", "sampler"])
+def test_every_kind(kind: str, service: tinker.ServiceClient, training: tinker.TrainingClient, tmp_path: Path) -> None:
+    """External checkpoints come as their files, trainable ones as an export, those of samplers as an archive."""
+    saves: dict[str, Callable[[str], Any]] = {
+        "external": training.save_weights_external,
+        "training": training.save_state,
+        "sampler": training.save_weights_for_sampler,
     }
-    assert wire.sent("retrieve_future")[-1].request.headers["x-tinker-request-type"] == "SaveWeightsExternal"
+    path = saves[kind]("final").result(10).path
+    done = checkpoints.download(path, tmp_path, service=service).result(10)
+    assert done.destination == tmp_path / path.removeprefix("tinker://").replace("/", "_")
+    assert done.files == ("toy_adapter.npz",)
+    assert done.nbytes == (done.destination / "toy_adapter.npz").stat().st_size
+    assert [file.name for file in tmp_path.iterdir() if file.name.endswith(".partial")] == []
 
 
-@pytest.mark.parametrize("with_optimizer", [False, True])
-def test_state_is_loaded_in_place(
-    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, datum: MakeDatum, with_optimizer: bool
+def test_the_export_is_deleted(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, tmp_path: Path, wire: Any
 ) -> None:
-    """A run that loads a state as its first request goes on from it, with the optimizer where asked for."""
-    for _ in range(3):
-        training.forward_backward([datum()], "cross_entropy")
-        training.optim_step(ADAM)
-    path = training.save_state("three").result(10).path
-    other = service.create_lora_training_client("tinker/toy", rank=4, seed=5)
-    load = other.load_state_with_optimizer if with_optimizer else other.load_state
-    loaded = load(path)
-    for client in (training, other):
-        client.forward_backward([datum()], "cross_entropy")
-        client.optim_step(ADAM)
-    one, two = (client.forward([datum()], "cross_entropy").result(10).loss for client in (training, other))
-    loaded.result(10)
-    assert (one == two) is with_optimizer
-    sent = wire.sent("load_weights")[0].json
-    assert (sent["optimizer"], sent["seq_id"], sent["path"]) == (with_optimizer, 1, path)
+    """Nothing of an export is left on the server, neither the checkpoint nor the run."""
+    path = training.save_state("final").result(10).path
+    checkpoints.download(path, tmp_path, service=service).result(10)
+    rest = service.create_rest_client()
+    assert [one.tinker_path for one in rest.list_user_checkpoints().result(10).checkpoints] == [path]
+    assert len(wire.sent("unload_model")) == 1
 
 
-def test_access_token_of_a_load(training: tinker.TrainingClient, wire: Any) -> None:
-    """A token for somebody else's checkpoint goes along with the load."""
-    accept(wire, "load_weights", {"path": "tinker://other/weights/1"})
-    training.load_state("tinker://other/weights/1", weights_access_token="wtok").result(10)
-    assert wire.sent("load_weights")[0].json["weights_access_token"] == "wtok"
+def test_server_without_exports(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, tmp_path: Path, wire: Any
+) -> None:
+    """Where nothing can be exported, the archive is taken; and the refusal told where an export was asked for."""
+    path = training.save_state("final").result(10).path
+    wire.fail("save_weights_external", 404, times=2)
+    done = checkpoints.download(path, tmp_path, service=service).result(10)
+    assert "toy_optimizer.npz" in done.files
+    with pytest.raises(tinker.NotFoundError):
+        checkpoints.download(path, tmp_path / "x", form="external", service=service).result(10)
 
 
-def test_unloading_comes_last(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """A run is freed after what was called before, and that takes no number."""
-    training.forward_backward([datum()], "cross_entropy").result(10)
-    accept(wire, "unload_model", {"model_id": training.model_id, "type": "unload_model"})
-    assert training.unload_model().result(10).model_id == training.model_id
-    assert wire.sent("unload_model")[0].json == {"model_id": training.model_id, "type": "unload_model"}
-    training.optim_step(ADAM).result(10)
-    assert wire.sent("optim_step")[0].seq_id == 2
+def test_a_client_of_its_own(service: tinker.ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a client one is made, here of the server in this process."""
+    monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path / "data"))
+    made = tinker.ServiceClient(base_url="local://toy")
+    path = made.create_lora_training_client("tinker/toy", rank=2).save_weights_external("e").result(10).path
+    assert checkpoints.download(path, tmp_path, base_url="local://toy").result(10).nbytes > 0
 
 
-def test_wrong_arguments_are_refused_on_the_users_line(training: tinker.TrainingClient, wire: Any) -> None:
-    """Names, times, recipients and paths that cannot be right are a ValueError; nothing is sent."""
-    wrong: list[tuple[Callable[[], object], str]] = [
-        (lambda: training.save_weights_external("a/b"), "without '/'"),
-        (lambda: training.save_weights_external("a", 60), "3600"),
-        (lambda: training.save_weights_external("a", None, ["k"] * 11), "at most 10"),
-        (lambda: training.save_weights_external("a", None, "age1abc"), "list"),
-        (lambda: training.save_state("a", 60), "3600"),
-        (lambda: training.save_weights_for_sampler("a", 60), "3600"),
-        (lambda: training.load_state("nowhere"), "checkpoint path"),
-        (lambda: training.load_state_with_optimizer("nowhere"), "checkpoint path"),
-    ]
-    before = len(wire.exchanges)
-    for call, message in wrong:
-        with pytest.raises(ValueError, match=message):
-            call()
-    assert len(wire.exchanges) == before
+# What is wrong from the start
 
 
-def test_twins_give_futures(training: tinker.TrainingClient, wire: Any) -> None:
-    """The twins of a training client are awaited twice: for the future, and for the result."""
+def test_refused_at_once(service: tinker.ServiceClient, tmp_path: Path) -> None:
+    """A path of nothing, a form that does not go with the kind, a folder that is there: told before anything is sent."""
+    with pytest.raises(ValueError, match="Invalid tinker path"):
+        checkpoints.download("run/weights/x", tmp_path)
+    with pytest.raises(ValueError, match="cannot be exported"):
+        checkpoints.download("tinker://run/sampler_weights/x", tmp_path, form="external")
+    with pytest.raises(ValueError, match="not an archive"):
+        checkpoints.download(PATH, tmp_path, form="archive")
+    (tmp_path / "run_external_weights_e").mkdir()
+    with pytest.raises(FileExistsError, match="already exists"):
+        checkpoints.download(PATH, tmp_path)
+    with pytest.raises(ValueError, match="give neither"):
+        checkpoints.download(PATH, tmp_path / "x", service=service, base_url="http://x")
 
-    async def scenario() -> None:
-        accept(wire, "save_weights_external", {"path": "tinker://r/external_weights/a"})
-        assert (await (await training.save_weights_external_async("a"))).path == "tinker://r/external_weights/a"
-        for twin in (training.load_state_async, training.load_state_with_optimizer_async):
-            accept(wire, "load_weights", {"path": "tinker://r/weights/a"})
-            assert (await (await twin("tinker://r/weights/a"))).path == "tinker://r/weights/a"
 
-    asyncio.run(scenario())
+# Files from a store
+
+
+def test_files_in_folders(fetch: Any, store: Store) -> None:
+    """Files come where their names say; they are asked for without any credential, and progress adds up."""
+    store.give("http://store/a?sig=1", b"abc")
+    store.give("http://store/b?sig=2", b"defgh")
+    told: list[checkpoints.Progress] = []
+    done = fetch({"config.json": "http://store/a?sig=1", "sub/x.bin": "http://store/b?sig=2"}, progress=told.append)
+    assert done.files == ("config.json", "sub/x.bin")
+    assert (done.destination / "sub" / "x.bin").read_bytes() == b"defgh"
+    assert done.nbytes == 8
+    assert (told[-1].done_nbytes, told[-1].total_nbytes, told[-1].files) == (8, 8, 2)
+    assert all("x-api-key" not in request.headers for request in store.requests)
+
+
+def test_a_broken_file_goes_on(fetch: Any, store: Store) -> None:
+    """After a broken connection the rest is asked for, and only of the same version; the checksum is that of the whole."""
+    content = b"0123456789"
+    store.give("http://store/a", Broken(content[:4]), etag='"v1"', content_length="10", repr_digest=digest(content))
+    store.give("http://store/a", content[4:], 206, etag='"v1"', content_range="bytes 4-9/10", repr_digest=digest(content))
+    done = fetch({"a": "http://store/a"})
+    assert (done.destination / "a").read_bytes() == content
+    assert store.requests[1].headers["range"] == "bytes=4-"
+    assert store.requests[1].headers["if-range"] == '"v1"'
+
+
+def test_another_version_starts_over(fetch: Any, store: Store) -> None:
+    """When the file changed meanwhile, the server sends all of it, and nothing of the old one is kept."""
+    store.give("http://store/a", Broken(b"old!"), etag='"v1"', content_length="10")
+    store.give("http://store/a", b"new", etag='"v2"')
+    assert (fetch({"a": "http://store/a"}).destination / "a").read_bytes() == b"new"
+
+
+def test_without_a_version_nothing_is_resumed(fetch: Any, store: Store) -> None:
+    """A server that does not name versions is asked for the whole file again."""
+    store.give("http://store/a", Broken(b"0123"), content_length="10")
+    store.give("http://store/a", b"0123456789")
+    fetch({"a": "http://store/a"})
+    assert "range" not in store.requests[1].headers
+
+
+def test_a_range_too_far_starts_over(fetch: Any, store: Store) -> None:
+    """When the rest does not exist, the file is fetched anew."""
+    store.give("http://store/a", Broken(b"0123"), etag='"v1"', content_length="10")
+    store.give("http://store/a", status=416)
+    store.give("http://store/a", b"01", etag='"v2"')
+    assert (fetch({"a": "http://store/a"}).destination / "a").read_bytes() == b"01"
+
+
+def test_the_next_call_uses_what_is_there(fetch: Any, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download that failed at one file is completed by the next call, which fetches only what is missing."""
+    monkeypatch.setattr(checkpoints, "FILES_AT_ONCE", 1)
+    urls = {"a": "http://store/a", "b": "http://store/b"}
+    store.give("http://store/a", b"abc", etag='"v1"')
+    store.give("http://store/b", status=404)
+    with pytest.raises(tinker.NotFoundError):
+        fetch(urls)
+    store.give("http://store/a", status=304)
+    store.give("http://store/b", b"de")
+    done = fetch(urls)
+    assert done.nbytes == 5
+    assert store.requests[2].headers["if-none-match"] == '"v1"'
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"repr_digest": digest(b"other")},
+        {"content_md5": base64.b64encode(hashlib.md5(b"other").digest()).decode()},
+        {"x_goog_hash": f"crc32c=AAAAAA==,md5={base64.b64encode(hashlib.md5(b'other').digest()).decode()}"},
+        {"x_amz_checksum_crc32": "AAAAAA=="},
+    ],
+)
+def test_a_wrong_checksum(header: dict[str, str], fetch: Any, store: Store, tmp_path: Path) -> None:
+    """Content that differs from the checksum that came with it is not stored, whichever way the checksum is spelled."""
+    store.give("http://store/a?sig=secret", b"abc", **header)
+    with pytest.raises(tinker.TinkerError, match=r"differs from its .* checksum") as caught:
+        fetch({"a": "http://store/a?sig=secret"})
+    assert "secret" not in str(caught.value)
+    assert not (tmp_path / "out" / "run_external_weights_e").exists()
+
+
+def test_a_right_checksum(fetch: Any, store: Store) -> None:
+    """The strongest checksum decides; one of parts, which is no checksum of the file, is left out."""
+    store.give("http://store/a", b"abc", repr_digest=digest(b"abc"), x_amz_checksum_crc32="AAAAAA==-2", etag='W/"x"')
+    assert fetch({"a": "http://store/a"}).nbytes == 3
+
+
+def test_an_expired_url_is_renewed(fetch: Any, store: Store) -> None:
+    """A refused URL is replaced once; the error of the second refusal does not show the signature."""
+    store.give("http://store/a?sig=1", status=403)
+    store.give("http://store/a?sig=2", b"abc")
+    assert fetch({"a": "http://store/a?sig=1"}, {"a": "http://store/a?sig=2"}).nbytes == 3
+    store.give("http://store/a?sig=3", status=403)
+    store.give("http://store/a?sig=4", status=403)
+    with pytest.raises(tinker.PermissionDeniedError) as caught:
+        fetch({"a": "http://store/a?sig=3"}, {"a": "http://store/a?sig=4"}, overwrite=True)
+    assert "sig" not in f"{caught.value} {caught.value.request.url}"
+
+
+def test_urls_are_renewed_before_they_end(fetch: Any, store: Store, clock: Any) -> None:
+    """A URL with less than five minutes left is not used."""
+    soon = datetime.datetime.fromtimestamp(clock.now + 299, datetime.UTC)
+    store.give("http://store/a?sig=2", b"abc")
+    assert fetch({"a": "http://store/a?sig=1"}, {"a": "http://store/a?sig=2"}, expires=soon).nbytes == 3
+
+
+def test_a_busy_store(fetch: Any, store: Store) -> None:
+    """An overloaded store is asked again; a truncated answer too."""
+    store.give("http://store/a", status=503)
+    store.give("http://store/a", b"ab", content_length="3", etag='"1"')
+    store.give("http://store/a", b"c", 206, etag='"1"', content_range="bytes 2-2/3")
+    assert (fetch({"a": "http://store/a"}).destination / "a").read_bytes() == b"abc"
+
+
+def test_progress_that_raises(fetch: Any, store: Store) -> None:
+    """What the progress function raises ends the download."""
+    store.give("http://store/a", b"abc")
+
+    def stop(_: checkpoints.Progress) -> None:
+        raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        fetch({"a": "http://store/a"}, progress=stop)
+
+
+def test_overwrite_replaces_the_folder(fetch: Any, store: Store, tmp_path: Path) -> None:
+    """What was in a folder that is replaced is gone."""
+    folder = tmp_path / "out" / "run_external_weights_e"
+    folder.mkdir(parents=True)
+    (folder / "old").write_text("old")
+    store.give("http://store/a", b"abc")
+    fetch({"a": "http://store/a"}, overwrite=True)
+    assert [file.name for file in folder.iterdir()] == ["a"]
+    assert [file.name for file in folder.parent.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "..", "a\\b", "c:x", "a//../b", "", "x\0y"])
+def test_names_that_leave_the_folder(name: str, fetch: Any) -> None:
+    """A server cannot choose a place outside of the folder; nothing is fetched then."""
+    with pytest.raises(tinker.TinkerError, match="nothing is stored"):
+        fetch({name: "http://store/a"})
+
+
+@pytest.mark.parametrize("names", [("a", "A"), ("a", "a/b"), ("a/b", "a")])
+def test_names_that_meet(names: tuple[str, str], fetch: Any) -> None:
+    """Names that are one on some disks are refused on all."""
+    with pytest.raises(tinker.TinkerError, match="two files"):
+        fetch(dict.fromkeys(names, "http://store/a"))
+
+
+def test_a_checkpoint_without_files(fetch: Any) -> None:
+    """Nothing to download is an error."""
+    with pytest.raises(tinker.TinkerError, match="no files"):
+        fetch({})
+
+
+# Archives
+
+
+def tar(*members: tarfile.TarInfo, content: bytes = b"abc") -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for member in members:
+            member.size = len(content) if member.isreg() else 0
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+def unpacked(content: bytes, folder: Path) -> Path:
+    archive = folder / "archive"
+    archive.write_bytes(content)
+    place = folder / "place"
+    place.mkdir()
+    unpack(archive, place)
+    return place
+
+
+def test_archives(tmp_path: Path) -> None:
+    """Tar and zip archives are told apart by what they are."""
+    place = unpacked(tar(member("./a"), member("d", tarfile.DIRTYPE), member("d/b")), tmp_path)
+    assert sorted(file.relative_to(place).as_posix() for file in place.rglob("*")) == ["a", "d", "d/b"]
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("d/", "")
+        archive.writestr("d/c", "abc")
+    (tmp_path / "zip").mkdir()
+    assert (unpacked(packed.getvalue(), tmp_path / "zip") / "d" / "c").read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        member("../x"),
+        member("/x"),
+        member("link", tarfile.SYMTYPE, "/etc/passwd"),
+        member("link", tarfile.LNKTYPE, "a"),
+        member("device", tarfile.CHRTYPE),
+        member("pipe", tarfile.FIFOTYPE),
+    ],
+)
+def test_archives_with_strange_members(strange: tarfile.TarInfo, tmp_path: Path) -> None:
+    """Members outside of the folder, links, devices and pipes are refused."""
+    with pytest.raises(tinker.TinkerError, match=r"not unpacked|nothing is stored"):
+        unpacked(tar(member("a"), strange), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] in (["archive", "place"], ["place", "archive"])
+
+
+def test_zip_with_a_link(tmp_path: Path) -> None:
+    """A zip archive cannot bring links either."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        link = zipfile.ZipInfo("link")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "/etc/passwd")
+    with pytest.raises(tinker.TinkerError, match="neither a file nor a folder"):
+        unpacked(packed.getvalue(), tmp_path)
+
+
+def test_archive_that_would_fill_the_disk(tmp_path: Path) -> None:
+    """An archive that announces far more than it could hold is not unpacked."""
+    info = member("bomb")
+    info.size = 1 << 40
+    head = info.tobuf()
+    with pytest.raises(tinker.TinkerError, match="holds more than"):
+        unpacked(head + b"\0" * 1024, tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", tar(member("a"))[:-12]])
+def test_damaged_archives(content: bytes, tmp_path: Path) -> None:
+    """What is no archive, or only a part of one, is told as such."""
+    with pytest.raises(tinker.TinkerError, match="cannot be unpacked"):
+        unpacked(content, tmp_path)
+
+
+# A hub
+
+
+class FakeHub:
+    """As much of a model hub as one upload takes, over HTTP."""
+
+    def __init__(self, card: str | None = None) -> None:
+        self.card = card
+        self.address = ""
+        self.made: dict[str, Any] | None = None
+        self.branches: list[str] = []
+        self.files: dict[str, bytes] = {}
+        self.message = ""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        while (event := await receive())["type"] == "http.request":
+            body += event.get("body", b"")
+            if not event.get("more_body"):
+                break
+        status, value, headers = self.answer(scope["method"], scope["path"], body)
+        given = [(name.encode(), text.encode()) for name, text in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": given})
+        content = value if isinstance(value, bytes) else json.dumps(value).encode()
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
+
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any, dict[str, str]]:
+        plain = {"content-type": "application/json"}
+        if path == "/api/whoami-v2":
+            return 200, {"name": "me", "type": "user"}, plain
+        if path == "/api/repos/create":
+            self.made = json.loads(body)
+            return 200, {"url": f"{self.address}/me/x", "name": "me/x"}, plain
+        if "/branch/" in path:
+            self.branches.append(path.rpartition("/")[2])
+            return 200, {}, plain
+        if path.endswith("/README.md"):
+            if self.card is None:
+                return 404, {}, {"x-error-code": "EntryNotFound"}
+            commit = {"x-repo-commit": "0" * 40, "etag": '"e"', "content-length": str(len(self.card))}
+            return 200, self.card.encode(), commit
+        if "/preupload/" in path:
+            names = [one["path"] for one in json.loads(body)["files"]]
+            modes = [{"path": name, "uploadMode": "regular", "shouldIgnore": False, "oid": None} for name in names]
+            return 200, {"files": modes}, plain
+        if "/commit/" in path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "header":
+                    self.message = line["value"]["summary"]
+                else:
+                    self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            return 200, {"commitUrl": f"{self.address}/me/x/commit/1", "commitOid": "1", "pullRequestUrl": None}, plain
+        return 200, {"id": "me/x", "sha": "0" * 40, "siblings": []}, plain
+
+
+@pytest.fixture
+def serve_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[FakeHub], str]]:
+    """Serves a hub; its address. Nothing of the user's own hub account is used."""
+    import contextlib
+    import socket
+    import threading
+
+    import uvicorn
+
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    with contextlib.ExitStack() as stack:
+
+        def serve(hub: FakeHub) -> str:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            server = uvicorn.Server(uvicorn.Config(hub, log_level="error", lifespan="off"))
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+            thread.start()
+
+            def stop() -> None:
+                server.should_exit = True
+                thread.join()
+
+            stack.callback(stop)
+            hub.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            return hub.address
+
+        yield serve
+
+
+ADAPTER = {"adapter_config.json": "http://store/c", "adapter_model.safetensors": "http://store/m"}
+
+
+def push(store: Store, wire: Any, connect: Connect, endpoint: str, files: dict[str, str] = ADAPTER, **arguments: Any) -> Any:
+    wire.fail(URLS, 200, body={"urls": files, "expires": FOREVER.isoformat()})
+    for url in files.values():
+        store.give(url, b'{"base_model_name_or_path": "org/Base-1"}')
+    service = connect(transport=store)
+    return checkpoints.push_to_hub(PATH, service=service, endpoint=endpoint, token="hf_x", **arguments)
+
+
+def test_push_to_hub(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:
+    """An adapter goes into a private repository named after its base model and run, with a card that says what it is."""
+    hub = FakeHub()
+    pushed = push(store, wire, connect, serve_hub(hub))
+    assert (pushed.repo_id, pushed.public, pushed.revision) == ("me/tinker-Base-1-run", False, None)
+    assert pushed.url == f"{hub.address}/me/x/commit/1"
+    assert hub.made is not None
+    assert hub.made.get("private") is True or hub.made.get("visibility") == "private"
+    assert sorted(hub.files) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert PATH in hub.files["README.md"].decode()
+    assert PATH in hub.message
+
+
+def test_push_with_choices(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:
+    """Branch, files and message are those that were given; the card that is there stays."""
+    hub = FakeHub(card=f"mine, of {PATH}")
+    pushed = push(
+        store, wire, connect, serve_hub(hub), repo_id="me/x", revision="dev", ignore_patterns=["*.json"], commit_message="words"
+    )
+    assert pushed.revision == "dev"
+    assert (hub.branches, sorted(hub.files), hub.message) == (["dev"], ["adapter_model.safetensors"], "words")
+
+
+def test_push_over_another_checkpoint(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:
+    """A repository whose card names another checkpoint is left alone."""
+    hub = FakeHub(card="this is `tinker://other/weights/x`")
+    with pytest.raises(tinker.TinkerError, match="holds another checkpoint, tinker://other/weights/x"):
+        push(store, wire, connect, serve_hub(hub), repo_id="me/y")
+    assert hub.files == {}
+
+
+def test_push_of_no_adapter(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:
+    """Files that are no adapter, or encrypted, are told before anything is made on the hub."""
+    hub = FakeHub()
+    with pytest.raises(tinker.TinkerError, match=r"no PEFT adapter.*encrypted"):
+        push(store, wire, connect, serve_hub(hub), {"adapter_model.safetensors.age": "http://store/m"})
+    assert hub.made is None
