@@ -6,6 +6,7 @@ Nothing above this file knows which.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import enum
 import importlib
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 UPLOAD_PIECE = 1 << 20
+AT_ONCE = 1 << 16  # a body up to this size is handed over whole; it fits into the system's buffers
+ANSWER_SECONDS = 600.0  # for the body of an answer whose head has come, so that one that trickles in ends as well
 MAX_ANSWER_NBYTES = 2 << 30
 
 
@@ -150,15 +153,19 @@ class AiohttpExchange:
 
         session = self._sessions.get(call.purpose.pool) or self._open(call.purpose.pool)
         try:
-            async with session.request(
-                call.method,
-                _url(call.url),
-                data=self._payload(call),
-                headers=call.headers,
-                allow_redirects=False,
-                proxy=self._proxy,
-                timeout=_timeout(call.purpose),
-            ) as response:
+            async with (
+                asyncio.timeout(None) as limit,
+                session.request(
+                    call.method,
+                    _url(call.url),
+                    data=_payload(call, limit),
+                    headers=call.headers,
+                    allow_redirects=False,
+                    proxy=self._proxy,
+                    timeout=_timeout(call.purpose),
+                ) as response,
+            ):
+                _limit(limit, ANSWER_SECONDS)
                 return Answer(response.status, cast("Mapping[str, str]", response.headers), await _read(response))
         except TimeoutError as error:
             raise ExchangeFailed(f"no answer within {call.purpose.read_seconds:g} s", timed_out=True) from error
@@ -176,20 +183,30 @@ class AiohttpExchange:
         self._sessions[purpose] = session
         return session
 
-    def _payload(self, call: Call) -> bytes | AsyncIterator[bytes] | None:
-        if not call.body:
-            return None
-        return call.body[0] if len(call.body) == 1 and call.nbytes <= UPLOAD_PIECE else _pieces(call.body)
-
     async def aclose(self) -> None:
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             await session.close()
 
 
-async def _pieces(body: tuple[bytes, ...]) -> AsyncIterator[bytes]:
-    for piece in body:
+def _payload(call: Call, limit: asyncio.Timeout) -> bytes | AsyncIterator[bytes] | None:
+    if not call.body:
+        return None
+    return call.body[0] if len(call.body) == 1 and call.nbytes <= AT_ONCE else _pieces(call, limit)
+
+
+async def _pieces(call: Call, limit: asyncio.Timeout) -> AsyncIterator[bytes]:
+    """The body, of which each piece must be taken in time: a server that stops reading ends the exchange, too."""
+    for piece in call.body:
+        _limit(limit, call.purpose.read_seconds)
         yield piece
+    _limit(limit, None)  # from now on the silence of the server is measured
+
+
+def _limit(limit: asyncio.Timeout, seconds: float | None) -> None:
+    """End the exchange after so many seconds (None: not by itself), unless it is over, as by an answer that came early."""
+    with contextlib.suppress(RuntimeError):
+        limit.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

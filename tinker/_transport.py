@@ -15,7 +15,7 @@ from tinker import errors
 from tinker._auth import Auth
 from tinker._clock import Clock
 from tinker._config import Config
-from tinker._pools import UPLOAD_PIECE, Answer, Call, Exchange, ExchangeFailed, Purpose, coalesced
+from tinker._pools import AT_ONCE, Answer, Call, Exchange, ExchangeFailed, Purpose, coalesced
 from tinker._retry import UNAUTHENTICATED_STATUS, Policy, run
 from tinker._wire import compression, json
 
@@ -70,7 +70,7 @@ class Transport:
         if body and compress and compression.available():
             body = compression.compressed(body)
             headers["Content-Encoding"] = compression.CONTENT_ENCODING
-        if len(body) > 1 or (body and len(body[0]) > UPLOAD_PIECE):
+        if len(body) > 1 or (body and len(body[0]) > AT_ONCE):
             headers["Content-Length"] = str(sum(map(len, body)))
         return Call(method=request.method, url=self._url(request), headers=headers, body=body, purpose=purpose)
 
