@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.app import create_app
-from tinker.local.engines.protocol import Example, LossResult
+from tinker.local.engines.protocol import Example, LossResult, SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.state import State
 
@@ -205,6 +205,24 @@ class RecordingEngine(ToyEngine):
     def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
         self.order.append("step")
         return super().optim_step(adapter_id, params)
+
+
+class BatchingEngine(ToyEngine):
+    """Notes how many jobs came together."""
+
+    def __init__(self) -> None:
+        super().__init__(vocabulary=512)
+        self.batches: list[int] = []
+
+    def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
+        self.batches.append(len(jobs))
+        return super().sample(jobs)
+
+
+class GatedBatchingEngine(BatchingEngine, GatedEngine):
+    def __init__(self) -> None:
+        GatedEngine.__init__(self)
+        self.batches = []
 
 
 MakeApi = Callable[..., Api]

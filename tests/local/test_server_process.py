@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx
 import pytest
 from click.testing import CliRunner
@@ -22,8 +23,10 @@ from tinker_wire.operations import OPERATIONS
 
 import tinker.local
 from tinker.cli import main
+from tinker.cli.serve import serve as serve_command
 from tinker.local import Settings, State, close_in_process, in_process_app, running_server, serve, serve_in_thread, serving
 from tinker.local.engines import choose_engine, open_engine
+from tinker.local.profiles import PROFILES
 
 SESSION = {"tags": [], "sdk_version": "1"}
 
@@ -108,6 +111,26 @@ async def post(app: Any, operation: str, body: object) -> Any:
         return (await client.post(path(operation), json=body)).json()
 
 
+def test_links_lead_back_into_the_process(in_process: Path) -> None:
+    """Files of a server without a port are fetched the way it is called."""
+    app = in_process_app("local://toy", in_process)
+    session = asyncio.run(post(app, "create_session", SESSION))["session_id"]
+    model = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}
+    asyncio.run(post(app, "create_model", model))
+    save = {"model_id": f"{session}:train:0", "seq_id": 1, "path": "e"}
+    future = asyncio.run(post(app, "save_weights_external", save))
+    saved = asyncio.run(post(app, "retrieve_future", {"request_id": future["request_id"]}))
+    where = path("get_external_weights_urls").format(training_run_id=save["model_id"], checkpoint_id="external_weights/e")
+
+    async def download() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://local") as client:
+            urls = (await client.get(where)).json()["urls"]
+            return [await client.get(url) for url in urls.values()]
+
+    files = asyncio.run(download())
+    assert sum(len(file.content) for file in files) == saved["size_bytes"]
+
+
 def test_clients_of_one_process_share_a_server(in_process: Path) -> None:
     """One URL and folder is one server, whichever loop calls it; another folder is another server."""
     app = in_process_app("local://toy", in_process)
@@ -190,6 +213,7 @@ def test_help_and_version_load_nothing_heavy() -> None:
     script = """
 import sys
 from tinker.cli import main
+from tinker.cli.serve import serve as serve_command
 for arguments in (["--help"], ["serve", "--help"], ["version"], ["--version"]):
     main(arguments, standalone_mode=False)
 assert not {"numpy", "starlette", "torch", "httpx"} & set(sys.modules), sorted(sys.modules)
@@ -206,6 +230,16 @@ def test_an_unknown_command_is_an_error() -> None:
     assert "dance" in result.output
 
 
+def test_serve_offers_every_profile() -> None:
+    """Each server that ours can pass for is a choice of the command; another name is refused with the choices."""
+    (option,) = [option for option in serve_command.params if option.name == "profile"]
+    assert isinstance(option.type, click.Choice)
+    assert list(option.type.choices) == list(PROFILES)
+    result = CliRunner().invoke(main, ["serve", "--profile", "nothing"])
+    assert result.exit_code == 2
+    assert "minimal-json" in result.output
+
+
 def test_a_server_that_cannot_start_says_why() -> None:
     """A taken port is one line of text, not a traceback."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -217,13 +251,15 @@ def test_a_server_that_cannot_start_says_why() -> None:
 def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     """``tinker serve`` prints one line that says where it is, answers there, and exits cleanly when interrupted."""
     command = [sys.executable, "-c", "from tinker.cli import main; main()", "serve", "--engine", "toy"]
-    options = ["--port", "0", "--data", str(tmp_path), "--api-key", "tml-k"]
+    options = ["--port", "0", "--data", str(tmp_path), "--api-key", "tml-k", "--profile", "skyrl"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = re.search(r"TINKER_BASE_URL=(http://[^)]+)", process.stdout.readline())
         assert found is not None
         assert httpx.get(found[1] + path("healthz")).json() == {"status": "ok"}
         assert httpx.get(found[1] + path("get_server_capabilities")).status_code == 401
+        answer = httpx.get(found[1] + path("get_server_capabilities"), headers={"x-api-key": "tml-k"})
+        assert "supported_loss_fns" in answer.json()
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=30)
     assert process.returncode == 0, rest

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server_harness import PROTO, Api, GatedEngine, MakeApi, datum, sample_body
+from server_harness import PROTO, Api, GatedBatchingEngine, GatedEngine, MakeApi, datum, sample_body
 
 from tinker._wire import proto
 from tinker.local.engines.protocol import SampleJob, SampleResult
@@ -153,24 +153,6 @@ def test_a_sample_needs_no_session(api: Api) -> None:
     assert len(api.result(api.ok("asample", {**body, "model_path": path}))["sequences"]) == 1
     assert api.refused("asample", body)[0] == 400
     assert api.refused("asample", {**body, "model_path": "tinker://a/sampler_weights/b"})[0] == 404
-
-
-class BatchingEngine(ToyEngine):
-    """Notes how many jobs came together."""
-
-    def __init__(self) -> None:
-        super().__init__(vocabulary=512)
-        self.batches: list[int] = []
-
-    def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
-        self.batches.append(len(jobs))
-        return super().sample(jobs)
-
-
-class GatedBatchingEngine(BatchingEngine, GatedEngine):
-    def __init__(self) -> None:
-        GatedEngine.__init__(self)
-        self.batches = []
 
 
 def queue_samples(api: Api, engine: GatedEngine, bodies: list[dict[str, Any]]) -> list[Any]:

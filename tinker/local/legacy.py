@@ -75,23 +75,36 @@ def _filled_record(value: dict[str, Any], kind: inspect.StructType) -> dict[str,
 
 
 def _filled_union(value: object, kind: inspect.UnionType) -> Any:
-    members = [member for member in kind.types if isinstance(member, inspect.StructType)]
-    chosen = _member(cast("dict[str, Any]", value), members) if isinstance(value, dict) else None
-    if chosen is None:
-        inner = [m for m in kind.types if isinstance(m, (inspect.CollectionType, inspect.DictType))]
-        return _filled(cast("Any", value), inner[0]) if inner else cast("Any", value)
-    filled = _filled_record(cast("dict[str, Any]", value), chosen)
-    return filled if chosen.tag_field is None else {chosen.tag_field: chosen.tag, **filled}
+    if isinstance(value, dict):
+        record = cast("dict[str, Any]", value)
+        members = _members(record, [member for member in kind.types if isinstance(member, inspect.StructType)])
+        if members:
+            return next((_tagged(record, member) for member in members if _fits(record, member)), _tagged(record, members[0]))
+    inner = [member for member in kind.types if isinstance(member, (inspect.CollectionType, inspect.DictType))]
+    return _filled(cast("Any", value), inner[0]) if inner else cast("Any", value)
 
 
-def _member(record: dict[str, Any], members: list[inspect.StructType]) -> inspect.StructType | None:
-    """The member that its tag names; without a tag the one with the most required fields, all of which are there."""
-    for member in members:
-        if member.tag_field is not None and record.get(member.tag_field) == member.tag:
-            return member
+def _tagged(record: dict[str, Any], member: inspect.StructType) -> dict[str, Any]:
+    filled = _filled_record(record, member)
+    return filled if member.tag_field is None else {member.tag_field: member.tag, **filled}
+
+
+def _fits(record: dict[str, Any], member: inspect.StructType) -> bool:
+    try:
+        msgspec.convert(_tagged(record, member), member.cls)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _members(record: dict[str, Any], members: list[inspect.StructType]) -> list[inspect.StructType]:
+    """The member that its tag names; without a tag those whose required fields are there, most of them first."""
+    named = [m for m in members if m.tag_field is not None and record.get(m.tag_field) == m.tag]
+    if named:
+        return named
     required = {id(m): {field.encode_name for field in m.fields if field.required} for m in members}
     fitting = [member for member in members if required[id(member)] <= record.keys()]
-    return max(fitting, key=lambda member: len(required[id(member)]), default=None)
+    return sorted(fitting, key=lambda member: len(required[id(member)]), reverse=True)
 
 
 def _located(message: str) -> dict[str, Any]:

@@ -154,10 +154,10 @@ def _check_output(node: models.CustomLossNode) -> None:
 
 
 def _only(argument: Any, kind: str) -> Any:
-    (found,) = argument.items()
-    if found[0] != kind:
+    """What an argument of that form holds; ValueError for another form."""
+    if not isinstance(argument, dict) or list(argument) != [kind]:
         raise ValueError(kind)
-    return found[1]
+    return argument[kind]
 
 
 def _check_argument(argument: object, known: set[str]) -> None:
@@ -210,7 +210,7 @@ class Evaluation:
             return self._inputs[node.target]
         arguments = [self._argument(argument) for argument in node.args]
         options = {name: self._argument(argument) for name, argument in node.kwargs.items()}
-        family, _, name = node.target.rpartition(".")
+        family, _, name = FUNCTIONS.get(node.target, node.target).rpartition(".")
         if name in SIZED:
             _check_size([*arguments, *options.values()])
         if node.op == "call_method":

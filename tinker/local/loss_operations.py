@@ -24,7 +24,7 @@ greater greater_equal gt heaviside histc hypot index_select inner isclose isfini
 lerp less less_equal lgamma log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not
 logical_or logical_xor logit logsumexp lt masked_fill masked_scatter masked_select matmul max maximum mean median min minimum
 mm mode movedim mul multiply mv nan_to_num nanmean nanmedian nanquantile nansum narrow ne neg negative norm not_equal
-permute polygamma positive pow prod quantile rad2deg ravel real reciprocal relu remainder renorm reshape roll round rsqrt
+permute polygamma positive pow prod quantile rad2deg ravel reciprocal relu remainder renorm reshape roll round rsqrt
 scatter scatter_add select sgn sigmoid sign signbit sin sinc sinh softmax sort split sqrt square squeeze std sub subtract sum
 swapaxes t take take_along_dim tan tanh tensor_split topk trace transpose tril triu true_divide trunc unbind unflatten
 unique unique_consecutive unsqueeze var vdot where xlogy
@@ -56,17 +56,19 @@ METHODS = _BOTH | _words("""
 bfloat16 bool contiguous dim double expand expand_as float half int long ndimension nelement new_full new_ones new_tensor
 new_zeros numel repeat repeat_interleave reshape_as size to type_as unfold view view_as
 """)
-FUNCTIONS = frozenset(
-    [
-        *(f"torch.{name}" for name in _BOTH | _TORCH_ONLY),
-        *(f"torch.nn.functional.{name}" for name in _FUNCTIONAL),
-        *(f"math.{name}" for name in _MATH),
-        *(f"operator.{name}" for name in OPERATORS),
-        "operator.getitem",
-        "getattr",
-        "builtins.getattr",
-    ]
-)
+#: What a function may be called, and what it is: tracers name some by where torch keeps them.
+FUNCTIONS: Mapping[str, str] = {
+    **{f"torch.{name}": f"torch.{name}" for name in _BOTH | _TORCH_ONLY},
+    **{f"torch.functional.{name}": f"torch.{name}" for name in _BOTH | _TORCH_ONLY},
+    **{f"torch.nn.functional.{name}": f"torch.nn.functional.{name}" for name in _FUNCTIONAL},
+    **{f"torch._C._nn.{name}": f"torch.nn.functional.{name}" for name in _FUNCTIONAL},
+    "torch._C._nn.log_sigmoid": "torch.nn.functional.logsigmoid",
+    "torch.nn.functional._threshold": "torch.nn.functional.threshold",
+    **{f"math.{name}": f"math.{name}" for name in _MATH},
+    **{f"operator.{name}": f"operator.{name}" for name in (*OPERATORS, "getitem")},
+    "getattr": "getattr",
+    "builtins.getattr": "getattr",
+}
 ATTRIBUTES = _words("shape ndim dtype device T mT values indices")
 #: Of the functions and methods above, those that make a tensor of a size they are told.
 SIZED = _words("arange eye full linspace new_full new_ones new_zeros ones pad repeat repeat_interleave tile zeros")

@@ -14,7 +14,6 @@ from tinker._wire import json, proto
 from tinker.local.accept import accept, call_fingerprint, fingerprint
 from tinker.local.call import Call
 from tinker.local.engines.protocol import Engine, EngineError, Example, Int32, LossResult
-from tinker.local.futures import Failure
 from tinker.local.loss_graph import LossGraph, checked_graph
 from tinker.local.problem import Problem
 from tinker.local.state import State
@@ -146,7 +145,7 @@ def _custom_loss(session: Session, options: Mapping[str, float | str]) -> LossGr
 
 
 async def create_custom_loss(state: State, call: Call) -> models.UntypedAPIFuture:
-    """A traced loss under an id; the same number and body again answer the same future. A graph with a mistake fails."""
+    """A traced loss under an id, checked at once: Problem 400 says what it may not do. The same again answers the same."""
     request = call.read(models.CreateCustomLossRequest)
     same = fingerprint(request)
     with state.lock:
@@ -155,20 +154,18 @@ async def create_custom_loss(state: State, call: Call) -> models.UntypedAPIFutur
         key = f"{session.session_id}:custom_loss:{request.custom_loss_seq_id}"
         request_id = state.futures.submitted(key, same)
         if request_id is None:
+            session.losses[key] = _checked_loss(request)
             future = state.futures.open(key, same, session.span(call.name, session.session_id))
-            state.futures.resolve(future, _checked_loss(session, key, request))
+            state.futures.resolve(future, models.CreateCustomLossResponse(loss_id=key))
             request_id = future.request_id
     return models.UntypedAPIFuture(request_id=request_id)
 
 
-def _checked_loss(
-    session: Session, loss_id: str, request: models.CreateCustomLossRequest
-) -> models.CreateCustomLossResponse | Failure:
+def _checked_loss(request: models.CreateCustomLossRequest) -> LossGraph:
     try:
-        session.losses[loss_id] = checked_graph(request.name, request.inputs, request.graph)
+        return checked_graph(request.name, request.inputs, request.graph)
     except EngineError as error:
-        return Failure(f"the custom loss {request.name!r}: {error}", "user")
-    return models.CreateCustomLossResponse(loss_id=loss_id)
+        raise Problem(400, f"the custom loss {request.name!r}: {error}") from error
 
 
 def _example(index: int, datum: Datum) -> Example:

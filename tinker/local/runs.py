@@ -64,7 +64,7 @@ def _of_model(model: Model, records: Sequence[CheckpointRecord]) -> models.Train
         base_model=model.base_model,
         model_owner=OWNER,
         is_lora=True,
-        corrupted=model.broken is not None and not model.closed,
+        corrupted=model.broken is not None,
         lora_rank=model.spec.rank,
         last_request_time=time_of_day(model.last_request_at),
         last_checkpoint=_newest(records, "weights"),

@@ -102,13 +102,13 @@ class State:
         """Do something in the engine's thread, between two steps. What is left when the server closes is not done."""
         self._worker.errand(lambda _: work())
 
-    def _drop(self, model: Model, why: str) -> None:
+    def _drop(self, model: Model) -> None:
         """Forget a model's weights once what was submitted for it has run."""
-        model.lane.close(Failure(f"model {model.model_id!r} {why}", "user"), lambda o: self._forget(model, why, o))
+        leftovers = Failure(f"model {model.model_id!r} {model.closed}", "user")
+        model.lane.close(leftovers, lambda open_engine: self._forget(model, open_engine))
         self.notify()
 
-    def _forget(self, model: Model, why: str, open_engine: OpenEngine) -> None:
-        model.broken = model.broken or why
+    def _forget(self, model: Model, open_engine: OpenEngine) -> None:
         self._worker.remove(model.lane)
         self.snapshots.forget(model.model_id)
         open_engine().drop_adapter(model.model_id)

@@ -65,7 +65,7 @@ class Session:
 
 @attrs.define(eq=False, kw_only=True)
 class Model:
-    """One training run. ``broken`` says why its requests fail: its creation did, or it was unloaded.
+    """One training run. ``broken`` says why its creation failed, ``closed`` why it takes no more requests.
 
     ``optimizer`` is a family. ``inflight`` is what its inflight samplers sample from; ``names`` are the checkpoint paths that
     accepted saves will take. ``last_request_at`` is a time of day.
@@ -80,14 +80,14 @@ class Model:
     optimizer: str
     user_metadata: models.Metadata | None = None
     broken: str | None = None
-    closed: bool = False
+    closed: str | None = None
     inflight: object | None = None
     names: set[str] = attrs.field(factory=lambda: set[str]())
 
     def require_made(self) -> None:
-        """EngineError when its creation failed or it was unloaded."""
+        """EngineError when its creation failed."""
         if self.broken is not None:
-            raise EngineError(f"model {self.model_id!r} {self.broken}")
+            raise EngineError(f"model {self.model_id!r} was not created: {self.broken}")
 
     def inflight_weights(self, engine: Engine) -> object:
         """What inflight samplers sample from now; EngineError once the model is gone."""
@@ -124,7 +124,7 @@ class Store:
     """Every session, by id. ``drop`` is told of each model that goes."""
 
     def __init__(
-        self, settings: Settings, clock: Callable[[], float], now: Callable[[], float], drop: Callable[[Model, str], None]
+        self, settings: Settings, clock: Callable[[], float], now: Callable[[], float], drop: Callable[[Model], None]
     ) -> None:
         self._settings, self._clock, self._now, self._drop = settings, clock, now, drop
         self._names = settings.profile.names
@@ -197,7 +197,7 @@ class Store:
         return len(self._live)
 
     def _count_models(self) -> int:
-        return sum(not model.closed for model in self._models.values())
+        return sum(model.closed is None for model in self._models.values())
 
     def _count_samplers(self) -> int:
         return sum(len(session.samplers) for session in self._live.values())
@@ -224,21 +224,22 @@ class Store:
         return session.models[number]
 
     def close_model(self, model: Model, why: str) -> None:
-        """What was submitted still runs; what comes later fails, and the weights go."""
-        if not model.closed:
-            model.closed, model.inflight = True, None
-            self._drop(model, why)
+        """What was submitted still runs; what comes later is refused, and the weights go."""
+        if model.closed is None:
+            model.closed, model.inflight = why, None
+            self._drop(model)
 
     def find_model(self, wanted: str) -> Model | None:
         """The model, also one that is gone; None when unknown."""
         return self._models.get(wanted)
 
     def model(self, wanted: str) -> Model:
-        """Problem 404 when unknown, 400 when its session has ended."""
+        """Problem 404 when unknown, 400 when it takes no more requests."""
         model = self._models.get(wanted)
         if model is None:
             raise not_found("model", wanted)
-        model.session.require_alive()
+        if model.closed is not None:
+            raise Problem(400, f"model {wanted!r} {model.closed}")
         return model
 
     # Samplers

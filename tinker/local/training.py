@@ -70,7 +70,7 @@ def creation(model: Model, make: Callable[[Engine], object]) -> Callable[[Engine
         try:
             make(engine)
         except Exception as error:
-            model.broken = f"was not created: {error}"
+            model.broken = str(error)
             raise
 
     return run
@@ -107,7 +107,7 @@ async def get_info(state: State, call: Call) -> models.GetInfoResponse:
     with state.lock:
         model = state.store.model(request.model_id)
     if model.broken is not None:
-        raise Problem(400, f"model {model.model_id!r} {model.broken}")
+        raise Problem(400, f"model {model.model_id!r} was not created: {model.broken}")
     return models.GetInfoResponse(
         model_id=model.model_id,
         model_data=models.ModelData(model_name=model.base_model, tokenizer_id=_wire_tokenizer(engine.tokenizer_id)),
@@ -124,10 +124,11 @@ def _wire_tokenizer(tokenizer_id: str) -> str | None:
 
 
 async def unload_model(state: State, call: Call) -> models.UntypedAPIFuture:
-    """Frees a model once what was submitted for it has run; its checkpoints stay, and its later requests fail."""
+    """Frees a model once what was submitted for it has run; its checkpoints stay, and later requests are refused."""
     request = call.read(models.UnloadModelRequest)
 
     def run(engine: Engine) -> models.UnloadModelResponse:
+        engine.drop_adapter(model.model_id)
         return models.UnloadModelResponse(model_id=model.model_id)
 
     with state.lock:

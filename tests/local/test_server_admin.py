@@ -1,0 +1,166 @@
+"""The books: what was done, what was used, and what is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from server_harness import Api, Clock, MakeApi, datum
+
+HOUR = 3600.0
+DAY = {"starting_on": "1970-01-02T00:00:00Z", "ending_before": "1970-01-03T00:00:00Z"}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    clock = Clock()
+    clock.seconds = 24 * HOUR + 60
+    return clock
+
+
+@pytest.fixture
+def api(make_api: MakeApi, clock: Clock) -> Api:
+    """A server whose clock the test moves; it is one minute past midnight of the second of January 1970."""
+    return make_api(clock=clock)
+
+
+def audited(api: Api, **query: str) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = api.ok("get_audit_log", query=query)["entries"]
+    return entries
+
+
+def test_what_happens_to_checkpoints_is_written_down(api: Api) -> None:
+    """Made, read for training, sampling and download, published, kept for a time, copied and deleted, in this order."""
+    session = api.session()
+    model = api.model(session)
+    path = api.result(api.save(model, 1, "a"))["path"]
+    sampled = api.result(api.ok("save_weights_for_sampler", {"model_id": model, "seq_id": 2, "path": "s"}))["path"]
+    api.result(api.ok("load_weights", {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True}))
+    api.sampler(session, model_path=sampled)
+    where = {"training_run_id": model, "checkpoint_id": "weights/a"}
+    api.call("get_checkpoint_archive", **where)
+    api.ok("publish_checkpoint", **where)
+    api.ok("set_checkpoint_ttl", {"ttl_seconds": 3600}, **where)
+    copied = api.ok("copy_weights", {"source_path": path})["tinker_path"]
+    api.ok("delete_checkpoint", **where)
+    entries = audited(api)
+    assert [(entry["event"], entry["tinker_path"], entry.get("purpose")) for entry in entries] == [
+        ("checkpoint_created", path, None),
+        ("checkpoint_created", sampled, None),
+        ("checkpoint_read", path, "train"),
+        ("checkpoint_read", sampled, "sample"),
+        ("checkpoint_read", path, "download"),
+        ("checkpoint_published", path, None),
+        ("checkpoint_ttl_set", path, None),
+        ("checkpoint_copied", copied, None),
+        ("checkpoint_deleted", path, None),
+    ]
+    assert entries[0]["timestamp"] == "1970-01-02T00:01:00Z"
+    assert entries[0]["model_id"] == model
+    assert entries[6]["event_details"]["ttl_seconds"] == 3600
+    assert entries[7]["event_details"]["source"] == path
+
+
+def test_the_log_is_asked_by_kind_and_day(api: Api, clock: Clock) -> None:
+    """Each kind alone, one day in UTC, or everything."""
+    session = api.session()
+    api.result(api.save(api.model(session), 1, "a"))
+    clock.seconds += 24 * HOUR
+    api.ok("set_session_project", {"project_id": "p"}, session_id=session)
+    api.ok("delete_api_key", headers={"x-api-key": "tml-old"})
+    assert [entry["event"] for entry in audited(api, event_type="projects")] == ["session_moved"]
+    assert [entry["event"] for entry in audited(api, event_type="organizations")] == ["api_key_revoked"]
+    assert audited(api, event_type="teams") == []
+    assert [entry["event"] for entry in audited(api, day="1970-01-02")] == ["checkpoint_created"]
+    assert len(audited(api, event_type="all")) == 3
+    assert "tml-old" not in str(audited(api))
+    for query in ({"event_type": "nonsense"}, {"day": "yesterday"}):
+        assert api.refused("get_audit_log", query=query)[0] == 422
+
+
+def test_the_log_is_bounded(make_api: MakeApi) -> None:
+    """The newest entries are kept."""
+    api = make_api(max_audit_entries=2)
+    model = api.model()
+    for number, name in enumerate("abc", 1):
+        api.result(api.save(model, number, name))
+    assert [entry["tinker_path"][-1] for entry in audited(api)] == ["b", "c"]
+
+
+def test_tokens_are_counted_by_the_hour(api: Api, clock: Clock) -> None:
+    """Training, prompts and samples, each hour for itself, with session, project and model; nothing has a price."""
+    session = api.session()
+    model, sampler = api.model(session), api.sampler(session)
+    api.result(api.loss(model, 1, data=[datum([1, 2, 3], [2, 3, 4]), datum([1], [2])]))
+    api.failure(api.loss(model, 2, loss_fn="nonsense"))
+    api.result(api.sample(sampler, 0, num_samples=2))
+    clock.seconds += HOUR
+    api.result(api.sample(sampler, 1))
+    answer = api.ok("get_billing_usage", query=DAY)
+    events = [(event["bucket_start"], event["event_info"]) for event in answer["data"]]
+    assert sorted(events, key=str) == [
+        ("1970-01-02T00:00:00Z", {"type": "sampling_prefill", "cached": False, "token_count": 2}),
+        ("1970-01-02T00:00:00Z", {"type": "sampling_sample", "token_count": 8}),
+        ("1970-01-02T00:00:00Z", {"type": "training", "token_count": 4}),
+        ("1970-01-02T01:00:00Z", {"type": "sampling_prefill", "cached": False, "token_count": 2}),
+        ("1970-01-02T01:00:00Z", {"type": "sampling_sample", "token_count": 4}),
+    ]
+    one = answer["data"][0]
+    assert (one["session_id"], one["project_id"], one["base_model"]) == (session, "default", "tinker/toy")
+    assert one["bucket_end"] == "1970-01-02T01:00:00Z"
+    assert not [key for event in answer["data"] for key in event if "usd" in key]
+    assert answer["sessions"] == {session: {}}
+
+
+def test_checkpoints_are_counted_and_their_storage_by_the_hour(api: Api, clock: Clock) -> None:
+    """Storage runs from the save to the deletion, hour by hour."""
+    model = api.model(api.session())
+    api.result(api.save(model, 1, "a"))
+    (size,) = [one["size_bytes"] for one in api.ok("list_checkpoints", training_run_id=model)["checkpoints"]]
+    clock.seconds += 2 * HOUR
+    api.ok("delete_checkpoint", training_run_id=model, checkpoint_id="weights/a")
+    clock.seconds += 5 * HOUR
+    found: dict[str, list[float]] = {}
+    for event in api.ok("get_billing_usage", query=DAY)["data"]:
+        info = event["event_info"]
+        found.setdefault(info["type"], []).append(info.get("count", info.get("gigabyte_hours")))
+    minute = size / 1e9 / 60
+    assert found == {"checkpoint": [1], "storage": [pytest.approx(m * minute) for m in (59, 60, 1)]}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {},
+        {**DAY, "starting_on": "1970-01-02T00:30:00Z"},
+        {**DAY, "starting_on": "1970-01-02T00:00:00"},
+        {**DAY, "ending_before": "1970-01-02T00:00:00Z"},
+        {**DAY, "ending_before": "1970-01-20T00:00:00Z"},
+        {**DAY, "ending_before": "soon"},
+    ],
+)
+def test_usage_is_asked_in_full_hours_of_two_weeks(api: Api, query: dict[str, str]) -> None:
+    """Anything else is 400."""
+    assert api.refused("get_billing_usage", query=query)[0] == 400
+
+
+def test_usage_is_asked_in_any_time_zone(api: Api) -> None:
+    """The same hours, written with an offset, are the same hours."""
+    api.result(api.loss(api.model(), 1))
+    elsewhere = {"starting_on": "1970-01-02T02:00:00+02:00", "ending_before": "1970-01-03T02:00:00+02:00"}
+    assert api.ok("get_billing_usage", query=elsewhere)["data"] == api.ok("get_billing_usage", query=DAY)["data"] != []
+
+
+def test_storage_is_summed_by_project(api: Api) -> None:
+    """How many checkpoints and bytes there are now."""
+    one, other = api.session(), api.session()
+    for session in (one, other):
+        api.result(api.save(api.model(session), 1, "a"))
+    api.result(api.ok("save_weights_for_sampler", {"model_id": f"{one}:train:0", "seq_id": 2, "path": "s"}))
+    api.ok("set_session_project", {"project_id": "p"}, session_id=one)
+    items = {item["project_id"]: item for item in api.ok("get_checkpoint_storage_usage")["data"]}
+    assert {name: item["checkpoint_count"] for name, item in items.items()} == {"p": 2, "default": 1}
+    sizes = [one["size_bytes"] for one in api.ok("list_checkpoints", training_run_id=f"{one}:train:0")["checkpoints"]]
+    assert items["p"]["size_bytes"] == sum(sizes)
+    assert items["p"]["size_gigabytes"] == pytest.approx(sum(sizes) / 1e9)
+    assert api.ok("get_checkpoint_storage_usage", query={"project_id": "none"})["data"] == []

@@ -1,0 +1,412 @@
+# ruff: noqa: E402 (torch is optional, so its absence skips before the imports)
+"""Losses that clients traced: what they compute, their exact gradient, and that they can do nothing else."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from server_harness import Api, custom_loss_body, datum, loss_body, node
+
+from tinker.local.engines.protocol import Example, LossResult
+from tinker.local.engines.toy import ToyEngine
+
+TOKENS = [104, 101, 300, 7]
+TARGETS = [101, 300, 7, 104]
+
+
+def traced(fn: Callable[..., Any]) -> list[dict[str, Any]]:
+    """A function as a client uploads it: its nodes, as torch's tracer finds them."""
+    nodes: list[dict[str, Any]] = []
+    for one in torch.fx.symbolic_trace(fn).graph.nodes:
+        target = one.target
+        if one.op == "call_function":
+            target = "getattr" if target is builtins.getattr else torch.fx.node._get_qualified_name(target)
+            target = target.replace("_operator.", "operator.")
+        kwargs = {name: encoded(value) for name, value in one.kwargs.items()}
+        nodes.append({**node(one.op, one.name, str(target), *map(encoded, one.args)), "kwargs": kwargs})
+    return nodes
+
+
+def encoded(value: Any) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return {"ref": value.name}
+    if isinstance(value, tuple):
+        return {"tuple": [encoded(item) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": {name: encoded(item) for name, item in value.items()}}
+    if isinstance(value, slice):
+        return {"slice": [value.start, value.stop, value.step]}
+    if value is Ellipsis:
+        return {"ellipsis": True}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    return [encoded(item) for item in value] if isinstance(value, list) else value
+
+
+def upload(api: Api, session: str, number: int = 0, **fields: Any) -> str:
+    """The id of a custom loss."""
+    return api.result(api.ok("create_custom_loss", custom_loss_body(session, number, **fields)))["loss_id"]
+
+
+def inputs(**ranks: int) -> list[dict[str, Any]]:
+    return [{"name": name, "rank": rank} for name, rank in {"logprobs": 1, **ranks}.items()]
+
+
+def custom(loss_id: str, *data: Any) -> dict[str, Any]:
+    return {"loss_fn": "custom", "loss_fn_config": {"loss_id": loss_id}, "data": list(data)}
+
+
+def loss_of(api: Api, session: str, fn: Callable[..., Any], *data: Any, **ranks: int) -> Any:
+    """The result of a traced function on some datums, of a fresh model."""
+    loss_id = upload(api, session, name=fn.__name__, inputs=inputs(**ranks), graph={"nodes": traced(fn)})
+    return api.result(api.loss(api.model(session), 1, **custom(loss_id, *data)))
+
+
+# What they compute
+
+
+def test_a_traced_cross_entropy_is_the_built_in_one(api: Api) -> None:
+    """The same loss, the same log-probabilities, and after a step the same weights."""
+    session = api.session()
+    one, other = api.model(session), api.model(session, 1)
+    data = [datum(TOKENS, TARGETS, weights=[0.0, 1.0, 0.5, 2.0]), datum([1], [2], weights=[1.0])]
+    built_in = api.result(api.loss(one, 1, data=data))
+    traced_one = api.result(api.loss(other, 1, **custom(upload(api, session), *data)))
+    assert traced_one["metrics"]["loss:sum"] == pytest.approx(built_in["metrics"]["loss:sum"], rel=1e-5)
+    assert traced_one["metrics"]["custom/nll:sum"] == traced_one["metrics"]["loss:sum"]
+    assert traced_one["loss_fn_outputs"] == built_in["loss_fn_outputs"]
+    norms = [api.result(api.step(model, 2, learning_rate=0.1))["metrics"]["grad_norm:mean"] for model in (one, other)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    after = [api.result(api.loss(model, 3, data=data))["metrics"]["loss:sum"] for model in (one, other)]
+    assert after[0] == pytest.approx(after[1], rel=1e-5)
+
+
+class NotingEngine(ToyEngine):
+    """Keeps the weights of the last backward pass."""
+
+    weights: list[list[float]]
+
+    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
+        if backward:
+            examples: list[Example] = list(data)
+            self.weights = [np.asarray(example.loss_inputs["weights"]).tolist() for example in examples]
+        return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
+
+
+def policy(logprobs: Any, advantages: Any, old: Any) -> Any:
+    ratio = torch.exp(logprobs - old)
+    clipped = ratio.clamp(min=0.8, max=1.2)
+    gain = torch.minimum(ratio * advantages, clipped * advantages)
+    kl = (old - logprobs).mean()
+    return -gain.sum() + 0.1 * kl, {"custom/kl:mean": kl.detach(), "custom/clipped:sum": (ratio != clipped).sum()}
+
+
+def indexing(logprobs: Any, scale: Any) -> Any:
+    parts = logprobs[..., 1:None].reshape(-1)
+    total = torch.nn.functional.softplus(-parts).to(torch.float64) * scale
+    total += math.sqrt(2.0)
+    return total.max() + torch.logsumexp(parts, dim=0) / logprobs.shape[0], {"custom/max:mean": total.amax()}
+
+
+def containers(logprobs: Any, target_tokens: Any) -> Any:
+    values, places = torch.topk(logprobs, 2)
+    both = torch.stack([values.sum(), torch.clamp(values.mean(), max=float("inf"))])
+    known = torch.where(target_tokens > 100, logprobs, torch.zeros_like(logprobs))
+    return both.prod() + known.square().mean() + 0.0 * places.sum(), {}
+
+
+@pytest.mark.parametrize("fn", [policy, indexing, containers])
+def test_losses_have_their_own_value_and_gradient(make_api: Any, fn: Callable[..., Any]) -> None:
+    """What torch computes for the function itself is what the server computes for its graph, summed over the datums."""
+    engine = NotingEngine(vocabulary=512)
+    api = make_api(engine)
+    session = api.session()
+    given = {
+        "policy": {"advantages": [1.0, -1.0, 2.0, 0.5], "old": [-2.0, -3.0, -1.0, -9.0]},
+        "indexing": {"scale": [1.0, 2.0, 3.0]},
+        "containers": {},
+    }[fn.__name__]
+    data = [datum(TOKENS, TARGETS, **given)] * 2
+    ranks = dict.fromkeys(given, 1) or {"target_tokens": 1}
+    result = loss_of(api, session, fn, *data, **ranks)
+    logprobs = torch.tensor(result["loss_fn_outputs"][0]["logprobs"]["data"], requires_grad=True)
+    arguments = [torch.tensor(values) for values in given.values()] or [torch.tensor(TARGETS)]
+    loss, metrics = fn(logprobs, *arguments)
+    loss.backward()
+    assert result["metrics"].pop("loss:sum") == pytest.approx(2 * float(loss.detach()), rel=1e-5)
+    assert logprobs.grad is not None
+    for weights in engine.weights:
+        np.testing.assert_allclose(weights, -logprobs.grad.numpy(), rtol=1e-5, atol=1e-7)
+    expected = {name: float(value.detach()) * (2 if name.endswith(":sum") else 1) for name, value in metrics.items()}
+    assert result["metrics"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_several_targets_for_each_position(api: Api) -> None:
+    """Log-probabilities have the shape of the targets."""
+    session = api.session()
+
+    def spread(logprobs: Any) -> Any:
+        return logprobs.std(dim=-1).sum(), {}
+
+    table = {"data": [1, 2, 3, 4], "dtype": "int64", "shape": [2, 2]}
+    one = {**datum([5, 6], [0, 0]), "loss_fn_inputs": {"target_tokens": table}}
+    result = loss_of(api, session, spread, one, logprobs=2)
+    logprobs = torch.tensor(result["loss_fn_outputs"][0]["logprobs"]["data"]).reshape(2, 2)
+    assert result["metrics"]["loss:sum"] == pytest.approx(float(logprobs.std(dim=-1).sum()), rel=1e-5)
+
+
+def test_forward_alone_leaves_no_gradient(api: Api) -> None:
+    """The loss and its metrics, and nothing to step with; a loss without a gradient can be asked for."""
+    session = api.session()
+
+    def constant(logprobs: Any) -> Any:
+        return torch.zeros_like(logprobs).sum(), {}
+
+    loss_id = upload(api, session, inputs=inputs(), graph={"nodes": traced(constant)})
+    model = api.model(session)
+    body = {"model_id": model, "seq_id": 1, "forward_input": custom(loss_id, datum([1], [2]))}
+    assert api.result(api.ok("forward", body))["metrics"] == {"loss:sum": 0.0}
+    assert api.result(api.step(model, 2))["metrics"]["grad_norm:mean"] == 0
+    assert "does not depend on logprobs" in api.failure(api.loss(model, 3, **custom(loss_id, datum([1], [2]))))[1]
+
+
+def test_the_torch_engine_computes_them_too(tmp_path: Any) -> None:
+    """The same graph on a real model: its loss falls with steps on it."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    from tinker.local.engines.torch import PACKAGED_MODEL, TorchEngine
+    from tinker.local.settings import Settings
+    from tinker.local.state import State
+
+    state = State(lambda: TorchEngine(PACKAGED_MODEL, device="cpu"), Settings(data_dir=tmp_path))
+    api = Api(state)
+    session = api.session()
+    model = api.model(session, base_model=PACKAGED_MODEL)
+    loss_id = upload(api, session)
+    losses: list[float] = []
+    for number in range(1, 9, 2):
+        data = datum([104, 101], [101, 108], weights=[1.0, 1.0])
+        losses.append(api.result(api.loss(model, number, **custom(loss_id, data)))["metrics"]["loss:sum"])
+        api.result(api.step(model, number + 1, learning_rate=0.01))
+    api.close()
+    assert losses == sorted(losses, reverse=True)
+
+
+# Identity
+
+
+def test_the_same_loss_is_made_once(api: Api) -> None:
+    """The same number and body answer the same future; another body under the number is 409; sessions do not share."""
+    session, other = api.session(), api.session()
+    body = custom_loss_body(session)
+    first = api.ok("create_custom_loss", body)
+    assert api.ok("create_custom_loss", body) == first
+    assert api.refused("create_custom_loss", {**body, "name": "else"})[0] == 409
+    loss_id = api.result(first)["loss_id"]
+    assert upload(api, session, 1) != loss_id
+    category, error = api.failure(api.loss(api.model(other), 1, **custom(loss_id, datum([1], [2]))))
+    assert (category, "no custom loss" in error) == ("user", True)
+    assert api.refused("create_custom_loss", custom_loss_body("nobody"))[0] == 404
+
+
+@pytest.mark.parametrize("config", [{}, {"loss_id": 1.0}, {"loss_id": "x", "other": 1.0}])
+def test_a_custom_loss_is_named_by_its_id(api: Api, config: dict[str, Any]) -> None:
+    """Without an id, or with more than that, the request fails as the user's."""
+    body = {"loss_fn": "custom", "loss_fn_config": config}
+    assert "loss_id" in api.failure(api.loss(api.model(), 1, **body))[1]
+
+
+# What they cannot do
+
+
+def graph(*nodes: dict[str, Any], loss: str = "last") -> dict[str, Any]:
+    """A graph of one input, some nodes, and an output."""
+    first = node("placeholder", "logprobs", "logprobs")
+    last = node("call_method", "last", "sum", {"ref": nodes[-1]["name"] if nodes else "logprobs"})
+    output = node("output", "output", "output", {"tuple": [{"ref": loss}, {"dict": {}}]})
+    return {"nodes": [first, *nodes, last, output]}
+
+
+def call(target: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    return node("call_function", "n", target, *args, **kwargs)
+
+
+REF = {"ref": "logprobs"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        (graph(call("os.system", "true")), "os.system"),
+        (graph(call("builtins.eval", "1")), "builtins.eval"),
+        (graph(call("torch.load", "file")), "torch.load"),
+        (graph(call("torch.save", REF, "file")), "torch.save"),
+        (graph(call("torch.ops.aten.add", REF, REF)), "torch.ops"),
+        (graph(call("torch.hub.load", "x")), "torch.hub"),
+        (graph(call("torch._C._nn.linear", REF)), "torch._C"),
+        (graph(call("torch.functional.stft", REF)), "stft"),
+        (graph(call("operator.attrgetter", "x")), "attrgetter"),
+        (graph(call("operator.setitem", REF, 0, 1.0)), "setitem"),
+        (graph(call("operator.lshift", 1, 10**6)), "lshift"),
+        (graph(node("call_method", "n", "numpy", REF)), "'numpy'"),
+        (graph(node("call_method", "n", "item", REF)), "'item'"),
+        (graph(node("call_method", "n", "backward", REF)), "'backward'"),
+        (graph(node("call_method", "n", "__class__", REF)), "'__class__'"),
+        (graph(node("call_method", "n", "add_", REF, 1.0)), "'add_'"),
+        (graph(node("call_method", "n", "register_hook", REF)), "'register_hook'"),
+        (graph(node("call_module", "n", "linear", REF)), "call_module"),
+        (graph(node("get_attr", "n", "weight")), "get_attr"),
+        (graph(call("torch.exp", REF, out=REF)), "'out'"),
+        (graph(call("torch.exp", {"ref": "later"})), "'later'"),
+        (graph(call("torch.exp", {"ref": ["logprobs"]})), "no ref"),
+        (graph(call("torch.exp", {"code": "1"})), "no known form"),
+        (graph(call("torch.exp", {})), "no known form"),
+        (graph(call("torch.exp", {"tuple": 1})), "no tuple"),
+        (graph(call("torch.exp", {"dict": []})), "no dict"),
+        (graph(node("placeholder", "n", "secrets")), "'secrets'"),
+        (graph(node("call_function", "logprobs", "torch.exp", REF)), "two nodes"),
+        (graph(loss="nothing"), "'nothing'"),
+        ({"nodes": []}, "0 nodes"),
+        ({"nodes": [node("placeholder", "logprobs", "logprobs")]}, "output node"),
+        ({"nodes": [node("output", "o", "output", 1)]}, "must return"),
+        ({"nodes": [node("output", "o", "output", {"tuple": [1.0, {"dict": {}}]})]}, "must return"),
+        ({**graph(), "format": 2}, "format 2"),
+    ],
+)
+def test_a_graph_that_may_not_be_is_refused(api: Api, nodes: dict[str, Any], said: str) -> None:
+    """Only listed functions, methods and forms of arguments get in; the answer names what did not."""
+    status, detail = api.refused("create_custom_loss", custom_loss_body(api.session(), inputs=inputs(), graph=nodes))
+    assert status == 400
+    assert said in detail
+
+
+def test_a_metric_has_a_name_that_says_how_it_combines(api: Api) -> None:
+    """Anything but custom/<name>:sum and custom/<name>:mean could pass for a metric of the server."""
+    nodes = graph()["nodes"]
+    for name in ("loss:sum", "custom/x", "custom/X:sum", "custom/x:max"):
+        nodes[-1] = node("output", "output", "output", {"tuple": [{"ref": "last"}, {"dict": {name: {"ref": "last"}}}]})
+        body = custom_loss_body(api.session(), inputs=inputs(), graph={"nodes": nodes})
+        assert name in api.refused("create_custom_loss", body)[1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        [{"name": "weights", "rank": 1}],
+        [*inputs(), {"name": "logprobs", "rank": 1}],
+        [*inputs(), {"name": "A", "rank": 1}],
+        [*inputs(), {"name": "a", "rank": 3}],
+        inputs(**{f"a{number}": 1 for number in range(16)}),
+    ],
+)
+def test_inputs_have_rules(api: Api, wrong: list[dict[str, Any]]) -> None:
+    """logprobs first, at most sixteen, lower case, up to two dimensions."""
+    assert api.refused("create_custom_loss", custom_loss_body(api.session(), inputs=wrong, graph=graph()))[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (call("getattr", REF, "grad_fn"), "'grad_fn'"),
+        (call("getattr", REF, "__class__"), "'__class__'"),
+        (call("getattr", "text", "shape"), "may read"),
+        (call("operator.getitem", {"dict": {"a": 1}}, "a"), "have items"),
+        (call("operator.getitem", REF, 99), "out of bounds"),
+        (call("operator.mul", [1], 10**9), "numbers and tensors"),
+        (call("operator.mul", "a", 10**9), "numbers and tensors"),
+        (call("operator.mul", 10**18, 10**18), "64 bits"),
+        (call("operator.pow", 10.0, 1e9), "n"),
+        (call("torch.zeros", 10**9, 10**9), "sizes"),
+        (call("torch.zeros", {"tuple": [10**5, 10**5]}), "sizes"),
+        (node("call_method", "n", "repeat", REF, 10**10), "sizes"),
+        (node("call_method", "n", "sum", 1.0), "methods of tensors"),
+        (call("torch.matmul", REF, 5), "n"),
+        (call("torch.zeros_like", REF, dtype={"dtype": "load"}), "'load'"),
+    ],
+)
+def test_a_graph_that_fails_is_the_users(api: Api, made: dict[str, Any], said: str) -> None:
+    """What cannot be computed is told with datum, node and reason; the model and the server go on."""
+    session = api.session()
+    loss_id = upload(api, session, inputs=inputs(), graph=graph(made))
+    model = api.model(session)
+    category, error = api.failure(api.loss(model, 1, **custom(loss_id, datum([1], [2]))))
+    assert category == "user"
+    assert error.startswith("datum 0: the loss 'nll': node 'n'")
+    assert said in error
+    assert "loss:sum" in api.result(api.loss(model, 2))["metrics"]
+
+
+def test_a_loss_must_be_a_finite_number(api: Api) -> None:
+    """Infinity, a tensor of several values and a gradient that is none fail before anything is accumulated."""
+    session = api.session()
+
+    def infinite(logprobs: Any) -> Any:
+        return logprobs.sum() / 0.0, {}
+
+    def several(logprobs: Any) -> Any:
+        return logprobs * 1.0, {}
+
+    def steep(logprobs: Any) -> Any:
+        return torch.sqrt(logprobs * 0.0).sum(), {}
+
+    model = api.model(session)
+    for number, (fn, said) in enumerate(((infinite, "not finite"), (several, "without dimensions"), (steep, "gradient")), 1):
+        loss_id = upload(api, session, number, inputs=inputs(), graph={"nodes": traced(fn)})
+        category, error = api.failure(api.loss(model, number, **custom(loss_id, datum([1, 2], [2, 3]))))
+        assert (category, said in error) == ("user", True)
+    assert api.result(api.step(model, 4))["metrics"]["grad_norm:mean"] == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (datum([1], [2]), "lacks weights"),
+        ({**datum([1], [2]), "loss_fn_inputs": {}}, "lacks target_tokens"),
+        (datum([1], [700], weights=[1.0]), "token id 700"),
+        (
+            {
+                **datum([1], [2]),
+                "loss_fn_inputs": {
+                    **datum([1], [2])["loss_fn_inputs"],
+                    "weights": {"data": [1], "dtype": "float32", "shape": [1, 1]},
+                },
+            },
+            "takes 1 dimensions",
+        ),
+    ],
+)
+def test_a_datum_must_fit_the_loss(api: Api, one: dict[str, Any], said: str) -> None:
+    """Its inputs must be there, with as many dimensions as the loss says."""
+    session = api.session()
+    loss_id = upload(api, session)
+    model = api.model(session)
+    category, error = api.failure(api.ok("forward_backward", loss_body(model, 1, **custom(loss_id, one))))
+    assert category == "user"
+    assert said in error
+
+
+def test_only_what_is_listed_exists() -> None:
+    """Every name that a graph may use is a function of torch, math or operator, or a method of tensors; none is private."""
+    from tinker.local.loss_operations import ATTRIBUTES, FUNCTIONS, METHODS, OPERATORS
+
+    owners = {"torch": torch, "torch.nn.functional": torch.nn.functional, "math": math, "operator": operator}
+    for target in set(FUNCTIONS.values()) - {"getattr"}:
+        family, _, name = target.rpartition(".")
+        function = getattr(owners[family], name)
+        assert callable(function)
+        assert FUNCTIONS[torch.fx.node._get_qualified_name(function).replace("_operator.", "operator.")]
+    assert all(callable(getattr(torch.Tensor, name)) for name in METHODS)
+    for name in {*METHODS, *OPERATORS, *ATTRIBUTES, *(target.rpartition(".")[2] for target in FUNCTIONS.values())}:
+        assert not name.startswith("_")
+        assert not name.endswith("_") or name in ("and_", "not_", "or_")

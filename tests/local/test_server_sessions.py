@@ -1,0 +1,208 @@
+"""Sessions as things to look at: lists, searches, projects and traces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from server_harness import Api, Clock, GatedEngine, MakeApi, sample_body
+
+from tinker.local.accounts import OWNER
+from tinker.local.trace import QUEUE, WORK
+
+DONE = {"reason": {"type": "success"}, "detail": "all well"}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def api(make_api: MakeApi, clock: Clock) -> Api:
+    """A server whose clock the test moves."""
+    return make_api(clock=clock)
+
+
+def session(api: Api, clock: Clock, **fields: Any) -> str:
+    """One more session, one second after the last."""
+    clock.seconds += 1
+    return api.ok("create_session", {"tags": [], "sdk_version": "1", **fields})["session_id"]
+
+
+def found(api: Api, **conditions: Any) -> list[str]:
+    return [one["session_id"] for one in api.ok("search_sessions", {"user_metadata": {}, **conditions})["sessions"]]
+
+
+def test_sessions_come_in_pages_the_newest_first(api: Api, clock: Clock) -> None:
+    """Ended ones too."""
+    ids = [session(api, clock) for _ in range(3)]
+    api.ok("finish_session", DONE, session_id=ids[1])
+    assert api.ok("list_sessions", query={"limit": "2"})["sessions"] == [ids[2], ids[1]]
+    assert api.ok("list_sessions", query={"limit": "2", "offset": "2", "access_scope": "accessible"})["sessions"] == [ids[0]]
+
+
+def test_a_session_knows_its_models_and_samplers(api: Api, clock: Clock) -> None:
+    """By id, with what its client said about it; an unknown one is 404."""
+    name = session(api, clock, user_metadata={"a": "b"}, display_name="nightly")
+    model, sampler = api.model(name), api.sampler(name)
+    expected = {"training_run_ids": [model], "sampler_ids": [sampler], "user_metadata": {"a": "b"}, "display_name": "nightly"}
+    assert api.ok("get_session", session_id=name) == expected
+    api.ok("finish_session", DONE, session_id=name)
+    assert api.ok("get_session", session_id=name) == expected
+    assert api.refused("get_session", session_id="nobody")[0] == 404
+
+
+def test_a_search_takes_all_conditions_together(api: Api, clock: Clock) -> None:
+    """Project, words of the name, metadata, owner, status and id narrow the result, each alone and all at once."""
+    night = session(api, clock, project_id="p", display_name="nightly run", user_metadata={"a": "b", "n": 1})
+    day = session(api, clock, project_id="q", display_name="daily run")
+    plain = session(api, clock)
+    assert found(api) == [plain, day, night]
+    assert found(api, project_ids=["p", "q"]) == [day, night]
+    assert found(api, project_ids=["default"]) == [plain]
+    assert found(api, display_name="night") == [night]
+    assert found(api, user_metadata={"a": "b", "n": "1"}) == [night]
+    assert found(api, session_id=day) == [day]
+    assert found(api, owner={"type": "user", "owner_urns": [OWNER]}) == [plain, day, night]
+    assert found(api, owner={"type": "user", "owner_urns": ["urn:other"]}) == []
+    assert found(api, project_ids=["p"], display_name="daily") == []
+
+
+def test_a_search_by_status(make_api: MakeApi, clock: Clock) -> None:
+    """Active, finished by the client for some reason, and ended by the server because it was silent."""
+    api = make_api(clock=clock, max_sessions=3, idle_session_seconds=100.0)
+    silent = session(api, clock)
+    clock.seconds += 100
+    failed = session(api, clock)
+    api.ok("finish_session", {"reason": {"type": "errored"}, "detail": None}, session_id=failed)
+    active = [session(api, clock) for _ in range(3)]
+    assert found(api, statuses=[{"type": "active"}]) == active[::-1]
+    assert found(api, statuses=[{"type": "cancelled"}]) == [silent]
+    assert found(api, statuses=[{"type": "client_finished"}, {"type": "cancelled"}]) == [failed, silent]
+    assert found(api, statuses=[{"type": "client_finished", "reasons": ["success"]}]) == []
+    assert found(api, statuses=[{"type": "client_finished", "reasons": ["success", "errored"]}]) == [failed]
+    assert found(api, statuses=[{"type": "failed"}]) == []
+
+
+def test_a_search_result_tells_what_a_session_holds(api: Api, clock: Clock) -> None:
+    """When and whose it is, how it stands, and what its checkpoints take up."""
+    name = session(api, clock, project_id="p", display_name="n", user_metadata={"a": "b"})
+    model = api.model(name)
+    api.result(api.save(model, 1, "a"))
+    api.ok("finish_session", DONE, session_id=name)
+    (summary,) = api.ok("search_sessions", {"user_metadata": {}})["sessions"]
+    assert summary.pop("checkpoint_storage_bytes") > 1000
+    assert summary == {
+        "session_id": name,
+        "created_at": "1970-01-01T00:16:41Z",
+        "owner": OWNER,
+        "project_id": "p",
+        "status": {"type": "client_finished", "reason": {"type": "success"}, "detail": "all well"},
+        "checkpoints_count": 1,
+        "display_name": "n",
+        "user_metadata": {"a": "b"},
+    }
+
+
+def test_a_search_comes_in_pages(api: Api, clock: Clock) -> None:
+    """The cursor of a page begins the next one, also among sessions of the same moment; the last page has none."""
+    ids = {session(api, clock) for _ in range(2)} | {api.session() for _ in range(3)}
+    seen: list[str] = []
+    body: dict[str, Any] = {"user_metadata": {}, "limit": 2}
+    for _ in range(3):
+        answer = api.ok("search_sessions", body)
+        seen += [one["session_id"] for one in answer["sessions"]]
+        body["cursor"] = answer.get("next_cursor")
+    assert len(seen) == 5
+    assert set(seen) == ids
+    assert body["cursor"] is None
+    for limit in (0, 201):
+        assert api.refused("search_sessions", {"limit": limit})[0] == 422
+
+
+def test_a_session_moves_with_all_it_has(api: Api, clock: Clock) -> None:
+    """Runs and checkpoints follow it into the project; a project needs a name, a session must exist."""
+    name = session(api, clock)
+    api.result(api.save(api.model(name), 1, "a"))
+    assert api.call("set_session_project", {"project_id": "p"}, session_id=name).status_code == 204
+    assert found(api, project_ids=["p"]) == [name]
+    (item,) = api.ok("get_checkpoint_storage_usage", query={"project_id": "p"})["data"]
+    assert item["checkpoint_count"] == 1
+    assert api.refused("set_session_project", {"project_id": " "}, session_id=name)[0] == 400
+    assert api.refused("set_session_project", {"project_id": "p"}, session_id="nobody")[0] == 404
+
+
+# Traces
+
+
+def exported(api: Api, name: str) -> dict[str, Any]:
+    """Ask until the trace is there; the engine's thread makes it."""
+    assert api.ok("trace_export", session_id=name) == {"status": "pending"}
+    done: list[dict[str, Any]] = []
+    while not done or done[-1]["status"] == "pending":
+        done.append(api.ok("trace_export", session_id=name))
+    assert done[-1]["status"] == "ready"
+    answer = api.runner.run(api.client.get(done[-1]["url"]))
+    trace: dict[str, Any] = json.loads(answer.content)
+    return trace
+
+
+def test_a_trace_shows_what_ran_when(api: Api, clock: Clock) -> None:
+    """Every request with its time in the queue and its time at work, on the line of its model or sampler."""
+    name = session(api, clock)
+    model, sampler = api.model(name), api.sampler(name)
+    api.result(api.loss(model, 1))
+    api.failure(api.loss(model, 2, loss_fn="nonsense"))
+    api.result(api.sample(sampler))
+    events = exported(api, name)["traceEvents"]
+    work = [event for event in events if event["ph"] == "X"]
+    assert [event["name"] for event in work] == ["create_model", "forward_backward", "forward_backward", "asample"]
+    assert [event["args"]["failed"] for event in work] == [False, False, True, False]
+    assert all(event["pid"] == WORK and event["dur"] >= 0 and event["ts"] >= 0 for event in work)
+    waiting = [event for event in events if event["pid"] == QUEUE and event["ph"] in "be"]
+    assert [event["ph"] for event in waiting] == ["b", "e"] * 4
+    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert tracks == {model, sampler}
+
+
+def test_a_trace_measures_with_the_servers_clock(make_api: MakeApi, clock: Clock) -> None:
+    """Times count from the session's start, in microseconds; what has not ended yet ends with the export."""
+    engine = GatedEngine()
+    api = make_api(engine, clock=clock, hold_seconds=0)
+    name = api.session()
+    created = api.create_model(name)
+    api.wait(created)
+    clock.seconds += 2
+    late = api.ok("optim_step", {"model_id": created["model_id"], "seq_id": 9, "adam_params": {}})
+    clock.seconds += 3
+    events = exported(api, name)["traceEvents"]
+    (begun, ended) = [event for event in events if event["ph"] in "be" and event["name"] == "optim_step"]
+    assert (begun["ts"], ended["ts"]) == (2_000_000, 5_000_000)
+    assert begun["args"] == {"request_id": late["request_id"], "failed": False, "finished": False}
+
+
+def test_a_trace_is_made_anew_after_its_time(api: Api, clock: Clock) -> None:
+    """A trace that is there is not made again; when its link has ended the next call begins another one."""
+    name = session(api, clock)
+    assert len(exported(api, name)["traceEvents"]) == 2
+    api.model(name)
+    url = api.ok("trace_export", session_id=name)["url"]
+    assert len(json.loads(api.runner.run(api.client.get(url)).content)["traceEvents"]) == 2
+    clock.seconds += 3600
+    assert api.runner.run(api.client.get(url)).status_code == 403
+    assert len(exported(api, name)["traceEvents"]) > 2
+    assert api.refused("trace_export", session_id="nobody")[0] == 404
+
+
+def test_a_trace_is_bounded(make_api: MakeApi, clock: Clock) -> None:
+    """The newest requests are shown."""
+    api = make_api(clock=clock, max_trace_spans=2)
+    name = session(api, clock)
+    sampler = api.sampler(name)
+    futures = [api.ok("asample", sample_body(sampler, number)) for number in range(4)]
+    for future in futures:
+        api.result(future)
+    work = [event for event in exported(api, name)["traceEvents"] if event["ph"] == "X"]
+    assert [event["args"]["request_id"] for event in work] == [future["request_id"] for future in futures[2:]]
