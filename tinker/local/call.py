@@ -68,7 +68,7 @@ class Call:
     def integer(self, name: str, default: int) -> int:
         """A number of the query, at least 0. Problem 422 for anything else."""
         text = self.query.get(name, str(default))
-        if not (text.isascii() and text.isdigit() and len(text) < 16):
+        if not (text.isascii() and text.isdigit() and len(text) <= 400):
             raise _bad_query(name, f"{text!r} is no whole number from 0 on")
         return int(text)
 
