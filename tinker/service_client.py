@@ -218,8 +218,12 @@ class ServiceClient:
 
     def _capabilities(self) -> APIFuture[models.GetServerCapabilitiesResponse]:
         runtime = self._runtime()
-        future: APIFuture[models.GetServerCapabilitiesResponse] = APIFuture("get_server_capabilities")
-        return start(future, lambda: runtime.transport.send(service_api.get_server_capabilities(), SUBMIT))
+
+        async def asked() -> models.GetServerCapabilitiesResponse:
+            await runtime.server.facts()  # how the credential travels
+            return await runtime.transport.send(service_api.get_server_capabilities(), SUBMIT)
+
+        return start(APIFuture("get_server_capabilities"), asked)
 
     def create_custom_loss(self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> APIFuture[LossHandle]:
         """Trace a loss per datum, so that a server that can computes it; for ``TrainingClient.forward_backward_custom``.

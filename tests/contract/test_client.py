@@ -1,0 +1,349 @@
+"""The client against the document: every operation, over real connections, each request and each answer judged at the door.
+
+The tests in tests/client are judged too, on their wire.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+from click.testing import CliRunner
+from starlette.types import ASGIApp
+from tinker_wire import models
+from tinker_wire.operations import OPERATIONS
+from validating import Judge, Judging, judged_server
+
+import tinker
+from tinker import _config, types
+from tinker.cli import main
+from tinker.local import Settings, State, create_app
+from tinker.local.engines.toy import ToyEngine
+from tinker.testing import SteppedClock
+
+KEY = "tml-key"
+PROMPT = tinker.ModelInput.from_ints([5, 6, 7])
+DATUM = tinker.Datum(PROMPT, {"target_tokens": [6, 7, 8], "weights": [1.0, 0.5, 1.0]})  # type: ignore[dict-item]
+POLICY = {"target_tokens": [6, 7, 8], "logprobs": [-1.0, -2.0, -3.0], "advantages": [1.0, 0.0, -1.0]}
+POLICY_DATUM = tinker.Datum(PROMPT, POLICY)  # type: ignore[arg-type]
+ADAM = tinker.AdamParams(learning_rate=1e-3)
+SECONDS = 30
+
+#: Operations that the client never asks, each with the reason.
+EXCEPTIONS = {"telemetry": "this client reports nothing about itself to anybody"}
+
+
+@attrs.frozen
+class Place:
+    """Where a scenario takes place."""
+
+    url: str
+    folder: Path
+
+    def service(self, **arguments: Any) -> tinker.ServiceClient:
+        return tinker.ServiceClient(base_url=self.url, api_key=KEY, project_id="p", **arguments)
+
+
+# ---------------------------------------------------------------------------------------------- scenarios
+
+
+def training(place: Place) -> None:
+    """A run from its model to its checkpoints and back, its losses in protobuf, compressed, and custom ones."""
+    with place.service(user_metadata={"who": "me"}, display_name="contract") as service:
+        service.get_server_capabilities()
+        run = service.create_lora_training_client("tinker/toy", rank=4, seed=1, user_metadata={"k": "v"})
+        run.forward_backward([DATUM], "cross_entropy")
+        run.forward_backward_custom([DATUM], lambda data, logprobs: (-sum(part.sum() for part in logprobs), {}))
+        run.optim_step(ADAM)
+        run.optim_step(types.DimuonParams(learning_rate=0.1)).exception(SECONDS)
+        run.forward([POLICY_DATUM, POLICY_DATUM], "ppo", {"clip_low_threshold": 0.5}).result(SECONDS)
+        run.save_state("a", ttl_seconds=7200, user_metadata={"k": "v"}).result(SECONDS)
+        path = run.save_state("a", overwrite=True).result(SECONDS).path
+        run.save_weights_external("b").result(SECONDS)
+        for load in (service.create_training_client_from_state, service.create_training_client_from_state_with_optimizer):
+            load(path).result(SECONDS)
+        run.unload_model().result(SECONDS)
+
+
+def total(logprobs: Any, weights: Any) -> tuple[Any, dict[str, Any]]:
+    """A loss that can be traced."""
+    loss = -(logprobs * weights).sum()
+    return loss, {"custom/nll:sum": loss}
+
+
+def custom_loss(place: Place) -> None:
+    """A loss that the server computes."""
+    service = place.service()
+    handle = service.create_custom_loss(total, {"logprobs": 1, "weights": 1}).result(SECONDS)
+    run = service.create_lora_training_client("tinker/toy")
+    run.forward_backward_custom([DATUM], handle).result(SECONDS)
+    service.close().result(SECONDS)
+
+
+def sampling(place: Place) -> None:
+    """Samples from a base model, from saved weights and from unsaved ones, by copies, and given up."""
+    service = place.service()
+    run = service.create_lora_training_client("tinker/toy")
+    path = run.save_weights_for_sampler("s").result(SECONDS).path
+    params = tinker.SamplingParams(max_tokens=3, stop=["x"], seed=1, top_k=5)
+    samplers = [
+        service.create_sampling_client(base_model="tinker/toy"),
+        service.create_sampling_client(model_path=path, record_stability_info=True),
+        run.save_weights_and_get_sampling_client(),
+        run.save_weights_and_get_sampling_client(kind="inflight"),
+    ]
+    for sampler in samplers:
+        sampler.get_base_model()
+        sampler.sample(PROMPT, 2, params, include_prompt_logprobs=True, topk_prompt_logprobs=1).result(SECONDS)
+        sampler.compute_logprobs(PROMPT, 2).result(SECONDS)
+    copy: tinker.SamplingClient = pickle.loads(pickle.dumps(samplers[0]))
+    copy.sample(PROMPT, 1, params).result(SECONDS)
+    targets = tinker.TensorData([6, -1], "int64", [2, 1])
+    samplers[0].sample(PROMPT, 1, params, target_prompt_logprobs=targets, prompt_alt_tokens_k=1).result(SECONDS)
+    service.close("errored", "on purpose").result(SECONDS)
+
+
+def giving_up(place: Place) -> None:
+    """A sample that nobody waits for any more is given up at the server."""
+    service = place.service()
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(SECONDS)
+    futures = [sampler.sample(PROMPT, 1, tinker.SamplingParams(max_tokens=20_000)) for _ in range(20)]
+    futures[0].result(SECONDS)
+    for future in futures:
+        future.cancel()
+    service.close().result(SECONDS)
+
+
+def older_wire(place: Place) -> None:
+    """The same in JSON, as servers of 2025 take it."""
+    service = place.service(wire="json")
+    run = service.create_lora_training_client("tinker/toy")
+    run.forward_backward([DATUM], "cross_entropy").result(SECONDS)
+    run.forward([POLICY_DATUM], "importance_sampling", {}).result(SECONDS)
+    service.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, tinker.SamplingParams(max_tokens=2)).result(
+        SECONDS
+    )
+    service.close().result(SECONDS)
+
+
+def long_session(place: Place) -> None:
+    """What happens in a session with time: heartbeats, and settings that are asked again."""
+    clock = SteppedClock()
+    service = place.service(clock=clock.clock())
+    service.create_lora_training_client("tinker/toy").result(SECONDS)
+    clock.advance(11)
+    clock.advance(301)
+    service.close().result(SECONDS)
+
+
+def keeping(place: Place) -> None:
+    """What the server keeps: runs, checkpoints and sessions, read and changed."""
+    service = place.service(clock=SteppedClock().clock())
+    run = service.create_lora_training_client("tinker/toy").result(SECONDS)
+    path = run.save_weights_for_sampler("s").result(SECONDS).path
+    external = run.save_weights_external("e").result(SECONDS).path
+    sampler = service.create_sampling_client(model_path=path).result(SECONDS)
+    session, checkpoint = run.model_id.partition(":train:")[0], path.partition(f"{run.model_id}/")[2]
+    rest = service.create_rest_client()
+    calls: list[Callable[[], Any]] = [
+        rest.list_training_runs,
+        lambda: rest.list_training_runs(limit=1, offset=1, access_scope="accessible", project_id="p"),
+        lambda: rest.get_training_run(run.model_id),
+        lambda: rest.get_weights_info_by_tinker_path(path),
+        lambda: rest.list_checkpoints(run.model_id),
+        lambda: rest.list_user_checkpoints(limit=2),
+        lambda: rest.publish_checkpoint_from_tinker_path(path),
+        lambda: rest.unpublish_checkpoint_from_tinker_path(path),
+        lambda: rest.set_checkpoint_ttl_from_tinker_path(path, 3600),
+        lambda: rest.set_checkpoint_ttl_from_tinker_path(path, None),
+        lambda: rest.get_checkpoint_archive_url_from_tinker_path(path),
+        lambda: rest.get_external_weights_urls(str(external)),
+        lambda: rest.copy_weights(path, weights_access_token="secret"),
+        lambda: rest.get_session(session),
+        lambda: rest.list_sessions(limit=3),
+        lambda: rest.assign_session_project(session, "q"),
+        lambda: rest.export_session_trace(session),
+        lambda: rest.get_sampler(str(sampler._sampling_session_id)),
+        lambda: rest.delete_checkpoint(run.model_id, checkpoint),
+    ]
+    for call in calls:
+        call().result(SECONDS)
+    with pytest.warns(tinker.errors.ExperimentalWarning):
+        rest.search_sessions(models.SessionSearchRequest(statuses=[models.ActiveSessionStatusQuery()], limit=5)).result(SECONDS)
+    service.close().result(SECONDS)
+
+
+def administration(place: Place) -> None:
+    """What an organization sees of itself."""
+    admin = tinker.AdminClient(base_url=place.url, api_key=KEY)
+    now = datetime.datetime.now(datetime.UTC).replace(minute=0, second=0, microsecond=0)
+    admin.get_audit_log(event_type="checkpoints", day=now.date()).result(SECONDS)
+    admin.get_billing_usage(now - datetime.timedelta(days=1), now).result(SECONDS)
+    admin.get_current_checkpoint_storage_usage(project_id="p").result(SECONDS)
+
+
+def command_line(place: Place) -> None:
+    """What only commands ask: what a key is, whether the server is up, and that a key be revoked."""
+    credentials = place.folder / ".tinker" / "credentials.json"
+    environment = {"HOME": str(place.folder), "TINKER_BASE_URL": place.url}
+
+    def tinker_command(*arguments: str, typed: str = "", **more: str) -> None:
+        result = CliRunner().invoke(main, arguments, input=typed, env=environment | more)
+        assert result.exit_code == 0, result.output
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_config, "HOSTED_URL", place.url)  # keys are stored for the hosted service only
+        tinker_command("auth", "login", typed=f"{KEY}\n")
+        tinker_command("doctor")
+        stored = json.loads(credentials.read_text())
+        stored["keys"][stored["default"]]["type"] = "generated"
+        credentials.write_text(json.dumps(stored))
+        tinker_command("auth", "logout")
+
+
+#: The last one ends the key.
+SCENARIOS = [
+    training,
+    custom_loss,
+    sampling,
+    giving_up,
+    older_wire,
+    long_session,
+    keeping,
+    administration,
+    command_line,
+]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
+    """What the judge has seen after all scenarios, on a server that wants everything that a server may want of a client."""
+    folder = tmp_path_factory.mktemp("place")
+    wishes = models.ClientConfigResponse(
+        pjwt_auth_enabled=True,
+        proto_compress_fwdbwd=True,
+        sample_use_retrieve_futures=True,
+        sample_join_sampling_session=True,
+        custom_loss_server_side=True,
+        fwdbwd_max_chunk_len=1,
+    )
+    settings = Settings(
+        data_dir=folder / "server",
+        api_key=KEY,
+        hold_seconds=0.2,
+        client_config=wishes,
+        client_dynamic_config=models.ClientDynamicConfigResponse(sample_cancel_enabled=True),
+    )
+    judge = Judge()
+    with judged_server(State(ToyEngine, settings), judge) as url, pytest.MonkeyPatch.context() as patch:
+        for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
+            patch.delenv(name, raising=False)
+        for scenario in SCENARIOS:
+            scenario(Place(url, folder))
+    return judge
+
+
+def test_every_request_fits(judged: Judge) -> None:
+    """Path, query, headers and body of whatever the client sends are what the document says, defaults and all."""
+    probes = "PATCH "  # `tinker doctor` asks with a method that no operation has, to see which paths there are
+    assert [fault for fault in judged.bad_requests if not fault.startswith(probes)] == []
+
+
+def test_every_answer_fits(judged: Judge) -> None:
+    """What the client was answered is what the document says, each result that of its request."""
+    assert judged.bad_answers == []
+
+
+def test_every_operation_is_asked(judged: Judge) -> None:
+    """The client asks everything that there is, but for what is excepted with a reason; and gets it."""
+    assert judged.asked == OPERATIONS.keys() - EXCEPTIONS.keys()
+    assert judged.succeeded >= judged.asked
+
+
+# ---------------------------------------------------------------------------------------------- faults
+
+
+class Clumsy(httpx.AsyncBaseTransport):
+    """The wire of a client that has a fault: its requests of one operation, or their answers, are changed on the way."""
+
+    def __init__(self, app: ASGIApp, operation: str, change: Callable[[httpx.Request, bytes], httpx.Request]) -> None:
+        self._inner = httpx.ASGITransport(app)
+        self._path, self._change = OPERATIONS[operation].path, change
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        content = await request.aread()
+        if request.url.path == self._path:
+            request = self._change(request, content)
+        return await self._inner.handle_async_request(request)
+
+
+def again(request: httpx.Request, content: bytes, *, path: str | None = None, **headers: str | None) -> httpx.Request:
+    """A request with another content, path or header (None: without it)."""
+    kept = {name: value for name, value in request.headers.items() if name != "content-length"}
+    given = kept | {name.replace("_", "-"): value for name, value in headers.items()}
+    url = request.url if path is None else request.url.copy_with(raw_path=path.encode())
+    return httpx.Request(request.method, url, headers={k: v for k, v in given.items() if v is not None}, content=content)
+
+
+def body(change: Callable[[dict[str, Any]], object]) -> Callable[[httpx.Request, bytes], httpx.Request]:
+    """Changes the JSON of a request."""
+
+    def apply(request: httpx.Request, content: bytes) -> httpx.Request:
+        value = json.loads(content)
+        change(value)
+        return again(request, json.dumps(value).encode())
+
+    return apply
+
+
+FAULTS = [
+    ("misspelt field", "create_session", body(lambda v: v.update(tag=v.pop("tags"))), "tags"),
+    ("misspelt optional field", "create_session", body(lambda v: v.update(display="x")), "display"),
+    ("omitted default", "optim_step", body(lambda v: v["adam_params"].pop("eps")), "eps"),
+    ("omitted constant", "optim_step", body(lambda v: v.pop("type")), "type"),
+    ("wrong type", "save_weights", body(lambda v: v.update(seq_id=float(v["seq_id"]) + 0.5)), "seq_id"),
+    ("needless null", "save_weights", body(lambda v: v.update(user_metadata=None)), "user_metadata"),
+    ("number out of range", "save_weights", body(lambda v: v.update(ttl_seconds=1)), "ttl_seconds"),
+    ("omitted default of a poll", "retrieve_future", body(lambda v: v.pop("allow_metadata_only")), "allow_metadata_only"),
+    ("no credential", "create_model", lambda r, c: again(r, c, x_api_key=None), "X-API-Key"),
+    ("another media type", "create_model", lambda r, c: again(r, c, content_type="text/plain"), "text/plain"),
+    ("unknown header value", "retrieve_future", lambda r, c: again(r, c, x_tinker_request_iteration="-1"), "iteration"),
+    ("unknown query", "get_info", lambda r, c: again(r, c, path="/api/v1/get_info?verbose=1"), "verbose"),
+    ("unknown path", "get_info", lambda r, c: again(r, c, path="/api/v1/get-info"), "not in the contract"),
+    ("cut message", "forward_backward", lambda r, c: again(r, c[:-2]), "not a tinker_public.ForwardBackwardRequest"),
+]
+
+
+@pytest.mark.parametrize(("name", "operation", "change", "words"), FAULTS, ids=[row[0] for row in FAULTS])
+def test_a_fault_of_the_client_is_found(
+    tmp_path: Path, name: str, operation: str, change: Callable[[httpx.Request, bytes], httpx.Request], words: str
+) -> None:
+    """One changed request is seen, also where the server takes it."""
+    assert words in bad_requests(tmp_path, operation, change)[0]
+
+
+def test_a_client_without_a_fault_has_none(tmp_path: Path) -> None:
+    """The same requests, not changed, fit."""
+    assert bad_requests(tmp_path, "create_model", again) == []
+
+
+def bad_requests(folder: Path, operation: str, change: Callable[[httpx.Request, bytes], httpx.Request]) -> list[str]:
+    """What a judge says about the requests of a short run, of which those of one operation are changed."""
+    state, judge = State(ToyEngine, Settings(data_dir=folder, hold_seconds=0.2)), Judge()
+    transport = Clumsy(Judging(create_app(state), judge), operation, change)
+    clock = SteppedClock()
+    service = tinker.ServiceClient(base_url="http://server", api_key=KEY, transport=transport, clock=clock.clock())
+    run = service.create_lora_training_client("tinker/toy")
+    run.forward_backward([DATUM], "cross_entropy")
+    run.optim_step(ADAM)
+    run.save_state("a").exception(SECONDS)
+    service.close().result(SECONDS)
+    state.close()
+    return judge.bad_requests
