@@ -1,7 +1,7 @@
 """Randomized soak: training from threads and samplers by the hundred, while exchanges fail in every way and the server restarts.
 
     python tests/stress/chaos.py --seed 7 --seconds 5             one seed; the same seed plans the same faults
-    python tests/stress/chaos.py --seeds 20 --seconds 3           seeds 0 to 19
+    python tests/stress/chaos.py --seeds 20 --seconds 5           seeds 0 to 19
     python tests/stress/chaos.py --official PYTHON                the same fixed work with the official client too, at several rates
 
 Afterwards it compares what the server applied with what the futures said, and looks for what was left behind. Exits with 1
@@ -178,16 +178,19 @@ def _worked(python: str, plan: dict[str, Any], restarts: _Restarts) -> dict[str,
 def soak(options: argparse.Namespace) -> bool:
     """Every seed; whether all went well."""
     totals: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
     well = True
     for seed in options.seed:
         outcome = run(seed, options.rate, seconds=options.seconds, training_clients=options.clients, samplers=options.samplers)
         summary, complaints = outcome.summary(), outcome.complaints()
         totals.update({name: value for name, value in summary.items() if name != "seed"})
         print(", ".join(f"{name} {value}" for name, value in summary.items()), flush=True)
+        errors.update((one["error"] or "").partition(":")[0] for one in outcome.records if one["error"])
         for complaint in complaints[:20]:
             print(f"  {complaint}")
         well = well and not complaints
     print("total:", ", ".join(f"{name} {round(value, 1)}" for name, value in totals.items()))
+    print("errors:", ", ".join(f"{name} {count}" for name, count in errors.most_common()) or "none")
     print("no step lost or doubled, nothing left behind, no secret told" if well else "NOT as it must be")
     return well
 
@@ -219,9 +222,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--seeds", type=int, help="that many seeds from 0 on")
-    parser.add_argument("--seconds", type=float, default=3.0, help="how long work is submitted")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long work is submitted")
     parser.add_argument("--rate", type=float, default=0.1, help="the share of exchanges that fail")
-    parser.add_argument("--clients", type=int, default=3, help="training clients, each in a thread")
+    parser.add_argument("--clients", type=int, default=12, help="training clients, each in a thread")
     parser.add_argument("--samplers", type=int, default=200)
     parser.add_argument("--steps", type=int, default=20, help="with --official: training steps of each client")
     parser.add_argument("--samples", type=int, default=3, help="with --official: samples of each sampler")
