@@ -1,0 +1,266 @@
+"""Commands that change something: checkpoints, and the key that is stored."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+import tinker
+from tinker import _config
+from tinker.local import Settings
+
+Call = Callable[..., Result]
+Ask = Callable[..., Any]
+
+
+def left(server: str, run: Any) -> set[str]:
+    """The paths of the checkpoints that a run has."""
+    found = tinker.RestClient(base_url=server).list_checkpoints(run.run_id).result(10).checkpoints
+    return {checkpoint.tinker_path for checkpoint in found}
+
+
+def test_publish_and_unpublish(call: Call, ask: Ask, run: Any) -> None:
+    """They print nothing; what is so already is an error."""
+    for command, public in (("publish", True), ("unpublish", False)):
+        result = call("checkpoint", command, run.training)
+        assert (result.exit_code, result.output) == (0, "")
+        assert ask("checkpoint", "info", run.training)["public"] is public
+    assert call("checkpoint", "unpublish", run.training).exit_code == 1
+
+
+def test_set_ttl(call: Call, ask: Ask, run: Any) -> None:
+    """A time sets the expiry, --remove takes it away, and exactly one of them is given."""
+    assert call("checkpoint", "set-ttl", run.training, "--ttl", "7200").output == ""
+    assert ask("checkpoint", "info", run.training)["expires_at"] is not None
+    assert call("checkpoint", "set-ttl", run.training, "--remove").exit_code == 0
+    assert ask("checkpoint", "info", run.training)["expires_at"] is None
+    for wrong in ([], ["--ttl", "7200", "--remove"], ["--ttl", "5"]):
+        assert call("checkpoint", "set-ttl", run.training, *wrong).exit_code == 1
+
+
+def test_delete_by_path(ask: Ask, call: Call, run: Any, server: str) -> None:
+    """JSON is one line with what was deleted."""
+    result = call("-f", "json", "checkpoint", "delete", "-y", run.training, run.training)
+    assert (result.exit_code, result.stdout) == (0, '{"deleted_count": 1, "failed": []}\n')
+    assert left(server, run) == {run.sampler, run.external}
+    assert call("checkpoint", "delete", "-y", run.sampler).stdout == "Deleted 1 checkpoint(s)\n"
+
+
+def test_delete_in_part(call: Call, run: Any, server: str) -> None:
+    """What can be deleted is; what could not be is named, and the command ends with 1."""
+    result = call("-f", "json", "checkpoint", "delete", "-y", run.training, f"{run.training}x")
+    value = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert (value["deleted_count"], [one["tinker_path"] for one in value["failed"]]) == (1, [f"{run.training}x"])
+    assert f"{run.training}x" in result.stderr
+    assert run.training not in left(server, run)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "kept"),
+    [
+        ([], []),
+        (["--type", "weights"], ["sampler", "external"]),
+        (["--type", "sampler"], ["training", "external"]),
+        (["--after", "2020-01-01"], []),
+        (["--before", "2020-01-01T08:00:00Z"], ["training", "sampler", "external"]),
+    ],
+)
+def test_delete_of_a_run(conditions: list[str], kept: list[str], call: Call, run: Any, server: str) -> None:
+    """Those of a run go that meet every condition."""
+    assert call("checkpoint", "delete", "--run-id", run.run_id, *conditions, "-y").exit_code == 0
+    assert left(server, run) == {getattr(run, name) for name in kept}
+
+
+@pytest.mark.parametrize(
+    ("answer", "exit_code", "deleted"), [("y\n", 0, True), ("n\n", 0, False), ("\n", 0, False), ("", 1, False)]
+)
+def test_delete_asks(answer: str, exit_code: int, deleted: bool, call: Call, run: Any, server: str) -> None:
+    """Only a yes deletes; where nobody can answer, that is an error. The question is not among the output."""
+    result = call("checkpoint", "delete", "--run-id", run.run_id, input=answer)
+    assert result.exit_code == exit_code
+    assert result.stdout == ("Deleted 3 checkpoint(s)\n" if deleted else "")
+    assert run.training in result.stderr
+    assert left(server, run) == (set() if deleted else {run.training, run.sampler, run.external})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Nothing to delete"),
+        (["--type", "weights"], "give --run-id"),
+        (["--run-id", "r", "tinker://r/weights/x"], "either checkpoint paths or --run-id"),
+        (["garbage", "-y"], "Invalid checkpoint path: garbage"),
+        (["--run-id", "r", "--type", "zzz"], "Valid types: weights, sampler_weights, external_weights"),
+        (["--run-id", "r", "--before", "garbage"], "Invalid date: garbage"),
+    ],
+)
+def test_delete_of_what_is_wrong(arguments: list[str], message: str, call: Call) -> None:
+    """What cannot be meant is told before anything is asked."""
+    result = call("checkpoint", "delete", *arguments, base_url="http://127.0.0.1:9")
+    assert result.exit_code == 1
+    assert message in result.stderr
+
+
+def test_delete_of_nothing(call: Call, run: Any) -> None:
+    """That nothing meets the conditions is no error."""
+    arguments = ("checkpoint", "delete", "--run-id", run.run_id, "--after", "2999-01-01")
+    assert call(*arguments).stdout == f"No checkpoints found for run {run.run_id} matching filters\n"
+    assert call("-f", "json", *arguments).stdout == '{"deleted_count": 0, "failed": []}\n'
+
+
+@pytest.mark.parametrize("kind", ["training", "sampler", "external"])
+def test_download(kind: str, ask: Ask, call: Call, run: Any, tmp_path: Path) -> None:
+    """A checkpoint becomes a folder named after its path; one that is there is replaced only with --force."""
+    path = getattr(run, kind)
+    value = ask("checkpoint", "download", path, "-o", "out")
+    folder = tmp_path / "out" / path.removeprefix("tinker://").replace("/", "_")
+    assert value == {
+        "checkpoint_path": path,
+        "destination": str(folder.relative_to(tmp_path)),
+        "file_size_bytes": (folder / "toy_adapter.npz").stat().st_size,
+    }
+    again = call("checkpoint", "download", path, "-o", "out")
+    assert again.exit_code == 1
+    assert "already exists" in again.stderr
+    table = call("checkpoint", "download", path, "-o", "out", "--force")
+    assert table.exit_code == 0
+    assert str(folder.relative_to(tmp_path)) in table.stdout
+
+
+def test_download_of_nothing(call: Call, run: Any, tmp_path: Path) -> None:
+    """A checkpoint that is not there leaves no folder."""
+    assert call("checkpoint", "download", f"{run.external}x").exit_code == 1
+    assert call("checkpoint", "download", "garbage").exit_code == 1
+    assert not list(tmp_path.glob("*external*"))
+
+
+def test_push_without_a_login(call: Call, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where nobody is logged in at the hub, that is told, and how to log in."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    result = call("checkpoint", "push-hf", run.external)
+    assert result.exit_code == 1
+    assert "hf auth login" in result.stderr
+
+
+# Credentials
+
+
+@pytest.fixture
+def hosted(scripted: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Our own server in the place of the hosted service; it takes one key, and gives tokens for it."""
+    settings = Settings(
+        data_dir=tmp_path / "hosted", api_key="tml-key", client_config=tinker.types.ClientConfigResponse(pjwt_auth_enabled=True)
+    )
+    url = scripted("/nothing", 404, settings=settings)
+    monkeypatch.setattr(_config, "HOSTED_URL", url)
+    return url
+
+
+def stored(tmp_path: Path) -> Any:
+    return json.loads((tmp_path / ".tinker" / "credentials.json").read_text())
+
+
+def test_login_and_logout(call: Call, ask: Ask, hosted: str, tmp_path: Path) -> None:
+    """A key that the server takes is stored for the owner only, used by default, and forgotten again."""
+    login = call("auth", "login", base_url=hosted, input="tml-key\n")
+    assert login.exit_code == 0, login.stderr
+    assert "Logged in as user@localhost (local user)" in login.stdout
+    assert "keys?new_key=true&key_name=tinker-cli-" in login.stderr
+    assert "tml-key" not in login.output
+    file = tmp_path / ".tinker" / "credentials.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    value = stored(tmp_path)
+    (key_id,) = value["keys"]
+    assert (value["version"], value["default"]) == (1, key_id)
+    assert list(value["keys"][key_id]) == ["key", "type", "name", "note", "details"]
+    assert ask("auth", "status", base_url=hosted) == {"credentials_available": True, "tinker_accessible": True}
+    assert list(ask("auth", "whoami", base_url=hosted)) == ["user_urn", "org_urn", "email"]
+    assert "user@localhost" in call("auth", "whoami", base_url=hosted).stdout
+    twice = call("auth", "login", base_url=hosted, input="tml-key\n")
+    assert (twice.exit_code, "Already logged in" in twice.stderr) == (1, True)
+    logout = call("auth", "logout", base_url=hosted)
+    assert logout.exit_code == 0
+    assert f"/keys/{key_id}" in logout.stdout
+    assert stored(tmp_path) == {"version": 1, "keys": {}}
+    assert call("auth", "logout", base_url=hosted).exit_code == 1
+
+
+def test_login_with_a_wrong_key(call: Call, hosted: str, tmp_path: Path) -> None:
+    """A key that the server refuses, and none at all, are not stored."""
+    refused = call("auth", "login", base_url=hosted, input="tml-wrong\n")
+    assert refused.exit_code == 1
+    assert "Authentication failed" in refused.stderr
+    assert "tml-wrong" not in refused.output
+    assert call("auth", "login", base_url=hosted, input="").exit_code == 1
+    assert not (tmp_path / ".tinker").exists()
+
+
+def test_logout_revokes_what_was_made_for_this_machine(call: Call, hosted: str, tmp_path: Path) -> None:
+    """A generated key is revoked; what else the file holds stays. A refused revocation is told, and the key forgotten."""
+    file = tmp_path / ".tinker" / "credentials.json"
+    file.parent.mkdir()
+    other = {"type": "manual", "key": "tml-other", "name": "o", "later": [1]}
+    content = {"version": 1, "new": True, "default": "7"}
+    generated = {"type": "generated", "key": "tml-key", "name": "g"}
+    file.write_text(json.dumps({**content, "keys": {"7": generated, "8": other}}))
+    result = call("auth", "logout", base_url=hosted)
+    assert (result.exit_code, result.stdout) == (0, "The key 'g' is forgotten and revoked.\n")
+    assert stored(tmp_path) == {"version": 1, "new": True, "keys": {"8": other}}
+    file.write_text(json.dumps({**content, "keys": {"7": generated}}))
+    again = call("auth", "logout", base_url=hosted)
+    assert again.exit_code == 1
+    assert "could not be revoked" in again.stderr
+    assert stored(tmp_path)["keys"] == {}
+
+
+def test_stored_keys_are_for_the_hosted_service(call: Call) -> None:
+    """Keys of other servers are not stored, as they would be sent to the hosted one."""
+    for command in ("login", "logout"):
+        result = call("auth", command, input="tml-x\n")
+        assert result.exit_code == 1
+        assert "TINKER_API_KEY" in result.stderr
+
+
+def test_status(call: Call, hosted: str, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two lines; 1 when there is no credential where one is needed, or the server refuses it."""
+    none = call("auth", "status", base_url=hosted)
+    assert (none.exit_code, none.stdout) == (1, "Credentials available: no\nTinker accessible: no\n")
+    other = call("auth", "status", base_url=server)
+    assert (other.exit_code, other.stdout) == (0, "Credentials available: no\nTinker accessible: yes\n")
+    monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
+    wrong = call("auth", "status", base_url=hosted)
+    assert (wrong.exit_code, wrong.stdout) == (1, "Credentials available: yes\nTinker accessible: no\n")
+    assert "Authentication failed" in wrong.stderr
+
+
+def test_auth_of_the_library(hosted: str, server: str, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """``tinker.auth`` finds what clients would use, and asks the server once whether it is good."""
+    assert tinker.auth.get_tinker_token() is None
+    assert not tinker.auth.tinker_has_credentials()
+    with pytest.raises(tinker.TinkerError, match="tinker auth login"):
+        tinker.auth.raise_if_tinker_not_accessible()
+    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo tml-key")
+    assert tinker.auth.get_tinker_token() is None
+    assert tinker.auth.tinker_has_credentials()
+    monkeypatch.delenv("TINKER_CREDENTIAL_CMD")
+    call("auth", "login", base_url=hosted, input="tml-key\n")
+    assert tinker.auth.get_tinker_token() == "tml-key"
+    tinker.auth.raise_if_tinker_not_accessible()
+    monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
+    assert tinker.auth.get_tinker_token() == "tml-wrong"
+    with pytest.raises(tinker.AuthenticationError):
+        tinker.auth.raise_if_tinker_not_accessible()
+    monkeypatch.setenv("TINKER_BASE_URL", "nonsense")
+    assert tinker.auth.get_tinker_token() is None
+    assert not tinker.auth.tinker_has_credentials()
+    with pytest.raises(tinker.TinkerError, match="ValueError"):
+        tinker.auth.raise_if_tinker_not_accessible()

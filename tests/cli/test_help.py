@@ -1,0 +1,148 @@
+"""Help, versions, and how wrong calls end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from tinker import __version__
+from tinker.cli import main
+from tinker.cli.failing import Failure, failures_told
+from tinker.cli.lazy import LazyGroup
+
+OFFICIAL = {
+    "auth": ["login", "logout", "status", "whoami"],
+    "billing": ["checkpoint-storage", "usage"],
+    "checkpoint": ["delete", "download", "info", "list", "publish", "push-hf", "set-ttl", "unpublish"],
+    "model": ["list"],
+    "run": ["info", "list"],
+    "session": ["export-trace"],
+}
+
+
+def commands(group: LazyGroup, *path: str) -> Iterator[tuple[str, ...]]:
+    for name in group.entries:
+        yield (*path, name)
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, LazyGroup):
+            yield from commands(command, *path, name)
+
+
+@pytest.mark.parametrize("path", list(commands(main)), ids=" ".join)
+def test_every_command_has_help(path: tuple[str, ...]) -> None:
+    """Each command exists and says what it does."""
+    result = CliRunner().invoke(main, [*path, "--help"])
+    assert result.exit_code == 0
+    assert f"Usage: main {' '.join(path)}" in result.stdout
+
+
+def test_the_commands_of_the_official_client() -> None:
+    """Every command that the official one has is there."""
+    for group, names in OFFICIAL.items():
+        found = main.get_command(click.Context(main), group)
+        assert isinstance(found, LazyGroup)
+        assert found.list_commands(click.Context(found)) == names
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["checkpoint", "list", "--help"], ["train", "--help"], ["auth", "login", "-h"]]
+)
+def test_help_imports_little(arguments: list[str]) -> None:
+    """Help needs neither the client nor what draws tables, so it is there at once."""
+    heavy = ("httpx", "aiohttp", "numpy", "rich", "msgspec", "attrs", "tinker_wire", "tinker.types")
+    program = f"import sys\nfrom tinker.cli import main\nmain({arguments!r}, standalone_mode=False)\nprint([n for n in {heavy!r} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_module_form() -> None:
+    """``python -m tinker.cli`` is the same command."""
+    done = subprocess.run([sys.executable, "-m", "tinker.cli", "version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"tinker {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["-f", "json", "version"]])
+def test_version(arguments: list[str]) -> None:
+    """The version is a line of text in either form; --version says it too."""
+    assert CliRunner().invoke(main, arguments).stdout == f"tinker {__version__}\n"
+    assert __version__ in CliRunner().invoke(main, ["--version"]).stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["checkpoint"], ["nothing"], ["run", "list", "--nothing"], ["run", "info"], ["-f", "xml"]]
+)
+def test_wrong_calls(arguments: list[str]) -> None:
+    """A wrong call, and one without a command, ends with 2."""
+    assert CliRunner().invoke(main, arguments).exit_code == 2
+
+
+def test_interrupt() -> None:
+    """Ctrl-C ends with 130."""
+    with pytest.raises(click.exceptions.Exit) as caught, failures_told():
+        raise KeyboardInterrupt
+    assert caught.value.exit_code == 130
+
+
+def test_a_closed_pipe_is_left_to_click() -> None:
+    """When nobody reads the output any more, nothing is told."""
+    with pytest.raises(BrokenPipeError), failures_told():
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_an_unexpected_error() -> None:
+    """A defect is told as such, with its kind."""
+    with pytest.raises(Failure, match="Unexpected error occurred: ZeroDivisionError"), failures_told():
+        raise ZeroDivisionError("x")
+
+
+@pytest.mark.parametrize(
+    ("status", "title"),
+    [
+        (400, "Invalid request"),
+        (401, "Authentication failed"),
+        (402, "Billing issue"),
+        (403, "Permission denied"),
+        (404, "Resource not found"),
+        (409, "Conflict"),
+        (418, "API error (status 418)"),
+        (422, "Invalid data provided"),
+        (429, "Rate limit exceeded"),
+        (503, "Internal server error"),
+    ],
+)
+def test_refusals(status: int, title: str, call: Callable[..., Result], scripted: Callable[..., str]) -> None:
+    """Every refusal of the server ends with 1, a title, and what the server said; nothing goes to the output."""
+    result = call("run", "info", "x", base_url=scripted("training_runs/x", status))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"Error: {title}\nDetails: Error code: {status} - {{'detail': 'scripted {status}'}}")
+
+
+def test_nobody_there(call: Callable[..., Result]) -> None:
+    """Without a server it ends with 1 and says where it looked."""
+    result = call("run", "list", base_url="http://127.0.0.1:9")
+    assert result.exit_code == 1
+    assert "Error: Connection failed" in result.stderr
+    assert "http://127.0.0.1:9" in result.stderr
+
+
+def test_a_base_url_that_is_none(call: Callable[..., Result]) -> None:
+    """Settings that cannot be right are told in one line."""
+    result = call("run", "list", base_url="nonsense")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "Error: base_url must start with http://, https:// or local://, got 'nonsense'\n"
+
+
+def test_no_key_for_the_hosted_service(tmp_path: Path, call: Callable[..., Result]) -> None:
+    """The hosted service is not asked without a key; how to get one is told."""
+    from tinker._config import HOSTED_URL
+
+    result = call("run", "list", base_url=HOSTED_URL)
+    assert result.exit_code == 1
+    assert "tinker auth login" in result.stderr

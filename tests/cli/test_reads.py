@@ -1,0 +1,279 @@
+"""Commands that read: the shapes of their JSON are those of the official client, their tables can be cut and searched."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from tinker.cli.output import format_size, format_timestamp, show_table
+from tinker.cli.paging import fetch_pages
+
+Call = Callable[..., Result]
+Ask = Callable[..., Any]
+
+CHECKPOINT = ["checkpoint_id", "checkpoint_type", "time", "tinker_path", "size_bytes", "public", "user_metadata", "expires_at"]
+RUN = [
+    "training_run_id",
+    "base_model",
+    "model_owner",
+    "is_lora",
+    "corrupted",
+    "lora_rank",
+    "last_request_time",
+    "last_checkpoint",
+    "last_sampler_checkpoint",
+    "user_metadata",
+]
+EVENT = [
+    "bucket_start",
+    "bucket_end",
+    "base_model",
+    "user_id",
+    "user_name",
+    "session_id",
+    "project_id",
+    "estimated_cost_usd",
+    "effective_rate_usd_per_million_tokens",
+    "effective_rate_usd_per_gigabyte_month",
+    "event_info",
+]
+STORED = [
+    "project_id",
+    "org_user_urn",
+    "user_email",
+    "user_name",
+    "checkpoint_count",
+    "size_bytes",
+    "size_gigabytes",
+    "estimated_monthly_cost_usd",
+]
+
+
+def window() -> tuple[str, str]:
+    now = datetime.datetime.now(datetime.UTC).replace(minute=0, second=0, microsecond=0)
+    spellings = (now - datetime.timedelta(hours=1), now + datetime.timedelta(hours=1))
+    start, end = (f"{time:%Y-%m-%dT%H:%M:%S}Z" for time in spellings)
+    return start, end
+
+
+# Training runs
+
+
+def test_run_list_json(ask: Ask, run: Any) -> None:
+    """A list of runs, each with all of its fields; times have a space before the hour."""
+    value = ask("run", "list")
+    assert list(value) == ["runs"]
+    found = next(one for one in value["runs"] if one["training_run_id"] == run.run_id)
+    assert list(found) == RUN
+    assert list(found["last_checkpoint"]) == CHECKPOINT
+    assert datetime.datetime.strptime(found["last_request_time"], "%Y-%m-%d %H:%M:%S.%f%z")
+    assert found["user_metadata"] == {"k": "v"}
+
+
+def test_run_list_table(call: Call, run: Any) -> None:
+    """A line for each run, with its id first; how many more there are is told on the error stream."""
+    result = call("run", "list", "--limit", "1", "-c", "id,lora,status,checkpoint,checkpoint_time,owner")
+    heading, line = result.stdout.splitlines()
+    assert heading.split("  ")[0] == "Run ID"
+    assert line.split("  ")[0] == run.run_id
+    assert "Rank 4" in line
+    assert "OK" in line
+    assert "1 training run" in result.stderr
+
+
+def test_run_list_of_unknown_columns(call: Call) -> None:
+    """A column that does not exist is told before anything is asked."""
+    result = call("run", "list", "-c", "id,zzz", base_url="http://127.0.0.1:9")
+    assert result.exit_code == 1
+    assert "Error: Unknown column(s): zzz\nAvailable: id, model, owner" in result.stderr
+
+
+def test_run_info(ask: Ask, call: Call, run: Any) -> None:
+    """One run, with its last checkpoints and metadata."""
+    assert list(ask("run", "info", run.run_id)) == RUN
+    table = call("run", "info", run.run_id).stdout
+    for text in (run.run_id, "Yes (Rank 4)", run.training, run.sampler, "  - k"):
+        assert text in table
+
+
+# Checkpoints
+
+
+def test_checkpoint_list(ask: Ask, call: Call, run: Any) -> None:
+    """Those of a run, or the newest of all."""
+    value = ask("checkpoint", "list", "--run-id", run.run_id)
+    assert list(value) == ["run_id", "checkpoints"]
+    assert all(list(one) == CHECKPOINT for one in value["checkpoints"])
+    assert {one["checkpoint_type"] for one in value["checkpoints"]} == {"training", "sampler", "external"}
+    everything = ask("checkpoint", "list", "--limit", "2")
+    assert list(everything) == ["checkpoints"]
+    assert len(everything["checkpoints"]) == 2
+    result = call("checkpoint", "list", "--limit", "1")
+    assert "more not shown, use --limit to see more)" in result.stderr
+    assert len(result.stdout.splitlines()) == 2
+    lines = call("checkpoint", "list", "--run-id", run.run_id).stdout.splitlines()
+    assert lines[0].split() == ["Checkpoint", "ID", "Type", "Size", "Public", "Created", "Expires", "Path"]
+    assert next(line for line in lines if "Never" not in line and "in 1 hour" in line).endswith(run.sampler)
+
+
+def test_checkpoint_info(ask: Ask, call: Call, run: Any) -> None:
+    """One checkpoint with its adapter; one that is not there, and what is no path, end with 1."""
+    value = ask("checkpoint", "info", run.training)
+    assert list(value) == [*CHECKPOINT, "is_lora", "lora_rank"]
+    assert (value["is_lora"], value["lora_rank"]) == (True, 4)
+    table = call("checkpoint", "info", run.training).stdout
+    assert "Yes (Rank 4)" in table
+    assert "  - step" in table
+    missing = call("checkpoint", "info", f"{run.training}x")
+    assert (missing.exit_code, missing.stderr) == (1, f"Error: Checkpoint not found: {run.training}x\n")
+    wrong = call("checkpoint", "info", "garbage")
+    assert wrong.exit_code == 1
+    assert wrong.stderr.startswith("Error: Invalid checkpoint path: garbage\n")
+
+
+# Models, bills, traces
+
+
+def test_model_list(ask: Ask, call: Call) -> None:
+    """All models, or those whose name has a text in any case; none is an error."""
+    models = ask("model", "list")["models"]
+    assert [list(one) for one in models] == [["model_name", "max_context_length", "trainable", "sampleable"]]
+    assert ask("model", "list", "TOY")["models"] == models
+    assert call("model", "list").stdout.splitlines()[1].split() == ["tinker/toy", "32768", "Yes", "Yes"]
+    assert call("model", "list", "zzz").exit_code == 1
+
+
+def test_billing_usage(ask: Ask, call: Call, run: Any, tmp_path: Path) -> None:
+    """JSON says all; CSV and the table have the particulars of each kind of use as columns."""
+    value = ask("billing", "usage", *window())
+    assert list(value) == ["data", "sessions", "cost_data_through"]
+    assert all(list(event) == EVENT for event in value["data"])
+    assert value["data"][0]["bucket_start"].endswith("Z")
+    assert value["sessions"][run.session_id] == {"user_metadata": {"k": "v"}}
+    assert call("billing", "usage", *window(), "--csv", "u.csv", "--sessions-csv", "s.csv").stdout == ""
+    with (tmp_path / "u.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[: len(EVENT) - 1] == EVENT[:-1]
+    storage = next(row for row in rows if row["type"] == "storage")
+    assert (storage["estimated_cost_usd"], storage["free"]) == ("", "True")
+    with (tmp_path / "s.csv").open(newline="") as file:
+        assert {"session_id": run.session_id, "user_metadata": '{"k": "v"}'} in list(csv.DictReader(file))
+    table = call("billing", "usage", *window())
+    assert "hourly usage row(s)" in table.stderr
+    assert any("storage" in line and line.count("null") == 2 for line in table.stdout.splitlines())
+    assert call("billing", "usage", *window(), "--csv", "-").stdout.startswith("bucket_start,bucket_end,")
+
+
+def test_billing_usage_of_no_time(call: Call) -> None:
+    """What is no time is told before anything is asked."""
+    result = call("billing", "usage", "a", "b", base_url="http://127.0.0.1:9")
+    assert (result.exit_code, result.stdout) == (1, "")
+
+
+def test_checkpoint_storage(ask: Ask, call: Call, run: Any) -> None:
+    """What is stored now, with the rate in every row."""
+    value = ask("billing", "checkpoint-storage")
+    assert list(value) == ["effective_rate_usd_per_gigabyte_month", "data"]
+    assert [list(one) for one in value["data"]] == [STORED]
+    heading = "effective_rate_usd_per_gigabyte_month," + ",".join(STORED)
+    assert call("billing", "checkpoint-storage", "--csv", "-").stdout.splitlines()[0] == heading
+    assert call("billing", "checkpoint-storage").stdout.splitlines()[0].split() == heading.split(",")
+
+
+def test_export_trace(ask: Ask, call: Call, run: Any, tmp_path: Path, scripted: Callable[..., str]) -> None:
+    """The address of the trace, or the trace as a file."""
+    ready = {"status": "ready", "url": "https://store/trace?sig=1"}
+    base_url = scripted("sessions/s1/trace_export", 200, ready)
+    assert ask("session", "export-trace", "s1", "--url-only", base_url=base_url) == {"session_id": "s1", "url": ready["url"]}
+    assert call("session", "export-trace", "s1", "--url-only", base_url=base_url).stdout == f"{ready['url']}\n"
+
+
+def test_export_trace_to_a_file(ask: Ask, call: Call, scripted: Callable[..., str], tmp_path: Path) -> None:
+    """The trace is saved under the session's name, or as one says."""
+    files = scripted("/the/trace", 200, {"traceEvents": []})
+    base_url = scripted("sessions/s1/trace_export", 200, {"status": "ready", "url": f"{files}/the/trace"})
+    value = ask("session", "export-trace", "s1", base_url=base_url)
+    assert value == {"session_id": "s1", "destination": "s1.pftrace", "file_size_bytes": 18}
+    assert (tmp_path / "s1.pftrace").read_text() == '{"traceEvents":[]}'
+    assert "18 B" in call("session", "export-trace", "s1", "-o", "t", base_url=base_url).stdout
+    failed = scripted("sessions/s2/trace_export", 200, {"status": "failed", "error": "no room"})
+    result = call("session", "export-trace", "s2", base_url=failed)
+    assert result.exit_code == 1
+    assert "no room" in result.stderr
+
+
+# How values are written
+
+
+def test_pages() -> None:
+    """Pages are fetched until the limit, the announced end, or a page that is not full."""
+    asked: list[tuple[int, int]] = []
+
+    def page(total: int | None) -> Callable[[int, int], tuple[list[int], int | None]]:
+        def fetch(count: int, offset: int) -> tuple[list[int], int | None]:
+            asked.append((count, offset))
+            return list(range(25))[offset : offset + count], total
+
+        return fetch
+
+    def advance(done: float, **_: Any) -> None: ...
+
+    assert fetch_pages(page(25), 12, 10, advance).title("x") == "12 xs (13 more not shown, use --limit to see more)"
+    assert asked == [(10, 0), (2, 10)]
+    assert len(fetch_pages(page(25), 0, 10, advance).items) == 25
+    assert fetch_pages(page(None), 0, 10, advance).total == 25
+    assert fetch_pages(page(None), 1, 10, advance).title("x") == "1 x"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (None, "N/A"),
+        (-1, "N/A"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KB"),
+        (123456789, "117.7 MB"),
+        (3 * 2**50, "3.0 PB"),
+    ],
+)
+def test_sizes(nbytes: int | None, text: str) -> None:
+    """Sizes go up in steps of 1024."""
+    assert format_size(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (30, "just now"),
+        (90, "1 minute ago"),
+        (7200, "2 hours ago"),
+        (86400 * 6, "6 days ago"),
+        (86400 * 14, "2 weeks ago"),
+        (86400 * 31, "2026-04-30"),
+        (-5, "in less than a minute"),
+        (-90, "in 1 minute"),
+        (-86400 * 2.5, "in 2 days"),
+    ],
+)
+def test_times(seconds: float, text: str) -> None:
+    """Near times are told from now, far ones by date; those without a zone are UTC."""
+    now = datetime.datetime(2026, 5, 31, 12, tzinfo=datetime.UTC)
+    time = now - datetime.timedelta(seconds=seconds)
+    assert format_timestamp(time, now) == text
+    assert format_timestamp(time.replace(tzinfo=None), now) == text
+    assert format_timestamp(None) == "N/A"
+
+
+def test_tables_on_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each row however wide it is, in columns, without lines; the title is not among them."""
+    show_table(("A", "B"), [("x" * 300, "1"), ("two\nlines", "2")], "the title")
+    out, err = capsys.readouterr()
+    assert out == f"{'A'.ljust(300)}  B\n{'x' * 300}  1\n{'two lines'.ljust(300)}  2\n"
+    assert err == "the title\n"

@@ -1,0 +1,220 @@
+"""``tinker doctor``, ``tinker sample`` and ``tinker train``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from tinker_wire.operations import OPERATIONS
+
+import tinker
+from tinker.cli import examples
+from tinker.cli.failing import Failure
+from tinker.local import Settings
+
+Call = Callable[..., Result]
+Ask = Callable[..., Any]
+
+
+# Doctor
+
+
+def checks(value: Any) -> dict[str, tuple[str, str]]:
+    return {check["name"]: (check["status"], check["detail"]) for check in value["checks"]}
+
+
+def test_doctor_of_a_whole_server(ask: Ask, call: Call, server: str) -> None:
+    """A server with everything: each check is in order, every operation there, and nothing was made on it."""
+    before = tinker.RestClient(base_url=server).list_sessions(limit=1000).result(10).sessions
+    value = ask("doctor")
+    assert (value["base_url"], value["ok"]) == (server, True)
+    found = checks(value)
+    assert list(found) == ["versions", "credential", "connection", "clock", "settings", "models", "wire", "operations"]
+    assert {status for status, _ in found.values()} == {"ok", "note"}
+    assert "protobuf and JSON" in found["wire"][1]
+    assert value["operations"] == dict.fromkeys(OPERATIONS, "yes")
+    assert tinker.RestClient(base_url=server).list_sessions(limit=1000).result(10).sessions == before
+    table = call("doctor", "--operations")
+    assert table.exit_code == 0
+    assert "asample" in table.stdout
+
+
+def test_doctor_of_a_server_that_knows_less(ask: Ask, scripted: Callable[..., str], tmp_path: Path) -> None:
+    """What a server lacks is named, and is no failure; so is the form of requests that it reads."""
+    settings = Settings(data_dir=tmp_path / "less", profile="minimal-json")
+    url = scripted("/sessions/search", 404, method="PATCH", settings=settings)  # where there is no such path, for any method
+    value = ask("doctor", base_url=url)
+    assert value["ok"]
+    assert value["operations"]["search_sessions"] == "no"
+    assert value["operations"]["create_session"] == "yes"
+    found = checks(value)
+    assert "search_sessions" in found["operations"][1]
+    assert found["wire"][1] == "training requests are read as JSON"
+
+
+def test_doctor_without_a_server(call: Call) -> None:
+    """Where nobody answers it ends with 1, after what is known here."""
+    result = call("-f", "json", "doctor", base_url="http://127.0.0.1:9")
+    assert result.exit_code == 1
+    found = checks(json.loads(result.stdout))
+    assert found["connection"][0] == "FAIL"
+    assert found["versions"][0] == "ok"
+    assert "To repair: connection" in result.stderr
+
+
+def test_doctor_with_a_wrong_key(
+    call: Call, scripted: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused credential is what to repair, and is not shown."""
+    url = scripted("/nothing", 404, settings=Settings(data_dir=tmp_path / "closed", api_key="tml-right"))
+    monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
+    result = call("-f", "json", "doctor", base_url=url)
+    assert result.exit_code == 1
+    assert "401" in checks(json.loads(result.stdout))["models"][1]
+    assert "tml-wrong" not in result.output
+
+
+# Sampling
+
+
+def test_sample(ask: Ask, call: Call, run: Any) -> None:
+    """Prompts are continued in their order, from the first model or a checkpoint; one alone is printed as it is."""
+    value = ask("sample", "a", "x", "-n", "2", "--max-tokens", "3", "--temperature", "0")
+    assert value["model"] == "tinker/toy"
+    assert [one["prompt"] for one in value["samples"]] == ["a", "a", "x", "x"]
+    assert all(list(one) == ["prompt", "text", "tokens", "stop_reason"] for one in value["samples"])
+    arguments = ("--model", run.sampler, "--max-tokens", "3", "--temperature", "0")
+    text = call("sample", *arguments, input="a").stdout
+    assert ask("sample", "a", *arguments)["samples"][0]["text"] == text.removesuffix("\n")
+    assert call("sample", "a", "--max-tokens", "3", "--chat").stderr.endswith('Use prompts and completions, or "text".\n')
+
+
+def test_sample_of_nothing(call: Call) -> None:
+    """An unknown model and an empty prompt end with 1."""
+    assert call("sample", "a", "--model", "nobody/nothing").exit_code == 1
+    assert call("sample", input="").exit_code == 1
+
+
+# Training
+
+
+def write(file: Path, *lines: object) -> str:
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return str(file)
+
+
+def test_train(ask: Ask, call: Call, server: str, tmp_path: Path) -> None:
+    """Every form of example is learned, the loss falls, and both checkpoints can be used."""
+    data = write(
+        tmp_path / "data.jsonl",
+        {"prompt": "ab", "completion": "cd"},
+        {"prompt": "ab", "answer": "cd"},
+        {"prompt": "ab", "response": "cd"},
+        {"text": "abcd"},
+        {"tokens": [97, 98, 99, 100], "weights": [0, 0, 1, 1]},
+    )
+    value = ask("train", data, "--epochs", "4", "--batch-size", "5", "--learning-rate", "0.05", "--rank", "4", "--name", "x")
+    assert list(value) == ["training_run_id", "base_model", "examples", "steps", "losses", "checkpoint_path", "sampler_path"]
+    assert (value["base_model"], value["examples"], value["steps"]) == ("tinker/toy", 5, 4)
+    assert value["losses"][-1] < value["losses"][0]
+    paths = {one["tinker_path"] for one in ask("checkpoint", "list", "--run-id", value["training_run_id"])["checkpoints"]}
+    assert paths == {value["checkpoint_path"], value["sampler_path"]}
+    assert ask("sample", "ab", "--model", value["sampler_path"], "--max-tokens", "2")["samples"]
+    on = call(
+        "train", data, "--from", value["checkpoint_path"], "--max-steps", "2", "--batch-size", "2", "--learning-rate", "0"
+    )
+    assert on.exit_code == 0
+    assert "step 2/2 loss " in on.stderr
+    assert "weights/final" in on.stdout
+
+
+def test_train_fails_early(call: Call, tmp_path: Path) -> None:
+    """A line that is no example is named; a model that is not there, and a file that is not, end it too."""
+    data = write(tmp_path / "data.jsonl", {"text": "abc"}, {"prompt": "a"})
+    result = call("train", data)
+    assert result.exit_code == 1
+    assert f"Error: {data}, line 2: an example has " in result.stderr
+    assert call("train", data, "--model", "nobody/nothing").exit_code == 1
+    assert call("train", str(tmp_path / "nothing")).exit_code == 2
+
+
+class Letters:
+    """A tokenizer: letters are their codes, 0 ends a text, and a chat is ``<role>content;`` for each message."""
+
+    eos_token_id = 0
+    chat_template: str | None = "there is one"
+    forgets = False
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [*([1] if add_special_tokens else []), *map(ord, text)]
+
+    def apply_chat_template(self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool) -> str:
+        shown = messages[-1:] if self.forgets else messages
+        text = "".join(f"<{message['role'][0]}>{message['content']};" for message in shown)
+        return text + ("<a>" if add_generation_prompt else "")
+
+
+def learned(example: examples.Example) -> str:
+    return "".join(chr(token) for token, weight in zip(example.tokens, example.weights) if weight)
+
+
+def read(tmp_path: Path, line: object, tokenizer: Letters | None = None, max_length: int | None = None) -> examples.Example:
+    (example,) = examples.read_examples(Path(write(tmp_path / "d.jsonl", line)), tokenizer or Letters(), max_length)
+    return example
+
+
+def test_what_is_learned(tmp_path: Path) -> None:
+    """Of an answer everything with its end, of the prompt nothing; of a chat what the assistant says."""
+    answered = read(tmp_path, {"prompt": "ab", "completion": "cd"})
+    assert (answered.tokens, answered.weights) == ([1, 97, 98, 99, 100, 0], [0, 0, 0, 1, 1, 1])
+    chat = [("user", "q"), ("assistant", "one"), ("user", "r"), ("assistant", "two")]
+    example = read(tmp_path, {"messages": [{"role": role, "content": content} for role, content in chat]})
+    assert "".join(map(chr, example.tokens)) == "<u>q;<a>one;<u>r;<a>two;"
+    assert learned(example) == "one;two;"
+    assert read(tmp_path, {"tokens": [5, 6, 7]}).weights == [1, 1, 1]
+    datum = answered.datum()
+    assert datum.model_input.to_ints() == [1, 97, 98, 99, 100]
+    assert datum.loss_fn_inputs["weights"].tolist() == [0, 0, 1, 1, 1]
+    assert read(tmp_path, {"text": "abcdef"}, max_length=3).tokens == [1, 97, 98]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ([1], "an example is an object"),
+        ({}, "got nothing"),
+        ({"prompt": 1, "completion": "a"}, "are to be texts"),
+        ({"text": 1}, "is to be text"),
+        ({"tokens": [1.5]}, "whole numbers"),
+        ({"tokens": [1, 2], "weights": [1]}, "2 tokens and 1 weights"),
+        ({"tokens": [1, 2], "weights": [1, 0]}, "nothing to learn"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "nothing to learn"),
+        ({"messages": [{"content": "a"}]}, "role"),
+    ],
+)
+def test_what_is_no_example(line: object, message: str, tmp_path: Path) -> None:
+    """What is wrong with a line is told, with the file and the number."""
+    with pytest.raises(Failure, match=rf"d\.jsonl, line 1: .*{message}"):
+        read(tmp_path, line)
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    """A file without lines has nothing to train on."""
+    (tmp_path / "d").write_text("\n\n")
+    with pytest.raises(Failure, match="no examples"):
+        examples.read_examples(tmp_path / "d", Letters(), None)
+
+
+def test_templates_that_do_not_fit(tmp_path: Path) -> None:
+    """A model without a template, and a template that changes earlier messages, cannot learn chats."""
+    chat = [{"role": role, "content": "c"} for role in ("user", "assistant", "user", "assistant")]
+    without, forgetful = Letters(), Letters()
+    without.chat_template, forgetful.forgets = None, True
+    with pytest.raises(Failure, match="no chat template"):
+        read(tmp_path, {"messages": chat}, without)
+    with pytest.raises(Failure, match="changes earlier messages"):
+        read(tmp_path, {"messages": chat}, forgetful)
