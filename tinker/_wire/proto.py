@@ -584,7 +584,7 @@ def _read_tensor(reader: _Reader) -> TensorData:
         if sparse is not None:
             return _read_csr(reader.nested(*sparse), dtype, shape)
         values = _values(reader, *(dense or (0, 0)), dtype)
-        return _tensor_data(values.reshape(_shape(shape, values.size)))
+        return TensorData.from_numpy(values.reshape(_shape(shape, values.size)))
     except ValueError as error:
         raise error if isinstance(error, ProtoError) else ProtoError(f"bad tensor: {error}") from error
 
@@ -595,11 +595,6 @@ def _shape(shape: Sequence[int], size: int) -> tuple[int, ...]:
         return (size,) if size != 1 else ()
     _expect(all(dimension >= 0 for dimension in shape), "negative dimension")
     return tuple(shape)
-
-
-def _tensor_data(array: NDArray[Any]) -> TensorData:
-    dtype = "float32" if array.dtype.kind == "f" else "int64"
-    return TensorData(array, cast("Any", dtype), array.shape)
 
 
 def _read_csr(reader: _Reader, dtype: int, shape: Sequence[int]) -> TensorData:
@@ -668,8 +663,8 @@ def _read_batched(reader: _Reader) -> list[TensorData]:
     cuts = (bounds // itemsize).tolist()
     try:
         if inner:
-            return [_tensor_data(values[a:b].reshape(-1, *inner)) for a, b in itertools.pairwise(cuts)]
-        return [_tensor_data(values[a:b]) for a, b in itertools.pairwise(cuts)]
+            return [TensorData.from_numpy(values[a:b].reshape(-1, *inner)) for a, b in itertools.pairwise(cuts)]
+        return [TensorData.from_numpy(values[a:b]) for a, b in itertools.pairwise(cuts)]
     except ValueError as error:
         raise ProtoError(f"bad batched tensor: {error}") from error
 
