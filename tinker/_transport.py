@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# An answer that takes this long may still be a good one.
+SHORTEST_PATIENCE_SECONDS = 20.0
 _KEY_HEADER = "X-API-Key"
 _EXPIRED = 'error="invalid_token"'
 _MAX_REDIRECTS = 5
@@ -49,8 +52,20 @@ class Transport:
         """Make the exchange, retried as ``policy`` and the settings say, and decode its answer."""
         call = self.prepare(request, purpose)
         patient = policy.within(self.config.patience_seconds)
-        answer = await run(patient, lambda _: self.perform(call, request.operation), self.clock, what=request.operation)
+        answer = await run(patient, lambda _: self._performed(call, request.operation), self.clock, what=request.operation)
         return self.decode(request, call, answer)
+
+    async def _performed(self, call: Call, operation: str) -> Answer:
+        """One attempt; who is impatient does not wait out a silent server either."""
+        if self.config.patience_seconds is None:
+            return await self.perform(call, operation)
+        seconds = max(SHORTEST_PATIENCE_SECONDS, self.config.patience_seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.perform(call, operation)
+        except TimeoutError as error:
+            failure = ExchangeFailed(f"no answer within {seconds:g} s", timed_out=True)
+            raise _noted(connection_error(call, failure), operation) from error
 
     def prepare(self, request: Request[Any], purpose: Purpose, *, compress: bool = False) -> Call:
         """The call of a request, its body encoded; the same call serves every attempt, under one idempotency key.

@@ -271,6 +271,17 @@ def test_times(seconds: float, text: str) -> None:
     assert format_timestamp(None) == "N/A"
 
 
+def test_tables_on_a_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal a table has lines and a title, and every text is shown as it is, also where it looks like markup."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    show_table(("Run ID", "B"), [("run:train:0", "[bold]x")], "the [title]")
+    out = capsys.readouterr().out
+    assert "run:train:0" in out
+    assert "[bold]x" in out
+    assert "the [title]" in out
+    assert "━" in out
+
+
 def test_tables_on_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each row however wide it is, in columns, without lines; the title is not among them."""
     show_table(("A", "B"), [("x" * 300, "1"), ("two\nlines", "2")], "the title")

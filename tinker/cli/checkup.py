@@ -22,8 +22,7 @@ from tinker._auth import find_source
 from tinker._config import Config
 from tinker._pools import Answer, Purpose, coalesced
 from tinker._retry import ABSENT_STATUSES, UNREADABLE_STATUSES, WRONG_METHOD_STATUS
-from tinker._runtime import Runtime, open_runtime
-from tinker._session import Description
+from tinker._runtime import Runtime
 from tinker._version import __version__
 from tinker._wire import json, proto
 from tinker.errors import APIStatusError, TinkerError
@@ -65,12 +64,15 @@ class Examination(NamedTuple):
         return [finding.name for finding in self.findings if finding.status == "FAIL"]
 
 
-def examine(config: Config, exchange_seconds: float) -> Examination:
-    """Look at everything; blocks. What takes longer than ``exchange_seconds`` (0: no limit) counts as not answered."""
+def examine(config: Config, connect: Callable[[], Runtime], exchange_seconds: float) -> Examination:
+    """Look at everything; blocks. ``connect`` is called where a connection makes sense.
+
+    What takes longer than ``exchange_seconds`` (0: no limit) counts as not answered.
+    """
     findings = [_versions(), _credential(config)]
     operations: dict[str, Support] = dict.fromkeys(OPERATIONS, "unknown")
     if findings[-1].status != "FAIL":
-        patient = _Patient(open_runtime(config, Description(user_metadata={})), exchange_seconds or None)
+        patient = _Patient(connect(), exchange_seconds or None)
         found: APIFuture[Mapping[str, Support]] = APIFuture("doctor")
         operations |= start(found, partial(_look, patient, findings)).result()
     return Examination(config.base_url, findings, operations)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
+
+import click
 
 from tinker.cli.context import Options
 
 if TYPE_CHECKING:
+    from tinker_wire.models import ClientSessionFinishReasonType
+
     from tinker._config import Config
     from tinker._runtime import Runtime
     from tinker.admin_client import AdminClient
     from tinker.rest_client import RestClient
     from tinker.service_client import ServiceClient
+
+CLOSE_SECONDS = 2.0
 
 # The clients are imported on use, so that the help of commands is quick.
 
@@ -24,11 +33,20 @@ def config_of(options: Options, api_key: str | None = None) -> Config:
 
 
 def connected(options: Options, api_key: str | None = None) -> Runtime:
-    """Connections that make no session. TinkerError when the server needs a key and none is known."""
+    """Connections that make no session and end with the command. TinkerError when a key is needed and none is known."""
     from tinker._runtime import open_runtime
     from tinker._session import Description
 
-    return open_runtime(config_of(options, api_key), Description(user_metadata={}))
+    runtime = open_runtime(config_of(options, api_key), Description(user_metadata={}))
+    click.get_current_context().call_on_close(partial(_close, runtime))
+    return runtime
+
+
+def _close(runtime: Runtime) -> None:
+    from tinker.futures import APIFuture, start
+
+    with suppress(TimeoutError):
+        start(APIFuture("close"), runtime.transport.exchange.aclose).result(CLOSE_SECONDS)
 
 
 def rest_client(options: Options) -> RestClient:
@@ -45,9 +63,24 @@ def admin_client(options: Options) -> AdminClient:
     return AdminClient(connected(options))
 
 
-def service_client(options: Options, *, hasty: bool = False) -> ServiceClient:
-    """A session. Its requests are tried for minutes, as long work deserves; ``hasty`` ones as long as all others here."""
+@contextmanager
+def service_client(options: Options, *, hasty: bool = False) -> Generator[ServiceClient]:
+    """A session, ended after the block, though not waited for long.
+
+    Its requests are tried for minutes, as long work deserves; ``hasty`` ones as long as all others here.
+    """
+    from tinker.errors import TinkerError
     from tinker.service_client import ServiceClient
 
     patience = options.patience_seconds if hasty else None
-    return ServiceClient({"made_by": "tinker cli"}, base_url=options.base_url, patience_seconds=patience)
+    service = ServiceClient({"made_by": "tinker cli"}, base_url=options.base_url, patience_seconds=patience)
+    reason: ClientSessionFinishReasonType = "interrupted"
+    try:
+        yield service
+        reason = "success"
+    except Exception:
+        reason = "errored"
+        raise
+    finally:
+        with suppress(TimeoutError, TinkerError):
+            service.close(reason).result(CLOSE_SECONDS)

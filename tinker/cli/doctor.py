@@ -19,10 +19,10 @@ def doctor(options: Options, operations: bool) -> None:
     something must be repaired before clients can work.
     """
     from tinker.cli.checkup import examine
-    from tinker.cli.connect import config_of
+    from tinker.cli.connect import config_of, connected
     from tinker.cli.output import show, show_table
 
-    found = examine(config_of(options), options.patience_seconds)
+    found = examine(config_of(options), lambda: connected(options), options.patience_seconds)
 
     def table() -> None:
         rows = [(one.name, one.status, one.detail) for one in found.findings]

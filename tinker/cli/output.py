@@ -11,14 +11,11 @@ import datetime
 import json
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from tinker.cli.context import Options
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 #: Told of work done (in units of the whole), and what the bar shall say from now on (None: as before).
 Advance = Callable[..., None]
@@ -59,14 +56,15 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str
 
 def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None) -> None:
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    table: Table = Table(title=None if title is None else escape(title))
+    # Text, as a str is searched for markup and emoji: the ids of runs hold `:train:`.
+    table = Table(title=None if title is None else Text(title, "table.title"))
     for number, name in enumerate(columns):
-        table.add_column(name, style="bright_cyan" if number == 0 else None, no_wrap=number == 0, overflow="fold")
+        table.add_column(Text(name), style="bright_cyan" if number == 0 else None, no_wrap=number == 0, overflow="fold")
     for line in lines:
-        table.add_row(*map(escape, line))
+        table.add_row(*map(Text, line))
     Console().print(table)
 
 
