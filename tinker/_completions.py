@@ -59,7 +59,7 @@ class Completions:
             self._polling = self._thread.task(self._poll(), name="completions")
 
     async def _poll(self) -> None:
-        attempts = Attempts(POLL, self._transport.clock)
+        attempts = Attempts(POLL.within(self._transport.config.patience_seconds), self._transport.clock)
         while self._waiting or self._fetched:
             try:
                 await self._once()

@@ -174,8 +174,9 @@ class LossRequests:
         compress = self.started.config.proto_compress_fwdbwd and form.media == "proto"
         prepare = partial(transport.prepare, request, Purpose.UPLOAD, compress=compress)
         call = await asyncio.to_thread(prepare) if written.nbytes > _LARGE_NBYTES else prepare()
+        policy = SUBMIT.within(transport.config.patience_seconds)
         answer = await run(
-            SUBMIT, lambda _: transport.perform(call, request.operation), transport.clock, what=request.operation
+            policy, lambda _: transport.perform(call, request.operation), transport.clock, what=request.operation
         )
         return transport.decode(request, call, answer)
 

@@ -116,7 +116,8 @@ class Poller:
         that is known to be there.
         """
         future.request_id = promise.request_id
-        poll = _Poll(self, promise.request_id, expected, future, Attempts(POLL, self.transport.clock))
+        policy = POLL.within(self.transport.config.patience_seconds)
+        poll = _Poll(self, promise.request_id, expected, future, Attempts(policy, self.transport.clock))
         poll.result_nbytes = result_nbytes or None
         while True:
             found = await poll.once(roundtrip if poll.iteration == 0 else None)

@@ -293,7 +293,8 @@ class SamplingClient(SelfFuture):
             async with started.limits.sample_dispatch(nbytes):
                 return transport.decode(request, call, await transport.perform(call, request.operation))
 
-        promise = await run(SAMPLE, attempt, clock, what="sample", on_cool_down=cool_down.close_for)
+        policy = SAMPLE.within(transport.config.patience_seconds)
+        promise = await run(policy, attempt, clock, what="sample", on_cool_down=cool_down.close_for)
         roundtrip = clock.monotonic() - began
         future.request_id = promise.request_id
         expected = sample_response(promise.sample_sequence_ids or [])

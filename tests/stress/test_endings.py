@@ -96,6 +96,12 @@ SUBMISSIONS: list[tuple[str, Callable[[Service, Training, Sampling], Any], Polic
 ]
 
 
+PROMISED: list[tuple[str, Callable[[Service, Training, Sampling], Any], Purpose]] = [
+    ("retrieve_future", lambda _, training, __: training.optim_step(ADAM), Purpose.POLL),
+    ("retrieve_future", lambda _, __, sampling: sampling.sample(PROMPT, 1, PARAMS), Purpose.POLL),
+]
+
+
 @pytest.fixture
 def clients(server: FaultyServer) -> tuple[Service, Training, Sampling]:
     """A session with a training run and a sampler, all ready."""
@@ -138,6 +144,22 @@ def test_a_server_that_accepts_and_falls_silent(
         server.hang_next("retrieve_future", times=1000)
         future = call(*clients)
     ended(future, clock, POLL, Purpose.POLL)
+
+
+@pytest.mark.parametrize(("silent", "call", "purpose"), [(row[0], row[1], row[3]) for row in SUBMISSIONS] + PROMISED)
+def test_patience_is_kept(
+    server: FaultyServer,
+    clock: SteppedClock,
+    silent: str,
+    call: Callable[[Service, Training, Sampling], Any],
+    purpose: Purpose,
+) -> None:
+    """A client told to be patient for some seconds gives up after them and one last try, whatever it waits for."""
+    service = server.service(patience_seconds=5.0)
+    training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
+    clients = service, training, service.create_sampling_client(base_model="tinker/toy").result(30)
+    server.hang_next(silent, times=1000)
+    ended(call(*clients), clock, Policy(name="patience", total_seconds=5.0), purpose)
 
 
 def test_a_server_that_is_silent_about_completions(clock: SteppedClock, tmp_path: Path) -> None:
