@@ -156,6 +156,8 @@ def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[
             return await answered(request)
         except Problem as problem:
             return _refusal(profile.refusal(problem))
+        except RecursionError:
+            return _refusal(Problem(422, "the body is nested too deeply"))
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
         except Exception as error:

@@ -145,9 +145,10 @@ def _check_output(node: models.CustomLossNode) -> None:
     try:
         ((loss, metrics),) = (_only(argument, "tuple") for argument in node.args)
         names = cast("dict[str, Any]", _only(metrics, "dict"))
-        _only(loss, "ref")
+        for value in (loss, *names.values()):
+            _only(value, "ref")
     except (TypeError, ValueError, KeyError) as error:
-        raise EngineError("a loss must return the loss and a dict of metrics") from error
+        raise EngineError("a loss must return the loss and a dict of metrics, all of them nodes") from error
     for name in names:
         if not _METRIC.fullmatch(name):
             raise EngineError(f"the metric {name!r} must be called custom/<name>:sum or custom/<name>:mean")
@@ -173,16 +174,16 @@ def _references(argument: object) -> list[str]:
     if not isinstance(argument, dict):
         return []
     form = cast("dict[str, Any]", argument)
-    kind, value = next(iter(form.items()), ("", None))
+    kind = next(iter(form), "")
+    value: Any = form.get(kind)
     if len(form) != 1 or kind not in FORMS:
         raise EngineError(f"an argument is of no known form: {sorted(form)}")
-    if kind == "ref" and isinstance(value, str):
-        return [value]
-    if kind == "dict" and isinstance(value, dict):
-        return [name for item in cast("dict[str, object]", value).values() for name in _references(item)]
-    if isinstance(value, (dict, list)) != (kind in ("tuple", "slice")) or kind == "ref":
+    if not isinstance(value, FORMS[kind]):
         raise EngineError(f"an argument is no {kind}: {value!r:.80}")
-    return _references(cast("object", value))
+    if kind == "ref":
+        return [str(value)]
+    inner: list[object] = list(value.values()) if kind == "dict" else value if kind in ("tuple", "slice") else []
+    return _references(inner)
 
 
 class Evaluation:

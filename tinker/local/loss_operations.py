@@ -73,6 +73,17 @@ ATTRIBUTES = _words("shape ndim dtype device T mT values indices")
 #: Of the functions and methods above, those that make a tensor of a size they are told.
 SIZED = _words("arange eye full linspace new_full new_ones new_zeros ones pad repeat repeat_interleave tile zeros")
 
-#: The keys of arguments that are no JSON scalars and lists.
-FORMS = _words("ref tuple dict slice ellipsis float dtype device layout memory_format")
+#: The keys of arguments that are no JSON scalars and lists, and what they hold.
+FORMS: Mapping[str, type] = {
+    "ref": str,
+    "tuple": list,
+    "dict": dict,
+    "slice": list,
+    "ellipsis": bool,
+    "float": str,
+    "dtype": str,
+    "device": str,
+    "layout": str,
+    "memory_format": str,
+}
 DTYPES = _words("bool uint8 int8 int16 short int32 int int64 long float16 half bfloat16 float32 float float64 double")

@@ -116,7 +116,7 @@ def _accept_loss(
 def _public(index: int, datum: models.Datum) -> Datum:
     try:
         return json.public_datum(datum)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise EngineError(f"datum {index}: {error}") from error
 
 

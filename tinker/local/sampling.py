@@ -209,7 +209,7 @@ def _cells(tensor: models.TensorData, length: int) -> tuple[NDArray[np.int64], N
     """Row and token of every cell that is sent. EngineError unless it is int64, with one row less than the prompt."""
     try:
         public = json.public_tensor(tensor)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise EngineError(f"target_prompt_logprobs: {error}") from error
     shape = dimensions(public)
     if public.dtype != "int64" or len(shape) != 2 or shape[0] != length - 1:
@@ -245,7 +245,7 @@ def _drawn(alternatives: tuple[Int32, Float32] | None) -> PromptAltTokens | None
 def _prompt(value: models.ModelInput) -> Int32:
     try:
         return text_tokens(json.public_model_input(value), "the prompt")
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise EngineError(f"the prompt: {error}") from error
 
 
