@@ -95,7 +95,7 @@ def test_checkpoints_of_the_user_come_in_pages(api: Api) -> None:
     assert pages[1]["cursor"] == {"offset": 2, "limit": 2, "total_count": 3}
     assert pages[0]["checkpoints"][0]["tinker_path"] == f"tinker://{session}:train:2/weights/a"
     assert api.ok("list_user_checkpoints")["cursor"]["limit"] == 100
-    for wrong in ("-1", "x", "1.5", "9" * 30):
+    for wrong in ("-1", "x", "1.5", ""):
         status, detail = api.refused("list_user_checkpoints", query={"limit": wrong})
         assert (status, detail[0]["loc"]) == (422, ["query", "limit"])
 

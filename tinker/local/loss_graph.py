@@ -182,8 +182,9 @@ def _references(argument: object) -> list[str]:
         raise EngineError(f"an argument is no {kind}: {value!r:.80}")
     if kind == "ref":
         return [str(value)]
-    inner: list[object] = list(value.values()) if kind == "dict" else value if kind in ("tuple", "slice") else []
-    return _references(inner)
+    if kind == "dict":
+        return _references(list(cast("dict[str, object]", value).values()))
+    return _references(value) if kind in ("tuple", "slice") else []
 
 
 class Evaluation:
