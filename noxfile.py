@@ -73,6 +73,15 @@ def contract(session: nox.Session) -> None:
 
 
 @nox.session
+def chaos(session: nox.Session) -> None:
+    """The randomized soak: `-- --seed N --seconds S` for one seed, twenty seeds without arguments."""
+    wheel = built_wheel(session)
+    install(session, f"{wheel}[local]")
+    session.install("--force-reinstall", "--no-deps", str(wheel))
+    session.run("python", "tests/stress/chaos.py", *(session.posargs or ["--seeds", "20", "--seconds", "5"]))
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """The documentation site, built strictly."""
     install(session, "-e", str(ROOT), *dependencies("docs"))
