@@ -44,7 +44,7 @@ ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # another one in e
 
 CHECKPOINT = [
     {"name": "kind", "in": "path", "required": True, "schema": {"$ref": "#/components/schemas/CheckpointKind"}},
-    {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[A-Za-z0-9_.-]+$"}},
+    {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[^/]+$"}},
 ]
 
 
