@@ -8,8 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from server_harness import Api, Clock, GatedEngine, MakeApi, loss_body, sample_body
+from server_harness import Api, Clock, GatedEngine, MakeApi, custom_loss_body, loss_body, sample_body
 from tinker_wire.operations import OPERATIONS
+
+from tinker.local.store import MAX_LOGS
 
 SESSION = {"tags": [], "sdk_version": "1"}
 PATH = {"session_id": "s", "sampler_id": "s", "training_run_id": "r", "checkpoint_id": "weights/c"}
@@ -49,6 +51,26 @@ def test_large_bodies_are_refused(make_api: MakeApi) -> None:
 
     streamed = api.runner.run(api.client.post(OPERATIONS["create_session"].path, content=stream()))
     assert streamed.status_code == 413
+
+
+def test_custom_losses_are_bounded(make_api: MakeApi) -> None:
+    """One too many in a session is 403 and names the setting."""
+    api = make_api(max_custom_losses=1)
+    session = api.session()
+    api.ok("create_custom_loss", custom_loss_body(session))
+    api.ok("create_custom_loss", custom_loss_body(session))
+    status, detail = api.refused("create_custom_loss", custom_loss_body(session, 1))
+    assert (status, "max_custom_losses" in detail) == (403, True)
+
+
+def test_clients_of_a_sampling_session_are_bounded(api: Api) -> None:
+    """So many clients of one sampling session may ask for something; the others are 403."""
+    sampler = api.sampler(api.session())
+    logs = api.state.store.sampler(sampler)
+    for client in range(MAX_LOGS):
+        logs.log(client)
+    assert api.refused("asample", sample_body(sampler, MAX_LOGS * 10**9))[0] == 403
+    assert "sequences" in api.result(api.sample(sampler, (MAX_LOGS - 1) * 10**9))
 
 
 def test_sessions_models_and_samplers_are_bounded(make_api: MakeApi) -> None:

@@ -169,20 +169,24 @@ async def copy_weights(state: State, call: Call) -> models.CopyWeightsResponse:
     """A copy of the same kind and name in a run of its own, which cannot be trained on. The files are shared on disk."""
     request = call.read(models.CopyWeightsRequest)
     check_ttl(request.ttl_seconds)
+    source = find(state, request.source_path)
     with state.lock:
-        source = find(state, request.source_path)
         run = _new_run(state, request)
-        record = msgspec.structs.replace(
-            source,
-            path=checkpoint_path(run, source.kind, source.name),
-            training_run_id=run,
-            created_at=state.now(),
-            expires_at=None if request.ttl_seconds is None else state.now() + request.ttl_seconds,
-            public=False,
-            session_id=request.session_id,
-            project_id=request.destination_project_id or source.project_id,
-        )
-        state.checkpoints.copy(source, record)
+    record = msgspec.structs.replace(
+        source,
+        path=checkpoint_path(run, source.kind, source.name),
+        training_run_id=run,
+        created_at=state.now(),
+        expires_at=None if request.ttl_seconds is None else state.now() + request.ttl_seconds,
+        public=False,
+        session_id=request.session_id,
+        project_id=request.destination_project_id or source.project_id,
+    )
+    try:
+        await state.offload_always(lambda: state.checkpoints.copy(source, record))
+    except EngineError as error:
+        raise exists(str(error)) from error
+    with state.lock:
         state.ledger.note_checkpoint("checkpoint_copied", record, source=source.path)
     return models.CopyWeightsResponse(tinker_path=record.path)
 

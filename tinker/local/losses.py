@@ -154,6 +154,9 @@ async def create_custom_loss(state: State, call: Call) -> models.UntypedAPIFutur
         key = f"{session.session_id}:custom_loss:{request.custom_loss_seq_id}"
         request_id = state.futures.submitted(key, same)
         if request_id is None:
+            if len(session.losses) >= state.settings.max_custom_losses:
+                limit = f"max_custom_losses={state.settings.max_custom_losses}"
+                raise Problem(403, f"this session has as many custom losses as it may have ({limit})")
             session.losses[key] = _checked_loss(request)
             future = state.futures.open(key, same, session.span(call.name, session.session_id))
             state.futures.resolve(future, models.CreateCustomLossResponse(loss_id=key))

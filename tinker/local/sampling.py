@@ -131,10 +131,11 @@ def _accept(
     same = fingerprint(request)
     request_id = state.futures.submitted(key, same)
     if request_id is None:
+        log = None if sampler is None else sampler.log((request.seq_id or 0) // CLIENT_NUMBERS)
         future = state.futures.open(key, same, None if sampler is None else sampler.session.span("asample", owner))
         future.is_sample = True
-        if sampler is not None:
-            future.on_done = _logger(sampler.log((request.seq_id or 0) // CLIENT_NUMBERS))
+        if log is not None:
+            future.on_done = _logger(log)
         tokens = _size(request, engine.max_context_length)
         state.samples.put(Sampling(future, tokens, _job_of(request, weights), _result_of(state, request, place, sequence_ids)))
         state.notify()

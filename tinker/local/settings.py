@@ -39,7 +39,8 @@ class Settings:
     ``max_request_bytes``: largest body, before and after decompression (413).
     ``max_sessions``, ``max_models``, ``max_samplers``: how many may live at once, over all clients (403). Sessions silent
     for ``idle_session_seconds`` are ended when room is needed; clients send a heartbeat every ten seconds.
-    ``max_queued_requests``: submitted and not finished (429). ``max_samples``: of one request (400).
+    ``max_queued_requests``: submitted and not finished (429). ``max_samples``: of one request (400). ``max_custom_losses``: of
+    one session (403).
 
     ``sample_batch_tokens``: prompt and continuation tokens of the requests that are sampled together.
     ``gap_seconds``: requests of a model run by number. A number that fails to arrive (its client had an error after
@@ -69,6 +70,7 @@ class Settings:
     idle_session_seconds: float = 600.0
     max_queued_requests: int = 20_000
     max_samples: int = 1024
+    max_custom_losses: int = 1000
     sample_batch_tokens: int = 1 << 16
     gap_seconds: float = 120.0
     max_telemetry_events: int = 1000

@@ -20,7 +20,8 @@ from tinker.local.trace import Span
 Weights: TypeAlias = Callable[[Engine], object | None]
 
 DEFAULT_PROJECT = "default"
-MAX_CLIENTS = 10**9  # of one sampling session; numbers of requests are made from the client's
+MAX_CLIENTS = 10**9  # numbers of clients of one sampling session; numbers of requests are made from the client's
+MAX_LOGS = 10_000  # clients of one sampling session that ask for something
 
 
 @attrs.frozen(kw_only=True)
@@ -116,7 +117,9 @@ class Sampler:
         return self.clients
 
     def log(self, client: int) -> CompletionLog:
-        """What has completed for one of its clients."""
+        """What has completed for one of its clients. Problem 403 when there are too many of them."""
+        if client not in self.completions and len(self.completions) >= MAX_LOGS:
+            raise Problem(403, f"sampling session {self.sampler_id!r} has {MAX_LOGS} clients; open another one")
         return self.completions.setdefault(client, CompletionLog())
 
 
