@@ -1,52 +1,115 @@
-"""Tokenizers by id: resolved, loaded once in a process, shared by all clients."""
+"""Tokenizers: which one a model has, as data; loaded once in a process, shared by all clients."""
 
 from __future__ import annotations
 
+import importlib
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+import attrs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_loaded: dict[str, PreTrainedTokenizerBase] = {}
-_locks: dict[str, threading.Lock] = {}
+_PACKAGED = str(Path(__file__).with_name("local") / "base_model")
+
+# Models whose tokenizer is somewhere else. Those of Llama 3 need a licence click on the hub; the copy does not.
+_ELSEWHERE_BY_PREFIX = {"meta-llama/Llama-3": "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"}
+_ELSEWHERE = {
+    "tinker/babble": _PACKAGED,
+    "tinker/toy": _PACKAGED,
+    "moonshotai/Kimi-K2.5-Text-Only": "moonshotai/Kimi-K2.5",
+}
+# Tokenizers that are code; what runs is these commits only.
+_PINNED = {
+    "moonshotai/Kimi-K2-Thinking": "612681931a8c906ddb349f8ad0f582cb552189cd",
+    "moonshotai/Kimi-K2.5": "4d01dfe0332d63057c186e0b262165819efb6611",
+    "moonshotai/Kimi-K2.6": "b5aabbfb20227ed42becbf5541dbffd213942c58",
+    "moonshotai/Kimi-K3": "f831ab66814297da540d832a5235f8e904f29d06",
+}
+# Owners of models whose tokenizers are on no hub but in a package.
+_IN_A_PACKAGE = ("TML/", "thinkingmachines/")
+
+
+@attrs.frozen
+class Source:
+    """Where a tokenizer comes from: an id of the hub or a directory, and the commit when it is code."""
+
+    name: str
+    revision: str | None = None
+
+
+_loaded: dict[Source, PreTrainedTokenizerBase] = {}
+_locks: dict[Source, threading.Lock] = {}
 _registry = threading.Lock()
 
-# Llama 3 tokenizers need a licence click on the hub; this copy does not.
-_LLAMA3_MIRROR = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
-# The models of our own server, which no hub has; their tokenizer comes with the package.
-_PACKAGED = frozenset({"tinker/babble", "tinker/toy"})
-_PACKAGED_TOKENIZER = Path(__file__).with_name("local") / "base_model"
+
+def resolve(model_name: str, tokenizer_id: str | None) -> Source:
+    """The tokenizer to load: the one the server named, else the model's. Revisions after ``:`` are of the model, not of it."""
+    name = tokenizer_id or model_name
+    if name and Path(name).is_dir():
+        return Source(str(Path(name).resolve()))
+    name = name.partition(":")[0]
+    if not tokenizer_id:
+        name = _of_model(name)
+    name = _ELSEWHERE.get(name, name)
+    return Source(name, _PINNED.get(name))
 
 
-def resolve(model_name: str, tokenizer_id: str | None) -> str:
-    """The tokenizer to load: ``tokenizer_id`` without its revision if the server named one, else derived from the model."""
-    if tokenizer_id:
-        return tokenizer_id.partition(":")[0]
-    name = model_name.partition(":")[0]
-    if name in _PACKAGED:
-        return str(_PACKAGED_TOKENIZER)
-    if name.startswith("meta-llama/Llama-3"):
-        return _LLAMA3_MIRROR
-    parts = name.split("/")
-    return "/".join(parts[:2]) if len(parts) == 3 and parts[0] else name
+def _of_model(name: str) -> str:
+    for prefix, elsewhere in _ELSEWHERE_BY_PREFIX.items():
+        if name.startswith(prefix):
+            return elsewhere
+    owner, _, rest = name.partition("/")
+    model, _, variant = rest.partition("/")
+    return f"{owner}/{model}" if owner and variant and "/" not in variant else name
 
 
-def load(tokenizer_id: str) -> PreTrainedTokenizerBase:
-    """The tokenizer, from a directory or the hub; threads that ask for the same one at once wait for one load."""
+def load(source: Source | str) -> PreTrainedTokenizerBase:
+    """The tokenizer; a text is resolved as the server's name for one. Threads that want the same at once wait for one load.
+
+    ImportError without transformers; RuntimeError for the models whose tokenizer is in another package that is absent.
+    """
+    source = resolve("", source) if isinstance(source, str) else source
     with _registry:
-        lock = _locks.setdefault(tokenizer_id, threading.Lock())
+        lock = _locks.setdefault(source, threading.Lock())
     with lock:
-        if tokenizer_id not in _loaded:
-            _loaded[tokenizer_id] = _from_pretrained(tokenizer_id)
-        return _loaded[tokenizer_id]
+        if source not in _loaded:
+            _loaded[source] = _of_package(source.name) if source.name.startswith(_IN_A_PACKAGE) else _from_hub(source)
+        return _loaded[source]
 
 
-def _from_pretrained(tokenizer_id: str) -> PreTrainedTokenizerBase:
+def encode(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
+    """The tokens of ``text`` as a list of ints."""
+    return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+
+def decode(tokenizer: Any, tokens: Sequence[int], skip_special_tokens: bool) -> str:
+    """The text of ``tokens``, from a list or an array."""
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+
+
+def _from_hub(source: Source) -> PreTrainedTokenizerBase:
+    absent = ImportError("get_tokenizer needs transformers. Install it with: pip install 'tinker[tokenizers]'")
+    automatic = _module("transformers", absent).AutoTokenizer
+    pinned = {} if source.revision is None else {"revision": source.revision, "trust_remote_code": True}
+    return cast("PreTrainedTokenizerBase", automatic.from_pretrained(source.name, **pinned))
+
+
+def _of_package(name: str) -> PreTrainedTokenizerBase:
+    advice = "Install tml_tokenizers, or make prompts with tml-renderers, which is on PyPI"
+    absent = RuntimeError(f"the tokenizer of {name} is on no hub. {advice}")
+    found = _module("tml_tokenizers.tinker_tokenizers", absent).get_tinker_tokenizer(name)
+    return _from_hub(Source(name)) if found is None else cast("PreTrainedTokenizerBase", found)
+
+
+def _module(name: str, absent: Exception) -> Any:
+    """The module; ``absent`` is raised where it is not installed, its own error where it is broken."""
     try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise ImportError("get_tokenizer needs transformers. Install it with: pip install 'tinker[tokenizers]'") from None
-    automatic: Any = AutoTokenizer
-    return cast("PreTrainedTokenizerBase", automatic.from_pretrained(tokenizer_id, use_fast=True))
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name not in (name, name.partition(".")[0]):
+            raise
+        raise absent from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -153,6 +153,14 @@ class SamplingClient(SelfFuture):
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the base model; loaded once in a process. ImportError without transformers."""
         return _tokenizers.load(_tokenizers.resolve(self.get_base_model(), None))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """``text`` in the tokens of :meth:`get_tokenizer`, with those that it puts around a text unless told otherwise."""
+        return _tokenizers.encode(self.get_tokenizer(), text, add_special_tokens)
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of ``tokens`` by :meth:`get_tokenizer`; special tokens are spelled out unless they are to be skipped."""
+        return _tokenizers.decode(self.get_tokenizer(), tokens, skip_special_tokens)
 
     def get_sampler_handle(self) -> str:
         """Text from which any process with a credential of its own makes this sampler again; it holds none itself.

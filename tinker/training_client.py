@@ -388,6 +388,14 @@ class TrainingClient(SelfFuture):
         data = info.model_data
         return _tokenizers.load(_tokenizers.resolve(data.model_name or info.model_name or "", data.tokenizer_id))
 
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """``text`` in the tokens of :meth:`get_tokenizer`, with those that it puts around a text unless told otherwise."""
+        return _tokenizers.encode(self.get_tokenizer(), text, add_special_tokens)
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of ``tokens`` by :meth:`get_tokenizer`; special tokens are spelled out unless they are to be skipped."""
+        return _tokenizers.decode(self.get_tokenizer(), tokens, skip_special_tokens)
+
     @property
     def model_id(self) -> str:
         """The training run's id; blocks until the model exists."""

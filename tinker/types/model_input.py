@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, cast, get_args
 
 import attrs
 from tinker_wire import models
@@ -205,6 +205,14 @@ def _read_chunk(chunk: object) -> object:
     return kind.model_validate(fields)
 
 
+class Tokenizer(Protocol):
+    """What :meth:`ModelInput.from_text` needs of a tokenizer; those of transformers and tiktoken have it."""
+
+    def encode(self, text: str, /) -> Sequence[int]:
+        """Token ids of ``text``."""
+        ...
+
+
 @attrs.frozen(kw_only=True)
 class ModelInput(AttrsValue):
     """What the model reads: chunks in order.
@@ -224,6 +232,11 @@ class ModelInput(AttrsValue):
     def from_ints(cls, tokens: Sequence[int] | Iterable[int]) -> ModelInput:
         """One text chunk of these token ids (a list, numpy array or torch tensor)."""
         return cls(chunks=[EncodedTextChunk(tokens=tokens)])
+
+    @classmethod
+    def from_text(cls, text: str, tokenizer: Tokenizer) -> ModelInput:
+        """One text chunk of ``text`` as ``tokenizer`` encodes it, with the special tokens that it adds by itself."""
+        return cls.from_ints(tokenizer.encode(text))
 
     @classmethod
     def empty(cls) -> ModelInput:

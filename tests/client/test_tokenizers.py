@@ -1,0 +1,156 @@
+"""Tokenizers: what is asked of transformers for which model, once, and what happens without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinker
+
+STUB = Path(__file__).with_name("stub_transformers")
+PACKAGED = Path(tinker.__file__).parent / "local" / "base_model"
+MIRROR = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
+CLIENTS = """
+import sys, httpx, tinker
+from tinker.local import Settings, State, create_app
+from tinker.local.engines.toy import ToyEngine
+state = State(ToyEngine, Settings(data_dir=sys.argv[1], any_base_model=True))
+service = tinker.ServiceClient(base_url="http://server", transport=httpx.ASGITransport(create_app(state)))
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    """Runs a script with the stub, after CLIENTS; gives what it prints as JSON and what it asked of transformers."""
+
+    def run(script: str, *arguments: str, stub: bool = True) -> tuple[Any, list[Any]]:
+        asked = tmp_path / "asked"
+        path = [*([str(STUB)] if stub else []), *(entry for entry in sys.path if entry)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "ASKED": str(asked)}
+        command = [sys.executable, "-c", CLIENTS + script, str(tmp_path / "server"), *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        lines = asked.read_text().splitlines() if asked.exists() else []
+        return json.loads(done.stdout.splitlines()[-1]), [json.loads(line) for line in lines]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "revision"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", None),
+        ("Qwen/Qwen3-8B:peft:1", "Qwen/Qwen3-8B", None),
+        ("Qwen/Qwen3-8B/long-context", "Qwen/Qwen3-8B", None),
+        ("gpt2", "gpt2", None),
+        ("meta-llama/Llama-3.1-8B-Instruct", MIRROR, None),
+        ("meta-llama/Llama-3.3-70B/variant", MIRROR, None),
+        ("meta-llama/Llama-2-7b", "meta-llama/Llama-2-7b", None),
+        ("moonshotai/Kimi-K2-Thinking", "moonshotai/Kimi-K2-Thinking", "612681931a8c906ddb349f8ad0f582cb552189cd"),
+        ("moonshotai/Kimi-K2.5", "moonshotai/Kimi-K2.5", "4d01dfe0332d63057c186e0b262165819efb6611"),
+        ("moonshotai/Kimi-K2.5-Text-Only", "moonshotai/Kimi-K2.5", "4d01dfe0332d63057c186e0b262165819efb6611"),
+        ("moonshotai/Kimi-K2.6", "moonshotai/Kimi-K2.6", "b5aabbfb20227ed42becbf5541dbffd213942c58"),
+        ("moonshotai/Kimi-K3/variant", "moonshotai/Kimi-K3", "f831ab66814297da540d832a5235f8e904f29d06"),
+        ("tinker/toy", str(PACKAGED), None),
+    ],
+)
+def test_which(run: Any, model: str, name: str, revision: str | None) -> None:
+    """Each model has its tokenizer; code of the hub runs only at the commit that is known."""
+    script = "service.create_sampling_client(base_model=sys.argv[2]).get_tokenizer(); print(1)"
+    _, asked = run(script, model)
+    assert asked == [[name, {"revision": revision, "trust_remote_code": True} if revision else {}]]
+
+
+def test_the_servers_word(run: Any, tmp_path: Path) -> None:
+    """Training clients load the tokenizer that the server names, a directory too."""
+    script = "service.create_lora_training_client('Qwen/Qwen3-8B', rank=4).get_tokenizer(); print(1)"
+    _, asked = run(script)
+    assert asked == [[str(PACKAGED), {}]]
+
+
+def test_directory(run: Any, tmp_path: Path) -> None:
+    """A model that is a directory here has its tokenizer in it, wherever the process goes later."""
+    (tmp_path / "my" / "own" / "model").mkdir(parents=True)
+    script = """
+import os
+for name in ("my/own/model", os.path.abspath("my/own/model")):
+    service.create_sampling_client(base_model=name).get_tokenizer()
+print(1)
+"""
+    _, asked = run(script)
+    assert asked == [[str(tmp_path / "my" / "own" / "model"), {}]]
+
+
+def test_loaded_once(run: Any) -> None:
+    """Many threads and both kinds of clients share one load, and get the same object."""
+    script = """
+import concurrent.futures, json, threading
+name = "meta-llama/Llama-3.1-8B"
+clients = [service.create_sampling_client(base_model=name + f"/{i}") for i in range(4)]
+together = threading.Barrier(8)
+def ask(i):
+    together.wait()
+    return id(clients[i % 4].get_tokenizer())
+with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    print(json.dumps(len(set(pool.map(ask, range(8))))))
+"""
+    assert run(script) == (1, [[MIRROR, {}]])
+
+
+def test_text(run: Any) -> None:
+    """Clients encode and decode by their tokenizer, and a prompt is made of a text."""
+    script = """
+import json
+client = service.create_sampling_client(base_model="Qwen/Qwen3-8B")
+tokens = client.encode("ab")
+prompt = tinker.ModelInput.from_text("ab", client.get_tokenizer()).to_ints()
+print(json.dumps([tokens, client.encode("ab", add_special_tokens=False), client.decode(tokens, skip_special_tokens=True), prompt]))
+"""
+    assert run(script)[0] == [[1, 97, 98], [97, 98], "ab", [1, 97, 98]]
+
+
+def test_without_transformers(run: Any) -> None:
+    """Without transformers the error says what to install; the client works on."""
+    script = """
+import json
+sys.modules["transformers"] = None
+client = service.create_sampling_client(base_model="Qwen/Qwen3-8B")
+try:
+    client.get_tokenizer()
+except ImportError as error:
+    print(json.dumps(str(error)))
+"""
+    message, asked = run(script, stub=False)
+    assert "pip install 'tinker[tokenizers]'" in message
+    assert asked == []
+
+
+@pytest.mark.parametrize("model", ["thinkingmachines/Inkling", "TML/anything/variant"])
+def test_without_their_package(run: Any, model: str) -> None:
+    """Models whose tokenizer is on no hub say which package has it."""
+    script = """
+import json
+try:
+    service.create_sampling_client(base_model=sys.argv[2]).get_tokenizer()
+except RuntimeError as error:
+    print(json.dumps(str(error)))
+"""
+    message, asked = run(script, model)
+    assert "tml_tokenizers" in message
+    assert asked == []
+
+
+def test_packaged() -> None:
+    """The packaged model's tokenizer, by transformers itself, gives a text back."""
+    service = tinker.ServiceClient(base_url="local://toy")
+    training = service.create_lora_training_client("tinker/toy", rank=4)
+    sampler = service.create_sampling_client(base_model="tinker/toy")
+    assert training.get_tokenizer() is sampler.get_tokenizer()
+    assert training.decode(training.encode("hello world"), skip_special_tokens=True) == "hello world"
+    service.close().result(10)
