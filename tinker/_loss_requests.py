@@ -174,11 +174,12 @@ class LossRequests:
         compress = self.started.config.proto_compress_fwdbwd and form.media == "proto"
         prepare = partial(transport.prepare, request, Purpose.UPLOAD, compress=compress)
         call = await asyncio.to_thread(prepare) if written.nbytes > _LARGE_NBYTES else prepare()
+
+        async def attempt(_: int) -> models.UntypedAPIFuture:
+            return transport.decode(request, call, await transport.perform(call, request.operation))
+
         policy = SUBMIT.within(transport.config.patience_seconds)
-        answer = await run(
-            policy, lambda _: transport.perform(call, request.operation), transport.clock, what=request.operation
-        )
-        return transport.decode(request, call, answer)
+        return await run(policy, attempt, transport.clock, what=request.operation)
 
 
 def _dense(datum: Datum) -> Datum:

@@ -176,7 +176,6 @@ class _Poll(Generic[T]):
         transport = self.poller.transport
         call = transport.prepare(request, Purpose.POLL)
         answer = await transport.perform(call, request.operation)
-        self.failures.reset()
         if answer.media_type == proto.MEDIA_TYPE:
             return _Found(self._from_proto(call, answer))
         status = _status(answer)
@@ -201,9 +200,11 @@ class _Poll(Generic[T]):
         if status.error is not None:
             raise self._failed(status.error, status.category)
         if status.status == _METADATA_ONLY:
+            self.failures.reset()
             self.result_nbytes = status.response_payload_size or 0
             return True
         if status.type == _TRY_AGAIN or status.status in _PENDING_STATUSES:
+            self.failures.reset()
             self._tell(status)
             await self._pace(started)
             return True

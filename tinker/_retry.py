@@ -7,9 +7,11 @@
     429                            COOL_DOWN    as above, and everybody who shares the limit slows down
     402                            PAUSE        the account is blocked; try again every few seconds for a while
     410                            RESUBMIT     the promise is gone; asking again cannot help
+    a success that cannot be read  REPEAT       something on the way spoiled it; the same request again, three times in all
     501, 505 and any other status  FATAL        trying again cannot help
 
-``x-should-retry: true`` or ``false`` on an answer overrides RETRY and FATAL. Delays use full jitter: uniform between 0 and
+``x-should-retry: true`` or ``false`` on an answer overrides RETRY and FATAL. Requests carry numbers and idempotency
+keys, by which servers tell a repetition. Delays use full jitter: uniform between 0 and
 ``min(max_delay, base_delay * 2 ** n)`` for the n-th retry, n from 0. A server's ``Retry-After`` is a floor for the delay, up
 to ``MAX_HINT_SECONDS``; a longer hint is cut to that.
 """
@@ -25,13 +27,14 @@ from typing import TypeVar
 import attrs
 
 from tinker._clock import Clock
-from tinker.errors import APIConnectionError, APIError, APIStatusError
+from tinker.errors import APIConnectionError, APIError, APIResponseValidationError, APIStatusError
 
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
 
 MAX_HINT_SECONDS = 60.0
 PAUSE_SECONDS = 5.0  # between tries while the account is blocked
+READINGS = 3  # of answers that cannot be read, since the last one that could
 
 
 class Verdict(enum.Enum):
@@ -41,6 +44,7 @@ class Verdict(enum.Enum):
     COOL_DOWN = "cool down"
     PAUSE = "pause"
     RESUBMIT = "resubmit"
+    REPEAT = "repeat"
     FATAL = "fatal"
 
 
@@ -107,6 +111,8 @@ def judge(error: BaseException) -> Verdict:
     """The verdict on a failure; FATAL for anything that is not an APIError."""
     if isinstance(error, APIConnectionError):
         return Verdict.RETRY
+    if isinstance(error, APIResponseValidationError):
+        return Verdict.REPEAT
     if not isinstance(error, APIStatusError):
         return Verdict.FATAL
     status = error.status_code
@@ -161,17 +167,17 @@ class Attempts:
         self._clock = clock
         self._started = clock.monotonic()
         self.count = 0
-        self._last = ""
+        self._unread = 0
 
     def next_delay(self, error: APIError) -> float:
         """Seconds until the next try; raises ``error`` itself, with the attempts noted, when there is none."""
         verdict = judge(error)
         delay = delay_before(self._policy, error, self.count, self._clock)
         self.count += 1
-        self._last = str(error)
+        self._unread += verdict is Verdict.REPEAT
         elapsed = self._clock.monotonic() - self._started
         limit = self._policy.pause_seconds_total if verdict is Verdict.PAUSE else self._policy.total_seconds
-        hopeless = verdict in (Verdict.FATAL, Verdict.RESUBMIT) or self._policy.total_seconds == 0
+        hopeless = verdict in (Verdict.FATAL, Verdict.RESUBMIT) or self._policy.total_seconds == 0 or self._unread == READINGS
         if hopeless or elapsed + delay > limit:
             if self.count > 1:
                 error.add_note(f"{self._policy.name}: {self.count} attempts in {elapsed:.1f} s; this was the last error")
@@ -180,7 +186,7 @@ class Attempts:
 
     def reset(self) -> None:
         """Forget what went wrong: the server made progress."""
-        self.count = 0
+        self.count = self._unread = 0
         self._started = self._clock.monotonic()
 
 

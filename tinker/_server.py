@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 
 import attrs
 from tinker_wire import models
@@ -94,10 +93,13 @@ class Server:
     async def _exchanged(self, credential: str) -> str:
         request = auth_api.auth_token(models.AuthTokenRequest())
         call = self._transport.prepare(request, Purpose.START)
-        attempt = partial(self._transport.perform_with, call, request.operation, credential)
+
+        async def attempt(_: int) -> str:
+            answer = await self._transport.perform_with(call, request.operation, credential)
+            return self._transport.decode(request, call, answer).jwt
+
         policy = START.within(self._transport.config.patience_seconds)
-        answer = await run(policy, lambda _: attempt(), self._transport.clock, what=request.operation)
-        return self._transport.decode(request, call, answer).jwt
+        return await run(policy, attempt, self._transport.clock, what=request.operation)
 
     async def _refresh(self, facts: Facts) -> None:
         """Ask now and again; a failure keeps what is known, a server without the endpoint is not asked again."""

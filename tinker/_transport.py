@@ -51,9 +51,12 @@ class Transport:
     async def send(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T:
         """Make the exchange, retried as ``policy`` and the settings say, and decode its answer."""
         call = self.prepare(request, purpose)
+
+        async def attempt(_: int) -> T:
+            return self.decode(request, call, await self._performed(call, request.operation))
+
         patient = policy.within(self.config.patience_seconds)
-        answer = await run(patient, lambda _: self._performed(call, request.operation), self.clock, what=request.operation)
-        return self.decode(request, call, answer)
+        return await run(patient, attempt, self.clock, what=request.operation)
 
     async def _performed(self, call: Call, operation: str) -> Answer:
         """One attempt; who is impatient does not wait out a silent server either."""

@@ -10,7 +10,7 @@ import httpx
 
 from tinker import _retry
 from tinker._retry import Policy, Verdict, judge
-from tinker.errors import APIConnectionError, APITimeoutError, status_error_type
+from tinker.errors import APIConnectionError, APIResponseValidationError, APITimeoutError, status_error_type
 
 PAGE = Path(__file__).resolve().parents[1] / "errors.md"
 STATUSES = sorted({status.value for status in HTTPStatus if status.value >= 400})
@@ -20,6 +20,7 @@ MEANINGS = {
     Verdict.RETRY: "tried again after a growing, random delay",
     Verdict.COOL_DOWN: "tried again likewise; after a sample, all samples under the same key slow down for a while",
     Verdict.PAUSE: f"the account is blocked: tried again every {_retry.PAUSE_SECONDS:g} s",
+    Verdict.REPEAT: f"the same request is sent again, {_retry.READINGS} times in all",
     Verdict.RESUBMIT: "the result is gone: a sample is asked for anew, anything else fails",
     Verdict.FATAL: "raised at once",
 }
@@ -44,6 +45,8 @@ def failures(verdict: Verdict) -> str:
     found = [str(status) for status in STATUSES if verdict_of(status) is verdict]
     if judge(APIConnectionError(request=REQUEST)) is verdict and judge(APITimeoutError(REQUEST)) is verdict:
         found.insert(0, "no connection, time-out")
+    if judge(APIResponseValidationError(httpx.Response(200, request=REQUEST), None)) is verdict:
+        found.append("an answer that cannot be read")
     if verdict is Verdict.FATAL:  # most of them: say the rest by what it is not
         found = [
             f"every other status below 500 (such as {', '.join(one for one in found if one in ('400', '401', '409'))})"

@@ -143,10 +143,15 @@ def test_server_that_only_fails_ends_the_wait(training: tinker.TrainingClient, w
     ],
 )
 def test_answers_that_make_no_sense(training: tinker.TrainingClient, wire: Any, headers: dict[str, str], body: bytes) -> None:
-    """A malformed or unpromised answer is a typed error that names the operation."""
-    wire.fail("retrieve_future", 200, headers=headers, body=body, outside="no answer makes sense")
-    with pytest.raises(tinker.APIResponseValidationError, match=r"optim_step|retrieve_future"):
+    """A malformed or unpromised answer is asked for again; the third one is a typed error that names the operation."""
+    before = len(wire.sent("retrieve_future"))
+    wire.fail("retrieve_future", 200, headers=headers, body=body, times=2, outside="no answer makes sense")
+    training.optim_step(ADAM).result(10)
+    wire.fail("retrieve_future", 200, headers=headers, body=body, times=3, outside="no answer makes sense")
+    with pytest.raises(tinker.APIResponseValidationError, match=r"optim_step|retrieve_future") as caught:
         training.optim_step(ADAM).result(10)
+    assert "3 attempts" in caught.value.__notes__[0]
+    assert len(wire.sent("retrieve_future")) == before + 6
 
 
 def test_unknown_fields_are_passed_over(training: tinker.TrainingClient, wire: Any) -> None:

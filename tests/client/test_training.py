@@ -261,6 +261,36 @@ def test_broken_connection_never_doubles_a_step(
         assert first.request.headers["x-idempotency-key"] == second.request.headers["x-idempotency-key"]
 
 
+@pytest.mark.parametrize("operation", ["create_session", "create_model", "forward_backward", "optim_step", "asample"])
+@pytest.mark.parametrize("body", [b"", b"<html>", b"\xff\xff", b"{}", b'{"request_id": 7'])
+def test_answers_that_cannot_be_read_are_asked_for_again(
+    service: tinker.ServiceClient, wire: Any, datum: MakeDatum, operation: str, body: bytes
+) -> None:
+    """A submission whose answer came spoiled is sent again, the same in every byte, and is applied once."""
+    wire.fail(operation, 200, body=body, apply=True, times=2, outside="something on the way spoiled it")
+    training = service.create_lora_training_client("tinker/toy", rank=4)
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    training.optim_step(ADAM).result(10)
+    training.save_weights_and_get_sampling_client().sample(
+        tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)
+    ).result(10)
+    sent = wire.sent(operation)
+    assert len(sent) == 3
+    assert {(one.body, one.request.headers["x-idempotency-key"]) for one in sent} == {
+        (sent[0].body, sent[0].request.headers["x-idempotency-key"])
+    }
+
+
+def test_answers_that_can_never_be_read(training: tinker.TrainingClient, wire: Any) -> None:
+    """A submission whose answers stay spoiled fails typed after the third, and with it what follows."""
+    wire.fail("optim_step", 200, body=b"\xff", apply=True, times=3, outside="something on the way spoiled it")
+    futures = [training.optim_step(ADAM), training.optim_step(ADAM)]
+    for future in futures:
+        with pytest.raises(tinker.APIResponseValidationError, match="optim_step"):
+            future.result(10)
+    assert len(wire.sent("optim_step")) == 3
+
+
 def test_final_failure_fails_all_that_follows(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
     """A submission that is refused for good fails every queued and later request with its error; none of them is sent."""
     wire.fail("forward_backward", 403, body={"detail": "not yours"})

@@ -30,7 +30,7 @@ WORKLOAD = Path(__file__).with_name("workload.py")
 DOWN_SECONDS = 0.3
 HANG_SECONDS = 1.0  # until something on the way breaks a connection that says nothing
 GUARD_SECONDS = 600.0
-# What a client can get over by asking again; a garbled answer it can only report.
+# What the official client gets over by asking again; a garbled answer it can only report.
 CURABLE: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind != "corrupt")
 RATES = (0.0, 0.1, 0.3, 0.5)
 

@@ -60,6 +60,7 @@ def status(code: int, **headers: str) -> errors.APIStatusError:
         (status(429, x_should_retry="false"), Verdict.FATAL),
         (status(409, x_should_retry="true"), Verdict.RETRY),
         (errors.RequestFailedError("x", "r", "user"), Verdict.FATAL),
+        (errors.APIResponseValidationError(httpx.Response(200, request=REQUEST), None), Verdict.REPEAT),
         (ValueError("x"), Verdict.FATAL),
     ],
 )

@@ -89,11 +89,11 @@ async def _answered(runtime: Runtime, key: str, request: Request[T]) -> T:
 
     transport = runtime.transport
     call = transport.prepare(request, Purpose.SESSION)
-    policy = REST.within(runtime.config.patience_seconds)
-    answer = await run(
-        policy, lambda _: transport.perform_with(call, request.operation, key), runtime.clock, what=request.operation
-    )
-    return transport.decode(request, call, answer)
+
+    async def attempt(_: int) -> T:
+        return transport.decode(request, call, await transport.perform_with(call, request.operation, key))
+
+    return await run(REST.within(runtime.config.patience_seconds), attempt, runtime.clock, what=request.operation)
 
 
 @click.command()
