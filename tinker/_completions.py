@@ -98,7 +98,7 @@ class Completions:
         else:
             request_id = completion.request_id
             size = completion.response_payload_uncompressed_size if isinstance(completion, models.FutureFinished) else None
-        waiter = self._waiting.get(request_id)
+        waiter = self._waiting.pop(request_id, None)
         if waiter is None:
             self._early[request_id] = size  # done before its submission was answered
         elif not waiter.done():

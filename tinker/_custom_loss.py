@@ -187,8 +187,8 @@ async def create_handle(runtime: Runtime, traced: TracedLoss, future: APIFuture[
         graph=traced.graph,
     )
     try:
-        promise = await runtime.transport.send(training_api.create_custom_loss(body), SUBMIT)
-        created = await started.poller.result(promise, _CREATED, future)
+        promise, roundtrip = await runtime.transport.timed(training_api.create_custom_loss(body), SUBMIT)
+        created = await started.poller.result(promise, _CREATED, future, roundtrip)
     except BaseException:
         session.loss_keys.discard(handle.key)
         raise

@@ -47,8 +47,8 @@ async def create_then_load(
         lora_config=origin.lora,
         optimizer_config=body.optimizer_config or models.AdamOptimizerConfig(),
     )
-    promise = await runtime.transport.send(training_api.create_model(create), SUBMIT)
-    model_id = (await started.poller.result(promise, CREATED, client)).model_id
+    promise, roundtrip = await runtime.transport.timed(training_api.create_model(create), SUBMIT)
+    model_id = (await started.poller.result(promise, CREATED, client, roundtrip)).model_id
     load = msgspec.structs.replace(
         body,
         session_id=None,
@@ -60,8 +60,8 @@ async def create_then_load(
         seq_id=sequencer.next_number,
     )
     sequencer.use(1)
-    promise = await runtime.transport.send(weights_api.load_weights(load), SUBMIT)
-    await started.poller.result(promise, LOADED, client)
+    promise, roundtrip = await runtime.transport.timed(weights_api.load_weights(load), SUBMIT)
+    await started.poller.result(promise, LOADED, client, roundtrip)
     return model_id
 
 

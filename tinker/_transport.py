@@ -58,6 +58,11 @@ class Transport:
         patient = policy.within(self.config.patience_seconds)
         return await run(patient, attempt, self.clock, what=request.operation)
 
+    async def timed(self, request: Request[T], policy: Policy) -> tuple[T, float]:
+        """As :meth:`send`, and the seconds that it took."""
+        began = self.clock.monotonic()
+        return await self.send(request, policy), self.clock.monotonic() - began
+
     async def _performed(self, call: Call, operation: str) -> Answer:
         """One attempt; who is impatient does not wait out a silent server either."""
         if self.config.patience_seconds is None:

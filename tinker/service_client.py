@@ -125,9 +125,9 @@ class ServiceClient:
                 lora_config=lora,
                 optimizer_config=optimizer or models.AdamOptimizerConfig(),
             )
-            promise = await runtime.transport.send(training_api.create_model(body), SUBMIT)
+            promise, roundtrip = await runtime.transport.timed(training_api.create_model(body), SUBMIT)
             expected = json_only("CreateModel", models.CreateModelResponse)
-            return (await started.poller.result(promise, expected, client)).model_id
+            return (await started.poller.result(promise, expected, client, roundtrip)).model_id
 
         return TrainingClient(runtime, "create_lora_training_client", create)
 
@@ -180,12 +180,12 @@ class ServiceClient:
                 weights_access_token=weights_access_token,
             )
             try:
-                promise = await runtime.transport.send(weights_api.load_weights(body), SUBMIT)
+                promise, roundtrip = await runtime.transport.timed(weights_api.load_weights(body), SUBMIT)
             except APIStatusError as error:
                 if error.status_code not in UNREADABLE_STATUSES:
                     raise
                 return await create_then_load(runtime, client, started, sequencer, body)
-            loaded = await started.poller.result(promise, LOADED, client)
+            loaded = await started.poller.result(promise, LOADED, client, roundtrip)
             return loaded.model_id or f"{started.session_id}:train:{number}"
 
         return create

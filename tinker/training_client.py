@@ -550,9 +550,7 @@ class TrainingClient(SelfFuture):
         async def send(sequencer: Sequencer, model_id: str) -> tuple[models.UntypedAPIFuture, float]:
             request = build(model_id, sequencer.next_number)
             sequencer.use(numbers)
-            began = transport.clock.monotonic()
-            promise = await transport.send(request, SUBMIT)
-            return promise, transport.clock.monotonic() - began
+            return await transport.timed(request, SUBMIT)
 
         promise, roundtrip = await self._in_turn(future, place, send)
         started = await self._runtime.session.started()

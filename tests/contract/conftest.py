@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("jsonschema_rs", reason="the test dependencies are not installed")
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "codec"))
 
 from contract import Contract
 from validating import strict_contract

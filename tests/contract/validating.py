@@ -170,17 +170,28 @@ def headers(message: Mapping[str, Any]) -> dict[str, str]:
 
 
 @contextmanager
-def judged_server(state: State, judge: Judge) -> Iterator[str]:
-    """A server on a free port whose every exchange is judged; yields its URL."""
-    server = uvicorn.Server(uvicorn.Config(Judging(create_app(state), judge), port=0, log_level="warning", lifespan="off"))
+def served(app: ASGIApp) -> Iterator[str]:
+    """An application on a free port; yields its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"  # connections wait in the listener until it runs
     finally:
-        state.begin_close()
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+@contextmanager
+def judged_server(state: State, judge: Judge) -> Iterator[str]:
+    """A server on a free port whose every exchange is judged; yields its URL."""
+    try:
+        with served(Judging(create_app(state), judge)) as url:
+            try:
+                yield url
+            finally:
+                state.begin_close()
+    finally:
         state.close()
