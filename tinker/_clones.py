@@ -12,6 +12,7 @@ import secrets
 import threading
 import uuid
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +23,7 @@ from tinker._loop import loop_thread
 from tinker._runtime import Runtime, open_runtime
 from tinker._server import Facts
 from tinker._session import Description
+from tinker.observing import Observer
 
 if TYPE_CHECKING:
     from tinker._clock import Clock
@@ -75,11 +77,12 @@ def runtime_for(state: SamplerState, api_key: str | None = None) -> Runtime:
 def _joined(state: SamplerState, origin: Runtime | None, api_key: str | None) -> Runtime:
     """A runtime that asks nothing of the server: the session exists and the settings travelled along."""
     clock: Clock | None = None
+    observers: Iterable[Observer] = ()
     if origin is not None and api_key is None:  # a forked child has the parent's settings in its memory
-        config, clock = origin.config, origin.clock
+        config, clock, observers = origin.config, origin.clock, origin.transport.observers.all
     else:
         config = _config.load(base_url=state.base_url, api_key=api_key)
-    runtime = open_runtime(config, Description(user_metadata={}), clock=clock)
+    runtime = open_runtime(config, Description(user_metadata={}), clock=clock, observers=observers)
     facts = Facts(state.client_config, answered=True, dynamic=state.dynamic_config)
     session = runtime.session
     runtime.thread.call(lambda: session.adopt(state.session_id, facts))

@@ -12,7 +12,7 @@ from tinker_wire.api import futures as api
 
 from tinker._loop import LoopThread
 from tinker._pools import Purpose
-from tinker._retry import ABSENT_STATUSES, POLL, Attempts
+from tinker._retry import ABSENT_STATUSES, POLL
 from tinker._transport import Transport
 from tinker.errors import APIError, APIStatusError
 
@@ -59,7 +59,7 @@ class Completions:
             self._polling = self._thread.task(self._poll(), name="completions")
 
     async def _poll(self) -> None:
-        attempts = Attempts(POLL.within(self._transport.config.patience_seconds), self._transport.clock)
+        attempts = self._transport.attempts(POLL, api.retrieve_futures.__name__)
         while self._waiting or self._fetched:
             try:
                 await self._once()

@@ -15,6 +15,8 @@ from tinker._version import __version__
 HOSTED_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 LOCAL_SCHEME = "local://"
 
+_ON = frozenset({"1", "true", "yes", "on"})
+
 WireChoice: TypeAlias = Literal["auto", "proto", "json"]
 
 
@@ -27,6 +29,7 @@ class Config:
     """What a client was told. ``base_url`` has no trailing slash; secrets stay out of the repr.
 
     ``patience_seconds`` is the longest time that one exchange is tried again; None leaves that to the policy of each kind.
+    ``fail_fast`` means that a rate limit is raised instead of waited out.
     """
 
     base_url: str
@@ -41,6 +44,8 @@ class Config:
     sdk_version: str = __version__
     local_dir: Path | None = None
     patience_seconds: float | None = None
+    fail_fast: bool = False
+    telemetry: bool = False
 
     @property
     def is_hosted(self) -> bool:
@@ -61,6 +66,8 @@ def load(
     headers: Mapping[str, str] | None = None,
     wire: str | None = None,
     patience_seconds: float | None = None,
+    fail_fast: bool | None = None,
+    telemetry: bool | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Config:
     """Read the settings now, so that a variable set after import counts. An empty variable counts as unset.
@@ -83,7 +90,14 @@ def load(
         sdk_version=env.get("TINKER_SDK_VERSION") or __version__,
         local_dir=Path(local_dir) if local_dir else None,
         patience_seconds=patience_seconds,
+        fail_fast=_switched(fail_fast, env, "TINKER_FAIL_FAST"),
+        telemetry=_switched(telemetry, env, "TINKER_TELEMETRY"),
     )
+
+
+def _switched(choice: bool | None, env: Mapping[str, str], name: str) -> bool:
+    """What was chosen, else the switch in the environment, which is off unless it says that it is on."""
+    return env.get(name, "").strip().lower() in _ON if choice is None else choice
 
 
 def _base_url(url: str) -> str:

@@ -20,10 +20,9 @@ from typing import IO, TYPE_CHECKING, Protocol
 import attrs
 import msgspec
 
-from tinker._clock import Clock
 from tinker._pools import Answer, Call, ExchangeFailed, open_files
-from tinker._retry import DOWNLOAD, EXPIRED_URL_STATUSES, Attempts, Policy
-from tinker._transport import connection_error, status_error
+from tinker._retry import DOWNLOAD, EXPIRED_URL_STATUSES
+from tinker._transport import Transport, connection_error, status_error
 from tinker.errors import APIConnectionError, APIError, APIStatusError, TinkerError
 from tinker.futures import APIFuture, start
 
@@ -81,8 +80,7 @@ class Source:
     """Where files come from. ``url`` gives a file's address, another one than that which was refused (None: any)."""
 
     client: httpx.AsyncClient
-    clock: Clock
-    policy: Policy
+    transport: Transport
     url: Callable[[str, str | None], Awaitable[str]]
 
 
@@ -96,7 +94,7 @@ async def fetch(source: Source, name: str, place: Path, watch: Watch) -> int:
     What an earlier call left at ``place`` is used where the server says that it is of the same version. Raises the last
     APIError when the policy gives up, TinkerError when the content differs from its checksum.
     """
-    attempts = Attempts(source.policy, source.clock)
+    attempts = source.transport.attempts(DOWNLOAD, "download")
     refused: str | None = None
     while True:
         before = await asyncio.to_thread(_length, place)
@@ -111,7 +109,7 @@ async def fetch(source: Source, name: str, place: Path, watch: Watch) -> int:
                 refused = url
                 continue
             delay = attempts.next_delay(error)
-        await source.clock.sleep(delay)
+        await source.transport.clock.sleep(delay)
 
 
 def save_url(runtime: Runtime, url: str, place: Path, watch: Watch) -> APIFuture[int]:
@@ -122,9 +120,8 @@ def save_url(runtime: Runtime, url: str, place: Path, watch: Watch) -> APIFuture
         return url
 
     async def saved() -> int:
-        policy = DOWNLOAD.within(runtime.config.patience_seconds)
         async with open_files(runtime.transport.exchange, runtime.config) as client:
-            source = Source(client=client, clock=runtime.clock, policy=policy, url=only)
+            source = Source(client=client, transport=runtime.transport, url=only)
             nbytes = await fetch(source, place.name, draft, watch)
         await asyncio.to_thread(_publish, draft, place)
         return nbytes

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import attrs
 
 from tinker._clock import Clock
+from tinker.errors import APIStatusError, copy_error
 
 # Submissions of samples at once, and at once while the server says that it is too much.
 DISPATCH_SLOTS = 400
@@ -71,10 +72,14 @@ class CoolDown:
 
     clock: Clock
     _until: float = 0.0
+    _why: APIStatusError | None = None
 
-    def close_for(self, seconds: float) -> None:
-        """Keep the gate closed for at least this long from now."""
+    def close_for(self, why: APIStatusError, seconds: float) -> None:
+        """Keep the gate closed for at least this long from now; unless ``why`` only says that it is closed."""
+        if self._why is not None and why.__cause__ is self._why:
+            return
         self._until = max(self._until, self.clock.monotonic() + seconds)
+        self._why = why
 
     @property
     def throttled(self) -> bool:
@@ -85,6 +90,14 @@ class CoolDown:
         """Wait until the gate is open."""
         while (left := self._until - self.clock.monotonic()) > 0:
             await self.clock.sleep(left)
+
+    def check(self) -> None:
+        """Raise what closed the gate, with the seconds that are left, unless it is open."""
+        left = self._until - self.clock.monotonic()
+        if left > 0 and self._why is not None:
+            error = copy_error(self._why)
+            error.retry_after = left
+            raise error from self._why
 
 
 _cool_downs: dict[tuple[str, str | None], CoolDown] = {}
@@ -110,11 +123,14 @@ class Limits:
     training_nbytes: Budget
     result_nbytes: Budget
     cool_down: CoolDown
+    fails_fast: bool = False
 
     @asynccontextmanager
     async def sample_dispatch(self, nbytes: int) -> AsyncGenerator[None]:
         """Hold a slot and the prompt's bytes while a sample is being submitted; fewer slots while throttled."""
         async with self.dispatch.take():
+            if self.fails_fast:
+                self.cool_down.check()
             await self.cool_down.passed()
             if self.cool_down.throttled:
                 async with self.throttled_dispatch.take(), self.prompt_nbytes.take(20 * nbytes):

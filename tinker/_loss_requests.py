@@ -20,7 +20,7 @@ from tinker._chunking import datum_nbytes, split
 from tinker._combine import combine
 from tinker._polling import loss_output
 from tinker._pools import Purpose, coalesced
-from tinker._retry import SUBMIT, run
+from tinker._retry import SUBMIT
 from tinker._sequencer import Sequencer
 from tinker._session import Started
 from tinker._transport import Transport
@@ -175,11 +175,10 @@ class LossRequests:
         prepare = partial(transport.prepare, request, Purpose.UPLOAD, compress=compress)
         call = await asyncio.to_thread(prepare) if written.nbytes > _LARGE_NBYTES else prepare()
 
-        async def attempt(_: int) -> models.UntypedAPIFuture:
+        async def attempt() -> models.UntypedAPIFuture:
             return transport.decode(request, call, await transport.perform(call, request.operation))
 
-        policy = SUBMIT.within(transport.config.patience_seconds)
-        return await run(policy, attempt, transport.clock, what=request.operation)
+        return await transport.tried(SUBMIT, attempt, request.operation)
 
 
 def _dense(datum: Datum) -> Datum:

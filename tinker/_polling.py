@@ -12,14 +12,15 @@ from tinker_wire import models
 from tinker_wire.api import futures as api
 from tinker_wire.runtime import Request
 
-from tinker._clock import Clock
 from tinker._limits import Budget
+from tinker._observers import Observers
 from tinker._pools import Answer, Call, Purpose
 from tinker._retry import FAILED_STATUSES, PENDING_STATUS, POLL, Attempts
 from tinker._transport import Transport, decode_json, invalid_answer
 from tinker._wire import json, proto
 from tinker.errors import APIError, APIStatusError, RequestFailedError
-from tinker.futures import APIFuture
+from tinker.futures import APIFuture, note_fetched, note_queue, note_running, note_submitted
+from tinker.observing import QueueChange
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 logger = logging.getLogger("tinker")
@@ -40,6 +41,7 @@ _PAUSED = {
     "paused_rate_limit": "a limit on how much may run at once is reached",
     "paused_capacity": "the server is short of capacity",
 }
+_RUNNING = "active"
 NOTICE_SECONDS = 60.0
 
 
@@ -73,22 +75,11 @@ def sample_response(sequence_ids: list[str]) -> Expected[SampleResponse]:
     )
 
 
-class QueueNotices:
-    """Tells the user that work is paused: one line when it begins, then one a minute for as long as it lasts."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._told: dict[tuple[str, str], float] = {}
-
-    def seen(self, operation: str, state: str, reason: str | None) -> None:
-        """Somebody who waits for ``operation`` was told this state."""
-        fallback = _PAUSED.get(state)
-        if fallback is None:
-            return
-        now, key = self._clock.monotonic(), (operation, state)
-        if now - self._told.get(key, -NOTICE_SECONDS) >= NOTICE_SECONDS:
-            self._told[key] = now
-            logger.warning("%s is paused by the server: %s (%s)", operation, reason or fallback, state)
+def report_pause(observers: Observers, operation: str, state: str, reason: str | None) -> None:
+    """Say in the log that work is paused: one line when it begins, then one a minute for as long as it lasts."""
+    fallback = _PAUSED.get(state)
+    if fallback is not None and observers.is_news(f"{operation} {state}", NOTICE_SECONDS):
+        logger.warning("%s is paused by the server: %s (%s)", operation, reason or fallback, state)
 
 
 @attrs.frozen
@@ -97,7 +88,6 @@ class Poller:
 
     transport: Transport
     result_nbytes: Budget
-    notices: QueueNotices
     json_results: bool = False
 
     async def result(
@@ -115,13 +105,14 @@ class Poller:
         nothing but errors for five minutes ends the wait with the last of them. ``result_nbytes`` is the size of a result
         that is known to be there.
         """
-        future.request_id = promise.request_id
-        policy = POLL.within(self.transport.config.patience_seconds)
-        poll = _Poll(self, promise.request_id, expected, future, Attempts(policy, self.transport.clock))
+        clock = self.transport.clock
+        note_submitted(future, promise.request_id, clock.monotonic())
+        poll = _Poll(self, promise.request_id, expected, future, self.transport.attempts(POLL, api.retrieve_future.__name__))
         poll.result_nbytes = result_nbytes or None
         while True:
             found = await poll.once(roundtrip if poll.iteration == 0 else None)
             if found is not None:
+                note_fetched(future, clock.monotonic())
                 return found.value
 
 
@@ -244,10 +235,16 @@ class _Poll(Generic[T]):
         return error
 
     def _tell(self, status: models.FutureStatus) -> None:
-        if status.queue_state is not None:
-            self.future.queue_state = status.queue_state
-            self.future.queue_state_reason = status.queue_state_reason
-            self.poller.notices.seen(self.future.operation, status.queue_state, status.queue_state_reason)
+        state, reason, operation = status.queue_state, status.queue_state_reason, self.future.operation
+        if state is None:
+            return
+        observers = self.poller.transport.observers
+        report_pause(observers, operation, state, reason)
+        if state == _RUNNING:
+            note_running(self.future, observers.clock.monotonic())
+        if note_queue(self.future, state, reason) and observers:
+            event = QueueChange(operation=operation, request_id=self.request_id, state=state, reason=reason)
+            observers.tell(event)
 
     async def _pace(self, started: float) -> None:
         clock = self.poller.transport.clock

@@ -11,6 +11,7 @@ from tinker_wire.runtime import Request
 
 from tinker import _config
 from tinker._clock import Clock
+from tinker._observers import tracked
 from tinker._retry import REST
 from tinker._runtime import Runtime, is_of_this_process, open_runtime
 from tinker._session import Description
@@ -37,7 +38,9 @@ class Rest:
         """The connections and what goes with them; a child made by ``fork`` makes its own."""
         if not is_of_this_process(self._runtime):
             before = self._runtime
-            self._runtime = open_runtime(before.config, _NO_SESSION, clock=before.clock)
+            self._runtime = open_runtime(
+                before.config, _NO_SESSION, clock=before.clock, observers=before.transport.observers.all
+            )
         return self._runtime
 
     def ask(self, request: Request[T]) -> APIFuture[T]:
@@ -46,7 +49,7 @@ class Rest:
 
     def run(self, operation: str, make: Callable[[], Coroutine[Any, Any, T]]) -> APIFuture[T]:
         """Run the coroutine that ``make`` returns, which asks more than one thing."""
-        return start(APIFuture(operation), make)
+        return start(tracked(APIFuture[T](operation), self.runtime.transport.observers), make)
 
     async def answer(self, request: Request[T]) -> T:
         """The answer, on the loop."""

@@ -27,7 +27,9 @@ from typing import TypeVar
 import attrs
 
 from tinker._clock import Clock
+from tinker._observers import Observers
 from tinker.errors import APIConnectionError, APIError, APIResponseValidationError, APIStatusError
+from tinker.observing import RequestRetry
 
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
@@ -78,25 +80,45 @@ GONE_STATUS = 410
 
 @attrs.frozen(kw_only=True)
 class Policy:
-    """How long one kind of call is tried. ``total_seconds`` counts from the first try; 0 means one try."""
+    """How long one kind of call is tried; 0 means one try.
+
+    ``total_seconds`` counts from the first try, or from the last answer that asked for patience (402, 429). How long those are
+    heeded counts from the first try: ``cool_down_seconds_total`` (None: as long as other failures) and
+    ``pause_seconds_total``. ``fails_fast`` means that 429 is not waited out at all.
+    """
 
     name: str
     total_seconds: float
     base_delay: float = 0.5
     max_delay: float = 10.0
+    cool_down_seconds_total: float | None = None
     pause_seconds_total: float = 3600.0
+    fails_fast: bool = False
+
+    def limit(self, verdict: Verdict) -> float:
+        """The seconds for failures of this verdict."""
+        if verdict is Verdict.PAUSE:
+            return self.pause_seconds_total
+        if verdict is Verdict.COOL_DOWN and self.cool_down_seconds_total is not None:
+            return self.cool_down_seconds_total
+        return self.total_seconds
 
     def within(self, seconds: float | None) -> Policy:
         """This policy, given up no later than after ``seconds``; itself for None."""
-        if seconds is None or seconds >= max(self.total_seconds, self.pause_seconds_total):
+        if seconds is None:
             return self
-        total, pauses = min(self.total_seconds, seconds), min(self.pause_seconds_total, seconds)
-        return attrs.evolve(self, total_seconds=total, pause_seconds_total=pauses)
+        return attrs.evolve(
+            self,
+            total_seconds=min(self.total_seconds, seconds),
+            cool_down_seconds_total=min(self.limit(Verdict.COOL_DOWN), seconds),
+            pause_seconds_total=min(self.pause_seconds_total, seconds),
+        )
 
 
 START = Policy(name="session start", total_seconds=60.0)
 SUBMIT = Policy(name="submission", total_seconds=300.0)
-SAMPLE = Policy(name="sampling", total_seconds=7200.0, base_delay=1.0)
+# A server that is busy with others may say so for hours; one that says nothing is given up like everywhere.
+SAMPLE = Policy(name="sampling", total_seconds=300.0, base_delay=1.0, cool_down_seconds_total=7200.0)
 POLL = Policy(name="polling", total_seconds=300.0)
 ONE_SHOT = Policy(name="one shot", total_seconds=0.0)
 # Somebody waits for these, who should hear of a blocked account at once.
@@ -126,6 +148,12 @@ def judge(error: BaseException) -> Verdict:
 
 
 def retry_after(headers: Mapping[str, str], clock: Clock) -> float | None:
+    """The seconds that are waited for a server's hint, None without one."""
+    seconds = requested_delay(headers, clock)
+    return None if seconds is None else min(seconds, MAX_HINT_SECONDS)
+
+
+def requested_delay(headers: Mapping[str, str], clock: Clock) -> float | None:
     """Seconds the server asks to wait: ``retry-after-ms``, ``retry-after`` in seconds or as a date; None without a hint."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         value = headers.get(name)
@@ -133,7 +161,7 @@ def retry_after(headers: Mapping[str, str], clock: Clock) -> float | None:
             continue
         seconds = _seconds(value, scale, clock)
         if seconds is not None and seconds > 0:
-            return min(seconds, MAX_HINT_SECONDS)
+            return seconds
     return None
 
 
@@ -160,12 +188,14 @@ def delay_before(policy: Policy, error: BaseException, retries: int, clock: Cloc
 
 
 class Attempts:
-    """The failures of one call so far; decides whether there is another try."""
+    """The failures of one call so far; decides whether there is another try, and lets it be known."""
 
-    def __init__(self, policy: Policy, clock: Clock) -> None:
+    def __init__(self, policy: Policy, observers: Observers, what: str) -> None:
         self._policy = policy
-        self._clock = clock
-        self._started = clock.monotonic()
+        self._observers = observers
+        self._what = what
+        self._clock = observers.clock
+        self._started = self._patient_since = self._clock.monotonic()
         self.count = 0
         self._unread = 0
 
@@ -175,49 +205,61 @@ class Attempts:
         delay = delay_before(self._policy, error, self.count, self._clock)
         self.count += 1
         self._unread += verdict is Verdict.REPEAT
-        elapsed = self._clock.monotonic() - self._started
-        limit = self._policy.pause_seconds_total if verdict is Verdict.PAUSE else self._policy.total_seconds
-        hopeless = verdict in (Verdict.FATAL, Verdict.RESUBMIT) or self._policy.total_seconds == 0 or self._unread == READINGS
-        if hopeless or elapsed + delay > limit:
+        now = self._clock.monotonic()
+        if self._is_final(verdict) or now + delay - self._since(verdict, now) > self._policy.limit(verdict):
             if self.count > 1:
+                elapsed = now - self._started
                 error.add_note(f"{self._policy.name}: {self.count} attempts in {elapsed:.1f} s; this was the last error")
             raise error
+        self._tell(error, verdict, delay)
         return delay
+
+    def _is_final(self, verdict: Verdict) -> bool:
+        if verdict is Verdict.COOL_DOWN and self._policy.fails_fast:
+            return True
+        return verdict in (Verdict.FATAL, Verdict.RESUBMIT) or self._policy.total_seconds == 0 or self._unread == READINGS
+
+    def _since(self, verdict: Verdict, now: float) -> float:
+        """From when the time for this verdict counts. A server that asks for patience is alive."""
+        if verdict in (Verdict.COOL_DOWN, Verdict.PAUSE):
+            self._patient_since = now
+            return self._started
+        return self._patient_since
+
+    def _tell(self, error: APIError, verdict: Verdict, delay: float) -> None:
+        """An event, and one line when a burst begins and from time to time while it lasts; the rest only at DEBUG."""
+        if self._observers:
+            self._observers.tell(RequestRetry(operation=self._what, failures=self.count, delay_seconds=delay, error=error))
+        level = logging.WARNING if self._observers.is_news(f"{self._what} {verdict.value}") else logging.DEBUG
+        if verdict is Verdict.PAUSE:
+            logger.log(level, "%s is paused: %s; asking again every %g s", self._what, error, PAUSE_SECONDS)
+        else:
+            logger.log(level, "%s: %s; attempt %d failed, next in %.1f s", self._what, error, self.count, delay)
 
     def reset(self) -> None:
         """Forget what went wrong: the server made progress."""
         self.count = self._unread = 0
-        self._started = self._clock.monotonic()
+        self._started = self._patient_since = self._clock.monotonic()
 
 
 async def run(
     policy: Policy,
-    attempt: Callable[[int], Awaitable[T]],
-    clock: Clock,
+    attempt: Callable[[], Awaitable[T]],
+    observers: Observers,
     *,
     what: str,
-    on_cool_down: Callable[[float], None] | None = None,
+    on_cool_down: Callable[[APIStatusError, float], None] | None = None,
 ) -> T:
-    """Call ``attempt`` with its number (0, 1, ...) until it succeeds or the policy gives up, then raise the last error.
+    """Call ``attempt`` until it succeeds or the policy gives up, then raise the last error.
 
-    ``on_cool_down`` is told the delay of every COOL_DOWN, before it is slept.
+    ``on_cool_down`` is told of every COOL_DOWN and the seconds that it lasts, before they are slept.
     """
-    attempts = Attempts(policy, clock)
+    attempts = Attempts(policy, observers, what)
     while True:
         try:
-            return await attempt(attempts.count)
+            return await attempt()
         except APIError as error:
+            if on_cool_down is not None and isinstance(error, APIStatusError) and judge(error) is Verdict.COOL_DOWN:
+                on_cool_down(error, delay_before(policy, error, attempts.count, observers.clock))
             delay = attempts.next_delay(error)
-            if on_cool_down is not None and judge(error) is Verdict.COOL_DOWN:
-                on_cool_down(delay)
-            _report(what, error, attempts.count, delay)
-        await clock.sleep(delay)
-
-
-def _report(what: str, error: APIError, count: int, delay: float) -> None:
-    """One line when a burst begins and at every tenth failure; the rest only at DEBUG."""
-    level = logging.WARNING if count == 1 or count % 10 == 0 else logging.DEBUG
-    if judge(error) is Verdict.PAUSE:
-        logger.log(level, "%s is paused: %s; asking again every %g s", what, error, PAUSE_SECONDS)
-        return
-    logger.log(level, "%s: %s; attempt %d failed, next in %.1f s", what, error, count, delay)
+        await observers.clock.sleep(delay)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import attrs
@@ -11,10 +12,12 @@ from tinker._auth import Auth, find_source
 from tinker._clock import Clock
 from tinker._config import Config
 from tinker._loop import LoopThread, loop_thread
+from tinker._observers import Observers
 from tinker._pools import open_exchange
 from tinker._server import Server
 from tinker._session import Description, Session, shut_down
 from tinker._transport import Transport
+from tinker.observing import Observer
 
 if TYPE_CHECKING:
     import httpx
@@ -38,6 +41,7 @@ def open_runtime(
     *,
     transport: httpx.AsyncBaseTransport | None = None,
     clock: Clock | None = None,
+    observers: Iterable[Observer] = (),
 ) -> Runtime:
     """Wire a runtime; no I/O. When the last client that holds it is gone, its heartbeat stops and its connections close.
 
@@ -46,7 +50,7 @@ def open_runtime(
     time = clock or Clock()
     thread = loop_thread()
     auth = Auth(find_source(config), time, thread)
-    exchanges = Transport(config, time, auth, open_exchange(config, transport))
+    exchanges = Transport(config, time, auth, open_exchange(config, transport), Observers(time, observers))
     server = Server(exchanges, thread)
     session = Session(exchanges, server, thread, description)
     runtime = Runtime(config, time, thread, exchanges, server, session)

@@ -16,7 +16,7 @@ from tinker_wire.api import service as api
 from tinker._auth import Source, find_command
 from tinker._loop import LoopThread
 from tinker._pools import Purpose
-from tinker._retry import ABSENT_STATUSES, ONE_SHOT, START, run
+from tinker._retry import ABSENT_STATUSES, ONE_SHOT, START
 from tinker._transport import Transport
 from tinker.errors import APIError, APIStatusError
 
@@ -94,12 +94,11 @@ class Server:
         request = auth_api.auth_token(models.AuthTokenRequest())
         call = self._transport.prepare(request, Purpose.START)
 
-        async def attempt(_: int) -> str:
+        async def attempt() -> str:
             answer = await self._transport.perform_with(call, request.operation, credential)
             return self._transport.decode(request, call, answer).jwt
 
-        policy = START.within(self._transport.config.patience_seconds)
-        return await run(policy, attempt, self._transport.clock, what=request.operation)
+        return await self._transport.tried(START, attempt, request.operation)
 
     async def _refresh(self, facts: Facts) -> None:
         """Ask now and again; a failure keeps what is known, a server without the endpoint is not asked again."""

@@ -16,7 +16,7 @@ from tinker_wire.api import service as api
 
 from tinker._limits import DISPATCH_SLOTS, THROTTLED_SLOTS, Budget, Limits, shared_cool_down
 from tinker._loop import LoopThread
-from tinker._polling import Poller, QueueNotices
+from tinker._polling import Poller
 from tinker._pools import Purpose
 from tinker._retry import ABSENT_STATUSES, GONE_STATUS, ONE_SHOT, START
 from tinker._server import Facts, Server
@@ -166,9 +166,9 @@ def _assembled(session_id: str, facts: Facts, transport: Transport) -> Started:
         training_nbytes=Budget(config.fwdbwd_dispatch_bytes_semaphore_size),
         result_nbytes=Budget(config.inflight_response_bytes_semaphore_size),
         cool_down=shared_cool_down(settings.base_url, settings.api_key, transport.clock),
+        fails_fast=settings.fail_fast,
     )
-    notices = QueueNotices(transport.clock)
-    poller = Poller(transport, limits.result_nbytes, notices, json_results=settings.wire == "json")
+    poller = Poller(transport, limits.result_nbytes, json_results=settings.wire == "json")
     return Started(session_id=session_id, facts=facts, limits=limits, poller=poller, wire=wire)
 
 

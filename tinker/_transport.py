@@ -1,10 +1,10 @@
-"""One generated Request -> one exchange -> its typed value or a typed error. No retry: `_retry.run` is put around it."""
+"""One generated Request -> one exchange -> its typed value or a typed error; `tried` puts the retries of `_retry` around it."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urljoin, urlsplit
 
@@ -16,9 +16,11 @@ from tinker import errors
 from tinker._auth import Auth
 from tinker._clock import Clock
 from tinker._config import Config
+from tinker._observers import Observers
 from tinker._pools import AT_ONCE, Answer, Call, Exchange, ExchangeFailed, Purpose, coalesced
-from tinker._retry import UNAUTHENTICATED_STATUS, Policy, run
+from tinker._retry import UNAUTHENTICATED_STATUS, Attempts, Policy, requested_delay, run
 from tinker._wire import compression, json
+from tinker.observing import RequestAttempt
 
 if TYPE_CHECKING:
     import httpx
@@ -47,16 +49,31 @@ class Transport:
     clock: Clock
     auth: Auth
     exchange: Exchange
+    observers: Observers
 
     async def send(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T:
         """Make the exchange, retried as ``policy`` and the settings say, and decode its answer."""
         call = self.prepare(request, purpose)
 
-        async def attempt(_: int) -> T:
+        async def attempt() -> T:
             return self.decode(request, call, await self._performed(call, request.operation))
 
-        patient = policy.within(self.config.patience_seconds)
-        return await run(patient, attempt, self.clock, what=request.operation)
+        return await self.tried(policy, attempt, request.operation)
+
+    async def tried(
+        self,
+        policy: Policy,
+        attempt: Callable[[], Awaitable[T]],
+        what: str,
+        on_cool_down: Callable[[errors.APIStatusError, float], None] | None = None,
+    ) -> T:
+        """The outcome of ``attempt``, made again as ``policy`` and the settings say."""
+        chosen = attrs.evolve(policy.within(self.config.patience_seconds), fails_fast=self.config.fail_fast)
+        return await run(chosen, attempt, self.observers, what=what, on_cool_down=on_cool_down)
+
+    def attempts(self, policy: Policy, what: str) -> Attempts:
+        """The failures of something that was promised, which is waited for also where submissions fail fast."""
+        return Attempts(policy.within(self.config.patience_seconds), self.observers, what)
 
     async def timed(self, request: Request[T], policy: Policy) -> tuple[T, float]:
         """As :meth:`send`, and the seconds that it took."""
@@ -110,24 +127,54 @@ class Transport:
         answer = await self._answered(call, operation, credential)
         if _is_expired(answer) and await self.auth.replaced(credential):
             answer = await self._answered(call, operation, await self.auth.credential())
-        if 200 <= answer.status < 300:
-            return answer
-        raise _noted(status_error(call, answer), operation)
+        return self._success(call, operation, answer)
 
     async def perform_with(self, call: Call, operation: str, credential: str) -> Answer:
         """One attempt under this very credential: for the exchange that replaces it."""
-        answer = await self._answered(call, operation, credential)
+        return self._success(call, operation, await self._answered(call, operation, credential))
+
+    def _success(self, call: Call, operation: str, answer: Answer) -> Answer:
         if 200 <= answer.status < 300:
             return answer
-        raise _noted(status_error(call, answer), operation)
+        error = status_error(call, answer)
+        error.retry_after = requested_delay(answer.headers, self.clock)
+        raise _noted(error, operation)
 
     async def _answered(self, call: Call, operation: str, credential: str | None) -> Answer:
         if credential is not None:
             call = attrs.evolve(call, headers={**call.headers, _KEY_HEADER: credential})
+        return await (self._observed(call, operation) if self.observers else self._exchanged(call, operation))
+
+    async def _exchanged(self, call: Call, operation: str) -> Answer:
         try:
             return await self._following_redirects(call)
         except ExchangeFailed as failure:
             raise _noted(connection_error(call, failure), operation) from failure
+
+    async def _observed(self, call: Call, operation: str) -> Answer:
+        started = self.clock.monotonic()
+        answer: Answer | None = None
+        error: errors.APIError | None = None
+        try:
+            answer = await self._exchanged(call, operation)
+            if answer.status >= 400:
+                error = _noted(status_error(call, answer), operation)
+            return answer
+        except errors.APIError as failure:
+            error = failure
+            raise
+        finally:
+            self.observers.tell(
+                RequestAttempt(
+                    operation=operation,
+                    started=started,
+                    seconds=self.clock.monotonic() - started,
+                    sent_nbytes=call.nbytes,
+                    status=None if answer is None else answer.status,
+                    received_nbytes=0 if answer is None else len(answer.content),
+                    error=error,
+                )
+            )
 
     async def _following_redirects(self, call: Call) -> Answer:
         """Redirects to another origin lose every credential."""

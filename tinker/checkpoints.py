@@ -26,7 +26,7 @@ import attrs
 from tinker import _archives, _hub
 from tinker._downloads import Source, Watch, fetch
 from tinker._pools import open_files
-from tinker._retry import ABSENT_STATUSES, DOWNLOAD, GONE_STATUS
+from tinker._retry import ABSENT_STATUSES, GONE_STATUS
 from tinker._validate import MIN_TTL_SECONDS
 from tinker.errors import APIError, APIStatusError, TinkerError
 from tinker.futures import APIFuture, start
@@ -321,12 +321,10 @@ class _Fetching:
         return {_ARCHIVE: answer.url}, answer.expires
 
     async def _fetch_all(self, links: _Links, names: Sequence[str]) -> Mapping[str, Path]:
-        config, room = self._runtime.config, asyncio.Semaphore(FILES_AT_ONCE)
+        transport, room = self._runtime.transport, asyncio.Semaphore(FILES_AT_ONCE)
         self._counts.expect(names)
-        async with open_files(self._runtime.transport.exchange, config) as client:
-            source = Source(
-                client=client, clock=self._runtime.clock, policy=DOWNLOAD.within(config.patience_seconds), url=links.url
-            )
+        async with open_files(transport.exchange, transport.config) as client:
+            source = Source(client=client, transport=transport, url=links.url)
 
             async def one(name: str) -> Path:
                 place = self._partial / "parts" / hashlib.sha256(name.encode()).hexdigest()

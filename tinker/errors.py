@@ -26,11 +26,12 @@ credentials in it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
     import httpx
 
+E = TypeVar("E", bound=BaseException)
 RequestErrorCategory: TypeAlias = Literal["unknown", "server", "user"]
 
 
@@ -70,12 +71,13 @@ class APIResponseValidationError(APIError):
 
 
 class APIStatusError(APIError):
-    """The server answered an error status."""
+    """The server answered an error status. ``retry_after`` is after how many seconds it asked to come again, if it did."""
 
     def __init__(self, message: str, *, response: httpx.Response, body: object | None) -> None:
         super().__init__(message, response.request, body=body)
         self.response = response
         self.status_code = response.status_code
+        self.retry_after: float | None = None
 
 
 class BadRequestError(APIStatusError):
@@ -165,7 +167,7 @@ def status_error_type(status: int) -> type[APIStatusError]:
     return _BY_STATUS.get(status, APIStatusError)
 
 
-def copy_error(error: BaseException) -> BaseException:
+def copy_error(error: E) -> E:
     """The same error for another waiter, so that tracebacks and notes of several threads do not mix."""
     if not isinstance(error, TinkerError):
         return error
@@ -174,4 +176,4 @@ def copy_error(error: BaseException) -> BaseException:
         attributes["__notes__"] = list(attributes["__notes__"])
     copy = _rebuild(type(error), error.args, attributes)
     copy.__cause__ = error.__cause__
-    return copy
+    return cast("E", copy)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, TypeVar
 
 from tinker._loop import LoopThread, loop_thread
 from tinker.errors import copy_error
+from tinker.observing import QueueCallback, QueueObserver, Timings
 
+logger = logging.getLogger("tinker")
 T = TypeVar("T")
 
 
@@ -20,6 +23,10 @@ class APIFuture(concurrent.futures.Future[T]):
     ``await future`` and ``future.result(timeout)`` give the result or raise the operation's error. It is a
     ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. Cancelling it, or the
     task that awaits it, stops the waiting; what the server has accepted stays accepted.
+
+    ``queue_state`` (``active``, ``paused_capacity``, ``paused_rate_limit``, or what servers of tomorrow say) and
+    ``queue_state_reason`` are what the server last said about it, None before it said anything; ``timings`` says when it was
+    called, accepted, at work and here.
     """
 
     def __init__(self, operation: str = "") -> None:
@@ -28,6 +35,8 @@ class APIFuture(concurrent.futures.Future[T]):
         self.request_id: str | None = None
         self.queue_state: str | None = None
         self.queue_state_reason: str | None = None
+        self.timings = Timings()
+        self._queue_observers: list[QueueCallback] = []
         self._loop = loop_thread()
         self._task: asyncio.Task[T] | None = None
 
@@ -72,6 +81,19 @@ class APIFuture(concurrent.futures.Future[T]):
         """This future; older code asks for the ``concurrent.futures.Future`` inside."""
         return self
 
+    def observe_queue(self, observer: QueueObserver) -> None:
+        """Have ``observer(queue_state, reason)`` called whenever the server says something new about what this waits for.
+
+        ``observer`` is a function or an object with the method ``on_queue_state_change``. It is called on the thread that
+        does all I/O, so it must not block; what it raises is logged. On a client it is about its creation and every request
+        that it makes.
+
+        >>> import tinker
+        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy")
+        >>> training.observe_queue(lambda state, reason: print(f"now {state}: {reason}"))
+        """
+        self._queue_observers.append(observer if callable(observer) else observer.on_queue_state_change)
+
     def cancel(self) -> bool:
         """Stop waiting; False when there is a result already."""
         if not super().cancel():
@@ -112,6 +134,37 @@ class APIFuture(concurrent.futures.Future[T]):
         queue = f", queue state {self.queue_state}" if self.queue_state else ""
         reason = f" ({self.queue_state_reason})" if self.queue_state_reason else ""
         return f"{self.operation or 'operation'} has no result after {timeout} s{state}{queue}{reason}"
+
+
+def note_submitted(future: APIFuture[Any], request_id: str, now: float) -> None:
+    """The server accepted a request of this future."""
+    future.request_id = request_id
+    if future.timings.submitted is None:
+        future.timings = future.timings._replace(submitted=now)
+
+
+def note_running(future: APIFuture[Any], now: float) -> None:
+    """The server says that it is at work."""
+    if future.timings.running is None:
+        future.timings = future.timings._replace(running=now)
+
+
+def note_fetched(future: APIFuture[Any], now: float) -> None:
+    """A result of this future is here."""
+    future.timings = future.timings._replace(fetched=now)
+
+
+def note_queue(future: APIFuture[Any], state: str, reason: str | None) -> bool:
+    """What the server says of the queue; whether that is new. Tells those who observe."""
+    if (state, reason) == (future.queue_state, future.queue_state_reason):
+        return False
+    future.queue_state, future.queue_state_reason = state, reason
+    for observer in tuple(future._queue_observers):  # pyright: ignore[reportPrivateUsage]
+        try:
+            observer(state, reason)
+        except Exception:
+            logger.exception("an observer of the queue failed")
+    return True
 
 
 def start(future: APIFuture[T], make: Callable[[], Coroutine[Any, Any, T]], thread: LoopThread | None = None) -> APIFuture[T]:
@@ -161,6 +214,11 @@ C = TypeVar("C", bound="SelfFuture")
 
 class SelfFuture(APIFuture[Any]):
     """A client that is the future of its own creation: its result is the client itself, ready."""
+
+    def _child(self, future: APIFuture[T]) -> APIFuture[T]:
+        """The future of a request of this client: who observes the queue of the one observes that of the other."""
+        future._queue_observers = self._queue_observers
+        return future
 
     def result(self: C, timeout: float | None = None) -> C:
         """Block until the client is ready, at most ``timeout`` seconds; the client itself, or the creation's error."""

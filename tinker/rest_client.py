@@ -22,7 +22,7 @@ from tinker._auth import read_claims
 from tinker._clock import Clock
 from tinker._pools import Purpose
 from tinker._rest import Rest, open_rest, twin
-from tinker._retry import ARCHIVE, run
+from tinker._retry import ARCHIVE
 from tinker._runtime import Runtime
 from tinker._validate import check_access_scope, check_page, check_ttl
 from tinker.admin_client import AdminClient
@@ -223,9 +223,7 @@ class RestClient:
             transport = (await self._rest.ready()).transport
             call = attrs.evolve(transport.prepare(request, Purpose.SESSION), follows_redirects=False)
             try:
-                answer = await run(
-                    ARCHIVE, lambda _: transport.perform(call, request.operation), transport.clock, what=request.operation
-                )
+                answer = await transport.tried(ARCHIVE, lambda: transport.perform(call, request.operation), request.operation)
             except APIStatusError as error:
                 if "location" not in error.response.headers:
                     raise

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
@@ -17,16 +17,17 @@ from tinker_wire.api import sampling as api
 from tinker import _clones, _tokenizers
 from tinker._chunking import PROMPT_TOKEN_NBYTES, chunk_nbytes
 from tinker._completions import Completions
+from tinker._observers import tracked
 from tinker._polling import sample_response
 from tinker._pools import Purpose
-from tinker._retry import SAMPLE, SUBMIT, Verdict, judge, run
+from tinker._retry import SAMPLE, SUBMIT, Verdict, judge
 from tinker._runtime import Runtime, is_of_this_process
 from tinker._server import Facts
 from tinker._session import Started
 from tinker._validate import check_sample
 from tinker._wire import json
 from tinker.errors import APIError, APIStatusError
-from tinker.futures import APIFuture, SelfFuture, mapped, ready, start
+from tinker.futures import APIFuture, SelfFuture, note_submitted, ready, start
 from tinker.types.model_input import ModelInput
 from tinker.types.params import SamplingParams
 from tinker.types.results import SampleResponse
@@ -47,12 +48,24 @@ class _Wanted:
     prompt: ModelInput
     num_samples: int
     params: SamplingParams
-    prompt_logprobs: bool
-    topk_prompt_logprobs: int
-    topk_sample_logprobs: int
-    target_prompt_logprobs: TensorData | None
-    prompt_alt_tokens_k: int
-    prompt_logprobs_last_n: int | None
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: TensorData | None = None
+    prompt_alt_tokens_k: int = 0
+    prompt_logprobs_last_n: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        check_sample(
+            self.prompt,
+            self.num_samples,
+            include_prompt_logprobs=self.prompt_logprobs,
+            topk_prompt_logprobs=self.topk_prompt_logprobs,
+            topk_sample_logprobs=self.topk_sample_logprobs,
+            target_prompt_logprobs=self.target_prompt_logprobs,
+            prompt_alt_tokens_k=self.prompt_alt_tokens_k,
+            prompt_logprobs_last_n=self.prompt_logprobs_last_n,
+        )
 
 
 class SamplingClient(SelfFuture):
@@ -84,6 +97,7 @@ class SamplingClient(SelfFuture):
         self._clone_id = 0
         self._portable_state: _clones.SamplerState | None = None
         self._completions: Completions | None = None
+        tracked(self, runtime.transport.observers)
         start(self, lambda: self._opened(opened))
 
     def __repr__(self) -> str:
@@ -109,16 +123,6 @@ class SamplingClient(SelfFuture):
 
         Raises ValueError at once for arguments no server can answer.
         """
-        check_sample(
-            prompt,
-            num_samples,
-            include_prompt_logprobs=include_prompt_logprobs,
-            topk_prompt_logprobs=topk_prompt_logprobs,
-            topk_sample_logprobs=topk_sample_logprobs,
-            target_prompt_logprobs=target_prompt_logprobs,
-            prompt_alt_tokens_k=prompt_alt_tokens_k,
-            prompt_logprobs_last_n=prompt_logprobs_last_n,
-        )
         wanted = _Wanted(
             prompt,
             num_samples,
@@ -130,9 +134,7 @@ class SamplingClient(SelfFuture):
             prompt_alt_tokens_k,
             prompt_logprobs_last_n,
         )
-        if not is_of_this_process(self._runtime):
-            self._move_here()
-        future: APIFuture[SampleResponse] = APIFuture("sample")
+        future: APIFuture[SampleResponse] = self._future("sample")
         return start(future, lambda: self._sampled(future, wanted))
 
     def compute_logprobs(self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None) -> APIFuture[list[float | None]]:
@@ -140,11 +142,14 @@ class SamplingClient(SelfFuture):
 
         ``prompt_logprobs_last_n`` asks for the last n only; the others are None then.
         """
-        params = SamplingParams(max_tokens=1)
-        source = self.sample(prompt, 1, params, include_prompt_logprobs=True, prompt_logprobs_last_n=prompt_logprobs_last_n)
-        future: APIFuture[list[float | None]] = APIFuture("compute_logprobs")
-        future.add_done_callback(lambda done: source.cancel() if done.cancelled() else None)
-        return mapped(source, future, _prompt_logprobs)
+        last_n = prompt_logprobs_last_n
+        wanted = _Wanted(prompt, 1, SamplingParams(max_tokens=1), prompt_logprobs=True, prompt_logprobs_last_n=last_n)
+        future: APIFuture[list[float | None]] = self._future("compute_logprobs")
+
+        async def computed() -> list[float | None]:
+            return _prompt_logprobs(await self._sampled(future, wanted))
+
+        return start(future, computed)
 
     def get_base_model(self) -> str:
         """The name of the base model; blocks until the client exists."""
@@ -252,6 +257,11 @@ class SamplingClient(SelfFuture):
             )
             self._completions = Completions(self._runtime.transport, self._runtime.thread, target)
 
+    def _future(self, operation: str) -> APIFuture[Any]:
+        if not is_of_this_process(self._runtime):
+            self._move_here()
+        return self._child(tracked(APIFuture[Any](operation), self._runtime.transport.observers))
+
     def _move_here(self) -> None:
         """In a child made by ``fork``: go on as a clone, with a thread and connections of this process."""
         state = self._portable()
@@ -270,7 +280,7 @@ class SamplingClient(SelfFuture):
 
     def _base_model_future(self) -> APIFuture[str]:
         if self._base_model is None:
-            future: APIFuture[str] = APIFuture("get_base_model")
+            future: APIFuture[str] = self._future("get_base_model")
             self._base_model = start(future, self._asked_base_model)
         return self._base_model
 
@@ -278,7 +288,7 @@ class SamplingClient(SelfFuture):
         await self
         return await self._find_base_model()
 
-    async def _sampled(self, future: APIFuture[SampleResponse], wanted: _Wanted) -> SampleResponse:
+    async def _sampled(self, future: APIFuture[Any], wanted: _Wanted) -> SampleResponse:
         await ready(self)
         started = await self._runtime.session.started()
         async with started.limits.samples.take():
@@ -290,21 +300,20 @@ class SamplingClient(SelfFuture):
                         raise
                     # The promise expired before it was fetched; nothing was lost but the time of it.
 
-    async def _once(self, started: Started, future: APIFuture[SampleResponse], wanted: _Wanted) -> SampleResponse:
+    async def _once(self, started: Started, future: APIFuture[Any], wanted: _Wanted) -> SampleResponse:
         transport, clock, cool_down = self._runtime.transport, self._runtime.clock, started.limits.cool_down
         request = api.asample(self._body(wanted), x_tinker_sampling_backpressure="1")
         call = transport.prepare(request, Purpose.SAMPLE)
         nbytes = sum(chunk_nbytes(chunk, PROMPT_TOKEN_NBYTES) for chunk in wanted.prompt.chunks)
         began = clock.monotonic()
 
-        async def attempt(_: int) -> models.UntypedAPIFuture:
+        async def attempt() -> models.UntypedAPIFuture:
             async with started.limits.sample_dispatch(nbytes):
                 return transport.decode(request, call, await transport.perform(call, request.operation))
 
-        policy = SAMPLE.within(transport.config.patience_seconds)
-        promise = await run(policy, attempt, clock, what="sample", on_cool_down=cool_down.close_for)
+        promise = await transport.tried(SAMPLE, attempt, request.operation, cool_down.close_for)
         roundtrip = clock.monotonic() - began
-        future.request_id = promise.request_id
+        note_submitted(future, promise.request_id, clock.monotonic())
         expected = sample_response(promise.sample_sequence_ids or [])
         try:
             if self._completions is None:

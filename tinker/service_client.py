@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tinker_wire import models
 from tinker_wire.api import service as service_api
@@ -18,6 +18,7 @@ from tinker._clock import Clock
 from tinker._custom_loss import create_handle
 from tinker._from_state import LOADED, create_then_load
 from tinker._loss_graph import trace
+from tinker._observers import tracked
 from tinker._polling import json_only
 from tinker._retry import SUBMIT, UNREADABLE_STATUSES
 from tinker._runtime import Runtime, is_of_this_process, open_runtime
@@ -27,6 +28,7 @@ from tinker._validate import check_model_path
 from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import APIStatusError, ClientClosedError
 from tinker.futures import APIFuture, completed, start
+from tinker.observing import Observer
 from tinker.rest_client import RestClient
 from tinker.sampling_client import SamplingClient, open_sampler
 from tinker.training_client import Create, TrainingClient
@@ -48,7 +50,9 @@ class ServiceClient:
     process, which needs no account. ``api_key`` defaults to ``TINKER_API_KEY``, ``project_id`` to ``TINKER_PROJECT_ID``.
     ``user_metadata`` and ``display_name`` describe the session. ``default_headers_overrides`` are sent with every request.
     ``wire`` is ``auto``, ``proto`` or ``json``. ``patience_seconds`` is the longest time that a request is tried again (0: one
-    try); None means minutes, as training deserves. ``transport`` is an httpx transport to use instead of real connections.
+    try); None means minutes, as training deserves. ``fail_fast`` (default: ``TINKER_FAIL_FAST``) raises RateLimitError at once
+    where the server asks to slow down, instead of doing so. ``observers`` are called with what the client does, see
+    :mod:`tinker.observing`. ``transport`` is an httpx transport to use instead of real connections.
 
     Nothing is sent before the first request that needs the server. A ``with`` block ends the session.
 
@@ -67,6 +71,8 @@ class ServiceClient:
         default_headers_overrides: Mapping[str, str] | None = None,
         wire: Literal["auto", "proto", "json"] | None = None,
         patience_seconds: float | None = None,
+        fail_fast: bool | None = None,
+        observers: Iterable[Observer] = (),
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
         **unsupported: object,
@@ -83,12 +89,14 @@ class ServiceClient:
                 headers=default_headers_overrides,
                 wire=wire,
                 patience_seconds=patience_seconds,
+                fail_fast=fail_fast,
             )
 
         self._config = load_config
         self._description = Description(user_metadata=dict(user_metadata or {}), display_name=display_name)
         self._transport = transport
         self._clock = clock
+        self._observers = tuple(observers)
         self._opened: Runtime | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -223,7 +231,7 @@ class ServiceClient:
             await runtime.server.facts()  # how the credential travels
             return await runtime.transport.send(service_api.get_server_capabilities(), SUBMIT)
 
-        return start(APIFuture("get_server_capabilities"), asked)
+        return start(self._future("get_server_capabilities"), asked)
 
     def create_custom_loss(self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> APIFuture[LossHandle]:
         """Trace a loss per datum, so that a server that can computes it; for ``TrainingClient.forward_backward_custom``.
@@ -247,7 +255,7 @@ class ServiceClient:
         """
         traced = trace(fn, input_ranks)
         runtime = self._runtime()
-        future: APIFuture[LossHandle] = APIFuture("create_custom_loss")
+        future: APIFuture[LossHandle] = self._future("create_custom_loss")
         return start(future, lambda: create_handle(runtime, traced, future))
 
     def create_rest_client(self) -> RestClient:
@@ -299,8 +307,17 @@ class ServiceClient:
             if self._closed:
                 raise ClientClosedError("ServiceClient is closed")
             if self._opened is None or not is_of_this_process(self._opened):
-                self._opened = open_runtime(self._config(), self._description, transport=self._transport, clock=self._clock)
+                self._opened = open_runtime(
+                    self._config(),
+                    self._description,
+                    transport=self._transport,
+                    clock=self._clock,
+                    observers=self._observers,
+                )
             return self._opened
+
+    def _future(self, operation: str) -> APIFuture[Any]:
+        return tracked(APIFuture[Any](operation), self._runtime().transport.observers)
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 

@@ -16,6 +16,7 @@ from tinker_wire.runtime import Request
 from tinker import _tokenizers
 from tinker._custom_loss import check_handle, custom_step, prepare_step
 from tinker._loss_requests import LossJob, loss_requests
+from tinker._observers import tracked
 from tinker._polling import Expected, json_only
 from tinker._retry import ABSENT_STATUSES, SUBMIT
 from tinker._runtime import Runtime, is_of_this_process
@@ -81,6 +82,7 @@ class TrainingClient(SelfFuture):
         self._sequencer = Sequencer()
         self._model: Model | None = None
         self._session_id: str | None = None
+        tracked(self, runtime.transport.observers)
         start(self, lambda: self._created(create))
 
     def __repr__(self) -> str:
@@ -528,7 +530,7 @@ class TrainingClient(SelfFuture):
         """A future for an operation of this run. RuntimeError in a child made by ``fork``: the order is its parent's."""
         if not is_of_this_process(self._runtime):
             raise RuntimeError(f"{operation}: this TrainingClient belongs to another process, the parent of this one")
-        return APIFuture(operation)
+        return self._child(tracked(APIFuture[Any](operation), self._runtime.transport.observers))
 
     def _request(
         self, operation: str, expected: Expected[T], build: Callable[[str, int], Request[models.UntypedAPIFuture]]

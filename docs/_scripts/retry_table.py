@@ -69,13 +69,18 @@ def minutes(seconds: float) -> str:
 def tables() -> str:
     lines = ["| failure | verdict | what happens |", "|---|---|---|"]
     lines += [f"| {failures(verdict)} | {verdict.name} | {MEANINGS[verdict]} |" for verdict in Verdict]
-    lines += ["", "| call | tried for | first delay | longest delay | a blocked account (402) |", "|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| call | tried for | first delay | longest delay | asked to slow down (429) | a blocked account (402) |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, policy in policies().items():
         once = policy.total_seconds == 0
         total = "once" if once else minutes(policy.total_seconds)
         first, longest = ("-", "-") if once else (f"{policy.base_delay:g} s", f"{policy.max_delay:g} s")
         pause = "raised at once" if once or not policy.pause_seconds_total else f"waits {minutes(policy.pause_seconds_total)}"
-        lines.append(f"| {CALLS[name]} | {total} | {first} | {longest} | {pause} |")
+        slow = "raised at once" if once else f"heeded for {minutes(policy.limit(Verdict.COOL_DOWN))}"
+        lines.append(f"| {CALLS[name]} | {total} | {first} | {longest} | {slow} | {pause} |")
     return "\n".join(lines)
 
 

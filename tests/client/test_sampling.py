@@ -80,6 +80,37 @@ def test_rate_limit_is_waited_out(sampler: tinker.SamplingClient, wire: Any, clo
     assert sum(clock.slept) >= 6
 
 
+def test_rate_limits_can_be_raised_at_once(connect: Callable[..., tinker.ServiceClient], wire: Any, clock: Any) -> None:
+    """A client that fails fast raises 429 with the time that the server asks for, sends nothing meanwhile, and goes on then."""
+    sampler = connect(fail_fast=True, api_key="tml-fast").create_sampling_client(base_model="tinker/toy").result(10)
+    wire.fail("asample", 429, headers={"retry-after": "300"})
+    with pytest.raises(tinker.RateLimitError) as caught:
+        sampler.sample(PROMPT, 1, PARAMS).result(10)
+    assert caught.value.retry_after == 300
+    clock.now += 5
+    with pytest.raises(tinker.RateLimitError) as again:
+        sampler.sample(PROMPT, 1, PARAMS).result(10)
+    assert again.value.retry_after is not None
+    assert 50 < again.value.retry_after < 60
+    assert len(wire.sent("asample")) == 1
+    clock.now += 60
+    assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
+
+
+def test_failing_fast_by_the_environment(
+    connect: Callable[..., tinker.ServiceClient], wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TINKER_FAIL_FAST says the same, of every submission; a result that was promised is waited for all the same."""
+    monkeypatch.setenv("TINKER_FAIL_FAST", "1")
+    service = connect()
+    wire.fail("create_model", 429)
+    with pytest.raises(tinker.RateLimitError):
+        service.create_lora_training_client("tinker/toy").result(10)
+    training = service.create_lora_training_client("tinker/toy").result(10)
+    wire.fail("retrieve_future", 429, times=2)
+    assert training.optim_step(tinker.AdamParams()).result(10).metrics is not None
+
+
 def test_expired_promise_is_submitted_again(sampler: tinker.SamplingClient, wire: Any) -> None:
     """A sample whose result is gone is asked for again, under a new number."""
     wire.fail("retrieve_future", 410, body={"detail": "expired"})

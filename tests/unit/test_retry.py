@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Iterable
 from email.utils import formatdate
 
 import attrs
@@ -11,7 +13,8 @@ import pytest
 
 from tinker import errors
 from tinker._clock import Clock
-from tinker._retry import MAX_HINT_SECONDS, ONE_SHOT, PAUSE_SECONDS, SUBMIT, Policy, Verdict, judge, retry_after, run
+from tinker._observers import Observers
+from tinker._retry import MAX_HINT_SECONDS, ONE_SHOT, PAUSE_SECONDS, SAMPLE, SUBMIT, Policy, Verdict, judge, retry_after, run
 
 REQUEST = httpx.Request("POST", "http://server/api/v1/x")
 
@@ -90,17 +93,17 @@ def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after(headers, FakeTime().clock()) == (None if seconds is None else pytest.approx(seconds))
 
 
-def attempt_run(failures: list[errors.APIError], policy: Policy, random: float = 1.0) -> tuple[FakeTime, object]:
+def attempt_run(failures: Iterable[errors.APIError], policy: Policy, random: float = 1.0) -> tuple[FakeTime, object]:
     """Run an attempt that fails with each of these in turn and then succeeds; the clock, and the value or the error."""
-    time, left = FakeTime(), list(failures)
+    time, left = FakeTime(), iter(failures)
 
-    async def attempt(_: int) -> str:
-        if left:
-            raise left.pop(0)
+    async def attempt() -> str:
+        if (failure := next(left, None)) is not None:
+            raise failure
         return "done"
 
     try:
-        return time, asyncio.run(run(policy, attempt, time.clock(random), what="x"))
+        return time, asyncio.run(run(policy, attempt, Observers(time.clock(random)), what="x"))
     except errors.APIError as error:
         return time, error
 
@@ -140,6 +143,34 @@ def test_hopeless_failures_are_not_repeated(code: int) -> None:
     time, error = attempt_run([status(code)], SUBMIT)
     assert isinstance(error, errors.APIStatusError)
     assert time.slept == []
+
+
+def test_rate_limits_are_waited_out_for_longer() -> None:
+    """A server that asks samples for patience gets hours of it; one that says nothing or fails, minutes from then on."""
+    patient, error = attempt_run((status(429) for _ in itertools.count()), SAMPLE)
+    assert isinstance(error, errors.RateLimitError)
+    assert SAMPLE.total_seconds < SAMPLE.limit(Verdict.COOL_DOWN) - 11 < sum(patient.slept) <= SAMPLE.limit(Verdict.COOL_DOWN)
+    silence = (errors.APITimeoutError(REQUEST) for _ in itertools.count())
+    mixed, error = attempt_run(itertools.chain((status(429) for _ in range(200)), silence), SAMPLE)
+    assert isinstance(error, errors.APITimeoutError)
+    assert 1900 < sum(mixed.slept) <= 2000 + SAMPLE.total_seconds
+
+
+def test_failing_fast() -> None:
+    """Where rate limits are not waited out, the first one is raised; other failures are tried again as ever."""
+    fast = attrs.evolve(SUBMIT, fails_fast=True)
+    time, error = attempt_run([status(503), status(429, retry_after="7"), status(503)], fast)
+    assert isinstance(error, errors.RateLimitError)
+    assert time.slept == [0.5]
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_answers_that_cannot_be_read(failures: int) -> None:
+    """The third answer that cannot be read is the last."""
+    garbled = errors.APIResponseValidationError(httpx.Response(200, request=REQUEST), None)
+    time, outcome = attempt_run([status(503), *[garbled] * failures], SUBMIT)
+    assert outcome is (garbled if failures == 3 else "done")
+    assert len(time.slept) == min(failures, 2) + 1
 
 
 def test_one_shot_is_one_shot() -> None:

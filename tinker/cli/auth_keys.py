@@ -85,15 +85,15 @@ def _ask(options: Options, key: str, request: Request[T]) -> T:
 
 async def _answered(runtime: Runtime, key: str, request: Request[T]) -> T:
     from tinker._pools import Purpose
-    from tinker._retry import REST, run
+    from tinker._retry import REST
 
     transport = runtime.transport
     call = transport.prepare(request, Purpose.SESSION)
 
-    async def attempt(_: int) -> T:
+    async def attempt() -> T:
         return transport.decode(request, call, await transport.perform_with(call, request.operation, key))
 
-    return await run(REST.within(runtime.config.patience_seconds), attempt, runtime.clock, what=request.operation)
+    return await transport.tried(REST, attempt, request.operation)
 
 
 @click.command()

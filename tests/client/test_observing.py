@@ -1,0 +1,216 @@
+"""What clients let others see: timings, queue states, events, counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tinker
+from tinker.observing import Event, FutureSettled, Metrics, QueueChange, RequestAttempt, RequestRetry, Timings
+from tinker.testing import SteppedClock, toy_server
+
+Connect = Callable[..., tinker.ServiceClient]
+ADAM = tinker.AdamParams()
+PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)
+
+
+def waiting(state: str, reason: str | None = None) -> dict[str, object]:
+    return {"type": "try_again", "request_id": "x", "queue_state": state, "queue_state_reason": reason}
+
+
+def test_timings(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
+    """A future says when it was called, accepted, at work and here, by the client's clock, and what did not happen."""
+    assert training.timings.queued == 1000.0
+    wire.fail("optim_step", 503)
+    wire.fail("retrieve_future", 200, body=waiting("paused_capacity"))
+    wire.fail("retrieve_future", 200, body=waiting("active"), times=2)
+    before = clock.now
+    future = training.optim_step(ADAM)
+    future.result(10)
+    queued, submitted, running, fetched = future.timings
+    assert None not in future.timings
+    assert before == queued < submitted < running < fetched == clock.now  # type: ignore[operator]
+    quick = training.optim_step(ADAM)
+    quick.result(10)
+    assert quick.timings.running is None
+    assert tinker.APIFuture[None]().timings == Timings()
+
+
+def test_samples_and_scores_have_them_too(service: tinker.ServiceClient, wire: Any) -> None:
+    """What is computed of a sample shows the sample's request, times and queue."""
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    wire.fail("retrieve_future", 200, body=waiting("paused_rate_limit", "many"))
+    future = sampler.compute_logprobs(PROMPT)
+    future.result(10)
+    assert future.request_id
+    assert (future.queue_state, future.queue_state_reason) == ("paused_rate_limit", "many")
+    assert future.timings.submitted is not None
+    assert future.timings.fetched is not None
+
+
+class Watcher:
+    """An observer in the form of an object."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str | None]] = []
+
+    def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
+        self.seen.append((queue_state, queue_state_reason))
+
+
+@pytest.mark.parametrize("kind", ["training", "sampling", "future"])
+def test_changes_of_the_queue(service: tinker.ServiceClient, wire: Any, kind: str) -> None:
+    """Functions and objects that observe a client, or a future, are told each change once, whatever another one raises."""
+
+    def broken(state: str, reason: str | None) -> None:
+        raise ZeroDivisionError
+
+    def watch(observed: Any) -> None:
+        for observer in (broken, lambda *told: seen.append(told), watcher):
+            observed.observe_queue(observer)
+
+    seen: list[tuple[str, str | None]] = []
+    watcher = Watcher()
+    client: Any = (
+        service.create_sampling_client(base_model="tinker/toy")
+        if kind == "sampling"
+        else service.create_lora_training_client("tinker/toy")
+    ).result(10)
+    for state, reason in (("paused_capacity", None), ("paused_capacity", "full"), ("active", None)):
+        wire.fail("retrieve_future", 200, body=waiting(state, reason), times=2)
+    if kind != "future":
+        watch(client)
+    future = client.sample(PROMPT, 1, PARAMS) if kind == "sampling" else client.optim_step(ADAM)
+    if kind == "future":
+        watch(future)
+    future.result(10)
+    assert seen == watcher.seen
+    assert seen[-2:] == [("paused_capacity", "full"), ("active", None)]
+    assert kind == "future" or len(seen) == 3
+
+
+def test_creation_queues_too(service: tinker.ServiceClient, wire: Any) -> None:
+    """Who observes a client that is being created hears of that."""
+    wire.fail("retrieve_future", 200, body=waiting("paused_capacity"), times=3)
+    watcher = Watcher()
+    training = service.create_lora_training_client("tinker/toy")
+    training.observe_queue(watcher)
+    training.result(10)
+    assert watcher.seen in ([], [("paused_capacity", None)])
+    assert training.queue_state == "paused_capacity"
+
+
+def test_events(connect: Connect, wire: Any, clock: Any) -> None:
+    """Observers get one value for each attempt, retry, change of the queue and settled future, in order."""
+    events: list[Event] = []
+    training = connect(observers=[events.append]).create_lora_training_client("tinker/toy").result(10)
+    del events[:]
+    wire.fail("optim_step", 503, headers={"retry-after": "3"})
+    wire.drop("optim_step", apply=True)
+    wire.fail("retrieve_future", 200, body=waiting("paused_capacity", "full"))
+    future = training.optim_step(ADAM)
+    future.result(10)
+    told = [event for event in events if "heartbeat" not in event.operation and "config" not in event.operation]
+    kinds = [type(event) for event in told]
+    assert kinds == [
+        *[RequestAttempt, RequestRetry] * 2,
+        RequestAttempt,
+        RequestAttempt,
+        QueueChange,
+        RequestAttempt,
+        FutureSettled,
+    ]
+    failed, retry, broken = told[0], told[1], told[2]
+    assert isinstance(failed, RequestAttempt)
+    assert isinstance(failed.error, tinker.InternalServerError)
+    assert (failed.status, failed.operation, failed.seconds) == (503, "optim_step", 0.0)
+    assert failed.sent_nbytes == len(wire.sent("optim_step")[0].body)
+    assert isinstance(retry, RequestRetry)
+    assert (retry.operation, retry.failures) == ("optim_step", 1)
+    assert retry.delay_seconds >= 3
+    assert isinstance(broken, RequestAttempt)
+    assert broken.status is None
+    settled = told[-1]
+    assert isinstance(settled, FutureSettled)
+    assert settled.request_id == future.request_id
+    assert (settled.error, settled.cancelled, settled.timings) == (None, False, future.timings)
+    assert settled.seconds == clock.now - future.timings.queued  # type: ignore[operator]
+
+
+def test_failures_and_cancellations_are_told(connect: Connect, wire: Any) -> None:
+    """A future that fails or is cancelled is settled as well."""
+    events: list[Any] = []
+    service = connect(observers=[events.append])
+    wire.fail("optim_step", 403)
+    training = service.create_lora_training_client("tinker/toy").result(10)
+    error = training.optim_step(ADAM).exception(10)
+    wire.fail("retrieve_future", 200, body=waiting("active"), times=10**9)
+    cancelled = service.create_lora_training_client("tinker/toy").save_state("x")
+    assert cancelled.cancel()
+    wire.faults.clear()
+    service.create_rest_client().list_sessions().result(10)
+    settled = {event.operation: event for event in events if isinstance(event, FutureSettled)}
+    assert settled["optim_step"].error is error
+    assert settled["save_state"].cancelled
+    assert settled["list_sessions"].error is None
+
+
+def test_an_observer_that_fails(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+    """What an observer raises is logged once, and changes nothing for others or for the client."""
+
+    def broken(_: Event) -> None:
+        raise ZeroDivisionError("mine")
+
+    metrics = Metrics()
+    training = connect(observers=[broken, metrics]).create_lora_training_client("tinker/toy")
+    asyncio.run(training.optim_step(ADAM).result_async(10))
+    assert metrics.snapshot().futures["optim_step"].count == 1
+    assert len([record for record in caplog.records if record.exc_info and "observer" in record.message]) == 1
+
+
+def test_metrics(connect: Connect, wire: Any) -> None:
+    """Counts, bytes and percentiles by operation; a reset begins anew."""
+    metrics = Metrics()
+    training = connect(observers=[metrics]).create_lora_training_client("tinker/toy").result(10)
+    metrics.reset()
+    wire.fail("optim_step", 503, times=3)
+    wire.fail("retrieve_future", 200, body=waiting("paused_capacity"))
+    for _ in range(20):
+        training.optim_step(ADAM).result(10)
+    seen = metrics.snapshot()
+    assert (seen.attempts["optim_step"].count, seen.attempts["optim_step"].failed) == (23, 3)
+    assert seen.retries == {"optim_step": 3}
+    assert seen.queue_changes == {"paused_capacity": 1}
+    steps = seen.futures["optim_step"]
+    assert (steps.count, steps.failed) == (20, 0)
+    assert steps.p50 == steps.p95 == 0 < steps.p99 == steps.longest_seconds
+    assert 0 < steps.mean_seconds < steps.longest_seconds
+    assert seen.sent_nbytes > seen.received_nbytes > 0
+    metrics.reset()
+    assert metrics.snapshot().futures == {}
+
+
+def test_percentiles_are_of_the_last_thousand() -> None:
+    """Percentiles are those of the nearest rank, and forget what is long ago."""
+    metrics = Metrics()
+    for seconds in [*range(5000, 5500), *range(1, 1001)]:
+        metrics(FutureSettled(operation="x", request_id=None, seconds=seconds, timings=Timings(), error=None, cancelled=False))
+    summary = metrics.snapshot().futures["x"]
+    assert (summary.p50, summary.p95, summary.p99) == (500, 950, 990)
+    assert (summary.count, summary.longest_seconds) == (1500, 5499)
+
+
+def test_a_burst_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A hundred samples that fail at once make one line at WARNING; the rest is there at DEBUG."""
+    with toy_server(clock=SteppedClock()) as server, caplog.at_level(logging.DEBUG, "tinker"):
+        sampler = server.service().create_sampling_client(base_model="tinker/toy").result(10)
+        server.fail_next("asample", 503, times=100)
+        for future in [sampler.sample(PROMPT, 1, PARAMS) for _ in range(100)]:
+            future.result(10)
+    lines = [record for record in caplog.records if "asample" in record.message and "failed" in record.message]
+    assert len(lines) == 100
+    assert [line.levelno for line in lines].count(logging.WARNING) == 1
