@@ -138,6 +138,14 @@ def parity(session: nox.Session) -> None:
     session.run("python", "tests/parity/run.py", "--current", current, "--old", old, *session.posargs)
 
 
+@nox.session
+def cookbook(session: nox.Session) -> None:
+    """The training loops of tinker-cookbook, unchanged, on this client and our server; `-- NAME ...` for some of them."""
+    install(session, "-e", f"{ROOT}[local]", "-r", str(ROOT / "tests" / "cookbook" / "requirements.txt"))
+    session.install("--no-deps", "tinker-cookbook==0.6.1")
+    session.run("python", "tests/cookbook/run.py", *session.posargs)
+
+
 def environment(session: nox.Session, name: str, *packages: str) -> str:
     """The Python of a virtual environment of its own inside the session's folder."""
     home = scratch(session) / name

@@ -52,6 +52,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 A = TypeVar("A")
 LossConfig = Mapping[str, float | str] | None
+# By this name, as instrumentation of other libraries takes every method that says "Future" for one of the official client's.
+Unloading = APIFuture[models.UnloadModelResponse]
 
 
 @attrs.frozen
@@ -297,7 +299,7 @@ class TrainingClient(SelfFuture):
             ),
         )
 
-    def unload_model(self) -> APIFuture[models.UnloadModelResponse]:
+    def unload_model(self) -> Unloading:
         """Free what the run takes on the server, after everything called before. The run cannot be used any more.
 
         Servers without the operation answer 404 and free the run when its session ends.

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import attrs
 from tinker_wire.values import Value
+
+from tinker.types._dataclass import DataclassFields
 
 if TYPE_CHECKING:
     from typing import Self
 
 
 class AttrsValue(Value):
-    """A value made with attrs; its fields are what its constructor takes."""
+    """A value made with attrs; its fields are what its constructor takes. Functions of ``dataclasses`` take it too."""
 
     __slots__ = ()
+    __dataclass_fields__: ClassVar = DataclassFields()
 
     def _fields(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in attrs.fields(cast("Any", type(self))) if field.init}
