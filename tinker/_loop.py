@@ -15,6 +15,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from tinker._clock import Clock
+from tinker._lag import LagWatch
+
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
 
@@ -29,6 +32,7 @@ class LoopThread:
         self._waking = False
         self._ident: int | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._watching: asyncio.Task[None] | None = None
         self._beside: concurrent.futures.ThreadPoolExecutor | None = None
 
     def call(self, function: Callable[[], object]) -> None:
@@ -54,6 +58,12 @@ class LoopThread:
         task = self.task(coroutine, name)
         task.add_done_callback(_log_failure)
         return task
+
+    def keep_watch(self) -> None:
+        """Have the log told when something keeps this thread from running, for as long as it has other tasks."""
+        if self._watching is None or self._watching.done():
+            watch = LagWatch(Clock())
+            self._watching = self.background(watch.run(lambda: len(self._tasks) > 1), "watch of the loop")
 
     async def beside(self, function: Callable[[], T]) -> T:
         """Run a function of the user on a thread beside the loop, where it may block. Its result, or its exception."""

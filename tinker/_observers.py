@@ -21,9 +21,13 @@ class Observers:
 
     def __init__(self, clock: Clock, observers: Iterable[Observer] = ()) -> None:
         self.clock = clock
-        self.all = tuple(observers)
+        self.all = list(observers)
         self._failed: set[int] = set()
         self._told: dict[str, float] = {}
+
+    def add(self, observer: Observer) -> None:
+        """Tell this one as well."""
+        self.all.append(observer)
 
     def __bool__(self) -> bool:
         return bool(self.all)

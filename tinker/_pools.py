@@ -217,10 +217,14 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         return await response.read()
     received = bytearray()
     async for piece in response.content.iter_any():
-        received += piece
-        if len(received) > MAX_ANSWER_NBYTES:
-            raise ValueError(f"the answer is larger than {MAX_ANSWER_NBYTES} bytes")
+        _extend(received, piece)
     return bytes(received)
+
+
+def _extend(received: bytearray, piece: bytes) -> None:
+    received += piece
+    if len(received) > MAX_ANSWER_NBYTES:
+        raise ValueError(f"the answer is larger than {MAX_ANSWER_NBYTES} bytes")
 
 
 @lru_cache(maxsize=512)
@@ -263,15 +267,26 @@ class HttpxExchange:
         if self._client is None:
             self._client = httpx.AsyncClient(transport=self._transport, follow_redirects=False, trust_env=False)
         timeout = httpx.Timeout(call.purpose.read_seconds, connect=CONNECT_SECONDS)
+        request = self._client.build_request(
+            call.method, call.url, headers=dict(call.headers), content=b"".join(call.body), timeout=timeout
+        )
         try:
-            response = await self._client.request(
-                call.method, call.url, headers=dict(call.headers), content=b"".join(call.body), timeout=timeout
-            )
-        except httpx.TimeoutException as error:
+            async with asyncio.timeout(call.purpose.read_seconds + ANSWER_SECONDS):  # transports may know no time-outs
+                return await self._answer(self._client, request)
+        except (httpx.TimeoutException, TimeoutError) as error:
             raise ExchangeFailed(f"no answer within {call.purpose.read_seconds:g} s", timed_out=True) from error
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ValueError) as error:
             raise ExchangeFailed(f"{type(error).__name__}: {error}") from error
-        return Answer(response.status_code, response.headers, response.content)
+
+    async def _answer(self, client: httpx.AsyncClient, request: httpx.Request) -> Answer:
+        response = await client.send(request, stream=True)
+        received = bytearray()
+        try:
+            async for piece in response.aiter_bytes():
+                _extend(received, piece)
+        finally:
+            await response.aclose()
+        return Answer(response.status_code, response.headers, bytes(received))
 
     async def aclose(self) -> None:
         if self._client is not None:

@@ -74,7 +74,7 @@ def open_rest(
 ) -> Rest:
     """On a runtime that exists, else on one of its own. ValueError when both are described."""
     if runtime is None:
-        config = _config.load(base_url=base_url, api_key=api_key)
+        config = _config.load(base_url=base_url, api_key=api_key, telemetry=False)  # there is no session to report about
         return Rest(open_runtime(config, _NO_SESSION, transport=transport, clock=clock))
     if base_url is not None or api_key is not None:
         raise ValueError("base_url and api_key are those of the client whose connections are used; give neither")

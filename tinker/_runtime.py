@@ -16,6 +16,7 @@ from tinker._observers import Observers
 from tinker._pools import open_exchange
 from tinker._server import Server
 from tinker._session import Description, Session, shut_down
+from tinker._telemetry import Telemetry
 from tinker._transport import Transport
 from tinker.observing import Observer
 
@@ -33,6 +34,7 @@ class Runtime:
     transport: Transport
     server: Server
     session: Session
+    telemetry: Telemetry | None
 
 
 def open_runtime(
@@ -50,10 +52,14 @@ def open_runtime(
     time = clock or Clock()
     thread = loop_thread()
     auth = Auth(find_source(config), time, thread)
-    exchanges = Transport(config, time, auth, open_exchange(config, transport), Observers(time, observers))
+    watched = Observers(time, observers)
+    exchanges = Transport(config, time, auth, open_exchange(config, transport), watched)
+    telemetry = Telemetry(exchanges) if config.telemetry else None
+    if telemetry is not None:
+        watched.add(telemetry)
     server = Server(exchanges, thread)
-    session = Session(exchanges, server, thread, description)
-    runtime = Runtime(config, time, thread, exchanges, server, session)
+    session = Session(exchanges, server, thread, description, telemetry)
+    runtime = Runtime(config, time, thread, exchanges, server, session, telemetry)
     weakref.finalize(runtime, _abandon, thread, exchanges, server, session).atexit = False
     return runtime
 
@@ -64,4 +70,4 @@ def is_of_this_process(runtime: Runtime) -> bool:
 
 
 def _abandon(thread: LoopThread, transport: Transport, server: Server, session: Session) -> None:
-    thread.call(lambda: thread.background(shut_down(transport, server, session.heartbeat), "abandoned session"))
+    thread.call(lambda: thread.background(shut_down(transport, server, session.lively), "abandoned session"))

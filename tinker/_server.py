@@ -18,7 +18,7 @@ from tinker._loop import LoopThread
 from tinker._pools import Purpose
 from tinker._retry import ABSENT_STATUSES, ONE_SHOT, START
 from tinker._transport import Transport
-from tinker.errors import APIError, APIStatusError
+from tinker.errors import APIError, APIStatusError, ClientClosedError
 
 logger = logging.getLogger("tinker")
 
@@ -49,7 +49,12 @@ class Server:
         task = self._asking
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._asking = self._thread.task(self._ask(), name="client config")
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise ClientClosedError("ServiceClient is closed") from None
+            raise
 
     def adopt(self, facts: Facts) -> None:
         """Use settings that another process got, without asking."""
@@ -60,9 +65,10 @@ class Server:
         self._asking = self._thread.task(known(), name="client config")
 
     def stop(self) -> None:
-        """No more refreshes."""
-        if self._refreshing is not None:
-            self._refreshing.cancel()
+        """No more questions."""
+        for task in (self._asking, self._refreshing):
+            if task is not None:
+                task.cancel()
 
     async def _ask(self) -> Facts:
         facts = await self._client_config()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 from tinker_wire import models
@@ -20,6 +20,7 @@ from tinker._polling import Poller
 from tinker._pools import Purpose
 from tinker._retry import ABSENT_STATUSES, GONE_STATUS, ONE_SHOT, START
 from tinker._server import Facts, Server
+from tinker._telemetry import Telemetry
 from tinker._transport import Transport
 from tinker._wire.negotiate import Negotiation
 from tinker.errors import APIError, APIStatusError, ClientClosedError, TinkerError, copy_error
@@ -27,6 +28,8 @@ from tinker.errors import APIError, APIStatusError, ClientClosedError, TinkerErr
 logger = logging.getLogger("tinker")
 
 HEARTBEAT_SECONDS = 10.0
+# All that the end of a session may take.
+GOOD_BYE_SECONDS = 5.0
 # A session is lost when the server hears nothing for minutes; the user should know before.
 SILENCE_WARNING_SECONDS = 120.0
 
@@ -58,13 +61,21 @@ class Description:
 class Session:
     """The one session of a service client."""
 
-    def __init__(self, transport: Transport, server: Server, thread: LoopThread, description: Description) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        server: Server,
+        thread: LoopThread,
+        description: Description,
+        telemetry: Telemetry | None,
+    ) -> None:
         self._transport = transport
         self._server = server
         self._thread = thread
         self._description = description
+        self._telemetry = telemetry
         self._starting: asyncio.Task[Started] | None = None
-        self.heartbeat: asyncio.Task[None] | None = None
+        self.lively: list[asyncio.Task[None]] = []
         self._closed = False
         self.model_numbers = itertools.count()
         self.sampler_numbers = itertools.count()
@@ -84,6 +95,10 @@ class Session:
             task = self._starting = self._thread.task(self._start(), name="session start")
         try:
             return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                self.check_open()
+            raise
         except TinkerError as error:
             raise copy_error(error) from error.__cause__
 
@@ -123,17 +138,25 @@ class Session:
         return self._alive(created.session_id, facts)
 
     def _alive(self, session_id: str, facts: Facts) -> Started:
-        self.heartbeat = self._thread.background(_keep_alive(self._transport, session_id), "session heartbeat")
+        self.lively.append(self._thread.background(_keep_alive(self._transport, session_id), "session heartbeat"))
+        self._thread.keep_watch()
+        if self._telemetry is not None:
+            self._telemetry.session_started(session_id)
+            self.lively.append(self._thread.background(self._telemetry.run(), "telemetry"))
         return _assembled(session_id, facts, self._transport)
 
     async def close(self, reason: models.ClientSessionFinishReasonType, detail: str | None) -> None:
-        """End the session and close every connection; later requests are refused."""
+        """End the session and close every connection; later requests are refused.
+
+        A server that does not answer is not waited for long. What was being started then is given up.
+        """
         if self._closed:
             return
         self._closed = True
         if self._starting is not None:
-            await self._finish(self._starting, reason, detail)
-        await shut_down(self._transport, self._server, self.heartbeat)
+            await self._transport.clock.ends_within(GOOD_BYE_SECONDS, self._finish(self._starting, reason, detail))
+            self._starting.cancel()
+        await shut_down(self._transport, self._server, self.lively)
 
     async def _finish(
         self, starting: asyncio.Task[Started], reason: models.ClientSessionFinishReasonType, detail: str | None
@@ -144,13 +167,15 @@ class Session:
             await self._transport.send(api.finish_session(body, session_id=started.session_id), ONE_SHOT, Purpose.HEARTBEAT)
         except TinkerError as error:
             logger.debug("session finish: %s", error)  # it ends by itself when heartbeats stop
+        if self._telemetry is not None:
+            await self._telemetry.session_ended()
 
 
-async def shut_down(transport: Transport, server: Server, heartbeat: asyncio.Task[None] | None) -> None:
-    """Stop the heartbeat and the refreshes, and close the connections."""
+async def shut_down(transport: Transport, server: Server, lively: Sequence[asyncio.Task[None]]) -> None:
+    """Stop what goes on by itself, and close the connections."""
     server.stop()
-    if heartbeat is not None:
-        heartbeat.cancel()
+    for task in lively:
+        task.cancel()
     await transport.exchange.aclose()
 
 

@@ -17,6 +17,8 @@ from tinker.types.requests import GetBillingUsageRequest
 if TYPE_CHECKING:
     import httpx
 
+    from tinker._telemetry import Telemetry
+
 
 class AdminClient:
     """Reads for those who run an organization. Arguments, futures and errors as those of RestClient.
@@ -65,8 +67,9 @@ class AdminClient:
         """How much checkpoints take now, by project and user; of one project only where ``project_id`` says which."""
         return self._rest.ask(admin_api.get_checkpoint_storage_usage(project_id=project_id))
 
-    def get_telemetry(self) -> None:
-        """None: this client reports nothing about its use."""
+    def get_telemetry(self) -> Telemetry | None:
+        """As that of the ServiceClient whose connections these are; else None, as there is no session to report about."""
+        return self._rest.runtime.telemetry
 
     get_audit_log_async = twin(get_audit_log)
     get_billing_usage_async = twin(get_billing_usage)

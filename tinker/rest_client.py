@@ -34,6 +34,8 @@ from tinker.types.whoami import WhoamiResponse
 if TYPE_CHECKING:
     import httpx
 
+    from tinker._telemetry import Telemetry
+
 logger = logging.getLogger("tinker")
 
 # A trace is asked for again after this long, and given up after that long: a day's session is written in minutes.
@@ -314,8 +316,9 @@ class RestClient:
         """As AdminClient.get_current_checkpoint_storage_usage."""
         return AdminClient(self._rest.runtime).get_current_checkpoint_storage_usage(project_id)
 
-    def get_telemetry(self) -> None:
-        """None: this client reports nothing about its use."""
+    def get_telemetry(self) -> Telemetry | None:
+        """As that of the ServiceClient whose connections these are; else None, as there is no session to report about."""
+        return self._rest.runtime.telemetry
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 

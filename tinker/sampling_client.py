@@ -18,7 +18,7 @@ from tinker import _clones, _tokenizers
 from tinker._chunking import PROMPT_TOKEN_NBYTES, chunk_nbytes
 from tinker._completions import Completions
 from tinker._observers import tracked
-from tinker._polling import sample_response
+from tinker._polling import report_pause, sample_response
 from tinker._pools import Purpose
 from tinker._retry import SAMPLE, SUBMIT, Verdict, judge
 from tinker._runtime import Runtime, is_of_this_process
@@ -35,6 +35,8 @@ from tinker.types.tensor_data import TensorData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from tinker._telemetry import Telemetry
 
 logger = logging.getLogger("tinker")
 
@@ -166,6 +168,15 @@ class SamplingClient(SelfFuture):
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of ``tokens`` by :meth:`get_tokenizer`; special tokens are spelled out unless they are to be skipped."""
         return _tokenizers.decode(self.get_tokenizer(), tokens, skip_special_tokens)
+
+    def get_telemetry(self) -> Telemetry | None:
+        """As ``ServiceClient.get_telemetry``."""
+        return self._runtime.telemetry
+
+    def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None = None) -> None:
+        """Say in the log that samples wait, as this client does by itself, once a minute; see :meth:`observe_queue`."""
+        state = str(getattr(queue_state, "value", queue_state))
+        report_pause(self._runtime.transport.observers, "sample", state, queue_state_reason)
 
     def get_sampler_handle(self) -> str:
         """Text from which any process with a credential of its own makes this sampler again; it holds none itself.

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from tinker._telemetry import Telemetry
+
 T = TypeVar("T")
 
 
@@ -51,7 +53,8 @@ class ServiceClient:
     ``user_metadata`` and ``display_name`` describe the session. ``default_headers_overrides`` are sent with every request.
     ``wire`` is ``auto``, ``proto`` or ``json``. ``patience_seconds`` is the longest time that a request is tried again (0: one
     try); None means minutes, as training deserves. ``fail_fast`` (default: ``TINKER_FAIL_FAST``) raises RateLimitError at once
-    where the server asks to slow down, instead of doing so. ``observers`` are called with what the client does, see
+    where the server asks to slow down, instead of doing so. ``telemetry`` (default: ``TINKER_TELEMETRY``, else off) lets the
+    server know which calls fail, see :meth:`get_telemetry`. ``observers`` are called with what the client does, see
     :mod:`tinker.observing`. ``transport`` is an httpx transport to use instead of real connections.
 
     Nothing is sent before the first request that needs the server. A ``with`` block ends the session.
@@ -72,6 +75,7 @@ class ServiceClient:
         wire: Literal["auto", "proto", "json"] | None = None,
         patience_seconds: float | None = None,
         fail_fast: bool | None = None,
+        telemetry: bool | None = None,
         observers: Iterable[Observer] = (),
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
@@ -90,6 +94,7 @@ class ServiceClient:
                 wire=wire,
                 patience_seconds=patience_seconds,
                 fail_fast=fail_fast,
+                telemetry=telemetry,
             )
 
         self._config = load_config
@@ -273,8 +278,9 @@ class ServiceClient:
         """The session's page on the hosted service; the list of sessions while there is none. Nothing is sent."""
         return console.session_url(None if self._opened is None else self._opened.session.session_id)
 
-    def get_telemetry(self) -> None:
-        """None: this client reports nothing about its use."""
+    def get_telemetry(self) -> Telemetry | None:
+        """What reports about this client's use; None where that was not allowed, or nothing was asked of the server yet."""
+        return None if self._opened is None else self._opened.telemetry
 
     def close(self, status: models.ClientSessionFinishReasonType = "success", detail: str | None = None) -> APIFuture[None]:
         """End the session and say how it went. Requests made later fail. Closing again does nothing."""

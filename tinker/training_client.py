@@ -48,6 +48,8 @@ from tinker.types.results import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tinker._telemetry import Telemetry
+
 T = TypeVar("T")
 R = TypeVar("R")
 A = TypeVar("A")
@@ -383,8 +385,9 @@ class TrainingClient(SelfFuture):
         """The run's page on the hosted service; blocks until the model exists."""
         return console.training_run_url(self.model_id)
 
-    def get_telemetry(self) -> None:
-        """None: this client reports nothing about its use."""
+    def get_telemetry(self) -> Telemetry | None:
+        """As ``ServiceClient.get_telemetry``."""
+        return self._runtime.telemetry
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the base model; loaded once in a process. ImportError without transformers."""

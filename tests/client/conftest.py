@@ -42,6 +42,9 @@ class SteppedClock:
             self.now += seconds
             await asyncio.sleep(0)
             return
+        await self._timer(seconds)
+
+    async def _timer(self, seconds: float) -> None:
         woken = asyncio.Event()
         with self._changed:
             self._waiting.append((self.now + seconds, woken, asyncio.get_running_loop()))
@@ -60,7 +63,9 @@ class SteppedClock:
             loop.call_soon_threadsafe(woken.set)
 
     def clock(self) -> Clock:
-        return Clock(monotonic=lambda: self.now, wall=lambda: self.now, sleep=self._sleep, random=lambda: 0.99)
+        return Clock(
+            monotonic=lambda: self.now, wall=lambda: self.now, sleep=self._sleep, random=lambda: 0.99, timer=self._timer
+        )
 
 
 @attrs.define

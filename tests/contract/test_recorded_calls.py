@@ -24,8 +24,8 @@ import tinker
 from tinker.local import legacy
 from tinker.testing import SteppedClock
 
-#: Requests that this client never makes.
-NEVER = {"telemetry": "this client reports nothing about itself to anybody"}
+#: Requests that this client does not make.
+NEVER = {"telemetry": "this client reports about itself only where it is told to, and then less"}
 
 Change = Callable[[Exchange], Exchange]
 

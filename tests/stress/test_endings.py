@@ -10,7 +10,8 @@ import pytest
 
 import tinker
 from tinker._pools import Purpose
-from tinker._retry import ONE_SHOT, POLL, REST, SAMPLE, START, SUBMIT, Policy
+from tinker._retry import POLL, REST, SAMPLE, START, SUBMIT, Policy
+from tinker._session import GOOD_BYE_SECONDS
 from tinker.testing import FaultyServer, SteppedClock, toy_server
 
 PROMPT, PARAMS, ADAM = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=4), tinker.AdamParams()
@@ -196,7 +197,25 @@ def test_closing_on_a_silent_server(
     server.go_silent()
     began = clock.now
     clients[0].close().result(60)
-    assert clock.now - began <= ONE_SHOT.total_seconds + Purpose.HEARTBEAT.read_seconds
+    assert clock.now - began <= GOOD_BYE_SECONDS
+    assert server.sent("finish_session")
+
+
+@pytest.mark.parametrize("silent", ["client_config", "create_session"])
+def test_closing_while_the_start_hangs(server: FaultyServer, clock: SteppedClock, silent: str) -> None:
+    """Closing does not wait for a session that does not come about, and who waits for that is told that it is over."""
+    server.hang_next(silent, times=1000)
+    service = server.service()
+    with clock.busy():
+        training = service.create_lora_training_client("tinker/toy")
+        step = training.optim_step(ADAM)
+        server.wait_for(silent)
+        began, closed = clock.now, service.close()
+    closed.result(60)
+    assert clock.now - began <= GOOD_BYE_SECONDS
+    for future in (training, step):
+        with pytest.raises(tinker.errors.ClientClosedError):
+            future.result(30)
 
 
 @pytest.mark.parametrize("silent", ["client_config", "create_session"])

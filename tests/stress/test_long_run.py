@@ -50,6 +50,19 @@ def test_a_day(tmp_path: Path) -> None:
                 assert (read_claims(carried).exp or 0) > exchange.at
 
 
+def test_an_interpreter_held_for_minutes(tmp_path: Path) -> None:
+    """After minutes in which nothing of the client could run, heartbeats and work go on, and nothing is made up for in a burst."""
+    clock = SteppedClock()
+    with toy_server(tmp_path, clock=clock) as server:
+        training = server.service().create_lora_training_client("tinker/toy", rank=2).result(30)
+        clock.advance(30)
+        before = len(server.sent("session_heartbeat"))
+        clock.now += 300
+        clock.advance(60)
+        assert 5 <= len(server.sent("session_heartbeat")) - before <= 8
+        assert training.optim_step(ADAM).exception(30) is None
+
+
 def test_an_hour_of_silence(tmp_path: Path) -> None:
     """After an hour in which nothing got through, heartbeats and work go on in the same session."""
     clock = SteppedClock()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+import gzip
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+import httpx
 import pytest
 
 from tinker import _pools
-from tinker._pools import AiohttpExchange, Call, ExchangeFailed, Purpose
+from tinker._pools import AiohttpExchange, Call, ExchangeFailed, HttpxExchange, Purpose
 
 Behave = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 SHORT = 0.2
@@ -81,6 +83,30 @@ def test_every_stall_ends(behave: Behave, nbytes: int) -> None:
     with pytest.raises(ExchangeFailed) as caught:
         exchange(behave, nbytes)
     assert caught.value.timed_out
+
+
+def test_a_transport_that_trickles_ends_too() -> None:
+    """An httpx transport of the user's, which may know no time-outs, gets no more time than a connection of ours."""
+
+    class Trickling(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            while True:
+                yield b" "
+                await asyncio.sleep(SHORT / 20)
+
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Trickling()))
+    with pytest.raises(ExchangeFailed) as caught:
+        asyncio.run(HttpxExchange(transport)(Call(method="GET", url="http://server/", headers={})))
+    assert caught.value.timed_out
+
+
+def test_answers_of_a_transport_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that unpacks to more than any answer may have is refused, also where the transport is the user's."""
+    monkeypatch.setattr(_pools, "MAX_ANSWER_NBYTES", 1000)
+    packed = gzip.compress(bytes(100_000))
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, headers={"content-encoding": "gzip"}, content=packed))
+    with pytest.raises(ExchangeFailed, match="larger than"):
+        asyncio.run(HttpxExchange(transport)(Call(method="GET", url="http://server/", headers={})))
 
 
 async def refuse_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

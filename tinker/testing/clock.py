@@ -54,7 +54,7 @@ class SteppedClock:
         self._sleepers: list[_Sleeper] = []
         self._jumping: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
         self._busy = 0
-        self._clock = Clock(monotonic=self, wall=self, sleep=self.sleep, random=lambda: random)
+        self._clock = Clock(monotonic=self, wall=self, sleep=self.sleep, random=lambda: random, timer=self._timer)
 
     def clock(self) -> Clock:
         """The clock as a client takes it; clients that share it share their time."""
@@ -70,6 +70,10 @@ class SteppedClock:
         if urgent:
             self.slept.append(seconds)
         await self._sleep(seconds, urgent)
+
+    async def _timer(self, seconds: float) -> None:
+        """A limit is nobody's wait, however short it is."""
+        await self._sleep(seconds, urgent=False)
 
     async def elapse(self, seconds: float) -> None:
         """Let so much time pass, however much it is; for what takes its time on the wire."""

@@ -1,0 +1,40 @@
+"""Code that holds the interpreter is noticed, and the log says so."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tinker._clock import Clock
+from tinker._lag import NEWS_SECONDS, LagWatch
+
+
+def watched(lateness: list[float], caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The lines about ticks that come so late, one after the other."""
+    left, now = list(lateness), [1000.0]
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds + left.pop(0)
+
+    watch = LagWatch(Clock(monotonic=lambda: now[0], sleep=sleep))
+    with caplog.at_level("WARNING", "tinker"):
+        asyncio.run(watch.run(lambda: bool(left)))
+    return caplog.messages
+
+
+def test_a_long_hold_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A tick that comes seconds late is told with the seconds."""
+    (line,) = watched([0.0, 0.3, 3.2, 0.0], caplog)
+    assert line.startswith("your code held the interpreter for 3.2 s")
+
+
+def test_little_delays_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A busy process is no news."""
+    assert watched([1.0] * 500, caplog) == []
+
+
+def test_holds_are_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Holds one after the other make one line a minute, each with the longest since the last."""
+    lines = watched([3.0, 9.0, 4.0, *[0.0] * int(2 * NEWS_SECONDS), 0.0], caplog)
+    assert [line.partition(" s,")[0].rpartition(" ")[2] for line in lines] == ["3.0", "9.0"]
