@@ -22,12 +22,12 @@ ARRAY_LIMITS = frozenset({"minItems", "maxItems"})
 LIMITS = INTEGER_LIMITS | STRING_LIMITS | ARRAY_LIMITS
 
 #: What may stand beside `$ref` in a property: it says something about the property, not about the schema it names.
-BESIDE_REF = DOCUMENTATION | {"$ref", "default"}
+BESIDE_REF = DOCUMENTATION | {"$ref", "default", "x-secret"}
 
-SCALAR_SCHEMA = DOCUMENTATION | LIMITS | {"type", "format", "contentEncoding", "default", "x-validate"}
+SCALAR_SCHEMA = DOCUMENTATION | LIMITS | {"type", "format", "contentEncoding", "default", "x-validate", "x-secret"}
 CONST_SCHEMA = DOCUMENTATION | {"type", "const", "x-open"}
 ARRAY_SCHEMA = DOCUMENTATION | ARRAY_LIMITS | {"type", "items", "prefixItems", "default", "x-validate"}
-MAP_SCHEMA = DOCUMENTATION | {"type", "additionalProperties", "default"}
+MAP_SCHEMA = DOCUMENTATION | {"type", "additionalProperties", "default", "x-secret"}
 RECORD_SCHEMA = DOCUMENTATION | {"type", "properties", "required"}
 ENUM_SCHEMA = DOCUMENTATION | {"type", "enum", "x-open-enum"}
 UNION_SCHEMA = DOCUMENTATION | {"oneOf", "discriminator", "x-open-union"}

@@ -29,7 +29,7 @@ from unions import discriminator, is_union, members, refs, required_names
 
 #: Names that annotations and factories in models.py use; a schema or field of that name would shadow them.
 TAKEN = frozenset(
-    {"Any", "Annotated", "Literal", "Sequence", "TypeAlias", "datetime", "msgspec", "property", "None"}
+    {"Any", "Annotated", "ClassVar", "Literal", "Sequence", "TypeAlias", "datetime", "msgspec", "property", "None"}
     | {"bool", "bytes", "dict", "float", "int", "list", "str", "tuple"}
 )
 
@@ -68,6 +68,8 @@ class Field:
     many: bool = False
     #: May be None.
     nullable: bool = False
+    #: Not shown where the record is printed.
+    secret: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ class Record:
     @property
     def open_fields(self) -> list[Field]:
         return [item for item in self.fields if item.open_union]
+
+    @property
+    def secret_names(self) -> list[str]:
+        return [item.name for item in self.fields if item.secret]
 
     @property
     def tag_arguments(self) -> str:
@@ -309,6 +315,7 @@ def read_property(name: str, node: Node, required: bool, sent: bool, facts: Fact
         open_union=open_union_of(node, facts),
         many="items" in node,
         nullable=nullable or optional,
+        secret=node.flag("x-secret"),
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tinker._version import __version__
+from tinker._version import __title__, __version__
 
 if TYPE_CHECKING:
     from httpx import Timeout
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
         UnprocessableEntityError,
     )
     from tinker.futures import APIFuture
+    from tinker.lib.public_interfaces import BackcompatSamplingClientFuture, BackcompatTrainingClientFuture
+    from tinker.lib.request_options import RequestOptions
     from tinker.rest_client import RestClient
     from tinker.sampling_client import SamplingClient
     from tinker.service_client import ServiceClient
@@ -80,8 +82,6 @@ if TYPE_CHECKING:
         TrainingRun,
     )
 
-__title__ = "tinker"
-
 _ERRORS = (
     "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError AuthenticationError "
     "BadRequestError BillingError ClientClosedError ConflictError ExperimentalWarning InternalServerError NotFoundError "
@@ -98,6 +98,9 @@ _HOMES: dict[str, str] = {
     **dict.fromkeys(_ERRORS.split(), "tinker.errors"),
     **dict.fromkeys(_TYPES.split(), "tinker.types"),
     "APIFuture": "tinker.futures",
+    "BackcompatSamplingClientFuture": "tinker.lib.public_interfaces",
+    "BackcompatTrainingClientFuture": "tinker.lib.public_interfaces",
+    "RequestOptions": "tinker.lib.request_options",
     "LossHandle": "tinker.custom_loss",
     "PerDatumLossFn": "tinker.custom_loss",
     "with_gradients": "tinker.custom_loss",
@@ -108,7 +111,7 @@ _HOMES: dict[str, str] = {
     "Timeout": "httpx",
     "TrainingClient": "tinker.training_client",
 }
-_MODULES = ("auth", "checkpoints", "errors", "types")
+_MODULES = ("auth", "checkpoints", "errors", "lib", "types")
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are those of the imports above)
     "APIConnectionError",
@@ -121,6 +124,8 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "AdamParams",
     "AdminClient",
     "AuthenticationError",
+    "BackcompatSamplingClientFuture",
+    "BackcompatTrainingClientFuture",
     "BadRequestError",
     "BillingError",
     "Checkpoint",
@@ -153,6 +158,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "PromptProvenanceSpan",
     "RateLimitError",
     "RequestFailedError",
+    "RequestOptions",
     "RestClient",
     "SampleRequest",
     "SampleResponse",
@@ -169,6 +175,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "TrainingClient",
     "TrainingRun",
     "UnprocessableEntityError",
+    "__title__",
     "__version__",
     "auth",
     "types",

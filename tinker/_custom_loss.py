@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -192,7 +193,7 @@ async def create_handle(runtime: Runtime, traced: TracedLoss, future: APIFuture[
     except BaseException:
         session.loss_keys.discard(handle.key)
         raise
-    return attrs.evolve(handle, loss_id=created.loss_id)
+    return replace(handle, loss_id=created.loss_id)
 
 
 _CREATED = json_only("CreateCustomLoss", models.CreateCustomLossResponse)

@@ -163,7 +163,7 @@ class Session:
     ) -> None:
         try:
             started = await asyncio.shield(starting)
-            body = models.FinishSessionRequest(reason=models.ClientSessionFinishReason(type=reason), detail=detail)
+            body = models.FinishSessionRequest(reason={"type": reason}, detail=detail)
             await self._transport.send(api.finish_session(body, session_id=started.session_id), ONE_SHOT, Purpose.HEARTBEAT)
         except TinkerError as error:
             logger.debug("session finish: %s", error)  # it ends by itself when heartbeats stop

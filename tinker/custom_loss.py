@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, TypeAlias
 
 import attrs
@@ -67,7 +68,7 @@ def with_gradients(fn: GradientLossFn) -> LossWithGradients:
     return LossWithGradients(fn)
 
 
-@attrs.frozen
+@dataclass(frozen=True)
 class LossHandle:
     """A traced loss of one session; made by ``ServiceClient.create_custom_loss``, used with ``forward_backward_custom``.
 
@@ -78,7 +79,7 @@ class LossHandle:
     name: str
     inputs: tuple[CustomLossInput, ...]
     session_id: str
-    graph: torch.fx.GraphModule = attrs.field(repr=False, eq=False)
+    graph: torch.fx.GraphModule = field(repr=False, compare=False)
     loss_id: str | None = None
 
     @property

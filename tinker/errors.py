@@ -64,16 +64,18 @@ class APIError(TinkerError):
 class APIResponseValidationError(APIError):
     """The answer does not fit the contract."""
 
-    def __init__(self, response: httpx.Response, body: object | None, *, message: str | None = None) -> None:
+    def __init__(self, response: httpx.Response, body: object | None, message: str | None = None) -> None:
         super().__init__(message or "The server's answer does not fit the contract.", response.request, body=body)
         self.response = response
         self.status_code = response.status_code
 
 
 class APIStatusError(APIError):
-    """The server answered an error status. ``retry_after`` is after how many seconds it asked to come again, if it did."""
+    """The server answered an error status, ``status_code``. ``retry_after``: the seconds it asked to wait, if it did."""
 
-    def __init__(self, message: str, *, response: httpx.Response, body: object | None) -> None:
+    status_code: int
+
+    def __init__(self, message: str, response: httpx.Response, body: object | None) -> None:
         super().__init__(message, response.request, body=body)
         self.response = response
         self.status_code = response.status_code
@@ -119,7 +121,7 @@ class InternalServerError(APIStatusError):
 class APIConnectionError(APIError):
     """No answer came: the connection failed or broke."""
 
-    def __init__(self, *, message: str = "Connection error.", request: httpx.Request) -> None:
+    def __init__(self, request: httpx.Request, message: str = "Connection error.") -> None:
         super().__init__(message, request, body=None)
 
 
@@ -127,7 +129,7 @@ class APITimeoutError(APIConnectionError):
     """No answer came in time."""
 
     def __init__(self, request: httpx.Request, message: str = "Request timed out.") -> None:
-        super().__init__(message=message, request=request)
+        super().__init__(request, message)
 
 
 class RequestFailedError(TinkerError):
@@ -140,7 +142,7 @@ class RequestFailedError(TinkerError):
         self.category = category
 
 
-class ClientClosedError(TinkerError):
+class ClientClosedError(TinkerError, RuntimeError):
     """The client was closed, so the request was not made."""
 
 
@@ -158,6 +160,9 @@ _BY_STATUS: dict[int, type[APIStatusError]] = {
     422: UnprocessableEntityError,
     429: RateLimitError,
 }
+
+for _status, _kind in _BY_STATUS.items():
+    _kind.status_code = _status
 
 
 def status_error_type(status: int) -> type[APIStatusError]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import field as _field
@@ -43,8 +43,11 @@ __all__ = [
     "ClientConfigResponse",
     "ClientDynamicConfigResponse",
     "ClientFinishedSessionStatusQuery",
+    "ClientSessionFinishErrored",
+    "ClientSessionFinishInterrupted",
     "ClientSessionFinishReason",
     "ClientSessionFinishReasonType",
+    "ClientSessionFinishSuccess",
     "ClientSessionFinished",
     "CopyWeightsRequest",
     "CopyWeightsResponse",
@@ -387,6 +390,11 @@ class AuthTokenRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
 class AuthTokenResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     jwt: str
     """A JWT with `iat` and `exp`; `sub` and `email` say whose it is."""
+    _secret_fields: ClassVar[frozenset[str]] = frozenset(
+        {
+            "jwt",
+        }
+    )
 
 
 class SelfApiKeyOrganization(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -444,14 +452,40 @@ class SessionHeartbeatResponse(_Record, frozen=True, kw_only=True, omit_defaults
     type: Literal["session_heartbeat"] | str = _field(default_factory=lambda: "session_heartbeat")
 
 
-class ClientSessionFinishReason(_Record, frozen=True, kw_only=True, omit_defaults=True):
-    type: ClientSessionFinishReasonType
+class ClientSessionFinishSuccess(
+    _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="success"
+):
+    @property
+    def type(self) -> Literal["success"]:
+        """Always sent; the union is told apart by it."""
+        return "success"
+
+
+class ClientSessionFinishErrored(
+    _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="errored"
+):
+    @property
+    def type(self) -> Literal["errored"]:
+        """Always sent; the union is told apart by it."""
+        return "errored"
+
+
+class ClientSessionFinishInterrupted(
+    _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="interrupted"
+):
+    @property
+    def type(self) -> Literal["interrupted"]:
+        """Always sent; the union is told apart by it."""
+        return "interrupted"
 
 
 class FinishSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     reason: ClientSessionFinishReason
     detail: str | None
     """Sent as null when there is nothing to say."""
+
+    def __post_init__(self) -> None:
+        _read_open(self, "reason", "type", _CLIENT_SESSION_FINISH_REASON)
 
 
 class ListSessionsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -475,6 +509,11 @@ class TraceExportResponse(_Record, frozen=True, kw_only=True, omit_defaults=True
     """Where the trace is; with `ready` only."""
     error: str | None = None
     """What went wrong; with `failed` only."""
+    _secret_fields: ClassVar[frozenset[str]] = frozenset(
+        {
+            "url",
+        }
+    )
 
 
 class OwnSearchOwner(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="own"):
@@ -591,6 +630,9 @@ class ClientSessionFinished(
     def type(self) -> Literal["client_finished"]:
         """Always sent; the union is told apart by it."""
         return "client_finished"
+
+    def __post_init__(self) -> None:
+        _read_open(self, "reason", "type", _CLIENT_SESSION_FINISH_REASON)
 
 
 class SessionFailedRequestReason(
@@ -920,10 +962,10 @@ class AdamParams(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DimuonParams(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="dimuon"):
-    learning_rate: float
+    learning_rate: Annotated[float, msgspec.Meta(ge=0)]
     grad_clip_norm: float = _field(default_factory=lambda: 0.0)
     """0 and less mean no clipping."""
-    beta1: float = _field(default_factory=lambda: 0.9)
+    beta1: Annotated[float, msgspec.Meta(ge=0, lt=1)] = _field(default_factory=lambda: 0.9)
 
     @property
     def type(self) -> Literal["dimuon"]:
@@ -1021,6 +1063,11 @@ class LoadWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
     weights_access_token: str | None = None
     """Grants access to somebody else's checkpoint. A secret, and in the body here."""
     type: Literal["load_weights"] = _field(default_factory=lambda: "load_weights")
+    _secret_fields: ClassVar[frozenset[str]] = frozenset(
+        {
+            "weights_access_token",
+        }
+    )
 
     def __post_init__(self) -> None:
         _read_open(self, "optimizer_config", "type", _OPTIMIZER_CONFIG, nullable=True)
@@ -1059,6 +1106,11 @@ class CopyWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
     ttl_seconds: TtlSeconds | None = None
     weights_access_token: str | None = None
     """Clients send the header instead."""
+    _secret_fields: ClassVar[frozenset[str]] = frozenset(
+        {
+            "weights_access_token",
+        }
+    )
 
 
 class CopyWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1120,6 +1172,11 @@ class ExternalWeightsUrlsResponse(_Record, frozen=True, kw_only=True, omit_defau
     urls: StringMap
     """Relative file name to signed URL."""
     expires: datetime.datetime
+    _secret_fields: ClassVar[frozenset[str]] = frozenset(
+        {
+            "urls",
+        }
+    )
 
 
 class CheckpointArchiveUrlResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1127,6 +1184,11 @@ class CheckpointArchiveUrlResponse(_Record, frozen=True, kw_only=True, omit_defa
 
     url: str
     expires: datetime.datetime
+    _secret_fields: ClassVar[frozenset[str]] = frozenset(
+        {
+            "url",
+        }
+    )
 
 
 class CreateSamplingSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1527,6 +1589,22 @@ TelemetryEvent: TypeAlias = SessionStartEvent | SessionEndEvent | UnhandledExcep
 
 BillingUsageSessions: TypeAlias = dict[str, BillingUsageSession]
 """Session id to what is known of it."""
+
+_CLIENT_SESSION_FINISH_REASON: dict[str, type[msgspec.Struct]] = {
+    "success": ClientSessionFinishSuccess,
+    "errored": ClientSessionFinishErrored,
+    "interrupted": ClientSessionFinishInterrupted,
+}
+if TYPE_CHECKING:
+    ClientSessionFinishReason: TypeAlias = (
+        ClientSessionFinishSuccess | ClientSessionFinishErrored | ClientSessionFinishInterrupted | dict[str, Any]
+    )
+    """How a session went, as its client saw it.
+
+    A member with another type is a dictionary.
+    """
+else:
+    ClientSessionFinishReason = Any
 
 _SESSION_FAILED_REASON: dict[str, type[msgspec.Struct]] = {
     "request": SessionFailedRequestReason,

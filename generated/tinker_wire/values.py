@@ -6,22 +6,59 @@ from __future__ import annotations
 import base64
 import copy
 import datetime
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 import msgspec.structs
 
 if TYPE_CHECKING:
+    import dataclasses
     from typing import Self
 
 Mode: TypeAlias = Literal["python", "json"]
 
 
+class FieldInfo(NamedTuple):
+    """A field of a value, as its constructor takes it."""
+
+    name: str
+    type: Any
+    required: bool
+    default: object = None
+    #: Makes the default where that is a fresh value each time.
+    factory: Callable[[], object] | None = None
+    kw_only: bool = True
+    #: False for what the constructor does not take.
+    init: bool = True
+
+
+class _Fields:
+    """What `dataclasses` and its like look for on a class; made when somebody looks."""
+
+    def __get__(self, instance: object, owner: Any) -> dict[str, dataclasses.Field[Any]]:
+        return cast("dict[str, dataclasses.Field[Any]]", _twin(owner).__dataclass_fields__)
+
+
+class _Parameters:
+    """How the values of a class behave, in the words of `dataclasses`."""
+
+    def __get__(self, instance: object, owner: Any) -> object:
+        return cast("object", _twin(owner).__dataclass_params__)
+
+
 class Value:
-    """A value with named fields. The names of its methods are those of the models that these types once were."""
+    """A value with named fields.
+
+    The names of its methods are those of the models that these types once were. `dataclasses.fields`, `asdict` and `replace`
+    work too, and so does a field of this type in a pydantic model.
+    """
 
     __slots__ = ()
+    __dataclass_fields__: ClassVar[Any] = _Fields()
+    __dataclass_params__: ClassVar[Any] = _Parameters()
+    model_fields: ClassVar[Any] = _Fields()
 
     def model_dump(
         self,
@@ -82,7 +119,18 @@ class Value:
         source = copy.deepcopy(self) if deep else self
         return source._replaced(dict(update or {}))
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:
+        from pydantic_core import core_schema
+
+        written = core_schema.plain_serializer_function_ser_schema(_written, info_arg=True)
+        return core_schema.no_info_plain_validator_function(cls.model_validate, serialization=written)
+
     def _fields(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @classmethod
+    def _field_infos(cls) -> Iterable[FieldInfo]:
         raise NotImplementedError
 
     @classmethod
@@ -93,8 +141,52 @@ class Value:
         return type(self)._of_fields({**self._fields(), **update})
 
 
+@cache
+def _twin(kind: Any) -> Any:
+    """A dataclass with the fields of a class of values, which says of them what there is to say."""
+    import dataclasses
+
+    same = kind.__eq__ is not object.__eq__
+    fields = [(info.name, info.type, dataclasses.field(**_described(info))) for info in kind._field_infos()]
+    return dataclasses.make_dataclass(kind.__name__, fields, eq=same, frozen=True)
+
+
+def _described(info: FieldInfo) -> dict[str, Any]:
+    described: dict[str, Any] = {"kw_only": info.kw_only, "init": info.init}
+    if info.factory is not None:
+        default = info.factory()
+        return (
+            {**described, "default": default}
+            if isinstance(default, Hashable)
+            else {**described, "default_factory": info.factory}
+        )
+    return described if info.required else {**described, "default": info.default}
+
+
+def _written(value: Value, info: Any) -> dict[str, Any]:
+    return value.model_dump(mode=info.mode, exclude_none=info.exclude_none)
+
+
 class Record(Value, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The base of every record of the contract."""
+
+    #: Fields whose value is for those who need it, not for a log.
+    _secret_fields: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def _field_infos(cls) -> Iterable[FieldInfo]:
+        config = cls.__struct_config__
+        if config.tag_field is not None:
+            yield FieldInfo(config.tag_field, str, False, config.tag, init=False)
+        for field in msgspec.structs.fields(cls):
+            factory = None if field.default_factory is msgspec.NODEFAULT else field.default_factory
+            yield FieldInfo(field.name, field.type, field.required, field.default, factory)
+
+    def __repr__(self) -> str:
+        shown = {
+            name: "***" if name in self._secret_fields and value else value for name, value in self._fields().items()
+        }
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def _fields(self) -> dict[str, Any]:
         config = self.__struct_config__

@@ -169,7 +169,7 @@ def test_an_ended_session_says_so(api: Api) -> None:
     assert api.refused("asample", sample_body(sampler))[0] == 400
     end = api.state.store.session(session).end
     assert end is not None
-    assert end.reason == models.ClientSessionFinishReason(type="errored")
+    assert end.reason == models.ClientSessionFinishErrored()
 
 
 def test_telemetry_is_kept_up_to_a_bound(make_api: MakeApi) -> None:

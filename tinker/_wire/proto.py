@@ -680,24 +680,25 @@ def decode_sample(body: bytes, sequence_ids: Sequence[str] = ()) -> SampleRespon
     """Read a ``SampleResponse``; ``sequence_ids`` come from the submit answer and may be missing."""
     buffer = bytearray(body)
     reader = _Reader(buffer)
-    response = SampleResponse(sequences=[])
+    sequences: list[SampledSequence] = []
+    rest: dict[str, Any] = {}
     for field, wire_type, start, end in reader.fields():
         if field == 1 and wire_type == _LEN:
             sequence = _read_usual_sequence(buffer, start, end) or _read_sequence(reader.nested(start, end))
-            index = len(response.sequences)
-            sequence.sequence_id = sequence_ids[index] if index < len(sequence_ids) else None
-            response.sequences.append(sequence)
+            name = sequence_ids[len(sequences)] if len(sequences) < len(sequence_ids) else None
+            object.__setattr__(sequence, "sequence_id", name)  # a value that nobody has seen yet
+            sequences.append(sequence)
         elif field == 2 and wire_type == _LEN:
-            response.prompt_logprobs_np = reader.array(start, end, _FLOAT32_DTYPE) if end > start else None
+            rest["prompt_logprobs_np"] = reader.array(start, end, _FLOAT32_DTYPE) if end > start else None
         elif field == 3 and wire_type == _LEN:
-            response.topk_prompt_logprobs_np = _read_topk(reader.nested(start, end))
+            rest["topk_prompt_logprobs_np"] = _read_topk(reader.nested(start, end))
         elif field == 4 and wire_type == _VARINT:
-            response.prompt_cache_hit_tokens = _signed(start)
+            rest["prompt_cache_hit_tokens"] = _signed(start)
         elif field == 5 and wire_type == _LEN:
-            response.target_prompt_logprobs = _read_tensor(reader.nested(start, end))
+            rest["target_prompt_logprobs"] = _read_tensor(reader.nested(start, end))
         elif field == 6 and wire_type == _LEN:
-            response.prompt_alt_tokens = _read_alternatives(reader.nested(start, end))
-    return response
+            rest["prompt_alt_tokens"] = _read_alternatives(reader.nested(start, end))
+    return SampleResponse(sequences, **rest)
 
 
 def _read_usual_sequence(buffer: bytearray, at: int, end: int) -> SampledSequence | None:

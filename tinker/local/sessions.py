@@ -95,7 +95,7 @@ def _is_in(session: Session, wanted: models.SessionStatusQuery) -> bool:
         return session.end is not None and session.end.reason is None
     if isinstance(wanted, models.ClientFinishedSessionStatusQuery):
         reason = None if session.end is None else session.end.reason
-        return reason is not None and (wanted.reasons is None or reason.type in wanted.reasons)
+        return reason is not None and (wanted.reasons is None or _word(reason) in wanted.reasons)
     return False
 
 
@@ -143,3 +143,7 @@ async def trace_export(state: State, call: Call) -> models.TraceExportResponse:
     if not ready:
         return models.TraceExportResponse(status="pending")
     return models.TraceExportResponse(status="ready", url=state.links.trace_url(call, session))
+
+
+def _word(reason: models.ClientSessionFinishReason) -> str:
+    return str(reason.get("type")) if isinstance(reason, dict) else reason.type

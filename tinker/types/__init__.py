@@ -1,5 +1,7 @@
 """Public types: inputs, tensors, parameters and results."""
 
+import inspect
+
 from tinker_wire.models import (
     AccessibleSearchOwner,
     AccessScope,
@@ -21,8 +23,10 @@ from tinker_wire.models import (
     ClientDynamicConfigResponse,
     ClientFinishedSessionStatusQuery,
     ClientSessionFinished,
-    ClientSessionFinishReason,
+    ClientSessionFinishErrored,
+    ClientSessionFinishInterrupted,
     ClientSessionFinishReasonType,
+    ClientSessionFinishSuccess,
     CopyWeightsRequest,
     CopyWeightsResponse,
     CreateCustomLossRequest,
@@ -61,7 +65,6 @@ from tinker_wire.models import (
     LoadWeightsRequest,
     LoadWeightsResponse,
     ModelData,
-    OptimStepRequest,
     OptimStepResponse,
     OwnSearchOwner,
     QueueState,
@@ -146,6 +149,7 @@ from tinker.types.requests import (
     ForwardRequest,
     GetBillingUsageRequest,
     GetCurrentCheckpointStorageUsageRequest,
+    OptimStepRequest,
     SampleRequest,
 )
 from tinker.types.results import (
@@ -162,6 +166,7 @@ from tinker.types.results import (
 from tinker.types.tensor_data import TensorData
 from tinker.types.unions import (
     BillingEventInfo,
+    ClientSessionFinishReason,
     CustomLossInputRank,
     EventType,
     FutureCompletion,
@@ -199,8 +204,11 @@ __all__ = [
     "ClientConfigResponse",
     "ClientDynamicConfigResponse",
     "ClientFinishedSessionStatusQuery",
+    "ClientSessionFinishErrored",
+    "ClientSessionFinishInterrupted",
     "ClientSessionFinishReason",
     "ClientSessionFinishReasonType",
+    "ClientSessionFinishSuccess",
     "ClientSessionFinished",
     "CopyWeightsRequest",
     "CopyWeightsResponse",
@@ -336,3 +344,15 @@ __all__ = [
     "WeightsInfoResponse",
     "WhoamiResponse",
 ]
+
+
+def _adopt(record: type) -> None:
+    """Let a record of the wire bear the name that users import it by, which is also what its pickles say."""
+    record.__annotations__ = inspect.get_annotations(record, eval_str=True)
+    record.__module__ = __name__
+
+
+for _name in __all__:
+    _value = globals()[_name]
+    if isinstance(_value, type) and _value.__module__ == "tinker_wire.models":
+        _adopt(_value)

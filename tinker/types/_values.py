@@ -2,25 +2,66 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
-from tinker_wire.values import Value
-
-from tinker.types._dataclass import DataclassFields
+import msgspec
+import msgspec.structs
+from tinker_wire.values import FieldInfo, Value
 
 if TYPE_CHECKING:
     from typing import Self
 
+    from tinker_wire.values import Record
+
 
 class AttrsValue(Value):
-    """A value made with attrs; its fields are what its constructor takes. Functions of ``dataclasses`` take it too."""
+    """A value made with attrs; its fields are what its constructor takes."""
 
     __slots__ = ()
-    __dataclass_fields__: ClassVar = DataclassFields()
 
     def _fields(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in attrs.fields(cast("Any", type(self))) if field.init}
 
     def _replaced(self, update: dict[str, Any]) -> Self:
         return cast("Self", attrs.evolve(cast("Any", self), **update))
+
+    @classmethod
+    def _field_infos(cls) -> Iterable[FieldInfo]:
+        for field in attrs.fields(cast("Any", cls)):
+            if field.name.startswith("_"):
+                continue
+            default: Any = field.default
+            made = isinstance(default, attrs.Factory)  # type: ignore[arg-type]
+            factory = cast("Callable[[], object]", default.factory) if made else None
+            yield FieldInfo(field.name, field.type, default is attrs.NOTHING, default, factory, field.kw_only)
+
+
+def parameters(kind: type[Value]) -> Iterable[FieldInfo]:
+    """The fields of a class whose constructor is written by hand: its parameters, but for those with an underscore."""
+    for name, parameter in list(inspect.signature(kind.__init__).parameters.items())[1:]:
+        required, kw_only = parameter.default is parameter.empty, parameter.kind is parameter.KEYWORD_ONLY
+        if not name.startswith("_"):
+            yield FieldInfo(name, parameter.annotation, required, parameter.default, None, kw_only)
+
+
+def convert_numbers(record: Record) -> None:
+    """Make the numbers of a new record plain ones of the declared types: those of numpy, and numbers spelled as text.
+
+    Raises ValueError for what is no such number.
+    """
+    for field in msgspec.structs.fields(type(record)):
+        if field.type is not Any:
+            value = getattr(record, field.name)
+            msgspec.structs.force_setattr(record, field.name, _number(record, field.name, value, field.type))
+
+
+def _number(record: Record, name: str, value: object, kind: object) -> object:
+    plain: Callable[[], object] | None = getattr(value, "item", None)
+    number = value if plain is None else plain()
+    try:
+        return msgspec.convert(number, cast("type[object]", kind), strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{type(record).__name__}.{name}: {error}") from None

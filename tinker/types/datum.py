@@ -98,7 +98,7 @@ def _spans(spans: Sequence[ProvenanceSpan] | None) -> ProvenanceSpans | None:
     return list(spans)
 
 
-@attrs.define(slots=False, frozen=True, eq=True, unsafe_hash=False)
+@attrs.frozen(slots=False)
 class Datum(AttrsValue):
     """One example.
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, c
 
 import attrs
 from tinker_wire import models
-from tinker_wire.values import Value
+from tinker_wire.values import FieldInfo, Value
 
 from tinker.types._arrays import Int32Array, token_array
-from tinker.types._values import AttrsValue
+from tinker.types._values import AttrsValue, parameters
 
 if TYPE_CHECKING:
     from typing import Self
@@ -58,6 +58,10 @@ class EncodedTextChunk(Value):
 
     def _fields(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "type": self.type}
+
+    @classmethod
+    def _field_infos(cls) -> Iterable[FieldInfo]:
+        return parameters(cls)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise attrs.exceptions.FrozenInstanceError

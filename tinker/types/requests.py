@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal, cast
 
 import attrs
 
 from tinker.types._values import AttrsValue
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
-from tinker.types.params import LossFnType, SamplingParams
+from tinker.types.params import AdamParams, DimuonParams, LossFnType, OptimParams, SamplingParams
 from tinker.types.tensor_data import TensorData
 
 
@@ -60,6 +60,43 @@ class ForwardRequest(AttrsValue):
     forward_input: ForwardBackwardInput = attrs.field(converter=_loss_input)
     model_id: str
     seq_id: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class OptimStepRequest(AttrsValue):
+    """``optim_step`` of one model. The parameters may be called ``adam_params`` or ``optimizer_params`` too, as on the wire."""
+
+    optim_params: OptimParams
+    model_id: str
+    seq_id: int | None = None
+    type: Literal["optim_step"] = "optim_step"
+
+    def __init__(
+        self,
+        *,
+        optim_params: OptimParams | None = None,
+        model_id: str,
+        seq_id: int | None = None,
+        type: Literal["optim_step"] = "optim_step",
+        adam_params: AdamParams | None = None,
+        optimizer_params: OptimParams | None = None,
+    ) -> None:
+        given = [params for params in (optim_params, adam_params, optimizer_params) if params is not None]
+        if len(given) != 1:
+            raise ValueError(f"OptimStepRequest takes one set of optimizer parameters, got {len(given)}")
+        fields = {"optim_params": _optim_params(given[0]), "model_id": model_id, "seq_id": seq_id, "type": type}
+        self.__attrs_init__(**fields)  # type: ignore[attr-defined]  # made by attrs, which mypy does not know
+
+    def _fields(self) -> dict[str, Any]:
+        name = "adam_params" if isinstance(self.optim_params, AdamParams) else "optimizer_params"
+        return {"model_id": self.model_id, "seq_id": self.seq_id, "type": self.type, name: self.optim_params}
+
+
+def _optim_params(value: object) -> OptimParams:
+    if isinstance(value, (AdamParams, DimuonParams)):
+        return value
+    fields = cast("Mapping[str, Any]", value)
+    return DimuonParams.model_validate(fields) if fields.get("type") == "dimuon" else AdamParams.model_validate(fields)
 
 
 @attrs.frozen(kw_only=True)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 from tinker_wire.models import StopReason
-from tinker_wire.values import Value
+from tinker_wire.values import FieldInfo, Value
 
 from tinker.types import console
-from tinker.types._values import AttrsValue
+from tinker.types._values import AttrsValue, parameters
 from tinker.types.tensor_data import TensorData
 
 if TYPE_CHECKING:
@@ -27,8 +27,11 @@ EMPTY_LOGPROB = -99999.0
 
 TopkRow: TypeAlias = list[tuple[int, float]] | None
 
+# Arrays have no single truth value; values that hold some are equal when the arrays are, element by element.
+_EQUAL_ARRAYS = attrs.cmp_using(eq=np.array_equal)
 
-@attrs.define
+
+@attrs.frozen
 class ForwardBackwardOutput(AttrsValue):
     """Result of ``forward`` and ``forward_backward``.
 
@@ -57,12 +60,12 @@ class ForwardBackwardOutput(AttrsValue):
             raise AttributeError(f"the server sent no metric 'loss:sum'; metrics: {known}") from None
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class TopkLogprobs(AttrsValue):
     """The k most likely tokens of n positions: ``token_ids`` int32 and ``logprobs`` float32, both ``[n, k]``."""
 
-    token_ids: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
+    token_ids: NDArray[np.int32] = attrs.field(eq=_EQUAL_ARRAYS)
+    logprobs: NDArray[np.float32] = attrs.field(eq=_EQUAL_ARRAYS)
 
     @classmethod
     def from_rows(cls, rows: Sequence[TopkRow]) -> TopkLogprobs:
@@ -95,7 +98,7 @@ def _row(ids: list[int], logprobs: list[float]) -> TopkRow:
     return cells or None
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen
 class PromptAltTokens(AttrsValue):
     """Alternatives the model preferred at each prompt position: ids int64 and logprobs float32, ``[len(prompt) - 1, k]``."""
 
@@ -112,8 +115,14 @@ class SampledSequence(Value):
 
     ``tokens`` and ``logprobs`` may be given as lists or arrays. As arrays they are ``tokens_np`` (int32) and ``logprobs_np``
     (float32, None when the server sent none); as lists they are made once, on first use. The names with an underscore are
-    what tests of older code call the lists.
+    what tests of older code call the lists. Sequences are equal when all of that is.
     """
+
+    stop_reason: StopReason
+    sequence_id: str | None
+    tokens_np: NDArray[np.int32]
+    logprobs_np: NDArray[np.float32] | None
+    topk_logprobs_np: TopkLogprobs | None
 
     def __init__(
         self,
@@ -122,20 +131,24 @@ class SampledSequence(Value):
         tokens_np: NDArray[np.int32] | None = None,
         logprobs_np: NDArray[np.float32] | None = None,
         topk_logprobs_np: TopkLogprobs | None = None,
-        *,
-        tokens: Sequence[int] | NDArray[np.int32] | None = None,
-        logprobs: Sequence[float] | NDArray[np.float32] | None = None,
         _tokens_list: Sequence[int] | None = None,
         _logprobs_list: Sequence[float] | None = None,
         _topk_logprobs_list: Sequence[TopkRow] | None = None,
+        *,
+        tokens: Sequence[int] | NDArray[np.int32] | None = None,
+        logprobs: Sequence[float] | NDArray[np.float32] | None = None,
     ) -> None:
         given = next((one for one in (tokens_np, tokens, _tokens_list) if one is not None), ())
         drawn = next((one for one in (logprobs_np, logprobs, _logprobs_list) if one is not None), None)
-        self.stop_reason: StopReason = stop_reason
-        self.sequence_id = sequence_id
-        self.tokens_np: NDArray[np.int32] = np.asarray(given, np.int32)
-        self.logprobs_np: NDArray[np.float32] | None = None if drawn is None else np.asarray(drawn, np.float32)
-        self.topk_logprobs_np = topk_logprobs_np or _table(_topk_logprobs_list)
+        self.__dict__.update(
+            stop_reason=stop_reason,
+            sequence_id=sequence_id,
+            tokens_np=np.asarray(given, np.int32),
+            logprobs_np=None if drawn is None else np.asarray(drawn, np.float32),
+            topk_logprobs_np=topk_logprobs_np or _table(_topk_logprobs_list),
+        )
+        if isinstance(drawn, list):
+            self.__dict__["logprobs"] = list(drawn)  # as they were given, not rounded to float32
 
     @classmethod
     def of_arrays(
@@ -148,11 +161,12 @@ class SampledSequence(Value):
     ) -> SampledSequence:
         """A sequence of arrays that have their dtypes already; nothing is converted."""
         sequence = cls.__new__(cls)
-        sequence.stop_reason = stop_reason
-        sequence.sequence_id = sequence_id
-        sequence.tokens_np = tokens
-        sequence.logprobs_np = logprobs
-        sequence.topk_logprobs_np = topk_logprobs
+        values = sequence.__dict__
+        values["stop_reason"] = stop_reason
+        values["sequence_id"] = sequence_id
+        values["tokens_np"] = tokens
+        values["logprobs_np"] = logprobs
+        values["topk_logprobs_np"] = topk_logprobs
         return sequence
 
     @cached_property
@@ -179,25 +193,63 @@ class SampledSequence(Value):
         rows = fields.pop("topk_logprobs", None)
         return cls(**fields, topk_logprobs_np=_table(rows))
 
+    @classmethod
+    def _field_infos(cls) -> Iterable[FieldInfo]:
+        return (info for info in parameters(cls) if not info.kw_only)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise attrs.exceptions.FrozenInstanceError
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SampledSequence):
+            return NotImplemented
+        names = ("stop_reason", "sequence_id", "topk_logprobs_np")
+        same = all(getattr(self, name) == getattr(other, name) for name in names)
+        return same and np.array_equal(self.tokens_np, other.tokens_np) and _same_floats(self.logprobs_np, other.logprobs_np)
+
+    def __hash__(self) -> int:
+        return hash((self.stop_reason, self.sequence_id, len(self.tokens_np)))
+
     def __repr__(self) -> str:
         count = len(self.tokens_np)
         return f"SampledSequence(stop_reason={self.stop_reason!r}, sequence_id={self.sequence_id!r}, {count} tokens)"
+
+
+def _same_floats(one: NDArray[np.float32] | None, other: NDArray[np.float32] | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one, other, equal_nan=True)
 
 
 def _table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
     return None if rows is None else TopkLogprobs.from_rows(rows)
 
 
-@attrs.define(eq=False, slots=False)
+@attrs.frozen(slots=False)
 class SampleResponse(AttrsValue):
-    """Result of ``sample``: one sequence for each sample asked for, and what was asked about the prompt."""
+    """Result of ``sample``: one sequence for each sample asked for, and what was asked about the prompt.
+
+    The names with an underscore are what tests of older code call the lists.
+    """
 
     sequences: list[SampledSequence]
-    prompt_logprobs_np: NDArray[np.float32] | None = None
-    topk_prompt_logprobs_np: TopkLogprobs | None = None
+    prompt_logprobs_np: NDArray[np.float32] | None = attrs.field(default=None, repr=False, eq=attrs.cmp_using(eq=_same_floats))
+    topk_prompt_logprobs_np: TopkLogprobs | None = attrs.field(default=None, repr=False)
     target_prompt_logprobs: TensorData | None = None
     prompt_cache_hit_tokens: int = 0
     prompt_alt_tokens: PromptAltTokens | None = None
+    _prompt_logprobs_list: Sequence[float | None] | None = attrs.field(
+        default=None, repr=False, eq=False, alias="_prompt_logprobs_list"
+    )
+    _topk_prompt_logprobs_list: Sequence[TopkRow] | None = attrs.field(
+        default=None, repr=False, eq=False, alias="_topk_prompt_logprobs_list"
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self._prompt_logprobs_list is not None:
+            self.__dict__["prompt_logprobs_np"] = np.asarray(self._prompt_logprobs_list, np.float32)
+        if self._topk_prompt_logprobs_list is not None:
+            self.__dict__["topk_prompt_logprobs_np"] = TopkLogprobs.from_rows(self._topk_prompt_logprobs_list)
 
     def _fields(self) -> dict[str, Any]:
         names = (

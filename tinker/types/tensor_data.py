@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
-from tinker_wire.values import Value
+from tinker_wire.values import FieldInfo, Value
 
 from tinker.types._arrays import (
     NumericArray,
@@ -20,6 +20,7 @@ from tinker.types._arrays import (
     torch_to_numpy,
     wire_array,
 )
+from tinker.types._values import parameters
 
 if TYPE_CHECKING:
     import torch
@@ -134,6 +135,10 @@ class TensorData(Value):
             "sparse_crow_indices": self.sparse_crow_indices,
             "sparse_col_indices": self.sparse_col_indices,
         }
+
+    @classmethod
+    def _field_infos(cls) -> Iterable[FieldInfo]:
+        return parameters(cls)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise attrs.exceptions.FrozenInstanceError

@@ -7,6 +7,9 @@ from typing import Any, Literal, TypeAlias
 from tinker_wire.models import (
     CheckpointBillingEvent,
     ClientSessionFinished,
+    ClientSessionFinishErrored,
+    ClientSessionFinishInterrupted,
+    ClientSessionFinishSuccess,
     CreateModelResponse,
     FutureFailed,
     FutureFinished,
@@ -37,6 +40,9 @@ from tinker.types.results import (
 
 Unknown: TypeAlias = dict[str, Any]
 
+ClientSessionFinishReason: TypeAlias = (
+    ClientSessionFinishSuccess | ClientSessionFinishErrored | ClientSessionFinishInterrupted | Unknown
+)
 SessionFailedReason: TypeAlias = (
     SessionFailedRequestReason | SessionFailedTrainingRunReason | SessionFailedSamplingSessionReason | Unknown
 )

@@ -1,5 +1,7 @@
 """The clients and futures under the path that older code imports them from."""
 
+from tinker.admin_client import AdminClient
+from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.futures import APIFuture, AwaitableConcurrentFuture
 from tinker.rest_client import RestClient
 from tinker.sampling_client import SamplingClient
@@ -11,9 +13,12 @@ BackcompatSamplingClientFuture = SamplingClient
 
 __all__ = [
     "APIFuture",
+    "AdminClient",
     "AwaitableConcurrentFuture",
     "BackcompatSamplingClientFuture",
     "BackcompatTrainingClientFuture",
+    "LossHandle",
+    "PerDatumLossFn",
     "RestClient",
     "SamplingClient",
     "ServiceClient",

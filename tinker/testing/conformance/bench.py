@@ -243,7 +243,7 @@ class Bench:
 
     def finish(self, session_id: str, reason: str = "success") -> None:
         """End a session."""
-        body = models.FinishSessionRequest(reason=models.ClientSessionFinishReason(type=reason), detail=None)
+        body = models.FinishSessionRequest(reason={"type": reason}, detail=None)
         self.call(service_api.finish_session(body, session_id=session_id))
 
     def leave(self, *sessions: str) -> None:

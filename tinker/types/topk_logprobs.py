@@ -1,0 +1,5 @@
+"""A path that older code imports from."""
+
+from tinker.types.results import TopkLogprobs
+
+__all__ = ["TopkLogprobs"]
