@@ -130,6 +130,20 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def surface(session: nox.Session) -> None:
+    """Names, signatures and behaviour beside those of the official client: every difference has a reason, or this fails."""
+    wheel = built_wheel(session)
+    pairs: list[str] = []
+    for name, torch in (("0.38.0", [TORCH]), ("0.38.0-without-torch", [])):
+        python = environment(session, name, *torch, str(wheel), "pydantic")
+        session.run(python, "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", str(wheel), external=True)
+        ours = scratch(session) / f"{name}.json"
+        session.run(python, "tests/surface/introspect.py", str(ours), external=True)
+        pairs += [f"tests/surface/official/{name}.json", str(ours)]
+    session.run("python", "tests/surface/check.py", *pairs)
+
+
+@nox.session
 def parity(session: nox.Session) -> None:
     """The same scripts with the official clients, against our server: 0.38.0 over protobuf, 0.7.0 over JSON."""
     install(session, "-e", f"{ROOT}[local,zstd]")

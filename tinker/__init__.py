@@ -195,4 +195,4 @@ def __getattr__(name: str) -> Any:  # what a lazily loaded name is, only its hom
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

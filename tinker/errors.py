@@ -163,6 +163,9 @@ _BY_STATUS: dict[int, type[APIStatusError]] = {
 
 for _status, _kind in _BY_STATUS.items():
     _kind.status_code = _status
+for _error in list(globals().values()):
+    if isinstance(_error, type) and issubclass(_error, (TinkerError, Warning)):
+        _error.__module__ = "tinker"  # where users import them from, and what tracebacks say
 
 
 def status_error_type(status: int) -> type[APIStatusError]:

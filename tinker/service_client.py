@@ -79,10 +79,10 @@ class ServiceClient:
         observers: Iterable[Observer] = (),
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
-        **unsupported: object,
+        **kwargs: object,
     ) -> None:
-        if unsupported:
-            names = ", ".join(sorted(unsupported))
+        if kwargs:
+            names = ", ".join(sorted(kwargs))
             warnings.warn(f"ServiceClient ignores unsupported arguments: {names}", FutureWarning, stacklevel=2)
 
         def load_config() -> _config.Config:  # a function, as the repr of a partial would show the key

@@ -177,7 +177,7 @@ class Record(Value, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def _field_infos(cls) -> Iterable[FieldInfo]:
         config = cls.__struct_config__
         if config.tag_field is not None:
-            yield FieldInfo(config.tag_field, str, False, config.tag, init=False)
+            yield FieldInfo(config.tag_field, Literal[config.tag], False, config.tag, init=False)
         for field in msgspec.structs.fields(cls):
             factory = None if field.default_factory is msgspec.NODEFAULT else field.default_factory
             yield FieldInfo(field.name, field.type, field.required, field.default, factory)

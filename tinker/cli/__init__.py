@@ -37,7 +37,7 @@ class Main(LazyGroup):
 
 @click.group(cls=Main, entries=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "-f", "--format", "form", type=click.Choice(["table", "json"]), default="table", help="What to print: table or json."
+    "-f", "--format", "format", type=click.Choice(["table", "json"]), default="table", help="What to print: table or json."
 )
 @click.option("--base-url", metavar="URL", help="The server. Default: TINKER_BASE_URL, else the hosted service.")
 @click.option(
@@ -50,6 +50,6 @@ class Main(LazyGroup):
 )
 @click.version_option(__version__, prog_name="tinker")
 @click.pass_context
-def main(ctx: click.Context, form: Format, base_url: str | None, patience: float) -> None:
+def main(ctx: click.Context, format: Format, base_url: str | None, patience: float) -> None:
     """Train and sample models through the Tinker API, or serve it from this machine."""
-    ctx.obj = Options(form, base_url, patience)
+    ctx.obj = Options(format, base_url, patience)

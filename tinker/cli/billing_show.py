@@ -26,10 +26,16 @@ _CSV_FILE = click.Path(dir_okay=False, allow_dash=True)
 @click.command()
 @click.argument("starting_on")
 @click.argument("ending_before")
-@click.option("--csv", "csv_file", type=_CSV_FILE, metavar="FILE", help="Write the rows there as CSV instead; - is the output.")
-@click.option("--sessions-csv", type=_CSV_FILE, metavar="FILE", help="Write the sessions' metadata there as CSV, too.")
+@click.option("--csv", "csv_path", type=_CSV_FILE, metavar="FILE", help="Write the rows there as CSV instead; - is the output.")
+@click.option(
+    "--sessions-csv",
+    "sessions_csv_path",
+    type=_CSV_FILE,
+    metavar="FILE",
+    help="Write the sessions' metadata there as CSV, too.",
+)
 @pass_options
-def usage(options: Options, starting_on: str, ending_before: str, csv_file: str | None, sessions_csv: str | None) -> None:
+def usage(options: Options, starting_on: str, ending_before: str, csv_path: str | None, sessions_csv_path: str | None) -> None:
     """What was used from STARTING_ON until before ENDING_BEFORE, by the hour.
 
     Both are full hours with a time zone, such as 2026-07-13T00:00:00Z, and at most 14 days apart. There is a row for each hour,
@@ -40,11 +46,11 @@ def usage(options: Options, starting_on: str, ending_before: str, csv_file: str 
     answer = admin_client(options).get_billing_usage(starting_on, ending_before).result()
     value: dict[str, Any] = answer.model_dump(mode="json")
     rows = [_flat(event) for event in value["data"]]
-    if csv_file is not None:
-        _write_csv(csv_file, _names(rows), rows)
-    if sessions_csv is not None:
-        _write_csv(sessions_csv, ("session_id", "user_metadata"), _sessions(value["sessions"]))
-    if csv_file is None and sessions_csv is None:
+    if csv_path is not None:
+        _write_csv(csv_path, _names(rows), rows)
+    if sessions_csv_path is not None:
+        _write_csv(sessions_csv_path, ("session_id", "user_metadata"), _sessions(value["sessions"]))
+    if csv_path is None and sessions_csv_path is None:
         show(options, value, lambda: _show_rows(rows, f"{len(rows)} hourly usage row(s)"))
 
 
@@ -58,9 +64,9 @@ def _sessions(sessions: Mapping[str, Mapping[str, Any]]) -> list[Row]:
 
 @click.command("checkpoint-storage")
 @click.option("--project-id", metavar="ID", help="Only what belongs to this project.")
-@click.option("--csv", "csv_file", type=_CSV_FILE, metavar="FILE", help="Write the rows there as CSV instead; - is the output.")
+@click.option("--csv", "csv_path", type=_CSV_FILE, metavar="FILE", help="Write the rows there as CSV instead; - is the output.")
 @pass_options
-def checkpoint_storage(options: Options, project_id: str | None, csv_file: str | None) -> None:
+def checkpoint_storage(options: Options, project_id: str | None, csv_path: str | None) -> None:
     """How much the checkpoints of the organization take now, by project and user, and what a month of that costs.
 
     A month is 720 hours at today's price, before credits. The data may be an hour or two late.
@@ -68,8 +74,8 @@ def checkpoint_storage(options: Options, project_id: str | None, csv_file: str |
     value = admin_client(options).get_current_checkpoint_storage_usage(project_id).result().model_dump(mode="json")
     rate = {_STORAGE_RATE: value[_STORAGE_RATE]}
     rows: list[Row] = [{**rate, **item} for item in value["data"]]
-    if csv_file is not None:
-        _write_csv(csv_file, _names(rows), rows)
+    if csv_path is not None:
+        _write_csv(csv_path, _names(rows), rows)
         return
     show(options, value, lambda: _show_rows(rows, "Current checkpoint storage"))
 

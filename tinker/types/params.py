@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, cast
 
 import msgspec.structs
 import numpy as np
@@ -51,10 +51,11 @@ class SamplingParams(models.SamplingParams, frozen=True):
         msgspec.structs.force_setattr(self, "stop", _stops(self.stop))
 
 
-def _stops(stop: Any) -> str | list[str] | list[int] | None:
+def _stops(stop: object) -> str | list[str] | list[int] | None:
     if stop is None or isinstance(stop, str):
         return stop
-    stops: Any = stop.tolist() if isinstance(stop, np.ndarray) else stop
+    listed: Callable[[], object] | None = getattr(stop, "tolist", None)
+    stops = stop if listed is None else listed()
     if not isinstance(stops, Sequence):
         raise ValueError(f"SamplingParams.stop: expected texts or token ids, got {type(stop).__name__}")
     items = cast("Sequence[object]", stops)

@@ -67,8 +67,9 @@ class TensorData(Value):
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> TensorData:
-        """Float arrays become float32, signed integers int64; an array already of that dtype is shared, not copied."""
-        return _wrap(wire_array(np.asarray(array)))
+        """Float arrays become float32, signed integers int64; a writable array already of that dtype is shared, not copied."""
+        values = wire_array(np.asarray(array))
+        return _wrap(values if values.flags.writeable else values.copy())
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor) -> TensorData:

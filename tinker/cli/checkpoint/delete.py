@@ -27,7 +27,9 @@ _ALIASES = {**_TYPES, **{kind: kind for kind in _TYPES.values()}}
 @click.command()
 @click.argument("checkpoint_paths", nargs=-1)
 @click.option("--run-id", metavar="ID", help="Delete the checkpoints of this training run.")
-@click.option("--type", "kind", metavar="KIND", help="With --run-id: only weights, sampler_weights or external_weights.")
+@click.option(
+    "--type", "checkpoint_type", metavar="KIND", help="With --run-id: only weights, sampler_weights or external_weights."
+)
 @click.option("--before", metavar="TIME", help="With --run-id: only those created before; 2026-01-31T08:00Z.")
 @click.option("--after", metavar="TIME", help="With --run-id: only those created after.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -36,7 +38,7 @@ def delete(
     options: Options,
     checkpoint_paths: tuple[str, ...],
     run_id: str | None,
-    kind: str | None,
+    checkpoint_type: str | None,
     before: str | None,
     after: str | None,
     yes: bool,
@@ -47,7 +49,7 @@ def delete(
     """
     if checkpoint_paths and run_id is not None:
         raise Failure("Give either checkpoint paths or --run-id")
-    if run_id is None and (kind or before or after):
+    if run_id is None and (checkpoint_type or before or after):
         raise Failure("--type, --before and --after choose among the checkpoints of a run; give --run-id")
     if run_id is None and not checkpoint_paths:
         raise Failure("Nothing to delete", "Give checkpoint paths, or --run-id with or without conditions.")
@@ -55,14 +57,14 @@ def delete(
         paths = list(dict.fromkeys(parsed(path).tinker_path for path in checkpoint_paths))
         rest, lines, size = rest_client(options), paths, None
     else:
-        conditions = _kind(kind), _time(before), _time(after)
+        conditions = _kind(checkpoint_type), _time(before), _time(after)
         rest = rest_client(options)
         chosen = [one for one in rest.list_checkpoints(run_id).result().checkpoints if _meets(one, *conditions)]
         paths = [one.tinker_path for one in chosen]
         lines = [f"{one.tinker_path} ({format_size(one.size_bytes)}, created {format_timestamp(one.time)})" for one in chosen]
         size = sum(one.size_bytes or 0 for one in chosen)
     if not paths:
-        _none_found(options, run_id or "", filtered=bool(kind or before or after))
+        _none_found(options, run_id or "", filtered=bool(checkpoint_type or before or after))
     elif yes or _confirmed(lines, size):
         _delete(options, rest, paths)
     else:

@@ -83,25 +83,29 @@ def download(
 
 @click.command("push-hf")
 @click.argument("checkpoint_path")
-@click.option("-r", "--repo", metavar="USER/NAME", help="The repository. Default: yours, tinker-<base model>-<run>.")
+@click.option("-r", "--repo", "repo_id", metavar="USER/NAME", help="The repository. Default: yours, tinker-<base model>-<run>.")
 @click.option("--public", is_flag=True, help="A repository that is made anew is public. Default: private.")
 @click.option("--revision", metavar="BRANCH", help="The branch. Default: the main one.")
 @click.option("--commit-message", metavar="TEXT", help="What the commit says.")
 @click.option("--create-pr", is_flag=True, help="Propose the commit as a pull request.")
-@click.option("--allow-pattern", "allow", multiple=True, metavar="PATTERN", help="Only files like this; may be repeated.")
-@click.option("--ignore-pattern", "ignore", multiple=True, metavar="PATTERN", help="No files like this; may be repeated.")
+@click.option(
+    "--allow-pattern", "allow_patterns", multiple=True, metavar="PATTERN", help="Only files like this; may be repeated."
+)
+@click.option(
+    "--ignore-pattern", "ignore_patterns", multiple=True, metavar="PATTERN", help="No files like this; may be repeated."
+)
 @click.option("--no-model-card", is_flag=True, help="Add no README.md where there is none.")
 @pass_options
 def push_hf(
     options: Options,
     checkpoint_path: str,
-    repo: str | None,
+    repo_id: str | None,
     public: bool,
     revision: str | None,
     commit_message: str | None,
     create_pr: bool,
-    allow: tuple[str, ...],
-    ignore: tuple[str, ...],
+    allow_patterns: tuple[str, ...],
+    ignore_patterns: tuple[str, ...],
     no_model_card: bool,
 ) -> None:
     """Put a checkpoint onto the Hugging Face Hub, as a PEFT adapter. Log in there first, with `hf auth login`."""
@@ -114,13 +118,13 @@ def push_hf(
     ):
         pushed = checkpoints.push_to_hub(
             path,
-            repo,
+            repo_id,
             public=public,
             revision=revision,
             commit_message=commit_message,
             create_pr=create_pr,
-            allow_patterns=allow,
-            ignore_patterns=ignore,
+            allow_patterns=allow_patterns,
+            ignore_patterns=ignore_patterns,
             model_card=not no_model_card,
             progress=_told(advance),
             service=service,

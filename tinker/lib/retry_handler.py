@@ -1,0 +1,33 @@
+"""A path that older code imports from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import httpx
+
+from tinker.errors import APIConnectionError
+from tinker.lib.retryable_exception import RetryableException
+
+
+@dataclass(unsafe_hash=True)
+class RetryConfig:
+    """How samples were to be retried. Taken where it was taken, and without effect: see :doc:`errors` for what is retried."""
+
+    max_connections: int = 1000
+    progress_timeout: float = 7200
+    retry_delay_base: float = 0.5
+    retry_delay_max: float = 10.0
+    jitter_factor: float = 0.25
+    enable_retry_logic: bool = True
+    enable_stuck_detection: bool = True
+    retryable_exceptions: tuple[type[Exception], ...] = (
+        TimeoutError,
+        APIConnectionError,
+        httpx.TimeoutException,
+        RetryableException,
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_connections <= 0:
+            raise ValueError(f"max_connections must be positive, got {self.max_connections}")
