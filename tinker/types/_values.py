@@ -59,8 +59,7 @@ def convert_numbers(record: Record) -> None:
 
 
 def _number(record: Record, name: str, value: object, kind: object) -> object:
-    plain: Callable[[], object] | None = getattr(value, "item", None)
-    number = value if plain is None else plain()
+    number = cast("Any", value).item() if getattr(value, "ndim", None) == 0 else value
     try:
         return msgspec.convert(number, cast("type[object]", kind), strict=False)
     except msgspec.ValidationError as error:

@@ -47,8 +47,8 @@ class SamplingParams(models.SamplingParams, frozen=True):
     """
 
     def __post_init__(self) -> None:
-        convert_numbers(self)
         msgspec.structs.force_setattr(self, "stop", _stops(self.stop))
+        convert_numbers(self)
 
 
 def _stops(stop: object) -> str | list[str] | list[int] | None:

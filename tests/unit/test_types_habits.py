@@ -1,0 +1,164 @@
+"""What people do with values by habit: dataclasses, pydantic models, pickles, numbers of numpy; and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pydantic
+import pytest
+
+import tinker
+from tinker import types
+
+PROMPT = types.ModelInput.from_ints([1, 2, 3])
+SEQUENCE = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1, 2], logprobs=[-0.5, -0.25])
+RESPONSE = types.SampleResponse(sequences=[SEQUENCE], prompt_logprobs_np=np.asarray([np.nan, -1.5], np.float32))
+VALUES: list[Any] = [
+    PROMPT,
+    PROMPT.chunks[0],
+    types.ImageChunk(data=b"abc", format="png", expected_tokens=2),
+    types.TensorData([1.0, 2.0], "float32", [2]),
+    types.Datum(model_input=PROMPT, loss_fn_inputs={"target_tokens": np.array([2, 3, 4])}),
+    types.AdamParams(learning_rate=0.5),
+    types.DimuonParams(learning_rate=0.5),
+    types.SamplingParams(max_tokens=3, stop=["a"]),
+    types.LoraConfig(rank=8),
+    types.OptimStepRequest(optim_params=types.AdamParams(), model_id="m", seq_id=1),
+    SEQUENCE,
+    RESPONSE,
+    types.ForwardBackwardOutput("x", [{"logprobs": types.TensorData([-1.0], "float32")}], {"loss:sum": 1.0}),
+    types.GetInfoResponse(model_id="m", model_data=types.ModelData(model_name="n")),
+    types.Cursor(offset=0, limit=1, total_count=2),
+]
+NAMES = [type(value).__name__ for value in VALUES]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=NAMES)
+def test_values_are_dataclasses_to_dataclasses(value: Any) -> None:
+    """Their fields can be listed and read as a dictionary, and a copy can be made with another value of each."""
+    assert dataclasses.is_dataclass(value)
+    names = [field.name for field in dataclasses.fields(value)]
+    assert list(dataclasses.asdict(value)) == names == list(type(value).model_fields)
+    given = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    same = dataclasses.replace(value, **given)
+    assert type(same) is type(value)
+    assert same.model_dump() == value.model_dump()
+
+
+def test_one_field_is_replaced() -> None:
+    """`dataclasses.replace` changes what it is told to and nothing else."""
+    assert dataclasses.replace(types.AdamParams(learning_rate=0.5), beta1=0.8) == types.AdamParams(learning_rate=0.5, beta1=0.8)
+    datum = dataclasses.replace(VALUES[4], model_input=types.ModelInput.from_ints([7]))
+    assert datum.model_input.to_ints() == [7]
+    assert datum.loss_fn_inputs["target_tokens"].tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=NAMES)
+def test_values_in_pydantic_models(value: Any) -> None:
+    """A pydantic model may have a field of any of these types; it is kept as it is, written, and read back."""
+    model = pydantic.create_model("Record", value=(type(value), ...))
+    record: Any = model(value=value)
+    assert record.value is value
+    read: Any = model.model_validate_json(record.model_dump_json())
+    assert read.value.model_dump(mode="json") == value.model_dump(mode="json")
+
+
+@pytest.mark.parametrize("value", VALUES, ids=NAMES)
+def test_pickles_name_the_public_package(value: Any) -> None:
+    """A pickle names `tinker`, not the package behind it, and comes back; a deep copy is the same, too."""
+    data = pickle.dumps(value)
+    assert b"tinker_wire" not in data
+    assert pickle.loads(data).model_dump() == value.model_dump()
+    assert copy.deepcopy(value).model_dump() == value.model_dump()
+
+
+@pytest.mark.parametrize("value", VALUES, ids=NAMES)
+def test_values_do_not_change(value: Any) -> None:
+    """A field cannot be set, to whatever."""
+    for field in dataclasses.fields(value):
+        with pytest.raises(AttributeError):
+            setattr(value, field.name, None)
+
+
+def test_numbers_of_numpy_become_plain() -> None:
+    """Parameters take numbers of numpy and numbers as text, and hold plain ones, which every wire can write."""
+    adam = types.AdamParams(learning_rate=np.float32(0.5), beta1=np.float64(0.25), eps="1e-8")  # type: ignore[arg-type]
+    assert adam == types.AdamParams(learning_rate=0.5, beta1=0.25, eps=1e-8)
+    assert {type(value) for value in adam.model_dump().values()} == {float}
+    params = types.SamplingParams(max_tokens=np.int64(5), temperature=0, stop=np.array([7, 8]))  # type: ignore[arg-type]
+    assert params.model_dump_json() == '{"max_tokens":5,"seed":null,"stop":[7,8],"temperature":0.0,"top_k":-1,"top_p":1.0}'
+    assert types.LoraConfig(rank="16").rank == 16  # type: ignore[arg-type]
+    assert types.SamplingParams(stop=("a", "b")).stop == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: types.AdamParams(learning_rate="fast"), "AdamParams.learning_rate"),
+        (lambda: types.AdamParams(beta1=None), "AdamParams.beta1"),
+        (lambda: types.LoraConfig(rank=1.5), "LoraConfig.rank"),
+        (lambda: types.SamplingParams(max_tokens=5.5), "SamplingParams.max_tokens"),
+        (lambda: types.SamplingParams(stop=[1, "a"]), "SamplingParams.stop"),
+        (lambda: types.SamplingParams(stop=7), "SamplingParams.stop"),
+        (lambda: types.DimuonParams(learning_rate=-1), "DimuonParams.learning_rate"),
+        (lambda: types.DimuonParams(learning_rate=math.inf), "must be finite"),
+        (lambda: types.DimuonParams(learning_rate=1, beta1=1), "DimuonParams.beta1"),
+        (lambda: types.OptimStepRequest(model_id="m"), "one set of optimizer parameters"),
+    ],
+)
+def test_what_is_no_number_is_refused_where_it_is_given(make: Any, message: str) -> None:
+    """A parameter that cannot be right is a ValueError that names it, before anything is asked of a server."""
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_optimizer_steps_go_by_three_names() -> None:
+    """The parameters of a step may be given under each of their names; they are written under that of their kind."""
+    adam, dimuon = types.AdamParams(), types.DimuonParams(learning_rate=0.1)
+    for name in ("optim_params", "adam_params", "optimizer_params"):
+        assert types.OptimStepRequest(model_id="m", **{name: adam}).optim_params == adam  # type: ignore[arg-type]
+    assert "adam_params" in types.OptimStepRequest(model_id="m", optim_params=adam).model_dump()
+    plain = types.OptimStepRequest(model_id="m", optim_params=dimuon).model_dump()
+    assert plain["optimizer_params"]["type"] == "dimuon"
+    assert types.OptimStepRequest.model_validate(plain).optim_params == dimuon
+
+
+def test_secrets_are_not_printed() -> None:
+    """Records with tokens or signed addresses hide them when printed, and have them when asked."""
+    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    secret = "https://storage/file?signature=secret"
+    records: list[Any] = [
+        types.AuthTokenResponse(jwt=secret),
+        types.ExternalWeightsUrlsResponse(urls={"a": secret}, expires=now),
+        types.CheckpointArchiveUrlResponse(url=secret, expires=now),
+        types.LoadWeightsRequest(path="tinker://r/weights/1", optimizer=False, weights_access_token=secret),
+        types.CopyWeightsRequest(source_path="tinker://r/weights/1", weights_access_token=secret),
+    ]
+    for record in records:
+        assert "secret" not in repr(record) + str(record)
+        assert "secret" in record.model_dump_json()
+
+
+def test_sequences_compare_by_what_they_hold() -> None:
+    """Samples are equal when their tokens and log-probabilities are; NaN is equal to itself; hashes agree."""
+    same = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1, 2], logprobs=[-0.5, -0.25])
+    other = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1, 3], logprobs=[-0.5, -0.25])
+    assert SEQUENCE == same
+    assert hash(SEQUENCE) == hash(same)
+    assert SEQUENCE != other
+    assert RESPONSE == types.SampleResponse(sequences=[same], prompt_logprobs_np=np.asarray([np.nan, -1.5], np.float32))
+    assert RESPONSE != types.SampleResponse(sequences=[same])
+    assert types.SampleResponse(sequences=[], _prompt_logprobs_list=[None, -1.5]).prompt_logprobs == [None, -1.5]
+
+
+def test_errors_name_the_package_and_their_status() -> None:
+    """Tracebacks say `tinker.NotFoundError`, and the classes know their status."""
+    assert tinker.NotFoundError.__module__ == "tinker"
+    assert (tinker.NotFoundError.status_code, tinker.RateLimitError.status_code) == (404, 429)
+    assert issubclass(tinker.ClientClosedError, RuntimeError)
