@@ -149,11 +149,11 @@ def test_sequences_compare_by_what_they_hold() -> None:
     """Samples are equal when their tokens and log-probabilities are; NaN is equal to itself; hashes agree."""
     same = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1, 2], logprobs=[-0.5, -0.25])
     other = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1, 3], logprobs=[-0.5, -0.25])
-    assert SEQUENCE == same
+    assert same == SEQUENCE
     assert hash(SEQUENCE) == hash(same)
-    assert SEQUENCE != other
-    assert RESPONSE == types.SampleResponse(sequences=[same], prompt_logprobs_np=np.asarray([np.nan, -1.5], np.float32))
-    assert RESPONSE != types.SampleResponse(sequences=[same])
+    assert other != SEQUENCE
+    assert types.SampleResponse(sequences=[same], prompt_logprobs_np=np.asarray([np.nan, -1.5], np.float32)) == RESPONSE
+    assert types.SampleResponse(sequences=[same]) != RESPONSE
     assert types.SampleResponse(sequences=[], _prompt_logprobs_list=[None, -1.5]).prompt_logprobs == [None, -1.5]
 
 
