@@ -341,19 +341,10 @@ def test_numpy_and_lists_are_the_same(training: tinker.TrainingClient, datum: Ma
     assert lists.loss == numpy.loss
 
 
-@pytest.mark.parametrize(
-    ("params", "error", "message"),
-    [
-        (tinker.AdamParams(learning_rate=float("nan")), ValueError, "AdamParams.learning_rate must be finite"),
-        (tinker.AdamParams(eps="1e-8"), TypeError, "AdamParams.eps must be a number, got str"),  # type: ignore[arg-type]
-        (tinker.DimuonParams(learning_rate=-1.0), ValueError, "must not be negative"),
-        (tinker.DimuonParams(learning_rate=1.0, beta1=1.0), ValueError, "beta1 must be at least 0 and less than 1"),
-    ],
-)
-def test_wrong_optimizer_parameters(training: tinker.TrainingClient, wire: Any, params: Any, error: Any, message: str) -> None:
-    """Parameters that are no finite numbers are refused by the call."""
-    with pytest.raises(error, match=message):
-        training.optim_step(params)
+def test_wrong_optimizer_parameters(training: tinker.TrainingClient, wire: Any) -> None:
+    """Parameters that are not finite are refused by the call."""
+    with pytest.raises(ValueError, match=r"AdamParams.learning_rate must be finite, got nan"):
+        training.optim_step(tinker.AdamParams(learning_rate=float("nan")))
     assert wire.sent("optim_step") == []
 
 
