@@ -65,11 +65,12 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def contract(session: nox.Session) -> None:
-    """The document, the server and the client held against one another; then the conformance kit against a running server."""
+    """The document, the server and the client held against one another; then a running server, checked from outside."""
     wheel = built_wheel(session)
     install(session, f"{wheel}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
     session.install("--force-reinstall", "--no-deps", str(wheel))
     session.run("pytest", "tests/contract", "tests/client", "tests/codec", "tests/testing", *session.posargs)
+    session.run("python", "tests/contract/live.py")
 
 
 @nox.session

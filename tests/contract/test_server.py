@@ -6,6 +6,7 @@ What is generated and what is checked besides the tool's own checks is in ``fuzz
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -128,6 +129,32 @@ def test_along_links(tmp_path_factory: pytest.TempPathFactory) -> None:
     Machine.run(settings=settings(**steps, deadline=None, derandomize=True, suppress_health_check=ALL_CHECKS))
     assert "retrieve_future" in succeeded
     assert len(succeeded) >= 15, succeeded  # by chance not always the same
+
+
+def linked(operation: str, answer: dict[str, Any], target: str) -> dict[str, Any]:
+    """The body fields that the answer to one operation gives to another one, by the link between them."""
+    contract = strict_contract()
+    (link,) = [one for one in contract.operations[operation].response(200)["links"].values() if one["operationId"] == target]
+    return {name: answer[where.removeprefix("$response.body#/")] for name, where in link["requestBody"].items()}
+
+
+def test_the_links_lead_from_a_session_to_a_result() -> None:
+    """Each request takes what the one before it answered, by the links of the document alone: session, model, loss, result."""
+    body: dict[str, Any] = {"tags": [], "sdk_version": "1"}
+    needed = {
+        "create_model": {"model_seq_id": 0, "base_model": "tinker/toy", "lora_config": {"rank": 2}},
+        "forward_backward": {"forward_backward_input": {"data": [EXAMPLE], "loss_fn": "cross_entropy"}, "seq_id": 1},
+    }
+    chain = ["create_session", "create_model", "retrieve_future", "forward_backward", "retrieve_future"]
+    for operation, target in itertools.pairwise(chain):
+        body = linked(operation, made(operation, **body), target) | needed.get(target, {})
+    assert made("retrieve_future", **body)["loss_fn_outputs"]
+
+
+EXAMPLE = {
+    "model_input": {"chunks": [{"type": "encoded_text", "tokens": [5]}]},
+    "loss_fn_inputs": {"target_tokens": {"data": [6], "dtype": "int64"}},
+}
 
 
 def begin() -> str:

@@ -248,6 +248,23 @@ def test_a_server_that_cannot_start_says_why() -> None:
     assert result.output.startswith("Error: ")
 
 
+def test_serve_holds_polls_as_long_as_it_is_told(tmp_path: Path) -> None:
+    """With ``--hold 0`` a poll of what is not there yet comes back at once, and not after half a minute."""
+    command = [sys.executable, "-m", "tinker.cli", "serve", "--engine", "toy", "--port", "0", "--hold", "0"]
+    with subprocess.Popen([*command, "--data", str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found is not None
+        with httpx.Client(base_url=found[0], timeout=10) as client:
+            session = client.post(path("create_session"), json=SESSION).json()["session_id"]
+            body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tinker/toy"}
+            sampler = client.post(path("create_sampling_session"), json=body).json()["sampling_session_id"]
+            target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0}
+            answer = client.post(path("retrieve_futures"), json={"target": target, "prev_cursor": 0})
+        process.terminate()
+    assert answer.json()["completions"] == []
+
+
 def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     """``tinker serve`` prints one line that says where it is, answers there, and exits cleanly when interrupted."""
     command = [sys.executable, "-c", "from tinker.cli import main; main()", "serve", "--engine", "toy"]

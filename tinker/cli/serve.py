@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Pass for another server: SkyRL's, or one that has only what clients of late 2025 ask for.",
 )
+@click.option("--hold", type=click.FloatRange(0, 40), metavar="SECONDS", help="How long a poll waits. Default: the profile's.")
 @click.option("--any-base-model", is_flag=True, help="Serve the one model under every name that clients ask for.")
 def serve(
     model: str | None,
@@ -39,10 +40,13 @@ def serve(
     data: Path | None,
     api_key: str | None,
     profile: str,
+    hold: float | None,
     any_base_model: bool,
 ) -> None:
     """Serve the Tinker API from this machine until interrupted."""
     try:
+        import attrs
+
         from tinker.local import Settings
         from tinker.local import serve as run
         from tinker.local.engines import choose_engine, missing_parts
@@ -52,6 +56,8 @@ def serve(
             click.echo(f"Without {missing} this is a toy: a bigram model in numpy.", err=True)
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
         settings = Settings(data_dir=data, api_key=api_key, profile=profile, any_base_model=any_base_model)
+        if hold is not None:
+            settings = attrs.evolve(settings, hold_seconds=hold)
         run(model=model, engine=engine, host=host, port=port, settings=settings)
     except (ImportError, OSError) as error:
         raise click.ClickException(str(error)) from error

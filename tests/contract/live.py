@@ -1,0 +1,66 @@
+"""A running ``tinker serve``, checked from outside by the tools for authors of servers.
+
+    python tests/contract/live.py
+
+runs schemathesis and ``tinker conformance`` against it. Fails when one of them finds something, or takes too long.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = "tml-key"
+TINKER = [sys.executable, "-m", "tinker.cli"]
+SCHEMATHESIS = [sys.executable, "-m", "schemathesis.cli", "run", "openapi.yaml", "--warnings", "off"]
+LIMIT_SECONDS = 150
+
+
+@contextmanager
+def serving(folder: str) -> Iterator[str]:
+    """A server in a process of its own, which holds no poll for long; yields its URL."""
+    command = [*TINKER, "serve", "--engine", "toy", "--port", "0", "--hold", "0.05", "--api-key", KEY, "--data", folder]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            line = server.stdout.readline()
+            found = re.search(r"http://\S+", line)
+            assert found, f"tinker serve said {line!r}"
+            yield found[0]
+        finally:
+            server.terminate()
+
+
+def passes(command: list[str]) -> bool:
+    """Whether a command ends well, in time."""
+    environment = {**os.environ, "SCHEMATHESIS_HOOKS": str(ROOT / "tests/contract/fuzzing.py")}
+    try:
+        return subprocess.run(command, cwd=ROOT, env=environment, timeout=LIMIT_SECONDS, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        click.echo(f"no end within {LIMIT_SECONDS} s")
+        return False
+
+
+def main() -> int:
+    """Run both; 1 when one of them fails."""
+    with tempfile.TemporaryDirectory() as folder, serving(folder) as url:
+        outcomes = {
+            "schemathesis": passes([*SCHEMATHESIS, "--url", url, "-H", f"X-API-Key: {KEY}"]),
+            "conformance": passes([*TINKER, "conformance", "--base-url", url, "--api-key", KEY, "--strict"]),
+        }
+    for name, passed in outcomes.items():
+        click.echo(f"{name}: {'passed' if passed else 'FAILED'}")
+    return 0 if all(outcomes.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
