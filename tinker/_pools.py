@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import attrs
 
+from tinker.errors import ClientClosedError
+
 if TYPE_CHECKING:
     import aiohttp
     import httpx
@@ -112,7 +114,10 @@ class ExchangeFailed(Exception):
 
 
 class Exchange(Protocol):
-    """The seam: one call in, one answer out, ExchangeFailed when none comes. Redirects are answers."""
+    """The seam: one call in, one answer out, ExchangeFailed when none comes, ClientClosedError once it is closed.
+
+    Redirects are answers.
+    """
 
     async def __call__(self, call: Call) -> Answer:
         """Make the exchange."""
@@ -147,10 +152,12 @@ class AiohttpExchange:
     def __init__(self, proxy: str | None = None) -> None:
         self._proxy = proxy
         self._sessions: dict[Purpose, aiohttp.ClientSession] = {}
+        self._closed = False
 
     async def __call__(self, call: Call) -> Answer:
         import aiohttp
 
+        _check_open(self._closed)
         session = self._sessions.get(call.purpose.pool) or self._open(call.purpose.pool)
         try:
             async with (
@@ -184,9 +191,15 @@ class AiohttpExchange:
         return session
 
     async def aclose(self) -> None:
+        self._closed = True
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             await session.close()
+
+
+def _check_open(closed: bool) -> None:
+    if closed:
+        raise ClientClosedError("the client was closed while there was something to send or to wait for")
 
 
 def _payload(call: Call, limit: asyncio.Timeout) -> bytes | AsyncIterator[bytes] | None:
@@ -260,10 +273,12 @@ class HttpxExchange:
     def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
+        self._closed = False
 
     async def __call__(self, call: Call) -> Answer:
         import httpx
 
+        _check_open(self._closed)
         if self._client is None:
             self._client = httpx.AsyncClient(transport=self._transport, follow_redirects=False, trust_env=False)
         timeout = httpx.Timeout(call.purpose.read_seconds, connect=CONNECT_SECONDS)
@@ -289,6 +304,7 @@ class HttpxExchange:
         return Answer(response.status_code, response.headers, bytes(received))
 
     async def aclose(self) -> None:
+        self._closed = True
         if self._client is not None:
             await self._client.aclose()
 

@@ -102,6 +102,19 @@ def test_a_with_block_says_how_it_went(connect: Connect, wire: Any, error: type[
         service.create_sampling_client(base_model="x")
 
 
+def test_what_is_under_way_ends_with_its_client(connect: Connect, wire: Any) -> None:
+    """A future whose client is closed before its result came says so."""
+    service = connect()
+    training = service.create_lora_training_client("tinker/toy").result(10)
+    wire.fail("retrieve_future", 200, body={"type": "try_again", "request_id": "x", "queue_state": "active"}, times=10**9)
+    future = training.optim_step(tinker.AdamParams())
+    wire.wait_for("retrieve_future", len(wire.sent("retrieve_future")) + 1)
+    service.close().result(10)
+    with pytest.raises(tinker.ClientClosedError, match="was closed while"):
+        future.result(10)
+    wire.faults.clear()
+
+
 def test_messages_of_the_server_are_logged(connect: Connect, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
     """What the server wants the user to read is logged at its level."""
     wire.fail("create_session", 200, body={"session_id": "s", "warning_message": "old client", "error_message": "very old"})

@@ -1,0 +1,214 @@
+"""Where programs run: notebooks, workers that get functions by cloudpickle, interpreters that end in the middle of things."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import pytest
+
+import tinker
+from tinker.local import Settings, running_server
+
+Connect = Callable[..., tinker.ServiceClient]
+PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
+KEY = "tml-live"
+
+CELLS = [
+    "training = service.create_lora_training_client('tinker/toy', rank=2).result(30)",
+    "steps = [training.optim_step(tinker.AdamParams()) for _ in range(3)]; done = [step.result(30) for step in steps]",
+    "sampler = await training.save_weights_and_get_sampling_client()",
+    "one = (await sampler.sample(prompt, 1, params)).sequences[0].tokens",
+    "many = await asyncio.gather(*(sampler.sample(prompt, 1, params) for _ in range(20)))",
+    "same = sampler.sample(prompt, 1, params).result(30).sequences[0].tokens",
+    "info, models = training.get_info(), service.get_server_capabilities()",
+]
+
+
+async def run_cell(code: str, names: dict[str, Any]) -> None:
+    """As a notebook's kernel does it: in its running loop, on its thread, with await at the top level."""
+    compiled = compile(code, "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    outcome = eval(compiled, names)
+    if inspect.iscoroutine(outcome):
+        await outcome
+
+
+def test_a_notebook(service: tinker.ServiceClient) -> None:
+    """In cells under a running loop results can be blocked on and awaited, in turn, with nothing to patch the loop."""
+    names: dict[str, Any] = {"tinker": tinker, "asyncio": asyncio, "service": service, "prompt": PROMPT, "params": PARAMS}
+
+    async def kernel() -> None:
+        for code in CELLS:
+            await run_cell(code, names)
+
+    asyncio.run(kernel())
+    assert len(names["done"]) == 3
+    assert names["one"] == names["same"]
+    assert {tuple(response.sequences[0].tokens) for response in names["many"]} == {tuple(names["one"])}
+
+
+@pytest.fixture(scope="module")
+def live_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that other processes reach; it wants a key."""
+    with running_server(Settings(data_dir=tmp_path_factory.mktemp("server"), api_key=KEY), "toy") as url:
+        yield url
+
+
+@pytest.fixture
+def live(live_server: str) -> Iterator[tinker.ServiceClient]:
+    """A client of that server."""
+    with tinker.ServiceClient(base_url=live_server, api_key=KEY) as service:
+        yield service
+
+
+def in_python(code: str, url: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run the code in a fresh interpreter, which must come to an end."""
+    environment = {**os.environ, "TINKER_API_KEY": KEY, "TINKER_BASE_URL": url}
+    return subprocess.run(
+        [sys.executable, "-c", code], input=data, capture_output=True, env=environment, timeout=60, check=False
+    )
+
+
+def test_workers_get_functions_with_samplers_in_them(live: tinker.ServiceClient, live_server: str) -> None:
+    """A function that closes over a sampler goes to workers by cloudpickle, as Ray sends it, and samples there; no two of the
+    workers' requests carry the same number, and the key does not travel.
+    """
+    sampler = live.create_sampling_client(base_model="tinker/toy").result(30)
+    expected = sampler.sample(PROMPT, 1, PARAMS).result(30).sequences[0].tokens
+    prompt, params = PROMPT, PARAMS
+
+    def rollout(count: int) -> list[list[int]]:
+        futures = [sampler.sample(prompt, 1, params) for _ in range(count)]
+        return [list(future.result(30).sequences[0].tokens) for future in futures]
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        data = cloudpickle.dumps(rollout)
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert KEY.encode() not in data
+    worker = (
+        "import cloudpickle, sys\n"
+        "rollout = cloudpickle.loads(sys.stdin.buffer.read())\n"
+        "print([rollout(5), next(rollout.__closure__[-1].cell_contents._numbers)])\n"
+    )
+    answers = []
+    for _ in range(2):
+        done = in_python(worker, live_server, data)
+        assert done.returncode == 0, done.stderr.decode()
+        answers.append(ast.literal_eval(done.stdout.decode()))
+    assert [tokens for tokens, _ in answers] == [[list(expected)] * 5] * 2
+    assert len({number for _, number in answers} | {next(sampler._numbers)}) == 3
+
+
+def test_samplers_in_an_actor(live: tinker.ServiceClient, live_server: str) -> None:
+    """An object that holds a sampler moves by cloudpickle, and again from there by pickle."""
+    sampler = live.create_sampling_client(base_model="tinker/toy").result(30)
+    data = cloudpickle.dumps({"sampler": sampler, "prompt": PROMPT, "params": PARAMS})
+    worker = (
+        "import cloudpickle, pickle, sys\n"
+        "actor = cloudpickle.loads(sys.stdin.buffer.read())\n"
+        "again = pickle.loads(pickle.dumps(actor))\n"
+        "for one in (actor, again):\n"
+        "    print(len(one['sampler'].sample(one['prompt'], 1, one['params']).result(30).sequences[0].tokens))\n"
+    )
+    done = in_python(worker, live_server, data)
+    assert (done.returncode, done.stdout.split()) == (0, [b"4", b"4"]), done.stderr.decode()
+
+
+BEGIN = """
+import atexit, sys, threading, tinker
+service = tinker.ServiceClient()
+training = service.create_lora_training_client("tinker/toy", rank=2)
+step = training.optim_step(tinker.AdamParams())
+"""
+ENDINGS = {
+    "right away": "",
+    "with results": "step.result(30)",
+    "in a with block": "with service: step.result(30); sys.exit(3)",
+    "closing at exit": "atexit.register(lambda: service.close().result(30)); step.result(30)",
+    "working at exit": "atexit.register(lambda: print(bool(training.optim_step(tinker.AdamParams()).result(30))))",
+    "with a thread that waits": "threading.Thread(target=lambda: training.save_state('x').result(30), daemon=True).start()",
+    "with a callback": "step.add_done_callback(lambda _: training.optim_step(tinker.AdamParams())); step.result(30)",
+    "silent server": "tinker.ServiceClient(base_url='http://127.0.0.1:9').create_sampling_client(base_model='x')",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_interpreters_end(live_server: str, ending: str) -> None:
+    """However a program ends, and whatever is under way then, the interpreter ends too, and prints no traceback."""
+    done = in_python(BEGIN + ENDINGS[ending], live_server)
+    assert done.stderr.decode() == ""
+    assert done.returncode == (3 if "sys.exit" in ENDINGS[ending] else 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(None, "success"), (ValueError, "errored"), (asyncio.CancelledError, "interrupted")]
+)
+def test_an_async_with_block_says_how_it_went(
+    connect: Connect, wire: Any, error: type[BaseException] | None, reason: str
+) -> None:
+    """The end of an async with block finishes the session with the reason; the client refuses what comes later."""
+    service = connect()
+
+    async def block() -> None:
+        async with service as entered:
+            await entered.create_lora_training_client("tinker/toy")
+            if error is not None:
+                raise error
+
+    if error is None:
+        asyncio.run(block())
+    else:
+        with pytest.raises(error):
+            asyncio.run(block())
+    (finish,) = [one for one in wire.exchanges if one.operation.endswith("/finish")]
+    assert finish.json == {"reason": {"type": reason}, "detail": None}
+    with pytest.raises(tinker.ClientClosedError):
+        service.create_sampling_client(base_model="x")
+
+
+BLOCKING: list[Callable[[tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient], object]] = [
+    lambda service, _, __: service.get_server_capabilities(),
+    lambda service, _, __: service.create_lora_training_client("tinker/toy").result(),
+    lambda service, _, __: service.create_lora_training_client("tinker/toy").model_id,
+    lambda service, _, __: service.create_lora_training_client("tinker/toy").get_info(),
+    lambda service, _, __: service.create_sampling_client(base_model="tinker/toy").get_sampler_handle(),
+    lambda _, training, __: training.optim_step(tinker.AdamParams()).result(),
+    lambda _, training, __: training.optim_step(tinker.AdamParams()).exception(),
+    lambda _, __, sampler: sampler.sample(PROMPT, 1, PARAMS).result(),
+    lambda service, _, __: service.create_sampling_client(base_model="tinker/toy").get_base_model(),
+    lambda service, _, __: service.create_rest_client().list_sessions().result(),
+    lambda service, _, __: service.__exit__(None, None, None),
+]
+
+
+@pytest.mark.parametrize("block", BLOCKING)
+def test_blocking_on_the_thread_of_all_io(connect: Connect, block: Callable[..., object]) -> None:
+    """In a callback, which runs on the thread that does all I/O, everything that would wait for ever raises at once."""
+    service = connect()
+    training = service.create_lora_training_client("tinker/toy").result(10)
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    refused: list[BaseException] = []
+    over = threading.Event()
+
+    def callback(_: object) -> None:
+        try:
+            block(service, training, sampler)
+        except RuntimeError as error:
+            refused.append(error)
+        finally:
+            over.set()
+
+    done = training.save_state("a")
+    done.add_done_callback(callback)
+    assert over.wait(10)
+    assert ["await it instead" in str(error) for error in refused] == [True]
