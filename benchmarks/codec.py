@@ -127,14 +127,14 @@ def floor(bodies: dict[str, bytes]) -> dict[str, float]:
     step = len(sample) // SEQUENCES
 
     def joined() -> bytes:
-        return b"".join(part.tobytes() for tokens, targets, weights in batch for part in (tokens, targets, weights, weights))
+        return b"".join(part for tokens, targets, weights in batch for part in (tokens, targets, weights, weights))
 
     def sliced() -> list[Any]:
         return [np.frombuffer(output, np.float32, TOKENS, index * size) for index in range(DATUMS)]
 
     def split() -> list[Any]:
         return [
-            np.frombuffer(sample, np.int32, SAMPLED, index * step + half * SAMPLED * 4 % 4)
+            np.frombuffer(sample, np.int32, SAMPLED, index * step + half * SAMPLED * 4)
             for index in range(SEQUENCES)
             for half in (0, 1)
         ]

@@ -1,0 +1,141 @@
+"""Servers that say the same otherwise, leave something out, or know more than this client: nothing of that stops it.
+
+What polls may answer is in test_polling, forms of requests in test_servers.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tinker
+from tinker._wire import proto
+
+MakeDatum = Callable[..., tinker.Datum]
+ADAM = tinker.AdamParams()
+PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
+PARAMS = tinker.SamplingParams(max_tokens=2)
+RUN = {"training_run_id": "run", "base_model": "b", "model_owner": "me", "is_lora": True}
+OTHERS = "another server's way"
+
+
+@pytest.fixture
+def rest(service: tinker.ServiceClient) -> tinker.RestClient:
+    """Reads on the wire."""
+    return service.create_rest_client()
+
+
+@pytest.mark.parametrize("status", [200, 201, 202])
+def test_every_success_is_one(service: tinker.ServiceClient, wire: Any, datum: MakeDatum, status: int) -> None:
+    """A server may answer 201 or 202 where another one says 200, to whatever is asked."""
+    wire.fail("create_session", status, body={"session_id": "s"}, outside=OTHERS)
+    wire.fail("create_model", status, body={"request_id": "m"}, outside=OTHERS)
+    wire.fail("retrieve_future", status, body={"model_id": "model"}, outside=OTHERS)
+    wire.fail("get_info", status, body={"model_id": "model", "model_data": {}}, outside=OTHERS)
+    training = service.create_lora_training_client("tinker/toy").result(10)
+    wire.fail("forward_backward", status, body={"request_id": "f"}, outside=OTHERS)
+    wire.fail(
+        "retrieve_future", status, body={"loss_fn_output_type": "t", "loss_fn_outputs": [], "metrics": {}}, outside=OTHERS
+    )
+    assert training.forward_backward([datum()], "cross_entropy").result(10).metrics == {}
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_what_a_server_need_not_have_may_be_absent(
+    connect: Callable[..., tinker.ServiceClient], wire: Any, clock: Any, datum: MakeDatum, status: int
+) -> None:
+    """Settings, heartbeats, descriptions of models and the end of a session: without them training goes on, and ends."""
+    wire.fail("client/config", status)
+    service = connect()
+    wire.fail("get_info", status)
+    training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
+    wire.fail("session_heartbeat", status)
+    clock.advance(11)
+    wire.wait_for("session_heartbeat")
+    assert training.forward_backward([datum()], "cross_entropy").result(10).loss > 0
+    session = wire.sent("session_heartbeat")[0].json["session_id"]
+    wire.fail(f"sessions/{session}/finish", status)
+    service.close().result(10)
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_sampler_that_the_server_cannot_describe_samples(service: tinker.ServiceClient, wire: Any, status: int) -> None:
+    """Only who asks for its base model hears that the server does not say."""
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    restored = tinker.SamplingClient.from_sampler_handle(sampler.get_sampler_handle())
+    wire.fail(f"samplers/{sampler._sampling_session_id}", status)
+    with pytest.raises(tinker.APIStatusError):
+        restored.get_base_model()
+    assert restored.sample(PROMPT, 1, PARAMS).result(10).sequences
+
+
+def test_checkpoints_as_others_list_them(rest: tinker.RestClient, wire: Any) -> None:
+    """Bare names, times without a zone, kinds of tomorrow and fields of tomorrow: all stays readable as it was sent."""
+    checkpoint = {
+        "checkpoint_id": "0001",
+        "checkpoint_type": "merged",
+        "time": "2026-01-02T03:04:05",
+        "tinker_path": "other://run/0001",
+        "quantized": {"bits": 4},
+    }
+    wire.fail("training_runs/run/checkpoints", 200, body={"checkpoints": [checkpoint], "next": 7}, outside=OTHERS)
+    (listed,) = rest.list_checkpoints("run").result(10).checkpoints
+    assert (listed.checkpoint_id, listed.checkpoint_type, listed.tinker_path) == ("0001", "merged", "other://run/0001")
+    assert listed.time == datetime.datetime(2026, 1, 2, 3, 4, 5)
+    wire.fail("training_runs/run", 200, body={**RUN, "last_request_time": "2026-01-02T03:04:05.5"}, outside=OTHERS)
+    assert rest.get_training_run("run").result(10).last_request_time.microsecond == 500_000
+
+
+def test_bare_checkpoint_names_are_passed_on(rest: tinker.RestClient, wire: Any) -> None:
+    """Where a server lists bare names, it is asked about them by their bare names."""
+    wire.fail("training_runs/run/checkpoints/0001", 204, body=b"")
+    rest.delete_checkpoint("run", "0001").result(10)
+    wire.judge.bad_requests.clear()  # the contract has them with their kind
+
+
+@pytest.mark.parametrize("path", ["twinkle://run/weights/0001", "mint://a", "file:///tmp/x"])
+def test_paths_of_other_schemes_are_the_servers_business(service: tinker.ServiceClient, wire: Any, path: str) -> None:
+    """A path with any scheme is sent as it is."""
+    wire.fail("create_sampling_session", 200, body={"sampling_session_id": "s"})
+    service.create_sampling_client(model_path=path).result(10)
+    assert wire.sent("create_sampling_session")[0].json["model_path"] == path
+
+
+def test_losses_of_other_servers_are_passed_on(training: tinker.TrainingClient, wire: Any) -> None:
+    """Names, inputs and settings that this client does not know go to the server, which knows."""
+    inputs: Any = {"target_tokens": [2, 3, 4], "values": tinker.TensorData([0.1, 0.2, 0.3], "float32")}
+    datum = tinker.Datum(PROMPT, inputs)
+    wire.fail("forward_backward", 200, body={"request_id": "f"})
+    wire.fail("retrieve_future", 200, body={"loss_fn_output_type": "t", "loss_fn_outputs": [], "metrics": {}})
+    training.forward_backward([datum], "ppo_critic", {"value_clip": 0.2, "mode": "fast"}).result(10)  # type: ignore[arg-type]
+    call = proto.decode_forward_backward(wire.sent("forward_backward")[0].body)
+    assert (call.loss_fn, call.loss_fn_config) == ("ppo_critic", {"value_clip": 0.2, "mode": "fast"})
+    assert sorted(call.data[0].loss_fn_inputs) == ["target_tokens", "values"]
+
+
+def test_a_result_without_a_loss_has_none(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """A server that tells no ``loss:sum`` gives its outputs and the metrics that it has."""
+    output = {"logprobs": {"data": [-1.0], "dtype": "float32"}}
+    body = {"loss_fn_output_type": "scalar", "loss_fn_outputs": [output], "metrics": {"total_loss:sum": 2.0}}
+    wire.fail("retrieve_future", 200, body=body)
+    result = training.forward_backward([datum([1])], "cross_entropy").result(10)
+    assert result.metrics == {"total_loss:sum": 2.0}
+    assert result.loss_fn_outputs[0]["logprobs"].tolist() == [-1.0]
+
+
+def test_a_stop_reason_of_tomorrow_survives(service: tinker.ServiceClient, wire: Any) -> None:
+    """Why a sequence ended may be said in a word that is not known yet."""
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    body = {"sequences": [{"stop_reason": "filtered", "tokens": [1], "score": 2}], "model": "b"}
+    wire.fail("retrieve_future", 200, body=body, outside=OTHERS)
+    (sequence,) = sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
+    assert (sequence.stop_reason, list(sequence.tokens)) == ("filtered", [1])
+
+
+def test_any_key_will_do(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
+    """A key need not look like one of the hosted service."""
+    connect(api_key="dummy").get_server_capabilities()
+    assert wire.sent("get_server_capabilities")[0].request.headers["x-api-key"] == "dummy"
