@@ -99,10 +99,16 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """mypy and pyright, both strict."""
-    install(session, "-e", f"{ROOT}[local,zstd]", *dependencies("types"), "-r", "codegen/requirements.txt")
+    """mypy and pyright, both strict, of the code; what they say of code that uses it; and that every public type is known."""
+    wheel = built_wheel(session)
+    install(session, f"{wheel}[local,zstd]", *dependencies("types"), "-r", "codegen/requirements.txt")
+    session.install("--force-reinstall", "--no-deps", str(wheel))
+    python = f"{session.bin}/python"
     session.run("mypy")
-    session.run("pyright", "--pythonpath", f"{session.bin}/python")
+    session.run("pyright", "--pythonpath", python)
+    session.run("python", "tests/typing/check.py", python)
+    with session.chdir(scratch(session)):  # where the package is the installed one
+        session.run("pyright", "--verifytypes", "tinker", "--ignoreexternal")
 
 
 @nox.session

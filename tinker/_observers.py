@@ -21,7 +21,7 @@ class Observers:
 
     def __init__(self, clock: Clock, observers: Iterable[Observer] = ()) -> None:
         self.clock = clock
-        self.all = list(observers)
+        self.all: list[Observer] = list(observers)
         self._failed: set[int] = set()
         self._told: dict[str, float] = {}
 

@@ -1,10 +1,10 @@
-"""Requests that need no session, each a future at once; and the coroutine twins of methods that give futures."""
+"""Requests that need no session, each a future at once."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 from tinker_wire.runtime import Request
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import httpx
 
 T = TypeVar("T")
-C = TypeVar("C")
-P = ParamSpec("P")
 
 _NO_SESSION = Description(user_metadata={})
 
@@ -79,17 +77,3 @@ def open_rest(
     if base_url is not None or api_key is not None:
         raise ValueError("base_url and api_key are those of the client whose connections are used; give neither")
     return Rest(runtime)
-
-
-def twin(method: Callable[Concatenate[C, P], Awaitable[T]]) -> Callable[Concatenate[C, P], Coroutine[Any, Any, T]]:
-    """The coroutine function of older code beside a method that gives a future: the same arguments, awaited to the result."""
-
-    @wraps(method)
-    async def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        future: Awaitable[T] = getattr(self, method.__name__)(*args, **kwargs)
-        return await future
-
-    call.__name__ = f"{method.__name__}_async"
-    call.__qualname__ = f"{method.__qualname__}_async"
-    call.__doc__ = f":meth:`{method.__name__}`, awaited to its result."
-    return call

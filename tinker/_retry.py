@@ -196,7 +196,7 @@ class Attempts:
         self._what = what
         self._clock = observers.clock
         self._started = self._patient_since = self._clock.monotonic()
-        self.count = 0
+        self.count: int = 0
         self._unread = 0
 
     def next_delay(self, error: APIError) -> float:

@@ -77,9 +77,9 @@ class Session:
         self._starting: asyncio.Task[Started] | None = None
         self.lively: list[asyncio.Task[None]] = []
         self._closed = False
-        self.model_numbers = itertools.count()
-        self.sampler_numbers = itertools.count()
-        self.loss_numbers = itertools.count()
+        self.model_numbers: itertools.count[int] = itertools.count()
+        self.sampler_numbers: itertools.count[int] = itertools.count()
+        self.loss_numbers: itertools.count[int] = itertools.count()
         self.loss_keys: set[str] = set()
 
     def check_open(self) -> None:

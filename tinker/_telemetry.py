@@ -55,7 +55,7 @@ class Telemetry:
         self._dropped = False
         self._session_id: str | None = None
         self._began = self._now()
-        self.wanted = True
+        self.wanted: bool = True
 
     def __call__(self, event: Event) -> None:
         """Report what failed."""

@@ -9,7 +9,7 @@ from tinker_wire import models
 from tinker_wire.api import admin as admin_api
 
 from tinker._clock import Clock
-from tinker._rest import Rest, open_rest, twin
+from tinker._rest import Rest, open_rest
 from tinker._runtime import Runtime
 from tinker.futures import APIFuture
 from tinker.types.requests import GetBillingUsageRequest
@@ -71,9 +71,23 @@ class AdminClient:
         """As that of the ServiceClient whose connections these are; else None, as there is no session to report about."""
         return self._rest.runtime.telemetry
 
-    get_audit_log_async = twin(get_audit_log)
-    get_billing_usage_async = twin(get_billing_usage)
-    get_current_checkpoint_storage_usage_async = twin(get_current_checkpoint_storage_usage)
+    async def get_audit_log_async(
+        self, event_type: models.AuditEventType = "all", day: datetime.date | None = None
+    ) -> models.AuditLogResponse:
+        """:meth:`get_audit_log`, awaited to its result."""
+        return await self.get_audit_log(event_type, day)
+
+    async def get_billing_usage_async(
+        self, starting_on: datetime.datetime | str, ending_before: datetime.datetime | str
+    ) -> models.BillingUsageResponse:
+        """:meth:`get_billing_usage`, awaited to its result."""
+        return await self.get_billing_usage(starting_on, ending_before)
+
+    async def get_current_checkpoint_storage_usage_async(
+        self, project_id: str | None = None
+    ) -> models.CurrentCheckpointStorageUsageResponse:
+        """:meth:`get_current_checkpoint_storage_usage`, awaited to its result."""
+        return await self.get_current_checkpoint_storage_usage(project_id)
 
 
 def _day(day: datetime.date | None) -> str | None:

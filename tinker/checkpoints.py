@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Download", "Form", "Progress", "PushedCheckpoint", "download", "folder_name", "push_to_hub"]
 
-logger = logging.getLogger("tinker")
+logger: logging.Logger = logging.getLogger("tinker")
 
 Form: TypeAlias = Literal["auto", "external", "archive"]
 

@@ -67,7 +67,7 @@ class APIResponseValidationError(APIError):
     def __init__(self, response: httpx.Response, body: object | None, message: str | None = None) -> None:
         super().__init__(message or "The server's answer does not fit the contract.", response.request, body=body)
         self.response = response
-        self.status_code = response.status_code
+        self.status_code: int = response.status_code
 
 
 class APIStatusError(APIError):

@@ -13,7 +13,7 @@ from tinker._loop import LoopThread, loop_thread
 from tinker.errors import copy_error
 from tinker.observing import QueueCallback, QueueObserver, Timings
 
-logger = logging.getLogger("tinker")
+logger: logging.Logger = logging.getLogger("tinker")
 T = TypeVar("T")
 
 
@@ -35,7 +35,7 @@ class APIFuture(concurrent.futures.Future[T]):
         self.request_id: str | None = None
         self.queue_state: str | None = None
         self.queue_state_reason: str | None = None
-        self.timings = Timings()
+        self.timings: Timings = Timings()
         self._queue_observers: list[QueueCallback] = []
         self._loop = loop_thread()
         self._task: asyncio.Task[T] | None = None

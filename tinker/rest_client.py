@@ -21,7 +21,7 @@ from tinker_wire.runtime import Request
 from tinker._auth import read_claims
 from tinker._clock import Clock
 from tinker._pools import Purpose
-from tinker._rest import Rest, open_rest, twin
+from tinker._rest import Rest, open_rest
 from tinker._retry import ARCHIVE
 from tinker._runtime import Runtime
 from tinker._validate import check_access_scope, check_page, check_ttl
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tinker._telemetry import Telemetry
 
-logger = logging.getLogger("tinker")
+logger: logging.Logger = logging.getLogger("tinker")
 
 # A trace is asked for again after this long, and given up after that long: a day's session is written in minutes.
 TRACE_POLL_SECONDS = 5.0
@@ -322,28 +322,118 @@ class RestClient:
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    get_training_run_async = twin(get_training_run)
-    get_training_run_by_tinker_path_async = twin(get_training_run_by_tinker_path)
-    list_training_runs_async = twin(list_training_runs)
-    list_checkpoints_async = twin(list_checkpoints)
-    list_user_checkpoints_async = twin(list_user_checkpoints)
-    delete_checkpoint_async = twin(delete_checkpoint)
-    delete_checkpoint_from_tinker_path_async = twin(delete_checkpoint_from_tinker_path)
-    publish_checkpoint_from_tinker_path_async = twin(publish_checkpoint_from_tinker_path)
-    unpublish_checkpoint_from_tinker_path_async = twin(unpublish_checkpoint_from_tinker_path)
-    set_checkpoint_ttl_from_tinker_path_async = twin(set_checkpoint_ttl_from_tinker_path)
-    copy_weights_async = twin(copy_weights)
-    get_external_weights_urls_async = twin(get_external_weights_urls)
-    get_checkpoint_archive_url_async = twin(get_checkpoint_archive_url)
-    get_checkpoint_archive_url_from_tinker_path_async = twin(get_checkpoint_archive_url_from_tinker_path)
-    get_session_async = twin(get_session)
-    list_sessions_async = twin(list_sessions)
-    assign_session_project_async = twin(assign_session_project)
-    export_session_trace_async = twin(export_session_trace)
-    get_sampler_async = twin(get_sampler)
-    get_audit_log_async = twin(get_audit_log)
-    get_billing_usage_async = twin(get_billing_usage)
-    get_current_checkpoint_storage_usage_async = twin(get_current_checkpoint_storage_usage)
+    async def get_training_run_async(
+        self, training_run_id: str, access_scope: models.AccessScope = "owned"
+    ) -> models.TrainingRun:
+        """:meth:`get_training_run`, awaited to its result."""
+        return await self.get_training_run(training_run_id, access_scope)
+
+    async def get_training_run_by_tinker_path_async(
+        self, tinker_path: str, access_scope: models.AccessScope = "owned"
+    ) -> models.TrainingRun:
+        """:meth:`get_training_run_by_tinker_path`, awaited to its result."""
+        return await self.get_training_run_by_tinker_path(tinker_path, access_scope)
+
+    async def list_training_runs_async(
+        self, limit: int = 20, offset: int = 0, access_scope: models.AccessScope = "owned", project_id: str | None = None
+    ) -> models.TrainingRunsResponse:
+        """:meth:`list_training_runs`, awaited to its result."""
+        return await self.list_training_runs(limit, offset, access_scope, project_id)
+
+    async def list_checkpoints_async(self, training_run_id: str) -> models.CheckpointsListResponse:
+        """:meth:`list_checkpoints`, awaited to its result."""
+        return await self.list_checkpoints(training_run_id)
+
+    async def list_user_checkpoints_async(self, limit: int = 100, offset: int = 0) -> models.CheckpointsListResponse:
+        """:meth:`list_user_checkpoints`, awaited to its result."""
+        return await self.list_user_checkpoints(limit, offset)
+
+    async def delete_checkpoint_async(self, training_run_id: str, checkpoint_id: str) -> None:
+        """:meth:`delete_checkpoint`, awaited to its result."""
+        return await self.delete_checkpoint(training_run_id, checkpoint_id)
+
+    async def delete_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
+        """:meth:`delete_checkpoint_from_tinker_path`, awaited to its result."""
+        return await self.delete_checkpoint_from_tinker_path(tinker_path)
+
+    async def publish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
+        """:meth:`publish_checkpoint_from_tinker_path`, awaited to its result."""
+        return await self.publish_checkpoint_from_tinker_path(tinker_path)
+
+    async def unpublish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
+        """:meth:`unpublish_checkpoint_from_tinker_path`, awaited to its result."""
+        return await self.unpublish_checkpoint_from_tinker_path(tinker_path)
+
+    async def set_checkpoint_ttl_from_tinker_path_async(self, tinker_path: str, ttl_seconds: int | None) -> None:
+        """:meth:`set_checkpoint_ttl_from_tinker_path`, awaited to its result."""
+        return await self.set_checkpoint_ttl_from_tinker_path(tinker_path, ttl_seconds)
+
+    async def copy_weights_async(
+        self,
+        path: str,
+        destination_project_id: str | None = None,
+        *,
+        ttl_seconds: int | None = None,
+        weights_access_token: str | None = None,
+    ) -> str:
+        """:meth:`copy_weights`, awaited to its result."""
+        return await self.copy_weights(
+            path, destination_project_id, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token
+        )
+
+    async def get_external_weights_urls_async(self, tinker_path: str) -> models.ExternalWeightsUrlsResponse:
+        """:meth:`get_external_weights_urls`, awaited to its result."""
+        return await self.get_external_weights_urls(tinker_path)
+
+    async def get_checkpoint_archive_url_async(
+        self, training_run_id: str, checkpoint_id: str
+    ) -> models.CheckpointArchiveUrlResponse:
+        """:meth:`get_checkpoint_archive_url`, awaited to its result."""
+        return await self.get_checkpoint_archive_url(training_run_id, checkpoint_id)
+
+    async def get_checkpoint_archive_url_from_tinker_path_async(self, tinker_path: str) -> models.CheckpointArchiveUrlResponse:
+        """:meth:`get_checkpoint_archive_url_from_tinker_path`, awaited to its result."""
+        return await self.get_checkpoint_archive_url_from_tinker_path(tinker_path)
+
+    async def get_session_async(self, session_id: str, access_scope: models.AccessScope = "owned") -> models.GetSessionResponse:
+        """:meth:`get_session`, awaited to its result."""
+        return await self.get_session(session_id, access_scope)
+
+    async def list_sessions_async(
+        self, limit: int = 20, offset: int = 0, access_scope: models.AccessScope = "owned"
+    ) -> models.ListSessionsResponse:
+        """:meth:`list_sessions`, awaited to its result."""
+        return await self.list_sessions(limit, offset, access_scope)
+
+    async def assign_session_project_async(self, session_id: str, project_id: str) -> None:
+        """:meth:`assign_session_project`, awaited to its result."""
+        return await self.assign_session_project(session_id, project_id)
+
+    async def export_session_trace_async(self, session_id: str) -> str:
+        """:meth:`export_session_trace`, awaited to its result."""
+        return await self.export_session_trace(session_id)
+
+    async def get_sampler_async(self, sampler_id: str) -> models.GetSamplerResponse:
+        """:meth:`get_sampler`, awaited to its result."""
+        return await self.get_sampler(sampler_id)
+
+    async def get_audit_log_async(
+        self, event_type: models.AuditEventType = "all", day: datetime.date | None = None
+    ) -> models.AuditLogResponse:
+        """:meth:`get_audit_log`, awaited to its result."""
+        return await self.get_audit_log(event_type, day)
+
+    async def get_billing_usage_async(
+        self, starting_on: datetime.datetime | str, ending_before: datetime.datetime | str
+    ) -> models.BillingUsageResponse:
+        """:meth:`get_billing_usage`, awaited to its result."""
+        return await self.get_billing_usage(starting_on, ending_before)
+
+    async def get_current_checkpoint_storage_usage_async(
+        self, project_id: str | None = None
+    ) -> models.CurrentCheckpointStorageUsageResponse:
+        """:meth:`get_current_checkpoint_storage_usage`, awaited to its result."""
+        return await self.get_current_checkpoint_storage_usage(project_id)
 
 
 def _redirected_archive(asked: str, headers: httpx.Headers, clock: Clock) -> models.CheckpointArchiveUrlResponse:

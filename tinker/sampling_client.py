@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from tinker._telemetry import Telemetry
 
-logger = logging.getLogger("tinker")
+logger: logging.Logger = logging.getLogger("tinker")
 
 Open = Callable[[Started], Awaitable[str]]
 

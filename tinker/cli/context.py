@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import click
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Format: TypeAlias = Literal["table", "json"]
 
 PATIENCE_SECONDS = 10.0  # somebody waits at a prompt
@@ -19,4 +22,6 @@ class Options(NamedTuple):
     patience_seconds: float = PATIENCE_SECONDS
 
 
-pass_options = click.make_pass_decorator(Options, ensure=True)
+def pass_options(command: Callable[Concatenate[Options, P], R]) -> Callable[P, R]:
+    """Give a command the options of ``tinker`` as its first argument."""
+    return click.make_pass_decorator(Options, ensure=True)(command)

@@ -40,7 +40,7 @@ from tinker.local.state import State
 
 Handler: TypeAlias = Callable[[State, Call], Awaitable[msgspec.Struct | Response | None]]
 
-log = logging.getLogger("tinker.local")
+log: logging.Logger = logging.getLogger("tinker.local")
 
 HANDLERS: Mapping[str, Handler] = {
     handler.__name__: handler

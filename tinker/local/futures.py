@@ -44,14 +44,15 @@ class Future:
     """
 
     def __init__(self, key: str, fingerprint: bytes = b"", request_id: str | None = None, span: Span | None = None) -> None:
-        self.key, self.fingerprint = key, fingerprint
-        self.request_id = key if request_id is None else request_id
+        self.key = key
+        self.fingerprint = fingerprint
+        self.request_id: str = key if request_id is None else request_id
         self.span = span
         self.progress: Callable[[], str | None] = _nothing
         self.on_done: Callable[[Future], None] = _no_one
         self.is_sample = False
         self.encoded: tuple[str, bytes] | None = None
-        self.finished_at = 0.0
+        self.finished_at: float = 0.0
         self.nbytes = 0
         self._outcome: Outcome | None = None
         self._lock = threading.Lock()

@@ -23,7 +23,7 @@ Step: TypeAlias = Callable[[OpenEngine], None]
 
 ENDED = Failure("the engine's thread has ended", "server")
 
-log = logging.getLogger("tinker.local")
+log: logging.Logger = logging.getLogger("tinker.local")
 
 
 class Lane(Protocol):
@@ -222,7 +222,7 @@ class Worker:
         self._errands: deque[Step] = deque()
         self._thread: threading.Thread | None = None
         self._closing = False
-        self.ended = Future("the engine's thread")
+        self.ended: Future = Future("the engine's thread")
         self.engine: Engine | None = None
 
     def add(self, lane: Lane) -> None:

@@ -49,20 +49,21 @@ class State:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.settings = settings or Settings()
-        self.lock = threading.RLock()
-        self.clock, self.now = clock, now
-        self.signer = Signer(now)
-        self.accounts = Accounts(self.settings, self.signer)
-        self.links = Links(self.settings, self.signer, now)
-        self.exports = Exports(self)
-        self.ledger = Ledger(self.settings.max_audit_entries, now)
-        self.futures = Futures(self.settings, self.lock, clock)
-        self.store = Store(self.settings, clock, now, self._drop)
-        self.checkpoints = Checkpoints(self.settings.data_dir, now)
-        self.snapshots = Snapshots(self.settings.data_dir)
+        self.settings: Settings = settings or Settings()
+        self.lock: threading.RLock = threading.RLock()
+        self.clock = clock
+        self.now = now
+        self.signer: Signer = Signer(now)
+        self.accounts: Accounts = Accounts(self.settings, self.signer)
+        self.links: Links = Links(self.settings, self.signer, now)
+        self.exports: Exports = Exports(self)
+        self.ledger: Ledger = Ledger(self.settings.max_audit_entries, now)
+        self.futures: Futures = Futures(self.settings, self.lock, clock)
+        self.store: Store = Store(self.settings, clock, now, self._drop)
+        self.checkpoints: Checkpoints = Checkpoints(self.settings.data_dir, now)
+        self.snapshots: Snapshots = Snapshots(self.settings.data_dir)
         self.telemetry: deque[models.TelemetryEvent] = deque(maxlen=self.settings.max_telemetry_events)
-        self.samples = SampleLane(self.futures, self.settings.sample_batch_tokens)
+        self.samples: SampleLane = SampleLane(self.futures, self.settings.sample_batch_tokens)
         self._worker = Worker(open_engine, self.lock, clock)
         self._worker.add(self.samples)
         self._codecs: ThreadPoolExecutor | None = None

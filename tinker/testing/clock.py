@@ -46,7 +46,7 @@ class SteppedClock:
     """
 
     def __init__(self, *, long_seconds: float = 10.0, random: float = 0.99) -> None:
-        self.now = 1000.0
+        self.now: float = 1000.0
         self.slept: list[float] = []
         self._long_seconds = long_seconds
         self._numbers = itertools.count()

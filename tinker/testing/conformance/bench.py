@@ -52,7 +52,8 @@ class Bench:
     """What one check works with. ``differences`` is what it has found that is not as the document says."""
 
     def __init__(self, link: Link, deadline: Deadline, *, core: bool = False) -> None:
-        self.link, self.deadline = link, deadline
+        self.link = link
+        self.deadline: Deadline = deadline
         self.differences: list[str] = []
         self._core = core
         self._session_id: str | None = None

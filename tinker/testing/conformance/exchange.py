@@ -98,8 +98,9 @@ class Link:
         transport: httpx.BaseTransport | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.base_url, self.api_key = base_url.rstrip("/"), api_key
-        self.clock = clock or Clock()
+        self.base_url: str = base_url.rstrip("/")
+        self.api_key = api_key
+        self.clock: Clock = clock or Clock()
         self.base_model: str | None = base_model
         self.form: Form | None = None
         self.rate: float | None = None

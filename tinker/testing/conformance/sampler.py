@@ -19,8 +19,9 @@ class Sampler:
     """One sampling session. Requests take the next number unless one is given."""
 
     def __init__(self, bench: Bench, sampling_session_id: str) -> None:
-        self.bench, self.sampling_session_id = bench, sampling_session_id
-        self.number = 0
+        self.bench = bench
+        self.sampling_session_id = sampling_session_id
+        self.number: int = 0
 
     @classmethod
     def on_base(cls, bench: Bench, number: int = 0) -> Sampler:

@@ -50,8 +50,9 @@ class Trainee:
     """One model. Requests take the next number unless one is given."""
 
     def __init__(self, bench: Bench, model_id: str) -> None:
-        self.bench, self.model_id = bench, model_id
-        self.number = 1
+        self.bench = bench
+        self.model_id = model_id
+        self.number: int = 1
 
     def _numbered(self, number: int | None) -> int:
         if number is not None:
