@@ -15,7 +15,7 @@ from tinker_wire.runtime import Request
 from tinker._limits import Budget
 from tinker._observers import Observers
 from tinker._pools import Answer, Call, Purpose
-from tinker._retry import FAILED_STATUSES, PENDING_STATUS, POLL, Attempts
+from tinker._retry import FAILED_STATUSES, PENDING_STATUS, POLL, Attempts, Verdict, judge
 from tinker._transport import Transport, decode_json, invalid_answer
 from tinker._wire import json, proto
 from tinker.errors import APIError, APIStatusError, RequestFailedError
@@ -34,8 +34,6 @@ _STATUS_NBYTES = 65536
 _TRY_AGAIN = "try_again"
 _PENDING_STATUSES = frozenset({"pending", "queued", "running", "in_progress"})
 _METADATA_ONLY = "complete_metadata"
-# A proxy in front of some servers answers 400 without a body now and then.
-_EMPTY_400_TRIES = 3
 # Queue states that mean waiting, and what they mean where the server gives no reason.
 _PAUSED = {
     "paused_rate_limit": "a limit on how much may run at once is reached",
@@ -133,7 +131,6 @@ class _Poll(Generic[T]):
     iteration: int = 0
     result_nbytes: int | None = None  # known once the server has told the size instead of the result
     pause: float = _FIRST_PAUSE
-    empty_400s: int = 0
 
     async def once(self, roundtrip: float | None) -> _Found[T] | None:
         """One poll: the result, or None when there is another poll to make (any pause is over by then)."""
@@ -215,11 +212,7 @@ class _Poll(Generic[T]):
 
     def _final(self, error: APIError) -> APIError:
         """The error to judge; raises at once when it means that the request failed."""
-        if isinstance(error, APIStatusError) and error.status_code in FAILED_STATUSES:
-            if error.body is None and self.empty_400s < _EMPTY_400_TRIES:
-                self.empty_400s += 1
-                error.response.headers["x-should-retry"] = "true"
-                return error
+        if isinstance(error, APIStatusError) and error.status_code in FAILED_STATUSES and judge(error) is not Verdict.REPEAT:
             raise self._failed(_detail(error), None) from error
         return error
 

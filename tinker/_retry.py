@@ -8,6 +8,7 @@
     402                            PAUSE        the account is blocked; try again every few seconds for a while
     410                            RESUBMIT     the promise is gone; asking again cannot help
     a success that cannot be read  REPEAT       something on the way spoiled it; the same request again, three times in all
+    400 without a body             REPEAT       as above: proxies say so, servers say why
     501, 505 and any other status  FATAL        trying again cannot help
 
 ``x-should-retry: true`` or ``false`` on an answer overrides RETRY and FATAL. Requests carry numbers and idempotency
@@ -72,6 +73,8 @@ UNREADABLE_STATUSES = frozenset({400, 415, 422})
 FAILED_STATUSES = frozenset({400, 422})
 # The credential is refused.
 UNAUTHENTICATED_STATUS = 401
+# Without a body it is an answer of a proxy in front of the server.
+PROXY_STATUS = 400
 # What object stores answer to a signed URL that has expired.
 EXPIRED_URL_STATUSES = frozenset({400, 401, 403})
 # The session is over.
@@ -139,8 +142,10 @@ def judge(error: BaseException) -> Verdict:
         return Verdict.FATAL
     status = error.status_code
     verdict = _BY_STATUS.get(status, Verdict.RETRY if status >= 500 else Verdict.FATAL)
+    if status == PROXY_STATUS and error.body is None:
+        verdict = Verdict.REPEAT
     wish = error.response.headers.get("x-should-retry")
-    if wish == "false" and verdict in (Verdict.RETRY, Verdict.COOL_DOWN):
+    if wish == "false" and verdict in (Verdict.RETRY, Verdict.COOL_DOWN, Verdict.REPEAT):
         return Verdict.FATAL
     if wish == "true" and verdict is Verdict.FATAL:
         return Verdict.RETRY

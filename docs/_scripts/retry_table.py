@@ -36,8 +36,8 @@ CALLS = {
 }
 
 
-def verdict_of(status: int) -> Verdict:
-    return judge(status_error_type(status)("", response=httpx.Response(status, request=REQUEST), body=None))
+def verdict_of(status: int, body: object = "why") -> Verdict:
+    return judge(status_error_type(status)("", response=httpx.Response(status, request=REQUEST), body=body))
 
 
 def failures(verdict: Verdict) -> str:
@@ -47,6 +47,9 @@ def failures(verdict: Verdict) -> str:
         found.insert(0, "no connection, time-out")
     if judge(APIResponseValidationError(httpx.Response(200, request=REQUEST), None)) is verdict:
         found.append("an answer that cannot be read")
+    found += [
+        f"{status} without a body" for status in STATUSES if verdict_of(status, None) is verdict is not verdict_of(status)
+    ]
     if verdict is Verdict.FATAL:  # most of them: say the rest by what it is not
         found = [
             f"every other status below 500 (such as {', '.join(one for one in found if one in ('400', '401', '409'))})"

@@ -135,6 +135,16 @@ def test_a_stop_reason_of_tomorrow_survives(service: tinker.ServiceClient, wire:
     assert (sequence.stop_reason, list(sequence.tokens)) == ("filtered", [1])
 
 
+def test_an_empty_refusal_is_a_proxys(training: tinker.TrainingClient, wire: Any) -> None:
+    """A 400 that says nothing did not come from the server: the request is sent again, under its number, and the run goes on."""
+    wire.fail("optim_step", 400, body=b"", times=2)
+    training.optim_step(ADAM).result(10)
+    assert [one.seq_id for one in wire.sent("optim_step")] == [1, 1, 1]
+    wire.fail("optim_step", 400, body=b"", times=3)
+    with pytest.raises(tinker.BadRequestError):
+        training.optim_step(ADAM).result(10)
+
+
 def test_any_key_will_do(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
     """A key need not look like one of the hosted service."""
     connect(api_key="dummy").get_server_capabilities()

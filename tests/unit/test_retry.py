@@ -34,9 +34,9 @@ class FakeTime:
         return Clock(monotonic=lambda: self.now, wall=lambda: self.now, sleep=self.sleep, random=lambda: random)
 
 
-def status(code: int, **headers: str) -> errors.APIStatusError:
+def status(code: int, body: object = "why", **headers: str) -> errors.APIStatusError:
     response = httpx.Response(code, headers={k.replace("_", "-"): v for k, v in headers.items()}, request=REQUEST)
-    return errors.status_error_type(code)(f"Error code: {code}", response=response, body=None)
+    return errors.status_error_type(code)(f"Error code: {code}", response=response, body=body)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,8 @@ def status(code: int, **headers: str) -> errors.APIStatusError:
         (errors.APIConnectionError(request=REQUEST), Verdict.RETRY),
         (errors.APITimeoutError(REQUEST), Verdict.RETRY),
         (status(400), Verdict.FATAL),
+        (status(400, body=None), Verdict.REPEAT),
+        (status(400, body=None, x_should_retry="false"), Verdict.FATAL),
         (status(401), Verdict.FATAL),
         (status(402), Verdict.PAUSE),
         (status(403), Verdict.FATAL),
