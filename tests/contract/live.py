@@ -20,8 +20,9 @@ import click
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "tml-key"
-TINKER = [sys.executable, "-m", "tinker.cli"]
-SCHEMATHESIS = [sys.executable, "-m", "schemathesis.cli", "run", "openapi.yaml", "--warnings", "off"]
+#: `-P`: what is installed, and not what lies in the working folder.
+TINKER = [sys.executable, "-P", "-m", "tinker.cli"]
+SCHEMATHESIS = [sys.executable, "-P", "-m", "schemathesis.cli", "run", "openapi.yaml", "--warnings", "off"]
 LIMIT_SECONDS = 150
 
 
