@@ -86,7 +86,7 @@ def read_open(
 ) -> None:
     """Read the known members of an open union in a field of a new record; those with another tag stay dictionaries.
 
-    Raises ValueError for a known member that does not fit, TypeError for what is no object.
+    Raises ValueError for a known member that does not fit, TypeError for what is no object and for a tag that is no text.
     """
     value: Any = getattr(record, name)
     if value is None:
@@ -103,7 +103,10 @@ def _read(value: object, tag: str, members: Mapping[str, type[msgspec.Struct]]) 
     if not isinstance(value, dict):
         raise TypeError(f"Expected `object`, got `{type(value).__name__}`")
     fields = cast("dict[str, object]", value)
-    member = members.get(str(fields.get(tag)))
+    chosen = fields.get(tag, "")
+    if not isinstance(chosen, str):
+        raise TypeError(f"Expected `str` as {tag}, got `{type(chosen).__name__}`")
+    member = members.get(chosen)
     return fields if member is None else msgspec.convert(fields, member)
 
 

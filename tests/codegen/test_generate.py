@@ -116,9 +116,11 @@ def test_unknown_members_of_an_open_union_stay_readable(pets: Any) -> None:
     assert encode(diary) == sent
 
 
-@pytest.mark.parametrize("first", [b'{"kind":"walk"}', b'{"kind":"vet","cost":"x"}', b"null", b'"walk"', b"[]"])
+@pytest.mark.parametrize("first", [b'{"kind":"walk"}', b'{"kind":"vet","cost":"x"}', b'{"kind":{}}', b"null", b'"walk"', b"[]"])
 def test_a_known_member_must_fit(pets: Any, first: bytes) -> None:
-    """A known tag promises its record: a missing or wrong field, and what is no object, is refused with its place."""
+    """A known tag promises its record: a missing or wrong field, and what is no object or has a tag that is no
+    text, is refused with its place.
+    """
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'{"first":' + first + b"}", type=pets.models.Diary)
 
