@@ -77,7 +77,7 @@ def contract(session: nox.Session) -> None:
 def chaos(session: nox.Session) -> None:
     """The randomized soak: `-- --seed N --seconds S` for one seed, twenty seeds without arguments."""
     wheel = built_wheel(session)
-    install(session, f"{wheel}[local]")
+    install(session, f"{wheel}[server]")
     session.install("--force-reinstall", "--no-deps", str(wheel))
     session.run("python", "tests/stress/chaos.py", *(session.posargs or ["--seeds", "20", "--seconds", "5"]))
 

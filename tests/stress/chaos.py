@@ -5,19 +5,22 @@
     python tests/stress/chaos.py --official PYTHON                the same fixed work with the official client too, at several rates
 
 Afterwards it compares what the server applied with what the futures said, and looks for what was left behind. Exits with 1
-when anything is wrong. Needs ``tinker[local]``, and for ``--official`` the Python of an environment with that client.
+when anything is wrong. Needs ``tinker[server]``, and for ``--official`` the Python of an environment with that client.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -117,19 +120,16 @@ def run(
     python: str = sys.executable,
     kinds: tuple[Kind, ...] = KINDS,
     restarts: int = 2,
-    data_dir: Path | None = None,
     **plan: Any,
 ) -> Outcome:
     """One run of the workload against a server of its own."""
     engine = Recorder()
-    state = State(lambda: engine, Settings(data_dir=data_dir, hold_seconds=5.0, any_base_model=True))
-    server = FaultyServer(create_app(state), keep=False)
-    try:
-        with server.on_port() as url:
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        state = State(lambda: engine, Settings(data_dir=Path(folder), hold_seconds=5.0, any_base_model=True))
+        server = FaultyServer(create_app(state), keep=False)
+        with contextlib.closing(state), server.on_port() as url:
             server.fail_randomly(rate, seed=seed, kinds=kinds, hang_seconds=HANG_SECONDS)
             result = _worked(python, {"url": url, **plan}, _Restarts(server, restarts, plan.get("seconds") or 6.0))
-    finally:
-        state.close()
     return Outcome(seed, rate, server.totals, result, dict(engine.applied))
 
 
@@ -180,15 +180,16 @@ def soak(options: argparse.Namespace) -> bool:
     totals: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     well = True
-    for seed in options.seed:
-        outcome = run(seed, options.rate, seconds=options.seconds, training_clients=options.clients, samplers=options.samplers)
-        summary, complaints = outcome.summary(), outcome.complaints()
-        totals.update({name: value for name, value in summary.items() if name != "seed"})
-        print(", ".join(f"{name} {value}" for name, value in summary.items()), flush=True)
-        errors.update((one["error"] or "").partition(":")[0] for one in outcome.records if one["error"])
-        for complaint in complaints[:20]:
-            print(f"  {complaint}")
-        well = well and not complaints
+    plan = {"seconds": options.seconds, "training_clients": options.clients, "samplers": options.samplers}
+    with ThreadPoolExecutor(options.at_once) as pool:
+        for outcome in pool.map(lambda seed: run(seed, options.rate, **plan), options.seed):
+            summary, complaints = outcome.summary(), outcome.complaints()
+            totals.update({name: value for name, value in summary.items() if name != "seed"})
+            print(", ".join(f"{name} {value}" for name, value in summary.items()), flush=True)
+            errors.update((one["error"] or "").partition(":")[0] for one in outcome.records if one["error"])
+            for complaint in complaints[:20]:
+                print(f"  {complaint}")
+            well = well and not complaints
     print("total:", ", ".join(f"{name} {round(value, 1)}" for name, value in totals.items()))
     print("errors:", ", ".join(f"{name} {count}" for name, count in errors.most_common()) or "none")
     print("no step lost or doubled, nothing left behind, no secret told" if well else "NOT as it must be")
@@ -222,6 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--seeds", type=int, help="that many seeds from 0 on")
+    parser.add_argument("--at-once", type=int, default=1, help="seeds that run beside each other, each with a server of its own")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long work is submitted")
     parser.add_argument("--rate", type=float, default=0.1, help="the share of exchanges that fail")
     parser.add_argument("--clients", type=int, default=12, help="training clients, each in a thread")

@@ -71,9 +71,9 @@ def test_chaos_in_simulated_time(seed: int, rate: float, tmp_path: Path, keeper:
     assert keeper.lines
 
 
-def test_chaos_on_sockets(tmp_path: Path) -> None:
+def test_chaos_on_sockets() -> None:
     """The same on a port, in real time, with two restarts."""
-    outcome = run(7, 0.1, seconds=2.0, samplers=40, data_dir=tmp_path)
+    outcome = run(7, 0.1, seconds=2.0, samplers=40)
     assert outcome.complaints() == []
     assert outcome.summary()["resolved"] > 20
     assert outcome.totals["restarts"] == 2
