@@ -15,7 +15,7 @@ from tinker_wire.runtime import Request
 from tinker._limits import Budget
 from tinker._observers import Observers
 from tinker._pools import Answer, Call, Purpose
-from tinker._retry import FAILED_STATUSES, PENDING_STATUS, POLL, Attempts, Verdict, judge
+from tinker._retry import FAILED_STATUSES, GONE_STATUS, PENDING_STATUS, POLL, Attempts, Verdict, judge
 from tinker._transport import Transport, decode_json, invalid_answer
 from tinker._wire import json, proto
 from tinker.errors import APIError, APIStatusError, RequestFailedError
@@ -108,7 +108,11 @@ class Poller:
         poll = _Poll(self, promise.request_id, expected, future, self.transport.attempts(POLL, api.retrieve_future.__name__))
         poll.result_nbytes = result_nbytes or None
         while True:
-            found = await poll.once(roundtrip if poll.iteration == 0 else None)
+            try:
+                found = await poll.once(roundtrip if poll.iteration == 0 else None)
+            except APIError as error:
+                error.add_note(poll.told(error))
+                raise
             if found is not None:
                 note_fetched(future, clock.monotonic())
                 return found.value
@@ -226,6 +230,15 @@ class _Poll(Generic[T]):
         )
         error.operation = self.future.operation
         return error
+
+    def told(self, error: APIError) -> str:
+        """What is known about the request that ``error`` ends the wait for."""
+        future, now = self.future, self.poller.transport.clock.monotonic()
+        since = "" if future.timings.submitted is None else f" {now - future.timings.submitted:.1f} s before"
+        state = f"; the server said last that it is {future.queue_state}" if future.queue_state else ""
+        gone = isinstance(error, APIStatusError) and error.status_code == GONE_STATUS
+        lost = "; its result is not kept any more, whether it was carried out is not known" if gone else ""
+        return f"{future.operation}: request {self.request_id} was accepted{since}{state}{lost}"
 
     def _tell(self, status: models.FutureStatus) -> None:
         state, reason, operation = status.queue_state, status.queue_state_reason, self.future.operation

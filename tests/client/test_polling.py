@@ -89,6 +89,18 @@ def test_hopeless_statuses_keep_their_type(
         training.optim_step(ADAM).result(10)
 
 
+def test_what_is_known_of_a_lost_result(training: tinker.TrainingClient, wire: Any) -> None:
+    """The error of a result that cannot be had names the call and the request, how long ago it was accepted and its state."""
+    wire.fail("retrieve_future", 200, body={"type": "try_again", "request_id": "x", "queue_state": "paused_capacity"}, times=3)
+    wire.fail("retrieve_future", 410, body={"detail": "expired"})
+    future = training.optim_step(ADAM)
+    with pytest.raises(tinker.APIStatusError) as caught:
+        future.result(10)
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"optim_step: request {future.request_id} was accepted 0.1 s before; the server said last that")
+    assert "paused_capacity; its result is not kept any more, whether it was carried out is not known" in note
+
+
 def test_large_results_are_announced_first(training: tinker.TrainingClient, wire: Any) -> None:
     """After an announcement of the size the result itself is asked for."""
     wire.fail("retrieve_future", 200, body={"status": "complete_metadata", "request_id": "x", "response_payload_size": 10**9})

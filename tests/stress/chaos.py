@@ -223,7 +223,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--seeds", type=int, help="that many seeds from 0 on")
-    parser.add_argument("--at-once", type=int, default=1, help="seeds that run beside each other, each with a server of its own")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="seeds that run beside each other, each with a server of its own"
+    )
     parser.add_argument("--seconds", type=float, default=5.0, help="how long work is submitted")
     parser.add_argument("--rate", type=float, default=0.1, help="the share of exchanges that fail")
     parser.add_argument("--clients", type=int, default=12, help="training clients, each in a thread")
