@@ -152,9 +152,9 @@ def surface(session: nox.Session) -> None:
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """The same scripts with the official clients, against our server: 0.38.0 over protobuf, 0.7.0 over JSON."""
+    """The same scripts with the official 0.38.0 and 0.7.0 and with this client: requests and results must be equal."""
     install(session, "-e", f"{ROOT}[local,zstd]")
-    current = environment(session, "official-0.38.0", "tinker==0.38.0")
+    current = environment(session, "official-0.38.0", TORCH, "tinker==0.38.0")
     old = environment(session, "official-0.7.0", TORCH, "tinker==0.7.0")
     session.run("python", "tests/parity/run.py", "--current", current, "--old", old, *session.posargs)
 

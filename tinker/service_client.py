@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from tinker_wire import models
 from tinker_wire.api import service as service_api
@@ -178,6 +178,8 @@ class ServiceClient:
         with_optimizer: bool,
     ) -> Create:
         check_model_path(path)
+        if isinstance(base_model, Mapping):  # 0.4 to 0.7 had ``user_metadata`` in this place
+            base_model, user_metadata = None, cast("Mapping[str, object]", base_model)
         runtime = self._runtime()
 
         async def create(client: TrainingClient, started: Started, sequencer: Sequencer) -> str:

@@ -203,7 +203,7 @@ class TrainingClient(SelfFuture):
         """
         check_name(name)
         check_ttl(ttl_seconds)
-        return self._request(
+        return self._save(
             "save_state",
             Expected(
                 "SaveWeights",
@@ -228,7 +228,7 @@ class TrainingClient(SelfFuture):
         """Save the weights under ``name`` to sample from; the result's ``path`` goes to ``create_sampling_client``."""
         check_name(name)
         check_ttl(ttl_seconds)
-        return self._request(
+        return self._save(
             "save_weights_for_sampler",
             Expected(
                 "SaveWeightsForSampler",
@@ -257,7 +257,7 @@ class TrainingClient(SelfFuture):
         check_name(name)
         check_ttl(ttl_seconds)
         recipients = check_recipients(age_encryption_recipients)
-        return self._request(
+        return self._save(
             "save_weights_external",
             Expected(
                 "SaveWeightsExternal",
@@ -351,6 +351,7 @@ class TrainingClient(SelfFuture):
                         seq_id=number,
                     )
                 ),
+                is_save=True,
             ),
         )
 
@@ -543,12 +544,20 @@ class TrainingClient(SelfFuture):
         future: APIFuture[T] = self._future(operation)
         return start(future, lambda: self._single(future, expected, build))
 
+    def _save(
+        self, operation: str, expected: Expected[T], build: Callable[[str, int], Request[models.UntypedAPIFuture]]
+    ) -> APIFuture[T]:
+        """A request that leaves the run as it is, so that the run goes on when the server refuses it."""
+        future: APIFuture[T] = self._future(operation)
+        return start(future, lambda: self._single(future, expected, build, is_save=True))
+
     async def _single(
         self,
         future: APIFuture[T],
         expected: Expected[T],
         build: Callable[[str, int], Request[models.UntypedAPIFuture]],
         numbers: int = 1,
+        is_save: bool = False,
     ) -> T:
         """An operation of one JSON request, which carries the next number unless ``numbers`` is 0."""
         place = self._sequencer.place()
@@ -559,11 +568,18 @@ class TrainingClient(SelfFuture):
             sequencer.use(numbers)
             return await transport.timed(request, SUBMIT)
 
-        promise, roundtrip = await self._in_turn(future, place, send)
+        promise, roundtrip = await self._in_turn(future, place, send, may_be_refused=is_save)
         started = await self._runtime.session.started()
         return await started.poller.result(promise, expected, future, roundtrip)
 
-    async def _in_turn(self, future: APIFuture[T], place: Place, send: Callable[[Sequencer, str], Awaitable[R]]) -> R:
+    async def _in_turn(
+        self,
+        future: APIFuture[T],
+        place: Place,
+        send: Callable[[Sequencer, str], Awaitable[R]],
+        *,
+        may_be_refused: bool = False,
+    ) -> R:
         """Send when the turn comes. What has begun to be sent is sent to the end, also when the future is cancelled."""
 
         async def submission() -> R:
@@ -574,7 +590,8 @@ class TrainingClient(SelfFuture):
                 try:
                     return await send(sequencer, self._model.model_id)
                 except Exception as error:
-                    sequencer.broken_by(error)
+                    if not (may_be_refused and isinstance(error, APIStatusError) and error.status_code < 500):
+                        sequencer.broken_by(error)
                     raise
 
         return await asyncio.shield(self._runtime.thread.task(submission(), name=future.operation))

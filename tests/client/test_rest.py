@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 import pytest
 
@@ -370,4 +370,4 @@ def test_console_addresses(service: tinker.ServiceClient, training: tinker.Train
     run = f"https://tinker.thinkingmachines.ai/training_runs/{training.model_id}"
     assert training.get_console_url() == run
     saved = training.save_state("a").result(10)
-    assert saved.get_console_url().endswith(f"/checkpoints/{training.model_id}/weights%2Fa")
+    assert saved.get_console_url().endswith(f"/checkpoints/{quote(training.model_id, safe='')}/weights%2Fa")

@@ -292,7 +292,7 @@ def test_answers_that_can_never_be_read(training: tinker.TrainingClient, wire: A
 
 
 def test_final_failure_fails_all_that_follows(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """A submission that is refused for good fails every queued and later request with its error; none of them is sent."""
+    """A training request that is refused for good fails every queued and later request with its error; none of them is sent."""
     wire.fail("forward_backward", 403, body={"detail": "not yours"})
     futures = [training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)]
     for future in futures:

@@ -164,12 +164,12 @@ def test_chunks_without_a_type() -> None:
 
 def test_console_addresses() -> None:
     """Results of saves know their page on the hosted service."""
-    saved = types.SaveWeightsResponse(path="tinker://r/weights/1")
-    assert saved.get_console_url() == "https://tinker.thinkingmachines.ai/checkpoints/r/weights%2F1"
-    sampler = types.SaveWeightsForSamplerResponse(path="tinker://r/sampler_weights/1")
-    assert sampler.get_console_url() == "https://tinker.thinkingmachines.ai/checkpoints/r/sampler_weights%2F1"
+    saved = types.SaveWeightsResponse(path="tinker://r:train:0/weights/1")
+    assert saved.get_console_url() == "https://tinker.thinkingmachines.ai/checkpoints/r%3Atrain%3A0/weights%2F1"
+    sampler = types.SaveWeightsForSamplerResponse(path="tinker://r:train:0/sampler_weights/1")
+    assert sampler.get_console_url() == "https://tinker.thinkingmachines.ai/checkpoints/r%3Atrain%3A0/sampler_weights%2F1"
     assert sampler.get_playground_url() == (
-        "https://tinker.thinkingmachines.ai/playground?mode=checkpoint&checkpoint=tinker%3A%2F%2Fr%2Fsampler_weights%2F1"
+        "https://tinker.thinkingmachines.ai/playground?mode=checkpoint&checkpoint=tinker%3A%2F%2Fr%3Atrain%3A0%2Fsampler_weights%2F1"
     )
 
 

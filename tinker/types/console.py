@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from tinker.types.paths import ParsedCheckpointTinkerPath
 
@@ -22,9 +22,9 @@ def training_run_url(training_run_id: str) -> str:
 def checkpoint_url(tinker_path: str) -> str:
     """The page of a checkpoint; ValueError for a malformed path."""
     parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
-    return f"{CONSOLE}/checkpoints/{parsed.training_run_id}/{quote(parsed.checkpoint_id, safe='')}"
+    return f"{CONSOLE}/checkpoints/{quote(parsed.training_run_id, safe='')}/{quote(parsed.checkpoint_id, safe='')}"
 
 
 def playground_url(tinker_path: str) -> str:
     """Where to talk to a checkpoint."""
-    return f"{CONSOLE}/playground?{urlencode({'mode': 'checkpoint', 'checkpoint': tinker_path})}"
+    return f"{CONSOLE}/playground?mode=checkpoint&checkpoint={quote(tinker_path, safe='')}"
