@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from httpx import Timeout
 
     from tinker import auth, types
+    from tinker import observing as observing
     from tinker.admin_client import AdminClient
     from tinker.custom_loss import LossHandle, PerDatumLossFn, with_gradients
     from tinker.errors import (
@@ -111,7 +112,7 @@ _HOMES: dict[str, str] = {
     "Timeout": "httpx",
     "TrainingClient": "tinker.training_client",
 }
-_MODULES = ("auth", "checkpoints", "errors", "lib", "types")
+_MODULES = ("auth", "checkpoints", "errors", "lib", "observing", "types")
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are those of the imports above)
     "APIConnectionError",
