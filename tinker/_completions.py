@@ -14,7 +14,7 @@ from tinker._loop import LoopThread
 from tinker._pools import Purpose
 from tinker._retry import ABSENT_STATUSES, POLL
 from tinker._transport import Transport
-from tinker.errors import APIError, APIStatusError
+from tinker.errors import APIError, APIStatusError, copy_error
 
 
 class Completions:
@@ -116,4 +116,4 @@ class Completions:
         self._fetched.clear()
         for waiter in self._waiting.values():
             if not waiter.done():
-                waiter.set_exception(error)
+                waiter.set_exception(copy_error(error))

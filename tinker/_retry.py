@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 MAX_HINT_SECONDS = 60.0
 PAUSE_SECONDS = 5.0  # between tries while the account is blocked
+RESUBMISSIONS = 10  # of one sample whose results get lost
 READINGS = 3  # of answers that cannot be read, since the last one that could
 
 

@@ -20,7 +20,7 @@ from tinker._completions import Completions
 from tinker._observers import tracked
 from tinker._polling import report_pause, sample_response
 from tinker._pools import Purpose
-from tinker._retry import SAMPLE, SUBMIT, Verdict, judge
+from tinker._retry import RESUBMISSIONS, SAMPLE, SUBMIT, Verdict, judge
 from tinker._runtime import Runtime, is_of_this_process
 from tinker._server import Facts
 from tinker._session import Started
@@ -303,13 +303,14 @@ class SamplingClient(SelfFuture):
         await ready(self)
         started = await self._runtime.session.started()
         async with started.limits.samples.take():
+            resubmissions = 0
             while True:
                 try:
                     return _conformant(wanted, await self._once(started, future, wanted))
                 except APIStatusError as error:
-                    if judge(error) is not Verdict.RESUBMIT:
+                    if judge(error) is not Verdict.RESUBMIT or resubmissions == RESUBMISSIONS:
                         raise
-                    # The promise expired before it was fetched; nothing was lost but the time of it.
+                    resubmissions += 1  # the promise expired before it was fetched; nothing was lost but the time of it
 
     async def _once(self, started: Started, future: APIFuture[Any], wanted: _Wanted) -> SampleResponse:
         transport, clock, cool_down = self._runtime.transport, self._runtime.clock, started.limits.cool_down

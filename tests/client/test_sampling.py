@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tinker
+from tinker._retry import RESUBMISSIONS
 
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
 PARAMS = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
@@ -116,6 +117,14 @@ def test_expired_promise_is_submitted_again(sampler: tinker.SamplingClient, wire
     wire.fail("retrieve_future", 410, body={"detail": "expired"})
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences[0].tokens
     assert [one.seq_id for one in wire.sent("asample")] == [0, 1]
+
+
+def test_results_that_are_always_lost(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A server that loses every result is not asked for ever: the error says what it answered."""
+    wire.fail("retrieve_future", 410, body={"detail": "expired"}, times=RESUBMISSIONS + 1)
+    with pytest.raises(tinker.APIStatusError, match="410"):
+        sampler.sample(PROMPT, 1, PARAMS).result(10)
+    assert len(wire.sent("asample")) == RESUBMISSIONS + 1
 
 
 def test_server_without_sequence_ids(sampler: tinker.SamplingClient, wire: Any) -> None:
