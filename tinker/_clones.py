@@ -79,7 +79,7 @@ def _joined(state: SamplerState, origin: Runtime | None, api_key: str | None) ->
     clock: Clock | None = None
     observers: Iterable[Observer] = ()
     if origin is not None and api_key is None:  # a forked child has the parent's settings in its memory
-        config, clock, observers = origin.config, origin.clock, origin.transport.observers.all
+        config, clock, observers = origin.config, origin.clock, origin.transport.observers.given
     else:
         config = _config.load(base_url=state.base_url, api_key=api_key)
     runtime = open_runtime(config, Description(user_metadata={}), clock=clock, observers=observers)

@@ -21,20 +21,21 @@ class Observers:
 
     def __init__(self, clock: Clock, observers: Iterable[Observer] = ()) -> None:
         self.clock = clock
-        self.all: list[Observer] = list(observers)
+        self.given = tuple(observers)
+        self._all: list[Observer] = list(self.given)
         self._failed: set[int] = set()
         self._told: dict[str, float] = {}
 
     def add(self, observer: Observer) -> None:
-        """Tell this one as well."""
-        self.all.append(observer)
+        """Tell this one as well, which is not one of those that the user gave."""
+        self._all.append(observer)
 
     def __bool__(self) -> bool:
-        return bool(self.all)
+        return bool(self._all)
 
     def tell(self, event: Event) -> None:
         """Call each observer."""
-        for observer in self.all:
+        for observer in self._all:
             try:
                 observer(event)
             except Exception:

@@ -37,7 +37,7 @@ class Rest:
         if not is_of_this_process(self._runtime):
             before = self._runtime
             self._runtime = open_runtime(
-                before.config, _NO_SESSION, clock=before.clock, observers=before.transport.observers.all
+                before.config, _NO_SESSION, clock=before.clock, observers=before.transport.observers.given
             )
         return self._runtime
 
