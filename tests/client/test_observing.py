@@ -208,10 +208,14 @@ def test_percentiles_are_of_the_last_thousand() -> None:
 
 def test_a_burst_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     """A hundred samples that fail at once make one line at WARNING; the rest is there at DEBUG."""
-    with toy_server(clock=SteppedClock()) as server, caplog.at_level(logging.DEBUG, "tinker"):
+    clock = SteppedClock()
+    with toy_server(clock=clock) as server, caplog.at_level(logging.DEBUG, "tinker"):
         sampler = server.service().create_sampling_client(base_model="tinker/toy").result(10)
         server.fail_next("asample", 503, times=100)
-        for future in [sampler.sample(PROMPT, 1, PARAMS) for _ in range(100)]:
+        with clock.busy():
+            futures = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(100)]
+            server.wait_for("asample", 100)
+        for future in futures:
             future.result(10)
     lines = [record for record in caplog.records if "asample" in record.message and "failed" in record.message]
     assert len(lines) == 100
