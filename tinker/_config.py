@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 import attrs
+import msgspec
 
+from tinker._proxies import Proxies, from_environment
 from tinker._version import __version__
 
 HOSTED_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
@@ -20,7 +22,7 @@ _ON = frozenset({"1", "true", "yes", "on"})
 WireChoice: TypeAlias = Literal["auto", "proto", "json"]
 
 
-def _no_headers() -> Mapping[str, str]:
+def _nothing() -> Mapping[str, str]:
     return {}
 
 
@@ -39,8 +41,9 @@ class Config:
     project_id: str | None = None
     tags: tuple[str, ...] = ()
     wire: WireChoice = "auto"
-    proxy: str | None = attrs.field(default=None, repr=False)
-    headers: Mapping[str, str] = attrs.field(factory=_no_headers, repr=False)
+    proxies: Proxies = attrs.field(factory=Proxies)
+    headers: Mapping[str, str] = attrs.field(factory=_nothing, repr=False)
+    query: Mapping[str, str] = attrs.field(factory=_nothing, repr=False)
     sdk_version: str = __version__
     local_dir: Path | None = None
     patience_seconds: float | None = None
@@ -64,6 +67,7 @@ def load(
     api_key: str | None = None,
     project_id: str | None = None,
     headers: Mapping[str, str] | None = None,
+    query: Mapping[str, str] | None = None,
     wire: str | None = None,
     patience_seconds: float | None = None,
     fail_fast: bool | None = None,
@@ -72,7 +76,7 @@ def load(
 ) -> Config:
     """Read the settings now, so that a variable set after import counts. An empty variable counts as unset.
 
-    Raises ValueError for an unknown wire or a base URL of no known scheme.
+    Raises ValueError for an unknown wire, a base URL of no known scheme, a proxy that is none, and defaults that are no JSON.
     """
     env = os.environ if environ is None else environ
     url = _base_url(base_url or env.get("TINKER_BASE_URL") or HOSTED_URL)
@@ -85,8 +89,9 @@ def load(
         project_id=project_id or env.get("TINKER_PROJECT_ID") or None,
         tags=tuple(dict.fromkeys(tag for tag in env.get("TINKER_TAGS", "").split(",") if tag)),
         wire=_wire(wire or env.get("TINKER_WIRE") or "auto"),
-        proxy=env.get("TINKER_PROXY") or None,
-        headers={**_identity(), **_cloudflare(env), **(headers or {})},
+        proxies=Proxies() if url.startswith(LOCAL_SCHEME) else from_environment(env),
+        headers={**_identity(), **_cloudflare(env), **_spelled(_pairs(env, "TINKER_DEFAULT_HEADERS")), **_spelled(headers)},
+        query={**_pairs(env, "TINKER_DEFAULT_QUERY"), **(query or {})},
         sdk_version=env.get("TINKER_SDK_VERSION") or __version__,
         local_dir=Path(local_dir) if local_dir else None,
         patience_seconds=patience_seconds,
@@ -112,6 +117,23 @@ def _wire(choice: str) -> WireChoice:
             return choice
         case _:
             raise ValueError(f"wire must be one of {', '.join(get_args(WireChoice))}, got {choice!r}")
+
+
+# Headers of our own, as we spell them: one that somebody overrides must not be there twice.
+_OUR_HEADERS = ("Accept", "User-Agent", "X-API-Key", "CF-Access-Client-Id", "CF-Access-Client-Secret")
+_SPELLING = {name.lower(): name for name in _OUR_HEADERS}
+
+
+def _spelled(headers: Mapping[str, str] | None) -> dict[str, str]:
+    return {_SPELLING.get(name.lower(), name): value for name, value in (headers or {}).items()}
+
+
+def _pairs(env: Mapping[str, str], name: str) -> dict[str, str]:
+    """The JSON object of a variable, whose values are text."""
+    try:
+        return msgspec.json.decode(env.get(name) or "{}", type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{name} must be a JSON object of text: {error}") from None
 
 
 def _identity() -> dict[str, str]:

@@ -7,6 +7,7 @@ Nothing above this file knows which.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import enum
 import importlib
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import attrs
 
+from tinker._proxies import Proxies
 from tinker.errors import ClientClosedError
 
 if TYPE_CHECKING:
@@ -134,7 +136,7 @@ def open_exchange(config: Config, transport: httpx.AsyncBaseTransport | None = N
         return HttpxExchange(transport)
     if config.is_local:
         return HttpxExchange(_local_transport(config))
-    return AiohttpExchange(config.proxy)
+    return AiohttpExchange(config.proxies)
 
 
 def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
@@ -149,8 +151,8 @@ def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
 class AiohttpExchange:
     """One aiohttp session for each pool, opened on first use."""
 
-    def __init__(self, proxy: str | None = None) -> None:
-        self._proxy = proxy
+    def __init__(self, proxies: Proxies | None = None) -> None:
+        self._proxies = proxies or Proxies()
         self._sessions: dict[Purpose, aiohttp.ClientSession] = {}
         self._closed = False
 
@@ -159,6 +161,8 @@ class AiohttpExchange:
 
         _check_open(self._closed)
         session = self._sessions.get(call.purpose.pool) or self._open(call.purpose.pool)
+        proxy = self._proxies.of(call.url)
+        headers, tunnel_headers = _headers(call, proxy)
         try:
             async with (
                 asyncio.timeout(None) as limit,
@@ -166,9 +170,10 @@ class AiohttpExchange:
                     call.method,
                     _url(call.url),
                     data=_payload(call, limit),
-                    headers=call.headers,
+                    headers=headers,
                     allow_redirects=False,
-                    proxy=self._proxy,
+                    proxy=None if proxy is None else _proxy_url(proxy),
+                    proxy_headers=tunnel_headers,
                     timeout=_timeout(call.purpose),
                 ) as response,
             ):
@@ -238,6 +243,29 @@ def _extend(received: bytearray, piece: bytes) -> None:
     received += piece
     if len(received) > MAX_ANSWER_NBYTES:
         raise ValueError(f"the answer is larger than {MAX_ANSWER_NBYTES} bytes")
+
+
+def _headers(call: Call, proxy: str | None) -> tuple[Mapping[str, str], Mapping[str, str] | None]:
+    """The headers of the exchange, and of the tunnel to its server: a proxy's password is in those that the proxy reads."""
+    credential = None if proxy is None else _credential(proxy)
+    if credential is None or call.url.startswith("https:"):
+        return call.headers, credential
+    return {**call.headers, **credential}, None
+
+
+@lru_cache
+def _proxy_url(proxy: str) -> URL:
+    """Without name and password: errors show the address."""
+    return _url(proxy).with_user(None)
+
+
+@lru_cache
+def _credential(proxy: str) -> Mapping[str, str] | None:
+    url = _url(proxy)
+    if url.user is None:
+        return None
+    basic = base64.b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
+    return {"Proxy-Authorization": f"Basic {basic}"}
 
 
 @lru_cache(maxsize=512)
@@ -319,7 +347,9 @@ async def open_files(exchange: Exchange, config: Config) -> AsyncGenerator[httpx
     if isinstance(exchange, HttpxExchange):
         yield exchange.files()
         return
-    async with _files_client(proxy=config.proxy) as client:
+    from tinker._proxied import ProxiedTransport
+
+    async with _files_client(transport=ProxiedTransport(config.proxies)) as client:
         yield client
 
 

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
 import attrs
 import msgspec
@@ -116,7 +116,12 @@ class Transport:
 
     def _url(self, request: Request[Any]) -> str:
         base = _LOCAL_ORIGIN if self.config.is_local else self.config.base_url
-        return f"{base}{request.path}?{request.query}" if request.query else f"{base}{request.path}"
+        query = self._with_defaults(request.query) if self.config.query else request.query
+        return f"{base}{request.path}?{query}" if query else f"{base}{request.path}"
+
+    def _with_defaults(self, query: str) -> str:
+        """The query, and what the settings add to every one, unless it is there already."""
+        return urlencode({**self.config.query, **dict(parse_qsl(query, keep_blank_values=True))})
 
     async def perform(self, call: Call, operation: str) -> Answer:
         """One attempt: the answer when it is a success, else the APIError that it is.
@@ -141,7 +146,7 @@ class Transport:
         raise _noted(error, operation)
 
     async def _answered(self, call: Call, operation: str, credential: str | None) -> Answer:
-        if credential is not None:
+        if credential is not None and _KEY_HEADER not in self.config.headers:
             call = attrs.evolve(call, headers={**call.headers, _KEY_HEADER: credential})
         return await (self._observed(call, operation) if self.observers else self._exchanged(call, operation))
 

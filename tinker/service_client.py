@@ -50,7 +50,9 @@ class ServiceClient:
 
     ``base_url`` is the server (default: ``TINKER_BASE_URL``, else the hosted service); ``local://`` is a server in this
     process, which needs no account. ``api_key`` defaults to ``TINKER_API_KEY``, ``project_id`` to ``TINKER_PROJECT_ID``.
-    ``user_metadata`` and ``display_name`` describe the session. ``default_headers_overrides`` are sent with every request.
+    ``user_metadata`` and ``display_name`` describe the session. ``default_headers_overrides``
+    (also: ``TINKER_DEFAULT_HEADERS``) are sent with every request to the server, in the place of those that it would have by
+    itself, and ``default_query`` (``TINKER_DEFAULT_QUERY``) with those that do not say otherwise.
     ``wire`` is ``auto``, ``proto`` or ``json``. ``patience_seconds`` is the longest time that a request is tried again (0: one
     try); None means minutes, as training deserves. ``fail_fast`` (default: ``TINKER_FAIL_FAST``) raises RateLimitError at once
     where the server asks to slow down, instead of doing so. ``telemetry`` (default: ``TINKER_TELEMETRY``, else off) lets the
@@ -72,6 +74,7 @@ class ServiceClient:
         base_url: str | None = None,
         api_key: str | None = None,
         default_headers_overrides: Mapping[str, str] | None = None,
+        default_query: Mapping[str, str] | None = None,
         wire: Literal["auto", "proto", "json"] | None = None,
         patience_seconds: float | None = None,
         fail_fast: bool | None = None,
@@ -91,6 +94,7 @@ class ServiceClient:
                 api_key=api_key,
                 project_id=project_id,
                 headers=default_headers_overrides,
+                query=default_query,
                 wire=wire,
                 patience_seconds=patience_seconds,
                 fail_fast=fail_fast,

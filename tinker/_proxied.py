@@ -1,0 +1,28 @@
+"""The transport of files: each address through its own proxy."""
+
+from __future__ import annotations
+
+import httpx
+
+from tinker._proxies import Proxies
+
+
+class ProxiedTransport(httpx.AsyncBaseTransport):
+    """One httpx transport for each proxy, and one without, made when first needed."""
+
+    def __init__(self, proxies: Proxies) -> None:
+        self._proxies = proxies
+        self._transports: dict[str | None, httpx.AsyncHTTPTransport] = {}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Hand the request to the transport of its address."""
+        proxy = self._proxies.of(str(request.url))
+        transport = self._transports.get(proxy)
+        if transport is None:
+            transport = self._transports[proxy] = httpx.AsyncHTTPTransport(proxy=proxy, trust_env=False)
+        return await transport.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        for transport in self._transports.values():
+            await transport.aclose()

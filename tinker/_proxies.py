@@ -1,0 +1,63 @@
+"""Which proxy an address is reached through: ``TINKER_PROXY``, else the usual variables, in either case of letters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import attrs
+
+PORTS = {"http": 80, "https": 443}
+
+
+def _no_proxies() -> Mapping[str, str]:
+    return {}
+
+
+@attrs.frozen
+class Proxies:
+    """``always`` is for every address. Else the proxy of the address's scheme, or of ``all``, unless ``no_proxy`` has its host.
+
+    This machine itself is reached through ``always`` only. Addresses of proxies may hold passwords.
+    """
+
+    always: str | None = attrs.field(default=None, repr=False)
+    by_scheme: Mapping[str, str] = attrs.field(factory=_no_proxies, repr=False)
+    no_proxy: tuple[str, ...] = ()
+
+    def of(self, url: str) -> str | None:
+        """The proxy for an address; None where it is reached directly."""
+        if self.always is not None or not self.by_scheme:
+            return self.always
+        parts = urlsplit(url)
+        proxy = self.by_scheme.get(parts.scheme) or self.by_scheme.get("all")
+        host, port = parts.hostname or "", parts.port or PORTS.get(parts.scheme)
+        return None if _is_here(host) or any(_covers(entry, host, port) for entry in self.no_proxy) else proxy
+
+
+def _is_here(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _covers(entry: str, host: str, port: int | None) -> bool:
+    """Whether an entry of NO_PROXY, a host or a domain, with or without a port, has this address; ``*`` has every one."""
+    name, colon, wanted = entry.rpartition(":")
+    if not colon or not wanted.isdigit() or (":" in name and not name.startswith("[")):  # no port; an address of IPv6
+        name, wanted = entry, ""
+    name = name.removeprefix("*").removeprefix(".").strip("[]")
+    return not name or ((host == name or host.endswith(f".{name}")) and wanted in ("", str(port)))
+
+
+def from_environment(env: Mapping[str, str]) -> Proxies:
+    """The proxies of these variables, which are ``http://`` or ``https://``; ValueError names another one by its variable."""
+
+    def read(name: str) -> str | None:
+        proxy = env.get(name)
+        if proxy and not proxy.startswith(("http://", "https://")):
+            raise ValueError(f"{name} must be a proxy with http:// or https://, got one with {proxy.partition('://')[0]!r}")
+        return proxy or None
+
+    found = {scheme: read(f"{scheme}_proxy") or read(f"{scheme.upper()}_PROXY") for scheme in ("http", "https", "all")}
+    by_scheme = {scheme: proxy for scheme, proxy in found.items() if proxy is not None}
+    excluded = (env.get("no_proxy") or env.get("NO_PROXY") or "").lower().split(",")
+    return Proxies(read("TINKER_PROXY"), by_scheme, tuple(entry.strip() for entry in excluded if entry.strip()))
