@@ -89,7 +89,7 @@ def load(
         project_id=project_id or env.get("TINKER_PROJECT_ID") or None,
         tags=tuple(dict.fromkeys(tag for tag in env.get("TINKER_TAGS", "").split(",") if tag)),
         wire=_wire(wire or env.get("TINKER_WIRE") or "auto"),
-        proxies=Proxies() if url.startswith(LOCAL_SCHEME) else from_environment(env),
+        proxies=Proxies() if url.startswith(LOCAL_SCHEME) else from_environment(env, "TINKER_PROXY"),
         headers={**_identity(), **_cloudflare(env), **_spelled(_pairs(env, "TINKER_DEFAULT_HEADERS")), **_spelled(headers)},
         query={**_pairs(env, "TINKER_DEFAULT_QUERY"), **(query or {})},
         sdk_version=env.get("TINKER_SDK_VERSION") or __version__,

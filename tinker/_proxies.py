@@ -48,8 +48,8 @@ def _covers(entry: str, host: str, port: int | None) -> bool:
     return not name or ((host == name or host.endswith(f".{name}")) and wanted in ("", str(port)))
 
 
-def from_environment(env: Mapping[str, str]) -> Proxies:
-    """The proxies of these variables, which are ``http://`` or ``https://``; ValueError names another one by its variable."""
+def from_environment(env: Mapping[str, str], ours: str) -> Proxies:
+    """The proxies of these variables, ``ours`` and the usual ones. They are ``http://`` or ``https://``; ValueError names another one by its variable."""
 
     def read(name: str) -> str | None:
         proxy = env.get(name)
@@ -60,4 +60,4 @@ def from_environment(env: Mapping[str, str]) -> Proxies:
     found = {scheme: read(f"{scheme}_proxy") or read(f"{scheme.upper()}_PROXY") for scheme in ("http", "https", "all")}
     by_scheme = {scheme: proxy for scheme, proxy in found.items() if proxy is not None}
     excluded = (env.get("no_proxy") or env.get("NO_PROXY") or "").lower().split(",")
-    return Proxies(read("TINKER_PROXY"), by_scheme, tuple(entry.strip() for entry in excluded if entry.strip()))
+    return Proxies(read(ours), by_scheme, tuple(entry.strip() for entry in excluded if entry.strip()))
