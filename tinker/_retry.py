@@ -23,7 +23,7 @@ import email.utils
 import enum
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
@@ -31,6 +31,9 @@ from tinker._clock import Clock
 from tinker._observers import Observers
 from tinker.errors import APIConnectionError, APIError, APIResponseValidationError, APIStatusError
 from tinker.observing import RequestRetry
+
+if TYPE_CHECKING:
+    from tinker.lib.retry_handler import RetryConfig
 
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
@@ -131,6 +134,15 @@ REST = Policy(name="REST call", total_seconds=60.0, pause_seconds_total=0.0)
 ARCHIVE = Policy(name="archive", total_seconds=600.0, base_delay=30.0, max_delay=30.0, pause_seconds_total=0.0)
 # Files; counted from the last byte that came.
 DOWNLOAD = Policy(name="download", total_seconds=300.0, pause_seconds_total=0.0)
+
+
+def sampling_policy(wanted: RetryConfig | None) -> Policy:
+    """How the requests of a sampler are tried, where code for the official client says: not again, or for so long at most."""
+    if wanted is None:
+        return SAMPLE
+    if not wanted.enable_retry_logic:
+        return SAMPLE.within(0.0)
+    return SAMPLE.within(wanted.progress_timeout if wanted.enable_stuck_detection else None)
 
 
 def judge(error: BaseException) -> Verdict:

@@ -20,7 +20,7 @@ from tinker._completions import Completions
 from tinker._observers import tracked
 from tinker._polling import report_pause, sample_response
 from tinker._pools import Purpose
-from tinker._retry import RESUBMISSIONS, SAMPLE, SUBMIT, Verdict, judge
+from tinker._retry import RESUBMISSIONS, SAMPLE, SUBMIT, Policy, Verdict, judge, sampling_policy
 from tinker._runtime import Runtime, is_of_this_process
 from tinker._server import Facts
 from tinker._session import Started
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from tinker._telemetry import Telemetry
+    from tinker.lib.retry_handler import RetryConfig
 
 logger: logging.Logger = logging.getLogger("tinker")
 
@@ -87,6 +88,7 @@ class SamplingClient(SelfFuture):
         base_model: Callable[[], Awaitable[str]],
         record_stability_info: bool = False,
         is_clone: bool = False,
+        policy: Policy = SAMPLE,
     ) -> None:
         super().__init__(operation)
         self._runtime = runtime
@@ -96,6 +98,7 @@ class SamplingClient(SelfFuture):
         self._sampling_session_id: str | None = None
         self._base_model: APIFuture[str] | None = None
         self._is_clone = is_clone
+        self._policy = policy
         self._clone_id = 0
         self._portable_state: _clones.SamplerState | None = None
         self._completions: Completions | None = None
@@ -323,7 +326,7 @@ class SamplingClient(SelfFuture):
             async with started.limits.sample_dispatch(nbytes):
                 return transport.decode(request, call, await transport.perform(call, request.operation))
 
-        promise = await transport.tried(SAMPLE, attempt, request.operation, cool_down.close_for)
+        promise = await transport.tried(self._policy, attempt, request.operation, cool_down.close_for)
         roundtrip = clock.monotonic() - began
         note_submitted(future, promise.request_id, clock.monotonic())
         expected = sample_response(promise.sample_sequence_ids or [])
@@ -410,7 +413,11 @@ def _restored(state: _clones.SamplerState, api_key: str | None = None) -> Sampli
 
 
 def open_sampler(
-    runtime: Runtime, base_model: str | None, model_path: str | None, record_stability_info: bool
+    runtime: Runtime,
+    base_model: str | None,
+    model_path: str | None,
+    retry_config: RetryConfig | None,
+    record_stability_info: bool,
 ) -> SamplingClient:
     """A sampling client on a base model or saved weights, by a sampling session of its own."""
 
@@ -438,4 +445,5 @@ def open_sampler(
         opened,
         base_model=found_base_model,
         record_stability_info=record_stability_info,
+        policy=sampling_policy(retry_config),
     )

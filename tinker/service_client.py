@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import httpx
 
     from tinker._telemetry import Telemetry
+    from tinker.lib.retry_handler import RetryConfig
 
 T = TypeVar("T")
 
@@ -215,19 +216,20 @@ class ServiceClient:
         self,
         model_path: str | None = None,
         base_model: str | None = None,
-        retry_config: object | None = None,
+        retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
         """A client that samples from saved weights (``model_path``) or from a base model. Usable at once.
 
-        Raises ValueError when neither is given or the path has no scheme. ``retry_config`` is accepted for older code.
+        Raises ValueError when neither is given or the path has no scheme. Of ``retry_config`` two things
+        are heeded: ``enable_retry_logic=False`` is one try for each request, and ``progress_timeout`` ends trying earlier.
         """
         if model_path is None and base_model is None:
             raise ValueError("Either model_path or base_model must be provided")
         if model_path is not None:
             check_model_path(model_path)
             base_model = None
-        return open_sampler(self._runtime(), base_model, model_path, record_stability_info)
+        return open_sampler(self._runtime(), base_model, model_path, retry_config, record_stability_info)
 
     # -------------------------------------------------------------------------------------------------------------- service
 
@@ -376,7 +378,7 @@ class ServiceClient:
         self,
         model_path: str | None = None,
         base_model: str | None = None,
-        retry_config: object | None = None,
+        retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
         """:meth:`create_sampling_client`, ready."""

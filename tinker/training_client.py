@@ -18,7 +18,7 @@ from tinker._custom_loss import check_handle, custom_step, prepare_step
 from tinker._loss_requests import LossJob, loss_requests
 from tinker._observers import tracked
 from tinker._polling import Expected, json_only
-from tinker._retry import ABSENT_STATUSES, SUBMIT
+from tinker._retry import ABSENT_STATUSES, SUBMIT, sampling_policy
 from tinker._runtime import Runtime, is_of_this_process
 from tinker._sequencer import Place, Sequencer
 from tinker._session import Started
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from tinker._telemetry import Telemetry
+    from tinker.lib.retry_handler import RetryConfig
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -321,14 +322,14 @@ class TrainingClient(SelfFuture):
     def save_weights_and_get_sampling_client(
         self,
         name: str | None = None,
-        retry_config: object | None = None,
+        retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
         kind: models.SamplingClientKind = "snapshot",
     ) -> SamplingClient:
         """A sampling client on the present weights, which are not stored under a name; usable at once.
 
         ``kind`` "snapshot" keeps the weights of now; "inflight" follows later inflight saves of this run. ``name`` has no
-        effect and warns. ``retry_config`` is accepted for older code; how sampling is retried is fixed.
+        effect and warns. ``retry_config`` as for ``ServiceClient.create_sampling_client``.
         """
         if name is not None:
             warnings.warn("name has no effect; the sampling client is not stored", DeprecationWarning, stacklevel=2)
@@ -364,16 +365,17 @@ class TrainingClient(SelfFuture):
             opened,
             base_model=self._base_model,
             record_stability_info=record_stability_info,
+            policy=sampling_policy(retry_config),
         )
 
     def create_sampling_client(
-        self, model_path: str, retry_config: object | None = None, record_stability_info: bool = False
+        self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
     ) -> SamplingClient:
         """A sampling client on saved weights, as ``ServiceClient.create_sampling_client``."""
         from tinker.sampling_client import open_sampler
 
         check_model_path(model_path)
-        return open_sampler(self._runtime, None, model_path, record_stability_info)
+        return open_sampler(self._runtime, None, model_path, retry_config, record_stability_info)
 
     # --------------------------------------------------------------------------------------------------------- information
 
@@ -489,7 +491,7 @@ class TrainingClient(SelfFuture):
     async def save_weights_and_get_sampling_client_async(
         self,
         name: str | None = None,
-        retry_config: object | None = None,
+        retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
         kind: models.SamplingClientKind = "snapshot",
     ) -> SamplingClient:
@@ -497,7 +499,7 @@ class TrainingClient(SelfFuture):
         return await self.save_weights_and_get_sampling_client(name, retry_config, record_stability_info, kind)
 
     async def create_sampling_client_async(
-        self, model_path: str, retry_config: object | None = None, record_stability_info: bool = False
+        self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
     ) -> SamplingClient:
         """:meth:`create_sampling_client`, ready."""
         return await self.create_sampling_client(model_path, retry_config, record_stability_info)

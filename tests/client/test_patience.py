@@ -11,6 +11,8 @@ import pytest
 
 import tinker
 from tinker import _transport
+from tinker._retry import SAMPLE, sampling_policy
+from tinker.lib.retry_handler import RetryConfig
 
 Connect = Callable[..., tinker.ServiceClient]
 
@@ -36,3 +38,21 @@ def test_a_silent_server(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> N
     rest = connect(patience_seconds=0, transport=Silent()).create_rest_client()
     with pytest.raises(tinker.APITimeoutError, match="no answer within 0 s"):
         rest.list_sessions().result(10)
+
+
+@pytest.mark.parametrize(
+    ("config", "tries"), [(RetryConfig(enable_retry_logic=False), 1), (RetryConfig(progress_timeout=5.0), 3)]
+)
+def test_retry_configs_of_older_code(config: RetryConfig, tries: int, service: tinker.ServiceClient, wire: Any) -> None:
+    """A retry configuration can forbid repetitions of samples, or end them earlier than the client would."""
+    sampler = service.create_sampling_client(base_model="tinker/toy", retry_config=config).result(10)
+    wire.fail("asample", 503, times=tries)
+    with pytest.raises(tinker.InternalServerError):
+        sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
+
+
+def test_retry_configs_that_ask_for_nothing() -> None:
+    """Without a configuration, or with one that switches nothing, samples are tried as the table says."""
+    assert sampling_policy(None) is SAMPLE
+    assert sampling_policy(RetryConfig(progress_timeout=5.0, enable_stuck_detection=False)) == SAMPLE
+    assert sampling_policy(RetryConfig()) == SAMPLE

@@ -12,7 +12,11 @@ from tinker.lib.retryable_exception import RetryableException
 
 @dataclass(unsafe_hash=True)
 class RetryConfig:
-    """How samples were to be retried. Taken where it was taken, and without effect: see :doc:`errors` for what is retried."""
+    """How samples are retried: ``enable_retry_logic=False``, not at all; ``progress_timeout``, for so many seconds at most.
+
+    ``enable_stuck_detection=False`` makes the latter the client's own. The other fields have no effect; delays, limits and what
+    is tried again are the client's.
+    """
 
     max_connections: int = 1000
     progress_timeout: float = 7200
