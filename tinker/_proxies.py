@@ -49,7 +49,7 @@ def _covers(entry: str, host: str, port: int | None) -> bool:
 
 
 def from_environment(env: Mapping[str, str], ours: str) -> Proxies:
-    """The proxies of these variables, ``ours`` and the usual ones. They are ``http://`` or ``https://``; ValueError names another one by its variable."""
+    """The proxies of these variables, ``ours`` and the usual ones; ValueError for one that is neither http:// nor https://."""
 
     def read(name: str) -> str | None:
         proxy = env.get(name)

@@ -132,6 +132,13 @@ def test_sequences_by_hand() -> None:
         assert (one.tokens, one.logprobs) == ([1, 2], [-1.0, -2.0])
 
 
+def test_responses_by_hand() -> None:
+    """Tests build responses with lists of log-probabilities, some of them None."""
+    sequence = types.SampledSequence(stop_reason="stop", sequence_id="s", _tokens_list=[1], _logprobs_list=[-1.0])
+    response = types.SampleResponse(sequences=[sequence], prompt_cache_hit_tokens=3, _prompt_logprobs_list=[None, -0.5])
+    assert (response.prompt_logprobs, response.prompt_cache_hit_tokens) == ([None, -0.5], 3)
+
+
 def test_errors_by_hand() -> None:
     """An error is built from a real response, and says the message it was given."""
     response = httpx.Response(400, request=httpx.Request("POST", "http://server"))
