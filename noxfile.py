@@ -16,6 +16,7 @@ nox.options.error_on_external_run = True
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 TORCH = "torch==2.13.0"
+COOKBOOK = "tinker-cookbook==0.6.1"
 SOURCES = ("tinker", "codegen", "tests", "benchmarks", "examples", "noxfile.py")
 GENERATED = ("generated", "openapi.yaml")
 
@@ -161,10 +162,27 @@ def parity(session: nox.Session) -> None:
 
 @nox.session
 def cookbook(session: nox.Session) -> None:
-    """The training loops of tinker-cookbook, unchanged, on this client and our server; `-- NAME ...` for some of them."""
-    install(session, "-e", f"{ROOT}[local]", "-r", str(ROOT / "tests" / "cookbook" / "requirements.txt"))
-    session.install("--no-deps", "tinker-cookbook==0.6.1")
-    session.run("python", "tests/cookbook/run.py", *session.posargs)
+    """tinker-cookbook on this client: its training loops on our server (`-- NAME ...` for some of them), and its own tests."""
+    here = ROOT / "tests" / "cookbook"
+    install(session, "-e", f"{ROOT}[local]", "-r", str(here / "requirements.txt"))
+    session.install("--no-deps", COOKBOOK)
+    session.run("python", str(here / "run.py"), *session.posargs)
+    if not session.posargs:
+        source = unpacked(session, COOKBOOK)
+        session.chdir(source)
+        own = (here / "own_tests.txt").read_text().split()
+        session.run("pytest", "-q", "-W", "ignore", *own, env={"HF_HUB_OFFLINE": "1"})
+
+
+def unpacked(session: nox.Session, requirement: str) -> Path:
+    """The source distribution of a package, which has its tests."""
+    folder = scratch(session) / "source"
+    shutil.rmtree(folder, ignore_errors=True)
+    name = requirement.partition("==")[0]
+    session.run("pip", "download", "-q", "--no-deps", "--no-binary", name, "-d", str(folder), requirement)
+    (archive,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(archive, folder, filter="data")
+    return folder / archive.name.removesuffix(".tar.gz")
 
 
 def environment(session: nox.Session, name: str, *packages: str) -> str:
