@@ -70,15 +70,15 @@ def ours(bodies: dict[str, bytes]) -> dict[str, float]:
     """The rows with this client's codec."""
     from tinker_wire import models
 
-    from tinker._pools import coalesced
+    from tinker._pools import sliced
     from tinker._wire import json as wire_json
     from tinker._wire import proto
 
     batch = data()
 
-    def encoded() -> list[bytes]:
+    def encoded() -> list[bytes | memoryview]:
         head = proto.forward_backward_head("model", 1, "cross_entropy", None, forward_only=False)
-        return coalesced([*head, *proto.encode_data(batch)])
+        return sliced([*head, *proto.encode_data(batch)])
 
     def as_json() -> bytes:
         inputs = models.ForwardBackwardInput(data=wire_json.wire_data(batch), loss_fn="cross_entropy")

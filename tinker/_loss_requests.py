@@ -19,7 +19,7 @@ from tinker_wire.runtime import Binary, Request
 from tinker._chunking import datum_nbytes, split
 from tinker._combine import combine
 from tinker._polling import loss_output
-from tinker._pools import Purpose, coalesced
+from tinker._pools import Piece, Purpose, sliced
 from tinker._retry import SUBMIT
 from tinker._sequencer import Sequencer
 from tinker._session import Started
@@ -54,7 +54,7 @@ class _Chunk:
 
     data: Sequence[Datum]
     nbytes: int
-    _encoded: list[bytes] | None = None
+    _encoded: list[Piece] | None = None
     _densified: _Chunk | None = None
 
     @property
@@ -71,15 +71,15 @@ class _Chunk:
             self._densified = _Chunk(data, sum(map(datum_nbytes, data)))
         return self._densified
 
-    async def encode(self) -> list[bytes]:
+    async def encode(self) -> list[Piece]:
         """The protobuf form without its head, in blocks; made once, off the loop thread when large."""
         if self._encoded is None:
             large = self.nbytes > _LARGE_NBYTES
             self._encoded = await asyncio.to_thread(self._blocks) if large else self._blocks()
         return self._encoded
 
-    def _blocks(self) -> list[bytes]:
-        return coalesced(proto.encode_data(self.data))
+    def _blocks(self) -> list[Piece]:
+        return sliced(proto.encode_data(self.data))
 
     def json_request(self, job: LossJob, model_id: str, number: int) -> Request[models.UntypedAPIFuture]:
         """The JSON request; forward only is an operation of its own there."""

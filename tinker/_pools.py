@@ -11,9 +11,9 @@ import base64
 import contextlib
 import enum
 import importlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import attrs
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from yarl import URL
 
     from tinker._config import Config
+
+Piece: TypeAlias = bytes | memoryview
 
 CONNECT_SECONDS = 10.0
 UPLOAD_PIECE = 1 << 20
@@ -67,7 +69,7 @@ class Call:
     method: str
     url: str
     headers: Mapping[str, str] = attrs.field(repr=False)
-    body: tuple[bytes, ...] = attrs.field(default=(), repr=False)
+    body: tuple[Piece, ...] = attrs.field(default=(), repr=False)
     purpose: Purpose = Purpose.SESSION
     follows_redirects: bool = True
 
@@ -91,20 +93,21 @@ class Answer:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def coalesced(pieces: Iterable[bytes | bytearray | memoryview]) -> list[bytes]:
-    """The pieces joined into few of about one MiB: one copy, and no system call for each small one."""
-    blocks: list[bytes] = []
-    gathered: list[bytes | bytearray | memoryview] = []
-    size = 0
-    for piece in pieces:
-        gathered.append(piece)
-        size += len(piece)
-        if size >= UPLOAD_PIECE:
-            blocks.append(b"".join(gathered))
-            gathered, size = [], 0
-    if gathered or not blocks:
-        blocks.append(b"".join(gathered))
-    return blocks
+def sliced(pieces: Iterable[bytes | bytearray | memoryview]) -> list[Piece]:
+    """One copy of the pieces, in slices of a size that is good to hand over; a small copy in one."""
+    whole = b"".join(pieces)
+    if len(whole) <= AT_ONCE:
+        return [whole]
+    view = memoryview(whole)
+    return [view[at : at + UPLOAD_PIECE] for at in range(0, len(whole), UPLOAD_PIECE)]
+
+
+def body_of(pieces: Sequence[bytes | bytearray | memoryview]) -> tuple[Piece, ...]:
+    """The pieces of a body as they are where they are large, else a copy in few: each costs a system call."""
+    nbytes = sum(map(len, pieces))
+    if nbytes <= AT_ONCE or nbytes < len(pieces) * AT_ONCE:
+        return tuple(sliced(pieces))
+    return tuple(piece if isinstance(piece, (bytes, memoryview)) else memoryview(piece) for piece in pieces)
 
 
 class ExchangeFailed(Exception):
@@ -207,13 +210,13 @@ def _check_open(closed: bool) -> None:
         raise ClientClosedError("the client was closed while there was something to send or to wait for")
 
 
-def _payload(call: Call, limit: asyncio.Timeout) -> bytes | AsyncIterator[bytes] | None:
+def _payload(call: Call, limit: asyncio.Timeout) -> Piece | AsyncIterator[Piece] | None:
     if not call.body:
         return None
     return call.body[0] if len(call.body) == 1 and call.nbytes <= AT_ONCE else _pieces(call, limit)
 
 
-async def _pieces(call: Call, limit: asyncio.Timeout) -> AsyncIterator[bytes]:
+async def _pieces(call: Call, limit: asyncio.Timeout) -> AsyncIterator[Piece]:
     """The body, of which each piece must be taken in time: a server that stops reading ends the exchange, too."""
     for piece in call.body:
         _limit(limit, call.purpose.read_seconds)

@@ -17,7 +17,7 @@ from tinker._auth import Auth
 from tinker._clock import Clock
 from tinker._config import Config
 from tinker._observers import Observers
-from tinker._pools import AT_ONCE, Answer, Call, Exchange, ExchangeFailed, Purpose, coalesced
+from tinker._pools import AT_ONCE, Answer, Call, Exchange, ExchangeFailed, Piece, Purpose, body_of
 from tinker._retry import UNAUTHENTICATED_STATUS, Attempts, Policy, requested_delay, run
 from tinker._wire import compression, json
 from tinker.observing import RequestAttempt
@@ -100,9 +100,9 @@ class Transport:
         headers = {"Accept": ", ".join(request.accepts), **self.config.headers, **request.headers}
         if request.method != "GET":
             headers["X-Idempotency-Key"] = str(uuid.uuid4())
-        body: tuple[bytes, ...] = ()
+        body: tuple[Piece, ...] = ()
         if isinstance(request.body, Binary):
-            body = tuple(coalesced(request.body.content))
+            body = body_of(request.body.content)
             headers["Content-Type"] = request.body.media_type
         elif request.body is not None:
             body = (json.encode(request.body),)

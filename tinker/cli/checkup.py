@@ -20,7 +20,7 @@ from tinker_wire.runtime import Binary, Operation, Request
 
 from tinker._auth import find_source
 from tinker._config import Config
-from tinker._pools import Answer, Purpose, coalesced
+from tinker._pools import Answer, Purpose
 from tinker._retry import ABSENT_STATUSES, UNREADABLE_STATUSES, WRONG_METHOD_STATUS
 from tinker._runtime import Runtime
 from tinker._version import __version__
@@ -220,7 +220,7 @@ async def _models(patient: _Patient) -> Finding:
 async def _wire(patient: _Patient) -> Finding:
     """A request for a model that does not exist: refused for that where its form is read, else for the form."""
     datum = Datum(ModelInput.from_ints([1]), {"target_tokens": [1]})
-    body = coalesced(proto.encode_forward_backward(_NO_MODEL, 1, [datum], "cross_entropy"))
+    body = proto.encode_forward_backward(_NO_MODEL, 1, [datum], "cross_entropy")
     inputs = models.ForwardBackwardInput(data=json.wire_data([datum]), loss_fn="cross_entropy")
     plain = models.ForwardBackwardRequest(forward_backward_input=inputs, model_id=_NO_MODEL, seq_id=1)
     forms = {
