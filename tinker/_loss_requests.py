@@ -19,12 +19,13 @@ from tinker_wire.runtime import Binary, Request
 from tinker._chunking import datum_nbytes, split
 from tinker._combine import combine
 from tinker._polling import loss_output
-from tinker._pools import Piece, Purpose, sliced
+from tinker._pools import Purpose, slices
 from tinker._retry import SUBMIT
 from tinker._sequencer import Sequencer
 from tinker._session import Started
 from tinker._transport import Transport
 from tinker._wire import json, proto
+from tinker._wire.buffers import BUFFERS
 from tinker._wire.negotiate import Form
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture
@@ -54,7 +55,7 @@ class _Chunk:
 
     data: Sequence[Datum]
     nbytes: int
-    _encoded: list[Piece] | None = None
+    _encoded: memoryview | None = None
     _densified: _Chunk | None = None
 
     @property
@@ -71,15 +72,22 @@ class _Chunk:
             self._densified = _Chunk(data, sum(map(datum_nbytes, data)))
         return self._densified
 
-    async def encode(self) -> list[Piece]:
-        """The protobuf form without its head, in blocks; made once, off the loop thread when large."""
+    async def encode(self) -> memoryview:
+        """The protobuf form without its head; made once, off the loop thread when large."""
         if self._encoded is None:
             large = self.nbytes > _LARGE_NBYTES
-            self._encoded = await asyncio.to_thread(self._blocks) if large else self._blocks()
+            self._encoded = await asyncio.to_thread(self._joined) if large else self._joined()
         return self._encoded
 
-    def _blocks(self) -> list[Piece]:
-        return sliced(proto.encode_data(self.data))
+    def _joined(self) -> memoryview:
+        parts = proto.encode_data(self.data)
+        return BUFFERS.joined(parts) if self.nbytes > _LARGE_NBYTES else memoryview(b"".join(parts))
+
+    def sent(self, *, at_once: bool) -> None:
+        """The server has it. Its memory may be used again if no broken attempt can be sending it still."""
+        if self._encoded is not None and at_once:
+            BUFFERS.give(self._encoded)
+        self._encoded = None
 
     def json_request(self, job: LossJob, model_id: str, number: int) -> Request[models.UntypedAPIFuture]:
         """The JSON request; forward only is an operation of its own there."""
@@ -167,18 +175,26 @@ class LossRequests:
         transport, job, written = self.transport, self.job, chunk.written(form)
         if form.media == "proto":
             head = proto.forward_backward_head(model_id, number, job.loss_fn, job.config, forward_only=job.forward_only)
-            body = Binary(proto.MEDIA_TYPE, [*head, *await written.encode()])
+            body = Binary(proto.MEDIA_TYPE, [*head, *slices(await written.encode())])
             request = training_api.forward_backward(body)
         else:
             request = written.json_request(job, model_id, number)
         compress = self.started.config.proto_compress_fwdbwd and form.media == "proto"
         prepare = partial(transport.prepare, request, Purpose.UPLOAD, compress=compress)
-        call = await asyncio.to_thread(prepare) if written.nbytes > _LARGE_NBYTES else prepare()
+        long = written.nbytes > _LARGE_NBYTES and (compress or form.media != "proto")
+        call = await asyncio.to_thread(prepare) if long else prepare()
+        failures: list[BaseException] = []
 
         async def attempt() -> models.UntypedAPIFuture:
-            return transport.decode(request, call, await transport.perform(call, request.operation))
+            try:
+                return transport.decode(request, call, await transport.perform(call, request.operation))
+            except BaseException as error:
+                failures.append(error)
+                raise
 
-        return await transport.tried(SUBMIT, attempt, request.operation)
+        promise = await transport.tried(SUBMIT, attempt, request.operation)
+        written.sent(at_once=not failures)
+        return promise
 
 
 def _dense(datum: Datum) -> Datum:

@@ -96,10 +96,12 @@ class Answer:
 def sliced(pieces: Iterable[bytes | bytearray | memoryview]) -> list[Piece]:
     """One copy of the pieces, in slices of a size that is good to hand over; a small copy in one."""
     whole = b"".join(pieces)
-    if len(whole) <= AT_ONCE:
-        return [whole]
-    view = memoryview(whole)
-    return [view[at : at + UPLOAD_PIECE] for at in range(0, len(whole), UPLOAD_PIECE)]
+    return [whole] if len(whole) <= AT_ONCE else slices(memoryview(whole))
+
+
+def slices(whole: memoryview) -> list[Piece]:
+    """A body in slices of a size that is good to hand over; no copy."""
+    return [whole[at : at + UPLOAD_PIECE] for at in range(0, len(whole), UPLOAD_PIECE)]
 
 
 def body_of(pieces: Sequence[bytes | bytearray | memoryview]) -> tuple[Piece, ...]:

@@ -1,0 +1,38 @@
+"""Memory of large bodies that is used again."""
+
+from __future__ import annotations
+
+from tinker._wire.buffers import KEPT_NBYTES, STEP_NBYTES, Buffers
+
+
+def test_pieces_are_joined_in_memory_of_before() -> None:
+    """What was given back holds the next body of about the size, whatever it held before."""
+    buffers = Buffers()
+    first = buffers.joined([b"a" * 10, memoryview(b"b" * STEP_NBYTES)])
+    assert bytes(first) == b"a" * 10 + b"b" * STEP_NBYTES
+    memory = first.obj
+    buffers.give(first)
+    second = buffers.joined([b"c" * (STEP_NBYTES + 1)])
+    assert second.obj is memory
+    assert bytes(second) == b"c" * (STEP_NBYTES + 1)
+
+
+def test_memory_in_use_is_left_alone() -> None:
+    """Two bodies at a time have memory of their own."""
+    buffers = Buffers()
+    one, other = buffers.joined([b"1"]), buffers.joined([b"2"])
+    assert (bytes(one), bytes(other)) == (b"1", b"2")
+
+
+def test_memory_is_kept_within_bounds() -> None:
+    """Beyond some megabytes nothing is kept, and a view of foreign memory is not taken."""
+    buffers = Buffers()
+    views = [buffers.joined([bytes(8 * STEP_NBYTES)]) for _ in range(6)]
+    for view in views:
+        buffers.give(view)
+    buffers.give(memoryview(b"foreign"))
+    again = [buffers.joined([bytes(8 * STEP_NBYTES)]) for _ in range(6)]
+    known = {id(view.obj) for view in views}
+    assert sum(id(view.obj) in known for view in again) >= KEPT_NBYTES // (8 * STEP_NBYTES)
+    assert len({id(view.obj) for view in again}) == 6
+    assert buffers.joined([b""]).nbytes == 0

@@ -1,0 +1,43 @@
+"""Memory of large bodies, used for later ones as well: fresh pages cost the system more than the copy into them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+STEP_NBYTES = 1 << 20
+KEPT_NBYTES = 32 << 20
+
+
+class Buffers:
+    """Memory that nobody uses now, by size. Used from any thread; needs no lock, as it only appends and pops."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[bytearray]] = defaultdict(list)
+
+    def joined(self, pieces: Sequence[bytes | bytearray | memoryview]) -> memoryview:
+        """A copy of the pieces, one after the other; :meth:`give` takes it back."""
+        nbytes = sum(map(len, pieces))
+        view = memoryview(self._taken(-(-nbytes // STEP_NBYTES) * STEP_NBYTES))[:nbytes]
+        at = 0
+        for piece in pieces:
+            end = at + len(piece)
+            view[at:end] = piece
+            at = end
+        return view
+
+    def give(self, view: memoryview) -> None:
+        """Take back what :meth:`joined` gave. Nobody may read it any more, a connection that still sends it least of all."""
+        buffer = view.obj
+        kept = sum(size * len(free) for size, free in list(self._free.items()))
+        if isinstance(buffer, bytearray) and kept + len(buffer) <= KEPT_NBYTES:
+            self._free[len(buffer)].append(buffer)
+
+    def _taken(self, nbytes: int) -> bytearray:
+        try:
+            return self._free[nbytes].pop()
+        except IndexError:
+            return bytearray(nbytes)
+
+
+BUFFERS = Buffers()
