@@ -70,15 +70,16 @@ def ours(bodies: dict[str, bytes]) -> dict[str, float]:
     """The rows with this client's codec."""
     from tinker_wire import models
 
-    from tinker._pools import sliced
     from tinker._wire import json as wire_json
     from tinker._wire import proto
+    from tinker._wire.buffers import BUFFERS
 
     batch = data()
 
-    def encoded() -> list[bytes | memoryview]:
+    def encoded() -> None:
+        """As for a request, whose memory is used again once it is sent."""
         head = proto.forward_backward_head("model", 1, "cross_entropy", None, forward_only=False)
-        return sliced([*head, *proto.encode_data(batch)])
+        BUFFERS.give(BUFFERS.joined([*head, *proto.encode_data(batch)]))
 
     def as_json() -> bytes:
         inputs = models.ForwardBackwardInput(data=wire_json.wire_data(batch), loss_fn="cross_entropy")
