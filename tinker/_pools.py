@@ -64,11 +64,16 @@ class Purpose(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class Call:
-    """One exchange to make. ``body`` is in pieces, which may be sent one by one. ``headers`` may hold secrets."""
+    """One exchange to make. ``body`` is in pieces, which may be sent one by one.
+
+    ``headers`` may hold secrets: those of ``private`` (lower case) are the user's. So may ``url``; ``shown_url`` does not.
+    """
 
     method: str
-    url: str
+    url: str = attrs.field(repr=False)
     headers: Mapping[str, str] = attrs.field(repr=False)
+    shown_url: str = attrs.field(default=attrs.Factory(lambda call: call.url, takes_self=True))
+    private: frozenset[str] = frozenset()
     body: tuple[Piece, ...] = attrs.field(default=(), repr=False)
     purpose: Purpose = Purpose.SESSION
     follows_redirects: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
@@ -112,12 +112,23 @@ class Transport:
             headers["Content-Encoding"] = compression.CONTENT_ENCODING
         if len(body) > 1 or (body and len(body[0]) > AT_ONCE):
             headers["Content-Length"] = str(sum(map(len, body)))
-        return Call(method=request.method, url=self._url(request), headers=headers, body=body, purpose=purpose)
+        return Call(
+            method=request.method,
+            url=self._url(request, self._with_defaults(request.query) if self.config.query else request.query),
+            headers=headers,
+            shown_url=self._url(request, request.query),
+            private=self._private,
+            body=body,
+            purpose=purpose,
+        )
 
-    def _url(self, request: Request[Any]) -> str:
+    def _url(self, request: Request[Any], query: str) -> str:
         base = _LOCAL_ORIGIN if self.config.is_local else self.config.base_url
-        query = self._with_defaults(request.query) if self.config.query else request.query
         return f"{base}{request.path}?{query}" if query else f"{base}{request.path}"
+
+    @property
+    def _private(self) -> frozenset[str]:
+        return frozenset(map(str.lower, self.config.headers)) - {"user-agent"}
 
     def _with_defaults(self, query: str) -> str:
         """The query, and what the settings add to every one, unless it is there already."""
@@ -221,19 +232,20 @@ def _redirected(call: Call, url: str) -> Call:
     here, there = urlsplit(call.url), urlsplit(url)
     if (here.scheme, here.netloc) == (there.scheme, there.netloc):
         return attrs.evolve(call, url=url)
-    return attrs.evolve(call, url=url, headers=_without_secrets(call.headers))
+    return attrs.evolve(call, url=url, headers=_without_secrets(call))
 
 
-def _without_secrets(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _SECRET_HEADERS}
+def _without_secrets(call: Call) -> dict[str, str]:
+    secret = _SECRET_HEADERS | call.private
+    return {name: value for name, value in call.headers.items() if name.lower() not in secret}
 
 
 def _shown_request(call: Call) -> httpx.Request:
     """The request as errors show it: no body, no credentials."""
     import httpx
 
-    headers = {name: value for name, value in _without_secrets(call.headers).items() if name != "Content-Length"}
-    return httpx.Request(call.method, call.url, headers=headers)
+    headers = {name: value for name, value in _without_secrets(call).items() if name != "Content-Length"}
+    return httpx.Request(call.method, call.shown_url, headers=headers)
 
 
 def _shown_response(call: Call, answer: Answer) -> httpx.Response:
@@ -246,7 +258,7 @@ def _shown_response(call: Call, answer: Answer) -> httpx.Response:
 
 def connection_error(call: Call, failure: ExchangeFailed) -> errors.APIConnectionError:
     """The error of an exchange that brought no answer."""
-    where = f"{call.method} {call.url}"
+    where = f"{call.method} {call.shown_url}"
     if failure.timed_out:
         return errors.APITimeoutError(_shown_request(call), f"Request timed out: {where}: {failure}.")
     return errors.APIConnectionError(message=f"Connection error: {where}: {failure}.", request=_shown_request(call))
