@@ -72,7 +72,7 @@ def ours(bodies: dict[str, bytes]) -> dict[str, float]:
 
     from tinker._wire import json as wire_json
     from tinker._wire import proto
-    from tinker._wire.buffers import BUFFERS
+    from tinker._wire.bodies import BUFFERS
 
     batch = data()
 

@@ -19,13 +19,13 @@ from tinker_wire.runtime import Binary, Request
 from tinker._chunking import datum_nbytes, split
 from tinker._combine import combine
 from tinker._polling import loss_output
-from tinker._pools import Purpose, slices
+from tinker._pools import Purpose
 from tinker._retry import SUBMIT
 from tinker._sequencer import Sequencer
 from tinker._session import Started
 from tinker._transport import Transport
 from tinker._wire import json, proto
-from tinker._wire.buffers import BUFFERS
+from tinker._wire.bodies import BUFFERS, slices
 from tinker._wire.negotiate import Form
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture

@@ -11,13 +11,14 @@ import base64
 import contextlib
 import enum
 import importlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import attrs
 
 from tinker._proxies import Proxies
+from tinker._wire.bodies import AT_ONCE, Piece
 from tinker.errors import ClientClosedError
 
 if TYPE_CHECKING:
@@ -27,11 +28,7 @@ if TYPE_CHECKING:
 
     from tinker._config import Config
 
-Piece: TypeAlias = bytes | memoryview
-
 CONNECT_SECONDS = 10.0
-UPLOAD_PIECE = 1 << 20
-AT_ONCE = 1 << 16  # a body up to this size is handed over whole; it fits into the system's buffers
 ANSWER_SECONDS = 600.0  # for the body of an answer whose head has come, so that one that trickles in ends as well
 MAX_ANSWER_NBYTES = 2 << 30
 
@@ -96,25 +93,6 @@ class Answer:
     def media_type(self) -> str:
         """The media type without parameters, lower case."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def sliced(pieces: Iterable[bytes | bytearray | memoryview]) -> list[Piece]:
-    """One copy of the pieces, in slices of a size that is good to hand over; a small copy in one."""
-    whole = b"".join(pieces)
-    return [whole] if len(whole) <= AT_ONCE else slices(memoryview(whole))
-
-
-def slices(whole: memoryview) -> list[Piece]:
-    """A body in slices of a size that is good to hand over; no copy."""
-    return [whole[at : at + UPLOAD_PIECE] for at in range(0, len(whole), UPLOAD_PIECE)]
-
-
-def body_of(pieces: Sequence[bytes | bytearray | memoryview]) -> tuple[Piece, ...]:
-    """The pieces of a body as they are where they are large, else a copy in few: each costs a system call."""
-    nbytes = sum(map(len, pieces))
-    if nbytes <= AT_ONCE or nbytes < len(pieces) * AT_ONCE:
-        return tuple(sliced(pieces))
-    return tuple(piece if isinstance(piece, (bytes, memoryview)) else memoryview(piece) for piece in pieces)
 
 
 class ExchangeFailed(Exception):

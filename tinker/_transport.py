@@ -17,9 +17,10 @@ from tinker._auth import Auth
 from tinker._clock import Clock
 from tinker._config import Config
 from tinker._observers import Observers
-from tinker._pools import AT_ONCE, Answer, Call, Exchange, ExchangeFailed, Piece, Purpose, body_of
+from tinker._pools import Answer, Call, Exchange, ExchangeFailed, Purpose
 from tinker._retry import UNAUTHENTICATED_STATUS, Attempts, Policy, requested_delay, run
 from tinker._wire import compression, json
+from tinker._wire.bodies import AT_ONCE, Piece, handed_over
 from tinker.observing import RequestAttempt
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Transport:
             headers["X-Idempotency-Key"] = str(uuid.uuid4())
         body: tuple[Piece, ...] = ()
         if isinstance(request.body, Binary):
-            body = body_of(request.body.content)
+            body = handed_over(request.body.content)
             headers["Content-Type"] = request.body.media_type
         elif request.body is not None:
             body = (json.encode(request.body),)

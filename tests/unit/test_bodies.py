@@ -1,8 +1,8 @@
-"""Memory of large bodies that is used again."""
+"""Large bodies: their pieces, and memory that is used again."""
 
 from __future__ import annotations
 
-from tinker._wire.buffers import KEPT_NBYTES, STEP_NBYTES, Buffers
+from tinker._wire.bodies import AT_ONCE, KEPT_NBYTES, STEP_NBYTES, UPLOAD_PIECE, Buffers, handed_over, slices
 
 
 def test_pieces_are_joined_in_memory_of_before() -> None:
@@ -36,3 +36,19 @@ def test_memory_is_kept_within_bounds() -> None:
     assert sum(id(view.obj) in known for view in again) >= KEPT_NBYTES // (8 * STEP_NBYTES)
     assert len({id(view.obj) for view in again}) == 6
     assert buffers.joined([b""]).nbytes == 0
+
+
+def test_small_bodies_go_at_once() -> None:
+    """A body that fits into the buffers of the system is one piece, however it was made."""
+    assert handed_over([b"a", memoryview(b"b"), bytearray(b"c")]) == (b"abc",)
+
+
+def test_large_pieces_are_not_copied() -> None:
+    """Few large pieces are handed over as they are; many small ones as a copy in few."""
+    head, large = b"head", memoryview(bytes(3 * UPLOAD_PIECE + 1))
+    pieces = handed_over([head, *slices(large)])
+    assert [len(piece) for piece in pieces] == [4, UPLOAD_PIECE, UPLOAD_PIECE, UPLOAD_PIECE, 1]
+    assert all(piece.obj is large.obj for piece in pieces[1:] if isinstance(piece, memoryview))
+    many = handed_over([bytes([index % 256]) * 100 for index in range(AT_ONCE)])
+    assert len(many) == -(-100 * AT_ONCE // UPLOAD_PIECE)
+    assert b"".join(many)[:300] == b"\x00" * 100 + b"\x01" * 100 + b"\x02" * 100

@@ -1,12 +1,35 @@
-"""Memory of large bodies, used for later ones as well: fresh pages cost the system more than the copy into them."""
+"""Large bodies: the pieces they are handed over in, and the memory they are in, which is used for later ones as well.
+
+Fresh pages cost the system more than the copy into them.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import TypeAlias
 
+Piece: TypeAlias = bytes | memoryview
+
+UPLOAD_PIECE = 1 << 20
+AT_ONCE = 1 << 16  # a body up to this size is handed over whole; it fits into the system's buffers
 STEP_NBYTES = 1 << 20
 KEPT_NBYTES = 32 << 20
+
+
+def slices(whole: memoryview) -> list[Piece]:
+    """A body in slices of a size that is good to hand over; no copy."""
+    return [whole[at : at + UPLOAD_PIECE] for at in range(0, len(whole), UPLOAD_PIECE)]
+
+
+def handed_over(pieces: Sequence[bytes | bytearray | memoryview]) -> tuple[Piece, ...]:
+    """The pieces of a body as they are where they are large, else a copy in few: each costs a system call."""
+    nbytes = sum(map(len, pieces))
+    if nbytes <= AT_ONCE:
+        return (b"".join(pieces),)
+    if nbytes < len(pieces) * AT_ONCE:
+        return tuple(slices(memoryview(b"".join(pieces))))
+    return tuple(piece if isinstance(piece, (bytes, memoryview)) else memoryview(piece) for piece in pieces)
 
 
 class Buffers:
