@@ -21,7 +21,7 @@ class Observers:
 
     def __init__(self, clock: Clock, observers: Iterable[Observer] = ()) -> None:
         self.clock = clock
-        self.given = tuple(observers)
+        self.given: tuple[Observer, ...] = tuple(observers)
         self._all: list[Observer] = list(self.given)
         self._failed: set[int] = set()
         self._told: dict[str, float] = {}
