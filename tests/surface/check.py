@@ -2,6 +2,7 @@
 
     python tests/surface/check.py OFFICIAL.json OURS.json [OFFICIAL.json OURS.json ...]
 
+official/ is what introspect.py finds where the official package is installed, without its words: help and warnings.
 Prints, for each group of names, how much is the same and how much differs for a reason. Fails for a difference without a
 reason, and for a reason without a difference.
 """
