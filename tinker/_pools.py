@@ -11,6 +11,8 @@ import base64
 import contextlib
 import enum
 import importlib
+import os
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -169,6 +171,8 @@ class AiohttpExchange:
                 return Answer(response.status, cast("Mapping[str, str]", response.headers), await _read(response))
         except TimeoutError as error:
             raise ExchangeFailed(f"no answer within {call.purpose.read_seconds:g} s", timed_out=True) from error
+        except aiohttp.ClientConnectorError as error:
+            raise ExchangeFailed(_unreachable(error)) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ExchangeFailed(f"{type(error).__name__}: {error}") from error
 
@@ -188,6 +192,15 @@ class AiohttpExchange:
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             await session.close()
+
+
+def _unreachable(error: aiohttp.ClientConnectorError) -> str:
+    """In the words of the system, where it has some: TLS has its own, and so have names that nobody knows."""
+    failure = error.os_error
+    if isinstance(failure, ssl.SSLError) or not failure.errno:
+        return f"{type(error).__name__}: {error}"
+    why = os.strerror(failure.errno) if failure.errno > 0 else failure.strerror
+    return f"cannot connect to {error.host}:{error.port}: {why}"
 
 
 def _check_open(closed: bool) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import pickle
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from errno import ECONNREFUSED
 from typing import Any
 
 import httpx
@@ -243,3 +246,12 @@ def test_import_loads_little() -> None:
     heavy = "{'torch', 'transformers', 'rich', 'click', 'httpx', 'aiohttp', 'numpy'}"
     code = f"import sys, tinker; print({heavy} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+
+
+def test_a_server_that_is_not_there() -> None:
+    """The error says which address refuses the connection, in the words of the system."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    rest = tinker.ServiceClient(base_url=f"http://127.0.0.1:{port}", patience_seconds=0).create_rest_client()
+    with pytest.raises(tinker.APIConnectionError, match=rf"cannot connect to 127.0.0.1:{port}: {os.strerror(ECONNREFUSED)}"):
+        rest.list_sessions().result(10)
