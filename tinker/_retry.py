@@ -73,6 +73,8 @@ WRONG_METHOD_STATUS = 405
 PENDING_STATUS = 408
 # These on a submission may mean that the server does not read the form of the body.
 UNREADABLE_STATUSES = frozenset({400, 415, 422})
+# These say that a request was read, its number included, and is not carried out.
+REFUSAL_STATUSES = frozenset({400, 409, 422})
 # These on a poll say, with a text, that the request failed.
 FAILED_STATUSES = frozenset({400, 422})
 # The credential is refused.

@@ -34,7 +34,7 @@ class Sequencer:
         return self._next
 
     def use(self, count: int) -> None:
-        """The next ``count`` numbers are about to be sent."""
+        """The next ``count`` numbers are about to be sent; a negative count takes back numbers that nobody has seen."""
         self._next += count
 
     def broken_by(self, error: BaseException) -> None:

@@ -53,7 +53,7 @@ class Server:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise ClientClosedError("ServiceClient is closed") from None
+                raise ClientClosedError from None
             raise
 
     def adopt(self, facts: Facts) -> None:

@@ -85,7 +85,7 @@ class Session:
     def check_open(self) -> None:
         """ClientClosedError once the session was ended."""
         if self._closed:
-            raise ClientClosedError("ServiceClient is closed")
+            raise ClientClosedError
 
     async def started(self) -> Started:
         """The session, created now if it was not. A failed creation is tried anew by the next caller."""

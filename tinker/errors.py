@@ -145,6 +145,9 @@ class RequestFailedError(TinkerError):
 class ClientClosedError(TinkerError, RuntimeError):
     """The client was closed, so the request was not made."""
 
+    def __init__(self, message: str = "ServiceClient is closed") -> None:
+        super().__init__(message)
+
 
 class ExperimentalWarning(FutureWarning):
     """What was called may change without notice."""

@@ -301,7 +301,7 @@ class ServiceClient:
 
     def __enter__(self) -> Self:
         if self._closed:
-            raise ClientClosedError("ServiceClient is closed")
+            raise ClientClosedError
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -319,7 +319,7 @@ class ServiceClient:
         """The session's runtime, wired by the first call that needs it; the environment is read then."""
         with self._lock:
             if self._closed:
-                raise ClientClosedError("ServiceClient is closed")
+                raise ClientClosedError
             if self._opened is None or not is_of_this_process(self._opened):
                 self._opened = open_runtime(
                     self._config(),

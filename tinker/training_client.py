@@ -18,7 +18,7 @@ from tinker._custom_loss import check_handle, custom_step, prepare_step
 from tinker._loss_requests import LossJob, loss_requests
 from tinker._observers import tracked
 from tinker._polling import Expected, json_only
-from tinker._retry import ABSENT_STATUSES, SUBMIT, sampling_policy
+from tinker._retry import ABSENT_STATUSES, REFUSAL_STATUSES, SUBMIT, Verdict, judge, sampling_policy
 from tinker._runtime import Runtime, is_of_this_process
 from tinker._sequencer import Place, Sequencer
 from tinker._session import Started
@@ -568,7 +568,12 @@ class TrainingClient(SelfFuture):
         async def send(sequencer: Sequencer, model_id: str) -> tuple[models.UntypedAPIFuture, float]:
             request = build(model_id, sequencer.next_number)
             sequencer.use(numbers)
-            return await transport.timed(request, SUBMIT)
+            try:
+                return await transport.timed(request, SUBMIT)
+            except APIStatusError as error:
+                if is_save and error.status_code in ABSENT_STATUSES:
+                    sequencer.use(-numbers)  # a server without the operation has not seen the number
+                raise
 
         promise, roundtrip = await self._in_turn(future, place, send, may_be_refused=is_save)
         started = await self._runtime.session.started()
@@ -592,7 +597,7 @@ class TrainingClient(SelfFuture):
                 try:
                     return await send(sequencer, self._model.model_id)
                 except Exception as error:
-                    if not (may_be_refused and isinstance(error, APIStatusError) and error.status_code < 500):
+                    if not (may_be_refused and _is_refusal(error)):
                         sequencer.broken_by(error)
                     raise
 
@@ -643,3 +648,10 @@ def _present(value: str | None, field: str) -> str:
     if value is None:
         raise ValueError(f"the server's answer lacks {field}")
     return value
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the server has done nothing, and waits for no number on that account."""
+    if not isinstance(error, APIStatusError) or judge(error) is not Verdict.FATAL:
+        return False
+    return error.status_code in REFUSAL_STATUSES | ABSENT_STATUSES

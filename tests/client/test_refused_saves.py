@@ -30,6 +30,31 @@ def test_the_run_goes_on(
     assert [wire.sent(name)[-1].seq_id for name in (operation, "forward_backward")] == [2, 3]
 
 
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_server_without_it(
+    wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum], status: int
+) -> None:
+    """A server that lacks the operation has not seen the number, so the next request has it and the run goes on."""
+    wire.fail("save_weights_external", status)
+    with pytest.raises(tinker.APIStatusError):
+        training.save_weights_external("0001").result(10)
+    assert training.forward_backward([datum()], "cross_entropy").result(10).metrics
+    assert [wire.sent(name)[-1].seq_id for name in ("save_weights_external", "forward_backward")] == [1, 1]
+
+
+@pytest.mark.parametrize("status", [403, 429])
+def test_a_save_that_did_not_get_there(
+    wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum], status: int
+) -> None:
+    """Who is turned away before the save was read leaves a number that later requests must not jump over."""
+    wire.fail("save_weights", status, headers={"x-should-retry": "false"}, times=1)
+    with pytest.raises(tinker.APIStatusError):
+        training.save_state("0001").result(10)
+    with pytest.raises(tinker.APIStatusError):
+        training.forward_backward([datum()], "cross_entropy").result(10)
+    assert wire.sent("forward_backward") == []
+
+
 def test_a_save_of_unknown_fate(wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum]) -> None:
     """A save of which nobody knows whether it was taken breaks the order, as its number may be used or not."""
     wire.fail("save_weights", 503, headers={"x-should-retry": "false"})

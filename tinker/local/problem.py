@@ -14,7 +14,7 @@ class Problem(Exception):
         super().__init__(detail)
         self.status = status
         self.detail = detail
-        self.headers: Mapping[str, str] | dict[str, str] = headers or {}
+        self.headers: Mapping[str, str] = headers or {}
 
 
 def not_found(what: str, name: str) -> Problem:
