@@ -37,8 +37,10 @@ if TYPE_CHECKING:
         InternalServerError,
         NotFoundError,
         PermissionDeniedError,
+        PrecedingRequestFailed,
         RateLimitError,
         RequestFailedError,
+        SessionLostError,
         TinkerError,
         UnprocessableEntityError,
     )
@@ -86,7 +88,8 @@ if TYPE_CHECKING:
 _ERRORS = (
     "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError AuthenticationError "
     "BadRequestError BillingError ClientClosedError ConflictError ExperimentalWarning InternalServerError NotFoundError "
-    "PermissionDeniedError RateLimitError RequestFailedError TinkerError UnprocessableEntityError"
+    "PermissionDeniedError PrecedingRequestFailed RateLimitError RequestFailedError SessionLostError TinkerError "
+    "UnprocessableEntityError"
 )
 _TYPES = (
     "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk "
@@ -156,6 +159,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "ParsedCheckpointTinkerPath",
     "PerDatumLossFn",
     "PermissionDeniedError",
+    "PrecedingRequestFailed",
     "PromptProvenanceSpan",
     "RateLimitError",
     "RequestFailedError",
@@ -168,6 +172,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "SamplingClient",
     "SamplingParams",
     "ServiceClient",
+    "SessionLostError",
     "StopReason",
     "TensorData",
     "TensorDtype",

@@ -24,14 +24,13 @@ from tinker_wire.api import training as training_api
 from tinker._loop import LoopThread
 from tinker._loss_graph import LOGPROBS, TracedLoss
 from tinker._loss_requests import Accepted, LossJob, LossRequests, loss_requests
+from tinker._numbering import Numbers
 from tinker._polling import json_only
 from tinker._retry import SUBMIT
 from tinker._runtime import Runtime
-from tinker._sequencer import Sequencer
 from tinker._session import Started
 from tinker._validate import check_data
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
-from tinker.errors import TinkerError
 from tinker.futures import APIFuture
 from tinker.types._arrays import is_torch
 from tinker.types.datum import Datum
@@ -238,19 +237,15 @@ class CustomStep:
     forward: LossRequests
     future: APIFuture[ForwardBackwardOutput]
 
-    async def submit(self, sequencer: Sequencer, model_id: str) -> Underway:
+    async def submit(self, numbers: Numbers, model_id: str) -> Underway:
         """Everything but waiting for the last results; holds the turn meanwhile."""
-        output = await self.forward.result(await self.forward.submit(sequencer, model_id), self.future)
+        output = await self.forward.result(await self.forward.submit(numbers, model_id), self.future)
         logprobs = _logprobs(self.prepared.reduced, output)
-        try:
-            evaluated = await self.thread.beside(partial(self.prepared.evaluate, self.prepared.data, logprobs))
-        except Exception as error:
-            sequencer.broken_by(_broken(error))
-            raise
+        evaluated = await self.thread.beside(partial(self.prepared.evaluate, self.prepared.data, logprobs))
         weighted = [_weighted(*pair) for pair in zip(self.prepared.reduced, evaluated.gradients, strict=True)]
         backward = self.forward.again(weighted, _BACKWARD)
         await backward.encode()
-        return Underway(evaluated, backward, await backward.submit(sequencer, model_id))
+        return Underway(evaluated, backward, await backward.submit(numbers, model_id))
 
     async def result(self, underway: Underway, future: APIFuture[Any]) -> ForwardBackwardOutput:
         """The result of the backward pass, with the user's loss and metrics in it."""
@@ -273,13 +268,6 @@ async def custom_step(
     """Cut and encode the forward pass, ahead of the turn."""
     forward = await loss_requests(runtime.transport, started, prepared.reduced, _FORWARD)
     return CustomStep(runtime.thread, prepared, forward, future)
-
-
-def _broken(error: Exception) -> TinkerError:
-    """What later requests of the client fail with: their own error, not that of the user's function."""
-    broken = TinkerError(f"the loss function of an earlier forward_backward_custom failed: {type(error).__name__}: {error}")
-    broken.__cause__ = error
-    return broken
 
 
 def _logprobs(data: Sequence[Datum], output: ForwardBackwardOutput) -> Logprobs:

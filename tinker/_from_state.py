@@ -16,8 +16,8 @@ from tinker.errors import APIStatusError
 from tinker.types.paths import ParsedCheckpointTinkerPath
 
 if TYPE_CHECKING:
+    from tinker._numbering import Numbers
     from tinker._runtime import Runtime
-    from tinker._sequencer import Sequencer
     from tinker._session import Started
     from tinker.training_client import TrainingClient
 
@@ -34,7 +34,7 @@ class _Origin:
 
 
 async def create_then_load(
-    runtime: Runtime, client: TrainingClient, started: Started, sequencer: Sequencer, body: models.LoadWeightsRequest
+    runtime: Runtime, client: TrainingClient, started: Started, numbers: Numbers, body: models.LoadWeightsRequest
 ) -> str:
     """The id of a new model that holds the weights; the load is the run's first request."""
     origin = await _origin(runtime, body.path)
@@ -57,9 +57,8 @@ async def create_then_load(
         user_metadata=None,
         optimizer_config=None,
         model_id=model_id,
-        seq_id=sequencer.next_number,
+        seq_id=numbers.take(),
     )
-    sequencer.use(1)
     promise, roundtrip = await runtime.transport.timed(weights_api.load_weights(load), SUBMIT)
     await started.poller.result(promise, LOADED, client, roundtrip)
     return model_id

@@ -18,10 +18,10 @@ from tinker_wire.runtime import Binary, Request
 
 from tinker._chunking import datum_nbytes, split
 from tinker._combine import combine
+from tinker._numbering import Numbers
 from tinker._polling import loss_output
 from tinker._pools import Purpose
 from tinker._retry import SUBMIT
-from tinker._sequencer import Sequencer
 from tinker._session import Started
 from tinker._transport import Transport
 from tinker._wire import json, proto
@@ -108,21 +108,43 @@ class LossRequests:
     job: LossJob
     chunks: list[_Chunk]
 
-    async def submit(self, sequencer: Sequencer, model_id: str) -> list[Accepted]:
+    async def submit(self, numbers: Numbers, model_id: str) -> list[Accepted]:
         """Number and send every chunk; only whose turn it is may call this."""
-        first = sequencer.next_number
-        sequencer.use(len(self.chunks))
-        numbered = [self._send_chunk(chunk, model_id, first + i) for i, chunk in enumerate(self.chunks)]
-        if len(numbered) == 1 or not self.started.config.parallel_fwdbwd_chunks:
-            return [await one for one in numbered]
-        # The server starts when it has the first chunk, so it goes last and the others are there by then.
-        head, *rest = numbered
-        later = await asyncio.gather(*rest, return_exceptions=True)
-        failed = next((one for one in later if isinstance(one, BaseException)), None)
-        if failed is not None:
-            head.close()
-            raise failed
-        return [await head, *cast("list[Accepted]", later)]
+        if len(self.chunks) == 1 or not self.started.config.parallel_fwdbwd_chunks:
+            return await self._submit_in_turn(numbers, model_id)
+        return await self._submit_together(numbers, model_id)
+
+    async def _submit_in_turn(self, numbers: Numbers, model_id: str) -> list[Accepted]:
+        accepted: list[Accepted] = []
+        for chunk in self.chunks:
+            try:
+                accepted.append(await numbers.send(partial(self._send_chunk, chunk, model_id)))
+            except Exception as error:
+                self._note_accepted(error, len(accepted))
+                raise
+        return accepted
+
+    async def _submit_together(self, numbers: Numbers, model_id: str) -> list[Accepted]:
+        """The server starts when it has the first chunk, so that one goes last and the others are there by then."""
+        first = numbers.take(len(self.chunks))
+        head, *rest = (partial(self._send_chunk, chunk, model_id, first + i) for i, chunk in enumerate(self.chunks))
+        later = await asyncio.gather(*(send() for send in rest), return_exceptions=True)
+        outcomes: list[Accepted | BaseException | None] = [None, *later]
+        if not any(isinstance(one, BaseException) for one in later):
+            outcomes[:1] = await asyncio.gather(head(), return_exceptions=True)
+        failed = next((one for one in outcomes if isinstance(one, BaseException)), None)
+        if failed is None:
+            return cast("list[Accepted]", outcomes)
+        numbers.abandon(first, outcomes)
+        self._note_accepted(failed, sum(isinstance(one, tuple) for one in outcomes))
+        raise failed
+
+    def _note_accepted(self, error: BaseException, count: int) -> None:
+        if count and not self.job.forward_only:
+            error.add_note(
+                f"{count} of the {len(self.chunks)} requests of this batch had been accepted; their gradients count in the "
+                "next optimizer step."
+            )
 
     def again(self, data: Sequence[Datum], job: LossJob) -> LossRequests:
         """Another computation over as many datums, cut in the same places."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tinker._clock import Clock
-from tinker.futures import APIFuture
+from tinker.futures import APIFuture, failure_of, on_done
 from tinker.observing import Event, FutureSettled, Observer, Timings
 
 logger = logging.getLogger("tinker")
@@ -57,7 +57,7 @@ def tracked(future: F, observers: Observers) -> F:
     began = observers.clock.monotonic()
     future.timings = Timings(queued=began)
     if observers:
-        future.add_done_callback(partial(_settled, observers, began))
+        on_done(future, partial(_settled, observers, began))
     return future
 
 
@@ -69,7 +69,7 @@ def _settled(observers: Observers, began: float, future: Any) -> None:
             request_id=future.request_id,
             seconds=observers.clock.monotonic() - began,
             timings=future.timings,
-            error=None if cancelled else future.exception(0),
+            error=failure_of(future),
             cancelled=cancelled,
         )
     )

@@ -98,11 +98,12 @@ class Answer:
 
 
 class ExchangeFailed(Exception):
-    """No complete answer came. ``timed_out`` tells a time-out from a broken connection."""
+    """No complete answer came. ``timed_out``: not in time; ``never_connected``: nothing can have arrived either."""
 
-    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+    def __init__(self, message: str, *, timed_out: bool = False, never_connected: bool = False) -> None:
         super().__init__(message)
         self.timed_out = timed_out
+        self.never_connected = never_connected
 
 
 class Exchange(Protocol):
@@ -172,7 +173,7 @@ class AiohttpExchange:
         except TimeoutError as error:
             raise ExchangeFailed(f"no answer within {call.purpose.read_seconds:g} s", timed_out=True) from error
         except aiohttp.ClientConnectorError as error:
-            raise ExchangeFailed(_unreachable(error)) from error
+            raise ExchangeFailed(_unreachable(error), never_connected=True) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ExchangeFailed(f"{type(error).__name__}: {error}") from error
 
@@ -320,7 +321,8 @@ class HttpxExchange:
         except (httpx.TimeoutException, TimeoutError) as error:
             raise ExchangeFailed(f"no answer within {call.purpose.read_seconds:g} s", timed_out=True) from error
         except (httpx.HTTPError, ValueError) as error:
-            raise ExchangeFailed(f"{type(error).__name__}: {error}") from error
+            never_connected = isinstance(error, httpx.ConnectError)
+            raise ExchangeFailed(f"{type(error).__name__}: {error}", never_connected=never_connected) from error
 
     async def _answer(self, client: httpx.AsyncClient, request: httpx.Request) -> Answer:
         response = await client.send(request, stream=True)

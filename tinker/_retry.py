@@ -65,6 +65,15 @@ _BY_STATUS = {
     505: Verdict.FATAL,
 }
 
+
+class Fate(enum.Enum):
+    """What became of a request that failed."""
+
+    UNSEEN = "unseen"  # the server has not read it
+    REFUSED = "refused"  # the server read it, and does not carry it out
+    UNKNOWN = "unknown"  # the server may have accepted it
+
+
 # An optional endpoint that answers one of these does not exist on this server.
 ABSENT_STATUSES = frozenset({404, 405, 501})
 # The path exists, but not for this method.
@@ -75,6 +84,8 @@ PENDING_STATUS = 408
 UNREADABLE_STATUSES = frozenset({400, 415, 422})
 # These say that a request was read, its number included, and is not carried out.
 REFUSAL_STATUSES = frozenset({400, 409, 422})
+# Below 500, these alone leave open whether the server accepted the request.
+_UNKNOWN_STATUSES = frozenset({408, 410})
 # These on a poll say, with a text, that the request failed.
 FAILED_STATUSES = frozenset({400, 422})
 # The credential is refused.
@@ -85,6 +96,8 @@ PROXY_STATUS = 400
 EXPIRED_URL_STATUSES = frozenset({400, 401, 403})
 # The session is over.
 GONE_STATUS = 410
+# The server does not know a session, or something that was made in it.
+LOST_STATUSES = frozenset({404, GONE_STATUS})
 
 
 @attrs.frozen(kw_only=True)
@@ -167,6 +180,26 @@ def judge(error: BaseException) -> Verdict:
     return verdict
 
 
+def fate_of(error: BaseException) -> Fate:
+    """What became of the request, over all of its attempts: one that may have been accepted is not refused by a later one."""
+    if not isinstance(error, APIError):
+        return Fate.UNSEEN  # nothing was sent
+    return Fate.UNKNOWN if error.may_have_arrived else _last_fate(error)
+
+
+def _last_fate(error: APIError) -> Fate:
+    if isinstance(error, APIConnectionError):
+        return Fate.UNSEEN if error.never_connected else Fate.UNKNOWN
+    if not isinstance(error, APIStatusError):
+        return Fate.UNKNOWN
+    status = error.status_code
+    if status in REFUSAL_STATUSES:
+        return Fate.REFUSED
+    if status in ABSENT_STATUSES or (status < 500 and status not in _UNKNOWN_STATUSES):
+        return Fate.UNSEEN
+    return Fate.UNKNOWN
+
+
 def retry_after(headers: Mapping[str, str], clock: Clock) -> float | None:
     """The seconds that are waited for a server's hint, None without one."""
     seconds = requested_delay(headers, clock)
@@ -218,10 +251,13 @@ class Attempts:
         self._started = self._patient_since = self._clock.monotonic()
         self.count: int = 0
         self._unread = 0
+        self._may_have_arrived = False
 
     def next_delay(self, error: APIError) -> float:
         """Seconds until the next try; raises ``error`` itself, with the attempts noted, when there is none."""
         verdict = judge(error)
+        error.may_have_arrived = self._may_have_arrived
+        self._may_have_arrived = fate_of(error) is Fate.UNKNOWN
         delay = delay_before(self._policy, error, self.count, self._clock)
         self.count += 1
         self._unread += verdict is Verdict.REPEAT
@@ -259,6 +295,7 @@ class Attempts:
     def reset(self) -> None:
         """Forget what went wrong: the server made progress."""
         self.count = self._unread = 0
+        self._may_have_arrived = False
         self._started = self._patient_since = self._clock.monotonic()
 
 

@@ -70,6 +70,11 @@ class Server:
             if task is not None:
                 task.cancel()
 
+    def forget(self) -> None:
+        """Ask anew next time: the server was restarted."""
+        self.stop()
+        self._asking = None
+
     async def _ask(self) -> Facts:
         facts = await self._client_config()
         if facts.config.pjwt_auth_enabled:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
 import attrs
 from tinker_wire import models
@@ -18,14 +19,15 @@ from tinker._limits import DISPATCH_SLOTS, THROTTLED_SLOTS, Budget, Limits, shar
 from tinker._loop import LoopThread
 from tinker._polling import Poller
 from tinker._pools import Purpose
-from tinker._retry import ABSENT_STATUSES, GONE_STATUS, ONE_SHOT, START
+from tinker._retry import ABSENT_STATUSES, GONE_STATUS, LOST_STATUSES, ONE_SHOT, START
 from tinker._server import Facts, Server
 from tinker._telemetry import Telemetry
 from tinker._transport import Transport
 from tinker._wire.negotiate import Negotiation
-from tinker.errors import APIError, APIStatusError, ClientClosedError, TinkerError, copy_error
+from tinker.errors import APIError, APIStatusError, ClientClosedError, SessionLostError, TinkerError, copy_error
 
 logger = logging.getLogger("tinker")
+T = TypeVar("T")
 
 HEARTBEAT_SECONDS = 10.0
 # All that the end of a session may take.
@@ -77,6 +79,7 @@ class Session:
         self._starting: asyncio.Task[Started] | None = None
         self.lively: list[asyncio.Task[None]] = []
         self._closed = False
+        self._beating: set[str] = set()  # the sessions of which a heartbeat was answered
         self.model_numbers: itertools.count[int] = itertools.count()
         self.sampler_numbers: itertools.count[int] = itertools.count()
         self.loss_numbers: itertools.count[int] = itertools.count()
@@ -101,6 +104,55 @@ class Session:
             raise
         except TinkerError as error:
             raise copy_error(error) from error.__cause__
+
+    async def in_session(self, make: Callable[[Started], Awaitable[T]]) -> T:
+        """Make a new client in the session; in a new session, when the server does not know this one any more."""
+        started = await self.started()
+        try:
+            return await make(started)
+        except APIStatusError as error:
+            if not await self._is_lost(started, error):
+                raise
+            logger.warning("the server does not know session %s any more; starting a new one", started.session_id)
+        return await make(await self._renewed(started))
+
+    async def lost_error(self, error: Exception) -> SessionLostError | None:
+        """What to raise for a request that failed because the server has forgotten the session; None for other failures."""
+        if not isinstance(error, APIStatusError) or not await self._is_lost(await self.started(), error):
+            return None
+        lost = SessionLostError(
+            f"{error.operation}: the server does not know this client's session any more; it was probably restarted. Saved "
+            "checkpoints are kept: to go on, create a new client with the same ServiceClient, for example with "
+            f"create_training_client_from_state_with_optimizer(path). ({error})",
+            response=error.response,
+            body=error.body,
+        )
+        lost.operation = error.operation
+        return lost
+
+    async def _is_lost(self, started: Started, error: APIStatusError) -> bool:
+        """Whether a request failed because the server has forgotten the session: it knows heartbeats, but no more these."""
+        if error.status_code not in LOST_STATUSES or started.session_id not in self._beating:
+            return False
+        try:
+            await _beat(self._transport, started.session_id)
+        except APIStatusError as answer:
+            return answer.status_code in LOST_STATUSES
+        except APIError:
+            return False
+        return False
+
+    async def _renewed(self, lost: Started) -> Started:
+        """A new session in place of a lost one; what the server says about itself is asked anew."""
+        task = self._starting
+        if task is not None and task.done() and task.result() is lost:
+            self._starting = None
+            for one in self.lively:
+                one.cancel()
+            self.lively.clear()
+            self.loss_keys.clear()
+            self._server.forget()
+        return await self.started()
 
     @property
     def session_id(self) -> str | None:
@@ -138,7 +190,9 @@ class Session:
         return self._alive(created.session_id, facts)
 
     def _alive(self, session_id: str, facts: Facts) -> Started:
-        self.lively.append(self._thread.background(_keep_alive(self._transport, session_id), "session heartbeat"))
+        self.lively.append(
+            self._thread.background(_keep_alive(self._transport, session_id, self._beating), "session heartbeat")
+        )
         self._thread.keep_watch()
         if self._telemetry is not None:
             self._telemetry.session_started(session_id)
@@ -208,15 +262,20 @@ def _log_messages(created: models.CreateSessionResponse) -> None:
             logger.log(level, "%s", message)
 
 
-async def _keep_alive(transport: Transport, session_id: str) -> None:
+async def _beat(transport: Transport, session_id: str) -> None:
+    body = models.SessionHeartbeatRequest(session_id=session_id)
+    await transport.send(api.session_heartbeat(body), ONE_SHOT, Purpose.HEARTBEAT)
+
+
+async def _keep_alive(transport: Transport, session_id: str, beating: set[str]) -> None:
     """Beat until cancelled, or until the server says that the session is over or that it knows no heartbeats."""
     clock = transport.clock
     heard, warned = clock.monotonic(), False
     while True:
         await clock.sleep(HEARTBEAT_SECONDS)
         try:
-            body = models.SessionHeartbeatRequest(session_id=session_id)
-            await transport.send(api.session_heartbeat(body), ONE_SHOT, Purpose.HEARTBEAT)
+            await _beat(transport, session_id)
+            beating.add(session_id)
             heard, warned = clock.monotonic(), False
         except APIError as error:
             if isinstance(error, APIStatusError) and _no_more_beats(error):

@@ -262,7 +262,9 @@ def connection_error(call: Call, failure: ExchangeFailed) -> errors.APIConnectio
     where = f"{call.method} {call.shown_url}"
     if failure.timed_out:
         return errors.APITimeoutError(_shown_request(call), f"Request timed out: {where}: {failure}.")
-    return errors.APIConnectionError(message=f"Connection error: {where}: {failure}.", request=_shown_request(call))
+    error = errors.APIConnectionError(message=f"Connection error: {where}: {failure}.", request=_shown_request(call))
+    error.never_connected = failure.never_connected
+    return error
 
 
 def status_error(call: Call, answer: Answer) -> errors.APIStatusError:

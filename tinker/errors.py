@@ -15,7 +15,9 @@
     │   ├── APIResponseValidationError  the answer is not what the contract promises
     │   └── APIConnectionError          no answer came
     │       └── APITimeoutError             not in time
+    │   (NotFoundError also has SessionLostError: the server does not know the session any more)
     ├── RequestFailedError              an accepted request failed on the server
+    ├── PrecedingRequestFailed          a request was not sent, because one before it failed
     └── ClientClosedError               the client was closed before the request was made
     FutureWarning
     └── ExperimentalWarning             what was called may change without notice
@@ -52,7 +54,12 @@ def _rebuild(kind: type[TinkerError], args: tuple[object, ...], attributes: dict
 
 
 class APIError(TinkerError):
-    """An exchange with the server failed. ``body`` is the parsed JSON of the answer, else its text, else None."""
+    """An exchange with the server failed. ``body`` is the parsed JSON of the answer, else its text, else None.
+
+    ``may_have_arrived`` says that the server may have accepted the request in an attempt before the last one.
+    """
+
+    may_have_arrived: bool = False
 
     def __init__(self, message: str, request: httpx.Request, *, body: object | None) -> None:
         super().__init__(message)
@@ -102,6 +109,14 @@ class NotFoundError(APIStatusError):
     """404: no such thing on this server."""
 
 
+class SessionLostError(NotFoundError):
+    """The server does not know this client's session any more, usually because it was restarted.
+
+    Runs, samplers and results that it kept in memory are gone; saved checkpoints are not. Create a new client with the same
+    ServiceClient, which starts a new session: ``create_training_client_from_state_with_optimizer(path)`` continues a run.
+    """
+
+
 class ConflictError(APIStatusError):
     """409: the request contradicts what the server has."""
 
@@ -119,7 +134,9 @@ class InternalServerError(APIStatusError):
 
 
 class APIConnectionError(APIError):
-    """No answer came: the connection failed or broke."""
+    """No answer came: the connection failed or broke. ``never_connected`` says that it could not even be made."""
+
+    never_connected: bool = False
 
     def __init__(self, request: httpx.Request, message: str = "Connection error.") -> None:
         super().__init__(message, request, body=None)
@@ -140,6 +157,26 @@ class RequestFailedError(TinkerError):
         self.message = message
         self.request_id = request_id
         self.category = category
+
+
+class PrecedingRequestFailed(TinkerError):
+    """The request was not sent, because an earlier request of the same training run failed and its error was not received.
+
+    ``__cause__`` is that error, ``failed_operation`` the operation it is from. Requests called after this was received, or
+    after that error was, are sent.
+
+    Example::
+
+        failed = training.forward_backward(data, "no_such_loss")
+        step = training.optim_step(params)  # called before anybody looked at the failure
+        step.result()                       # raises PrecedingRequestFailed: no step without its gradient
+        training.save_state("kept")         # works
+    """
+
+    def __init__(self, message: str, operation: str, failed_operation: str) -> None:
+        super().__init__(message)
+        self.operation: str | None = operation
+        self.failed_operation = failed_operation
 
 
 class ClientClosedError(TinkerError, RuntimeError):

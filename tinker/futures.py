@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import logging
+import weakref
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, TypeVar
 
 from tinker._loop import LoopThread, loop_thread
-from tinker.errors import copy_error
+from tinker.errors import ClientClosedError, PrecedingRequestFailed, copy_error
 from tinker.observing import QueueCallback, QueueObserver, Timings
 
 logger: logging.Logger = logging.getLogger("tinker")
 T = TypeVar("T")
+
+# Nobody need look at these: they follow from another failure, or from the end of the client.
+_NEVER_REPORTED = (PrecedingRequestFailed, ClientClosedError, concurrent.futures.CancelledError)
 
 
 class APIFuture(concurrent.futures.Future[T]):
@@ -23,6 +28,9 @@ class APIFuture(concurrent.futures.Future[T]):
     ``await future`` and ``future.result(timeout)`` give the result or raise the operation's error. It is a
     ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. Cancelling it, or the
     task that awaits it, stops the waiting; what the server has accepted stays accepted.
+
+    An error counts as received when ``result`` or ``await`` raised it, ``exception`` returned it, or a callback was given the
+    future. One that is never received is logged when the future is collected, or at exit.
 
     ``queue_state`` (``active``, ``paused_capacity``, ``paused_rate_limit``, or what servers of tomorrow say) and
     ``queue_state_reason`` are what the server last said about it, None before it said anything; ``timings`` says when it was
@@ -37,6 +45,8 @@ class APIFuture(concurrent.futures.Future[T]):
         self.queue_state_reason: str | None = None
         self.timings: Timings = Timings()
         self._queue_observers: list[QueueCallback] = []
+        self._unseen: _Unseen | None = None
+        self._on_received: tuple[Callable[[], object], ...] = ()
         self._loop = loop_thread()
         self._task: asyncio.Task[T] | None = None
 
@@ -49,7 +59,7 @@ class APIFuture(concurrent.futures.Future[T]):
         if not self.done():
             self._refuse_to_block()
         try:
-            return super().result(timeout)
+            return self._finished(timeout)
         except TimeoutError:
             if self.done():
                 raise
@@ -59,7 +69,20 @@ class APIFuture(concurrent.futures.Future[T]):
         """As :meth:`result`, giving the error instead of raising it, None for success."""
         if not self.done():
             self._refuse_to_block()
-        return super().exception(timeout)
+        error = super().exception(timeout)
+        if error is not None:
+            self._mark_received()
+        return error
+
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[T]], object]) -> None:
+        """Have ``fn(future)`` called when the future is done, on the thread that does all I/O, or at once if it is done."""
+        super().add_done_callback(partial(_call_back, fn))
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Fail the future; for code that makes futures of its own."""
+        if exception is not None and not isinstance(exception, _NEVER_REPORTED):
+            self._unseen = _Unseen(self.operation, exception)
+        super().set_exception(exception)
 
     async def result_async(self, timeout: float | None = None) -> T:
         """Await the result, at most ``timeout`` seconds; TimeoutError then, and the operation is cancelled."""
@@ -111,15 +134,26 @@ class APIFuture(concurrent.futures.Future[T]):
     async def _sleep_until_done(self) -> None:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        self.add_done_callback(lambda _: _wake(loop, waiter))
+        super().add_done_callback(lambda _: _wake(loop, waiter))
         try:
             await waiter
         except asyncio.CancelledError:
             self.cancel()
             raise
 
-    def _finished(self) -> T:
-        return super().result(0)
+    def _finished(self, timeout: float | None = 0) -> T:
+        try:
+            return super().result(timeout)
+        except BaseException as error:
+            if error is self._exception:
+                self._mark_received()
+            raise
+
+    def _mark_received(self) -> None:
+        if self._unseen is not None:
+            self._unseen.dismiss()
+        for function in self._on_received:
+            function()
 
     def _cancel_task(self) -> None:
         if self._task is not None:
@@ -134,6 +168,74 @@ class APIFuture(concurrent.futures.Future[T]):
         queue = f", queue state {self.queue_state}" if self.queue_state else ""
         reason = f" ({self.queue_state_reason})" if self.queue_state_reason else ""
         return f"{self.operation or 'operation'} has no result after {timeout} s{state}{queue}{reason}"
+
+
+class _Unseen:
+    """A failure that nobody has looked at yet; says so in the log, once, when it is collected or at exit."""
+
+    def __init__(self, operation: str, error: BaseException) -> None:
+        self._operation = operation or "an operation"
+        self._text: str | None = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
+        _all_unseen.add(self)
+
+    def dismiss(self) -> None:
+        self._text = None
+
+    def report(self) -> None:
+        text, self._text = self._text, None
+        if text is not None:
+            logger.error("%s failed, and its error was never looked at: %s", self._operation, text)
+
+    def __del__(self) -> None:
+        self.report()
+
+
+_all_unseen: weakref.WeakSet[_Unseen] = weakref.WeakSet()
+
+
+@atexit.register
+def _report_all_unseen() -> None:
+    for unseen in tuple(_all_unseen):
+        unseen.report()
+
+
+def _call_back(fn: Callable[[Any], object], future: concurrent.futures.Future[Any]) -> None:
+    if isinstance(future, APIFuture) and failure_of(future) is not None:
+        mark_received(future)
+    fn(future)
+
+
+def failure_of(future: APIFuture[Any]) -> BaseException | None:
+    """The error of a future that failed. Nobody receives it by this."""
+    return future._exception  # pyright: ignore[reportPrivateUsage]
+
+
+def mark_received(future: APIFuture[Any]) -> None:
+    """The user has the error of this future, if only that of one that failed because of it."""
+    future._mark_received()  # pyright: ignore[reportPrivateUsage]
+
+
+def on_received(future: APIFuture[Any], function: Callable[[], object]) -> None:
+    """Have ``function()`` called when the user receives the future's error; call this before it is settled."""
+    future._on_received += (function,)  # pyright: ignore[reportPrivateUsage]
+
+
+def on_done(future: APIFuture[T], function: Callable[[concurrent.futures.Future[T]], object]) -> None:
+    """Have ``function(future)`` called when the future is done; unlike a user's callback it does not receive an error."""
+    concurrent.futures.Future[T].add_done_callback(future, function)
+
+
+async def quiet_result(future: APIFuture[T]) -> T:
+    """Await a future of this package's own, whose error is passed on; mark it as received when the user has that."""
+    if not future.done():
+        await future._sleep_until_done()  # pyright: ignore[reportPrivateUsage]
+    if future.cancelled():
+        raise asyncio.CancelledError
+    if (error := failure_of(future)) is not None:
+        if future._unseen is not None:  # pyright: ignore[reportPrivateUsage]
+            future._unseen.dismiss()  # pyright: ignore[reportPrivateUsage]
+        raise copy_error(error)
+    return future.result(0)
 
 
 def note_submitted(future: APIFuture[Any], request_id: str, now: float) -> None:
@@ -240,13 +342,17 @@ class SelfFuture(APIFuture[Any]):
         return self
 
 
-async def ready(client: SelfFuture) -> None:
-    """Wait for a client, without cancelling its creation when the waiting operation is cancelled."""
+async def ready(client: SelfFuture, future: APIFuture[Any]) -> None:
+    """Wait for a client, for the operation of ``future``; when that is cancelled, the creation is not.
+
+    A failed creation fails the operation with the same error, and is received with it.
+    """
     if not client.done():
         await asyncio.shield(client._sleep_until_done())  # pyright: ignore[reportPrivateUsage]
     if client.cancelled():
         raise concurrent.futures.CancelledError(f"{client.operation} was cancelled")
-    if (error := client.exception(0)) is not None:
+    if (error := failure_of(client)) is not None:
+        on_received(future, partial(mark_received, client))
         raise copy_error(error)  # each waiter's own, as a traceback grows with every raise
 
 

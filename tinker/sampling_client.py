@@ -245,8 +245,10 @@ class SamplingClient(SelfFuture):
     # ------------------------------------------------------------------------------------------------------------- internals
 
     async def _opened(self, opened: Open) -> None:
-        started = await self._runtime.session.started()
-        session_id = await opened(started)
+        async def open_in(started: Started) -> tuple[Started, str]:
+            return started, await opened(started)
+
+        started, session_id = await self._runtime.session.in_session(open_in)
         if self._is_clone:
             self._clone_id = await self._joined(started, session_id)
         self._opened_as(started.session_id, session_id, started.facts)
@@ -303,14 +305,17 @@ class SamplingClient(SelfFuture):
         return await self._find_base_model()
 
     async def _sampled(self, future: APIFuture[Any], wanted: _Wanted) -> SampleResponse:
-        await ready(self)
-        started = await self._runtime.session.started()
+        await ready(self, future)
+        session = self._runtime.session
+        started = await session.started()
         async with started.limits.samples.take():
             resubmissions = 0
             while True:
                 try:
                     return _conformant(wanted, await self._once(started, future, wanted))
                 except APIStatusError as error:
+                    if (lost := await session.lost_error(error)) is not None:
+                        raise lost from error
                     if judge(error) is not Verdict.RESUBMIT or resubmissions == RESUBMISSIONS:
                         raise
                     resubmissions += 1  # the promise expired before it was fetched; nothing was lost but the time of it

@@ -18,11 +18,11 @@ from tinker._clock import Clock
 from tinker._custom_loss import create_handle
 from tinker._from_state import LOADED, create_then_load
 from tinker._loss_graph import trace
+from tinker._numbering import Numbers
 from tinker._observers import tracked
 from tinker._polling import json_only
 from tinker._retry import SUBMIT, UNREADABLE_STATUSES
 from tinker._runtime import Runtime, is_of_this_process, open_runtime
-from tinker._sequencer import Sequencer
 from tinker._session import Description, Started
 from tinker._validate import check_model_path
 from tinker.custom_loss import LossHandle, PerDatumLossFn
@@ -134,7 +134,7 @@ class ServiceClient:
         lora = LoraConfig(rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn)
         runtime = self._runtime()
 
-        async def create(client: TrainingClient, started: Started, sequencer: Sequencer) -> str:
+        async def create(client: TrainingClient, started: Started, numbers: Numbers) -> str:
             body = models.CreateModelRequest(
                 session_id=started.session_id,
                 model_seq_id=next(runtime.session.model_numbers),
@@ -187,7 +187,7 @@ class ServiceClient:
             base_model, user_metadata = None, cast("Mapping[str, object]", base_model)
         runtime = self._runtime()
 
-        async def create(client: TrainingClient, started: Started, sequencer: Sequencer) -> str:
+        async def create(client: TrainingClient, started: Started, numbers: Numbers) -> str:
             number = next(runtime.session.model_numbers)
             body = models.LoadWeightsRequest(
                 session_id=started.session_id,
@@ -204,7 +204,7 @@ class ServiceClient:
             except APIStatusError as error:
                 if error.status_code not in UNREADABLE_STATUSES:
                     raise
-                return await create_then_load(runtime, client, started, sequencer, body)
+                return await create_then_load(runtime, client, started, numbers, body)
             loaded = await started.poller.result(promise, LOADED, client, roundtrip)
             return loaded.model_id or f"{started.session_id}:train:{number}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
@@ -16,9 +17,10 @@ from tinker_wire.runtime import Request
 from tinker import _tokenizers
 from tinker._custom_loss import check_handle, custom_step, prepare_step
 from tinker._loss_requests import LossJob, loss_requests
+from tinker._numbering import Numbers
 from tinker._observers import tracked
 from tinker._polling import Expected, json_only
-from tinker._retry import ABSENT_STATUSES, REFUSAL_STATUSES, SUBMIT, Verdict, judge, sampling_policy
+from tinker._retry import ABSENT_STATUSES, SUBMIT, Fate, fate_of, sampling_policy
 from tinker._runtime import Runtime, is_of_this_process
 from tinker._sequencer import Place, Sequencer
 from tinker._session import Started
@@ -32,8 +34,8 @@ from tinker._validate import (
     check_ttl,
 )
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
-from tinker.errors import APIStatusError
-from tinker.futures import APIFuture, SelfFuture, start
+from tinker.errors import APIStatusError, SessionLostError
+from tinker.futures import APIFuture, SelfFuture, mark_received, on_received, quiet_result, start
 from tinker.sampling_client import SamplingClient
 from tinker.types import console
 from tinker.types.datum import Datum
@@ -67,7 +69,7 @@ class Model:
     info: models.GetInfoResponse | None
 
 
-Create = Callable[["TrainingClient", Started, Sequencer], Awaitable[str]]
+Create = Callable[["TrainingClient", Started, Numbers], Awaitable[str]]
 """Makes the model on the server and gives its id; may use numbers of the run for that."""
 
 
@@ -88,7 +90,8 @@ class TrainingClient(SelfFuture):
         self._model: Model | None = None
         self._session_id: str | None = None
         tracked(self, runtime.transport.observers)
-        start(self, lambda: self._created(create))
+        called = self._sequencer.now()
+        start(self, lambda: self._created(create, called))
 
     def __repr__(self) -> str:
         return f"<TrainingClient {self._model.model_id if self._model else 'being created'}>"
@@ -135,7 +138,8 @@ class TrainingClient(SelfFuture):
 
         In the result, ``metrics["loss:sum"]`` is the loss, ``surrogate_loss:sum`` what the server's backward pass called its
         loss, and the function's metrics are there too. A loss function that fails, returns something else, or has a gradient
-        that is not finite fails the future, and, as the gradient is missing then, every later request of this client.
+        that is not finite fails the future and, as the gradient is missing then, stops the later requests of this client until
+        you have received its error.
 
         Raises ValueError at once for wrong data as :meth:`forward_backward`, for a handle of another session, and for datums
         that lack an input of a handle; ImportError when torch is needed and is not there.
@@ -165,7 +169,7 @@ class TrainingClient(SelfFuture):
         prepared = prepare_step(data, loss_fn)
         runtime = self._runtime
         future: APIFuture[ForwardBackwardOutput] = self._future("forward_backward_custom")
-        return start(future, lambda: self._submitted(future, lambda started: custom_step(runtime, started, prepared, future)))
+        return self._start_loss(future, lambda started: custom_step(runtime, started, prepared, future))
 
     def optim_step(
         self, optim_params: OptimParams | None = None, *, adam_params: OptimParams | None = None
@@ -204,7 +208,7 @@ class TrainingClient(SelfFuture):
         """
         check_name(name)
         check_ttl(ttl_seconds)
-        return self._save(
+        return self._request(
             "save_state",
             Expected(
                 "SaveWeights",
@@ -221,6 +225,7 @@ class TrainingClient(SelfFuture):
                     user_metadata=_strings(user_metadata),
                 )
             ),
+            changes_run=False,
         )
 
     def save_weights_for_sampler(
@@ -229,7 +234,7 @@ class TrainingClient(SelfFuture):
         """Save the weights under ``name`` to sample from; the result's ``path`` goes to ``create_sampling_client``."""
         check_name(name)
         check_ttl(ttl_seconds)
-        return self._save(
+        return self._request(
             "save_weights_for_sampler",
             Expected(
                 "SaveWeightsForSampler",
@@ -245,6 +250,7 @@ class TrainingClient(SelfFuture):
                     user_metadata=_strings(user_metadata),
                 )
             ),
+            changes_run=False,
         )
 
     def save_weights_external(
@@ -258,7 +264,7 @@ class TrainingClient(SelfFuture):
         check_name(name)
         check_ttl(ttl_seconds)
         recipients = check_recipients(age_encryption_recipients)
-        return self._save(
+        return self._request(
             "save_weights_external",
             Expected(
                 "SaveWeightsExternal",
@@ -274,6 +280,7 @@ class TrainingClient(SelfFuture):
                     age_encryption_recipients=recipients,
                 )
             ),
+            changes_run=False,
         )
 
     def load_state(self, path: str, weights_access_token: str | None = None) -> APIFuture[models.LoadWeightsResponse]:
@@ -307,16 +314,12 @@ class TrainingClient(SelfFuture):
 
         Servers without the operation answer 404 and free the run when its session ends.
         """
-        future: APIFuture[models.UnloadModelResponse] = self._future("unload_model")
-        expected = json_only("UnloadModel", models.UnloadModelResponse)
-        return start(
-            future,
-            lambda: self._single(
-                future,
-                expected,
-                lambda model_id, _: training_api.unload_model(models.UnloadModelRequest(model_id=model_id)),
-                numbers=0,
-            ),
+        return self._request(
+            "unload_model",
+            json_only("UnloadModel", models.UnloadModelResponse),
+            lambda model_id, _: training_api.unload_model(models.UnloadModelRequest(model_id=model_id)),
+            changes_run=False,
+            is_numbered=False,
         )
 
     def save_weights_and_get_sampling_client(
@@ -333,33 +336,29 @@ class TrainingClient(SelfFuture):
         """
         if name is not None:
             warnings.warn("name has no effect; the sampling client is not stored", DeprecationWarning, stacklevel=2)
-        saved: APIFuture[str] = self._future("save_weights_and_get_sampling_client")
         session = self._runtime.session
-        start(
-            saved,
-            lambda: self._single(
-                saved,
-                Expected(
-                    "SaveWeightsForSampler",
-                    models.SaveWeightsForSamplerResponseInternal,
-                    lambda answer: _present(answer.sampling_session_id, "sampling_session_id"),
-                ),
-                lambda model_id, number: weights_api.save_weights_for_sampler(
-                    models.SaveWeightsForSamplerRequest(
-                        model_id=model_id,
-                        sampling_session_seq_id=next(session.sampler_numbers),
-                        kind=kind,
-                        seq_id=number,
-                    )
-                ),
-                is_save=True,
+        saved = self._request(
+            "save_weights_and_get_sampling_client",
+            Expected(
+                "SaveWeightsForSampler",
+                models.SaveWeightsForSamplerResponseInternal,
+                lambda answer: _present(answer.sampling_session_id, "sampling_session_id"),
             ),
+            lambda model_id, number: weights_api.save_weights_for_sampler(
+                models.SaveWeightsForSamplerRequest(
+                    model_id=model_id,
+                    sampling_session_seq_id=next(session.sampler_numbers),
+                    kind=kind,
+                    seq_id=number,
+                )
+            ),
+            changes_run=False,
         )
 
         async def opened(_: Started) -> str:
-            return await saved
+            return await quiet_result(saved)
 
-        return SamplingClient(
+        sampler = SamplingClient(
             self._runtime,
             "save_weights_and_get_sampling_client",
             opened,
@@ -367,6 +366,8 @@ class TrainingClient(SelfFuture):
             record_stability_info=record_stability_info,
             policy=sampling_policy(retry_config),
         )
+        on_received(sampler, partial(mark_received, saved))
+        return sampler
 
     def create_sampling_client(
         self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
@@ -511,14 +512,12 @@ class TrainingClient(SelfFuture):
 
     # ------------------------------------------------------------------------------------------------------------- creation
 
-    async def _created(self, create: Create) -> None:
-        place = self._sequencer.place()
-        async with place as sequencer:
+    async def _created(self, create: Create, called: int) -> None:
+        async with self._sequencer.place(self, called) as numbers:
             try:
-                started = await self._runtime.session.started()
-                model_id = await create(self, started, sequencer)
+                model_id = await self._runtime.session.in_session(lambda started: create(self, started, numbers))
             except BaseException as error:
-                sequencer.broken_by(error)
+                self._sequencer.end(self, error)
                 raise
             self._model = Model(model_id, None)
         self._model = Model(model_id, await self._info(model_id))
@@ -541,67 +540,69 @@ class TrainingClient(SelfFuture):
         return self._child(tracked(APIFuture[Any](operation), self._runtime.transport.observers))
 
     def _request(
-        self, operation: str, expected: Expected[T], build: Callable[[str, int], Request[models.UntypedAPIFuture]]
-    ) -> APIFuture[T]:
-        future: APIFuture[T] = self._future(operation)
-        return start(future, lambda: self._single(future, expected, build))
-
-    def _save(
-        self, operation: str, expected: Expected[T], build: Callable[[str, int], Request[models.UntypedAPIFuture]]
-    ) -> APIFuture[T]:
-        """A request that leaves the run as it is, so that the run goes on when the server refuses it."""
-        future: APIFuture[T] = self._future(operation)
-        return start(future, lambda: self._single(future, expected, build, is_save=True))
-
-    async def _single(
         self,
-        future: APIFuture[T],
+        operation: str,
         expected: Expected[T],
         build: Callable[[str, int], Request[models.UntypedAPIFuture]],
-        numbers: int = 1,
-        is_save: bool = False,
-    ) -> T:
-        """An operation of one JSON request, which carries the next number unless ``numbers`` is 0."""
-        place = self._sequencer.place()
-        transport = self._runtime.transport
-
-        async def send(sequencer: Sequencer, model_id: str) -> tuple[models.UntypedAPIFuture, float]:
-            request = build(model_id, sequencer.next_number)
-            sequencer.use(numbers)
-            try:
-                return await transport.timed(request, SUBMIT)
-            except APIStatusError as error:
-                if is_save and error.status_code in ABSENT_STATUSES:
-                    sequencer.use(-numbers)  # a server without the operation has not seen the number
-                raise
-
-        promise, roundtrip = await self._in_turn(future, place, send, may_be_refused=is_save)
-        started = await self._runtime.session.started()
-        return await started.poller.result(promise, expected, future, roundtrip)
-
-    async def _in_turn(
-        self,
-        future: APIFuture[T],
-        place: Place,
-        send: Callable[[Sequencer, str], Awaitable[R]],
         *,
-        may_be_refused: bool = False,
-    ) -> R:
-        """Send when the turn comes. What has begun to be sent is sent to the end, also when the future is cancelled."""
+        changes_run: bool = True,
+        is_numbered: bool = True,
+    ) -> APIFuture[T]:
+        """Start an operation of one JSON request, which carries the next number of the run unless it is not numbered."""
+        future: APIFuture[T] = self._future(operation)
+        transport, session = self._runtime.transport, self._runtime.session
+        called = self._sequencer.now()
+
+        async def submit(numbers: Numbers, model_id: str) -> tuple[models.UntypedAPIFuture, float]:
+            async def send(number: int) -> tuple[models.UntypedAPIFuture, float]:
+                return await transport.timed(build(model_id, number), SUBMIT)
+
+            return await (numbers.send(send) if is_numbered else send(0))
+
+        async def run() -> T:
+            place = self._sequencer.place(future, called)
+            promise, roundtrip = await self._in_turn(place, submit, changes_run=changes_run)
+            poller = (await session.started()).poller
+            return await self._outcome(place, poller.result(promise, expected, future, roundtrip), changes_run=changes_run)
+
+        return start(future, run)
+
+    async def _in_turn(self, place: Place, submit: Callable[[Numbers, str], Awaitable[R]], *, changes_run: bool = True) -> R:
+        """Submit when the turn comes. What has begun to be sent is sent to the end, also when the future is cancelled."""
 
         async def submission() -> R:
-            async with place as sequencer:
-                if future.cancelled():
+            async with place as numbers:
+                if place.future.cancelled():
                     raise asyncio.CancelledError
                 assert self._model is not None
                 try:
-                    return await send(sequencer, self._model.model_id)
+                    return await submit(numbers, self._model.model_id)
                 except Exception as error:
-                    if not (may_be_refused and _is_refusal(error)):
-                        sequencer.broken_by(error)
+                    stops = changes_run or fate_of(error) is Fate.UNKNOWN
+                    if (lost := await self._failed(place, error, stops=stops)) is not None:
+                        raise lost from error
                     raise
 
-        return await asyncio.shield(self._runtime.thread.task(submission(), name=future.operation))
+        return await asyncio.shield(self._runtime.thread.task(submission(), name=place.future.operation))
+
+    async def _outcome(self, place: Place, result: Awaitable[T], *, changes_run: bool) -> T:
+        """The result of an accepted request."""
+        try:
+            return await result
+        except Exception as error:
+            if (lost := await self._failed(place, error, stops=changes_run)) is not None:
+                raise lost from error
+            raise
+
+    async def _failed(self, place: Place, error: Exception, *, stops: bool) -> SessionLostError | None:
+        """Note a failure, which, if it ``stops`` later requests, does so until the user has its error.
+
+        The error is ``error`` itself, or the one that is returned.
+        """
+        lost = await self._runtime.session.lost_error(error)
+        if stops:
+            self._sequencer.block(place, lost or error)
+        return lost
 
     # ------------------------------------------------------------------------------------------------------ forward/backward
 
@@ -614,28 +615,39 @@ class TrainingClient(SelfFuture):
         future: APIFuture[ForwardBackwardOutput] = self._future(operation)
         job = LossJob(loss_fn, None if config is None else dict(config), operation == "forward")
         transport = self._runtime.transport
-        return start(future, lambda: self._submitted(future, lambda started: loss_requests(transport, started, batch, job)))
+        return self._start_loss(
+            future, lambda started: loss_requests(transport, started, batch, job), changes_run=not job.forward_only
+        )
 
-    async def _submitted(
-        self, future: APIFuture[ForwardBackwardOutput], prepare: Callable[[Started], Awaitable[_Submission[A]]]
-    ) -> ForwardBackwardOutput:
-        """What is prepared ahead of its turn, submitted in its turn, and waited for after it."""
-        place = self._sequencer.place()
-        try:
-            submission = await prepare(await self._runtime.session.started())
-        except BaseException as error:
-            place.leave()
-            if isinstance(error, Exception):
-                self._sequencer.broken_by(error)
-            raise
-        accepted = await self._in_turn(future, place, submission.submit)
-        return await submission.result(accepted, future)
+    def _start_loss(
+        self,
+        future: APIFuture[ForwardBackwardOutput],
+        prepare: Callable[[Started], Awaitable[_Submission[A]]],
+        *,
+        changes_run: bool = True,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Start what is prepared ahead of its turn, submitted in its turn, and waited for after it."""
+        called = self._sequencer.now()
+
+        async def run() -> ForwardBackwardOutput:
+            place = self._sequencer.place(future, called)
+            try:
+                submission = await prepare(await self._runtime.session.started())
+            except BaseException as error:
+                if changes_run and isinstance(error, Exception):
+                    self._sequencer.block(place, error)
+                place.leave()
+                raise
+            accepted = await self._in_turn(place, submission.submit, changes_run=changes_run)
+            return await self._outcome(place, submission.result(accepted, future), changes_run=changes_run)
+
+        return start(future, run)
 
 
 class _Submission(Protocol[A]):
     """A loss computation: what is done in its turn, and what is waited for after it."""
 
-    async def submit(self, sequencer: Sequencer, model_id: str, /) -> A: ...
+    async def submit(self, numbers: Numbers, model_id: str, /) -> A: ...
 
     async def result(self, accepted: A, future: APIFuture[Any], /) -> ForwardBackwardOutput: ...
 
@@ -648,10 +660,3 @@ def _present(value: str | None, field: str) -> str:
     if value is None:
         raise ValueError(f"the server's answer lacks {field}")
     return value
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether the server has done nothing, and waits for no number on that account."""
-    if not isinstance(error, APIStatusError) or judge(error) is not Verdict.FATAL:
-        return False
-    return error.status_code in REFUSAL_STATUSES | ABSENT_STATUSES

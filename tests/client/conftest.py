@@ -103,6 +103,7 @@ class Fault:
     apply: bool = False
     times: int = 1
     outside: str | None = None
+    after: int = 0
 
 
 class Wire(httpx.AsyncBaseTransport):
@@ -130,7 +131,7 @@ class Wire(httpx.AsyncBaseTransport):
         with self._arrived:
             self.exchanges.append(exchange)
             self._arrived.notify_all()
-        fault = next((one for one in self.faults if one.operation == operation and one.times > 0), None)
+        fault = self._fault(operation)
         response: httpx.Response | None = None
         if fault is None or fault.apply:
             response = await self._inner.handle_async_request(request)
@@ -165,6 +166,17 @@ class Wire(httpx.AsyncBaseTransport):
 
         self.faults.append(Fault(operation, answer, apply, times, outside))
 
+    def _fault(self, operation: str) -> Fault | None:
+        fault = next((one for one in self.faults if one.operation == operation and one.times > 0), None)
+        if fault is not None and fault.after > 0:
+            fault.after -= 1
+            return None
+        return fault
+
+    def answer(self, operation: str, answer: Answer, *, after: int = 0) -> None:
+        """Answer one request of an operation, after so many others, by a function."""
+        self.faults.append(Fault(operation, answer, after=after))
+
     def drop(self, operation: str, *, apply: bool, times: int = 1) -> None:
         """Break the connection of the next requests, before or after the server saw them."""
         self.faults.append(Fault(operation, lambda *_: None, apply, times))
@@ -182,7 +194,7 @@ class Wire(httpx.AsyncBaseTransport):
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[State]:
     """The server's state; its folder is the test's own."""
-    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2))
+    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2, gap_seconds=0.2))
     yield state
     state.close()
 

@@ -216,12 +216,12 @@ def test_failing_loss(
     error: type[Exception],
     message: str,
 ) -> None:
-    """A loss that fails fails its future with its own error, and later requests with one that says why; none is sent."""
+    """A loss that fails fails its future with its own error, and the requests behind it with one that says why."""
     step = training.forward_backward_custom([datum(), datum([4, 5])], loss_fn)
     optim = training.optim_step(ADAM)
     with pytest.raises(error, match=message):
         step.result(10)
-    with pytest.raises(tinker.TinkerError, match="loss function of an earlier forward_backward_custom failed") as caught:
+    with pytest.raises(tinker.PrecedingRequestFailed, match="the forward_backward_custom before it failed") as caught:
         optim.result(10)
     assert isinstance(caught.value.__cause__, error)
     assert len(wire.sent("forward_backward")) == 1
@@ -247,8 +247,8 @@ def test_failed_forward_pass(training: tinker.TrainingClient, wire: Any, datum: 
     """A forward pass that fails on the server fails the step and what comes after, as the gradient is missing."""
     step = training.forward_backward_custom([datum([10**6])], NEVER)
     optim = training.optim_step(ADAM)
-    for future in (step, optim):
-        with pytest.raises(tinker.RequestFailedError):
+    for future, error in ((step, tinker.RequestFailedError), (optim, tinker.PrecedingRequestFailed)):
+        with pytest.raises(error):
             future.result(10)
     assert wire.sent("optim_step") == []
 

@@ -46,19 +46,22 @@ def test_a_server_without_it(
 def test_a_save_that_did_not_get_there(
     wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum], status: int
 ) -> None:
-    """Who is turned away before the save was read leaves a number that later requests must not jump over."""
+    """A save that is turned away before it was read leaves its number to the next request, and the run goes on."""
     wire.fail("save_weights", status, headers={"x-should-retry": "false"}, times=1)
+    refused, step = training.save_state("0001"), training.forward_backward([datum()], "cross_entropy")
     with pytest.raises(tinker.APIStatusError):
-        training.save_state("0001").result(10)
-    with pytest.raises(tinker.APIStatusError):
-        training.forward_backward([datum()], "cross_entropy").result(10)
-    assert wire.sent("forward_backward") == []
+        refused.result(10)
+    assert step.result(10).metrics
+    assert wire.sent("forward_backward")[-1].seq_id == 1
 
 
 def test_a_save_of_unknown_fate(wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum]) -> None:
-    """A save of which nobody knows whether it was taken breaks the order, as its number may be used or not."""
+    """A save that the server may have taken stops what was called behind it; once its error is received the run goes on."""
     wire.fail("save_weights", 503, headers={"x-should-retry": "false"})
+    unknown, step = training.save_state("0001"), training.forward_backward([datum()], "cross_entropy")
+    with pytest.raises(tinker.PrecedingRequestFailed, match="the save_state before it failed"):
+        step.result(10)
     with pytest.raises(tinker.InternalServerError):
-        training.save_state("0001").result(10)
-    with pytest.raises(tinker.InternalServerError):
-        training.forward_backward([datum()], "cross_entropy").result(10)
+        unknown.result(10)
+    assert training.forward_backward([datum()], "cross_entropy").result(10).metrics
+    assert wire.sent("forward_backward")[-1].seq_id == 2

@@ -7,7 +7,14 @@ import asyncio
 import pytest
 
 from tinker._limits import Budget
-from tinker._sequencer import Sequencer
+from tinker._sequencer import Place, Sequencer
+from tinker.errors import PrecedingRequestFailed
+from tinker.futures import APIFuture
+
+
+def take(sequencer: Sequencer, operation: str = "") -> Place:
+    """A place of an operation that is called now."""
+    return sequencer.place(APIFuture(operation), sequencer.now())
 
 
 def test_turns_come_in_the_order_of_the_places() -> None:
@@ -18,7 +25,7 @@ def test_turns_come_in_the_order_of_the_places() -> None:
         gate = asyncio.Event()
 
         async def use(number: int, *, wait: bool) -> None:
-            place = sequencer.place()
+            place = take(sequencer)
             if wait:
                 await gate.wait()
             async with place:
@@ -41,8 +48,8 @@ def test_cancelled_place_lets_the_next_one_go_in_its_turn() -> None:
         release = asyncio.Event()
 
         async def use(name: str, hold: asyncio.Event | None = None) -> None:
-            async with sequencer.place() as turn:
-                turn.use(1)
+            async with take(sequencer) as numbers:
+                numbers.take()
                 if hold:
                     await hold.wait()
                 log.append(name)
@@ -56,24 +63,33 @@ def test_cancelled_place_lets_the_next_one_go_in_its_turn() -> None:
         assert not third.done()
         release.set()
         await asyncio.gather(first, third)
-        return log, sequencer.next_number
+        return log, sequencer.numbers.take()
 
     assert asyncio.run(scenario()) == (["first", "third"], 3)
 
 
-def test_failure_reaches_every_later_place() -> None:
-    """After a broken submission every waiting and later place raises that error, with a note that says so."""
+def test_a_failure_stops_what_is_behind_it_until_it_is_received() -> None:
+    """Places behind a failure raise, earlier ones and those of calls after the receipt do not."""
 
     async def scenario() -> None:
         sequencer = Sequencer()
-        later = [sequencer.place() for _ in range(2)]
-        async with later[0] as turn:
-            turn.broken_by(ValueError("boom"))
-        for place in (later[1], sequencer.place()):
-            with pytest.raises(ValueError, match="boom") as caught:
-                async with place:
-                    pass
-            assert "earlier request" in caught.value.__notes__[0]
+        before, failed = take(sequencer, "one"), APIFuture[None]("two")
+        failing, behind = sequencer.place(failed, sequencer.now()), take(sequencer, "three")
+        sequencer.block(failing, ValueError("boom"))
+        failing.leave()
+        async with before:
+            pass
+        with pytest.raises(PrecedingRequestFailed, match="three was not sent, because the two before it failed: boom"):
+            async with behind:
+                pass
+        called_early = sequencer.now()
+        failed.set_exception(ValueError("boom"))
+        assert failed.exception()
+        with pytest.raises(PrecedingRequestFailed):
+            async with sequencer.place(APIFuture("four"), called_early):
+                pass
+        async with take(sequencer, "five"):
+            pass
 
     asyncio.run(scenario())
 

@@ -1,0 +1,97 @@
+"""The numbers that the requests of one training run carry: 1, 2, 3, ... Used on the loop only, by the request whose turn it is.
+
+A server runs the requests of a run in the order of their numbers, and tells a repetition by its number. So a number that the
+server may have accepted is never used for another request; one that it never saw is used by the next request, so that no
+server waits for it; and one that it read and refused is left out, as the official client does, unless the server says that it
+still expects it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from tinker._retry import Fate, fate_of
+from tinker.errors import APIStatusError
+
+T = TypeVar("T")
+
+FIRST_NUMBER = 1  # creation is implicitly 0
+_EXPECTED = re.compile(r"expected\D{0,20}(\d+)\D{1,20}got\D{0,20}(\d+)", re.IGNORECASE)
+
+
+class Numbers:
+    """The next number, and those that were used in vain."""
+
+    def __init__(self) -> None:
+        self._next = FIRST_NUMBER
+        self._refused: set[int] = set()  # read by the server, and not carried out as far as is known
+        self._reused: set[int] = set()  # in use again, as the server seemed not to have seen them
+
+    def take(self, count: int = 1) -> int:
+        """The first of the next ``count`` numbers, which are used now."""
+        first = self._next
+        self._next += count
+        return first
+
+    async def send(self, submit: Callable[[int], Awaitable[T]]) -> T:
+        """Send a request under the next number; under another one if the server asks for that."""
+        number = self.take()
+        tried = {number}
+        while True:
+            try:
+                sent = await submit(number)
+            except Exception as error:
+                other = self._other(number, error)
+                if other is None or other in tried:
+                    raise
+                tried.add(other)
+                number = other
+            else:
+                self._refused.discard(number)
+                self._reused.discard(number)
+                return sent
+
+    def abandon(self, first: int, outcomes: Sequence[object]) -> None:
+        """Requests that were sent together, numbered from ``first``, have failed at least in part.
+
+        ``outcomes`` are in the order of the numbers: an exception for each that failed, None for one that was not sent.
+        """
+        if all(outcome is None or (isinstance(outcome, Exception) and _is_unseen(outcome)) for outcome in outcomes):
+            self._next = first
+            self._reused.update(range(first, first + len(outcomes)))
+            return
+        self._refused.update(
+            first + i for i, outcome in enumerate(outcomes) if outcome is None or isinstance(outcome, Exception)
+        )
+
+    def _other(self, number: int, error: Exception) -> int | None:
+        """Settle what becomes of ``number`` after a failure; the number to send the same request under, if there is one."""
+        fate = fate_of(error)
+        if fate is Fate.UNSEEN:
+            self._next = number
+            self._reused.add(number)
+            return None
+        self._refused.add(number)
+        if fate is not Fate.REFUSED:
+            return None
+        expected = _expected_number(error, number)
+        if expected is not None and (expected > number or expected in self._refused):
+            self._refused.discard(number)
+            self._next = expected + 1
+            return expected
+        if number in self._reused:  # the server has seen it after all
+            self._reused.discard(number)
+            return self.take()
+        return None
+
+
+def _is_unseen(error: Exception) -> bool:
+    return fate_of(error) is Fate.UNSEEN
+
+
+def _expected_number(error: Exception, number: int) -> int | None:
+    """The number that the server says it expects in place of ``number``."""
+    found = _EXPECTED.search(str(error)) if isinstance(error, APIStatusError) else None
+    return int(found[1]) if found is not None and int(found[2]) == number and int(found[1]) != number else None
