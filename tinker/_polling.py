@@ -15,7 +15,7 @@ from tinker_wire.runtime import Request
 from tinker._limits import Budget
 from tinker._observers import Observers
 from tinker._pools import Answer, Call, Purpose
-from tinker._retry import FAILED_STATUSES, GONE_STATUS, PENDING_STATUS, POLL, Attempts, Verdict, judge
+from tinker._retry import FAILED_STATUSES, LOST_STATUSES, PENDING_STATUS, POLL, Attempts, Verdict, judge
 from tinker._transport import Transport, decode_json, invalid_answer
 from tinker._wire import json, proto
 from tinker.errors import APIError, APIStatusError, RequestFailedError
@@ -236,7 +236,7 @@ class _Poll(Generic[T]):
         future, now = self.future, self.poller.transport.clock.monotonic()
         since = "" if future.timings.submitted is None else f" {now - future.timings.submitted:.1f} s before"
         state = f"; the server said last that it is {future.queue_state}" if future.queue_state else ""
-        gone = isinstance(error, APIStatusError) and error.status_code == GONE_STATUS
+        gone = isinstance(error, APIStatusError) and error.status_code in LOST_STATUSES
         lost = "; its result is not kept any more, whether it was carried out is not known" if gone else ""
         return f"{future.operation}: request {self.request_id} was accepted{since}{state}{lost}"
 

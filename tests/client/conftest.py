@@ -76,6 +76,7 @@ class Exchange:
     request: httpx.Request
     body: bytes
     status: int | None = None
+    answer: bytes = b""
 
     @property
     def json(self) -> Any:
@@ -141,7 +142,7 @@ class Wire(httpx.AsyncBaseTransport):
         if response is None:
             raise httpx.ReadError("the connection broke", request=request)
         exchange.status = response.status_code
-        await response.aread()
+        exchange.answer = await response.aread()
         if is_api and (fault is None or fault.outside is None):
             self.judge.response(request, body, response)
         return response
@@ -180,6 +181,14 @@ class Wire(httpx.AsyncBaseTransport):
     def drop(self, operation: str, *, apply: bool, times: int = 1) -> None:
         """Break the connection of the next requests, before or after the server saw them."""
         self.faults.append(Fault(operation, lambda *_: None, apply, times))
+
+    def change_application(self, app: Any) -> None:
+        """Hand requests to another application from now on, as after a restart."""
+        self._inner = httpx.ASGITransport(app)
+
+    def answers(self, operation: str) -> list[Any]:
+        """The JSON of each answer to an operation."""
+        return [json.loads(exchange.answer) for exchange in self.sent(operation)]
 
     def sent(self, operation: str) -> list[Exchange]:
         return [exchange for exchange in self.exchanges if exchange.operation == operation]

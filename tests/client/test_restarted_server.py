@@ -1,0 +1,138 @@
+"""A server that was restarted has forgotten sessions, runs and samplers: the client says so, and goes on in a new session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinker
+from tinker.local import Settings, State, create_app
+from tinker.local.engines.toy import ToyEngine
+
+MakeDatum = Callable[..., tinker.Datum]
+ADAM = tinker.AdamParams(learning_rate=0.01)
+PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
+PARAMS = tinker.SamplingParams(max_tokens=2)
+
+
+@pytest.fixture
+def restart(wire: Any, clock: Any, tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Replaces the server's process by a new one on the same folder."""
+    states: list[State] = []
+
+    def restarted() -> None:
+        clock.advance(10)
+        wire.wait_for("session_heartbeat")
+        states.append(State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2)))
+        wire.change_application(create_app(states[-1]))
+
+    yield restarted
+    for state in states:
+        state.close()
+
+
+OPERATIONS: dict[str, Callable[[tinker.TrainingClient, tinker.SamplingClient, tinker.Datum], Any]] = {
+    "forward": lambda training, _, datum: training.forward([datum], "cross_entropy"),
+    "forward_backward": lambda training, _, datum: training.forward_backward([datum], "cross_entropy"),
+    "optim_step": lambda training, *_: training.optim_step(ADAM),
+    "save_state": lambda training, *_: training.save_state("late"),
+    "save_weights_for_sampler": lambda training, *_: training.save_weights_for_sampler("late"),
+    "load_state": lambda training, *_: training.load_state("tinker://some-run/weights/kept"),
+    "save_weights_and_get_sampling_client": lambda training, *_: training.save_weights_and_get_sampling_client(),
+    "sample": lambda _, sampler, __: sampler.sample(PROMPT, 1, PARAMS),
+    "compute_logprobs": lambda _, sampler, __: sampler.compute_logprobs(PROMPT),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_operation_says_so(
+    service: tinker.ServiceClient,
+    training: tinker.TrainingClient,
+    restart: Callable[[], None],
+    datum: MakeDatum,
+    operation: str,
+) -> None:
+    """Each request says in one sentence that the session is gone and how to go on, and is a NotFoundError as before."""
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    restart()
+    with pytest.raises(tinker.SessionLostError, match="does not know this client's session any more") as caught:
+        OPERATIONS[operation](training, sampler, datum()).result(10)
+    assert isinstance(caught.value, tinker.NotFoundError)
+    assert isinstance(caught.value.__cause__, tinker.NotFoundError)
+    assert "create_training_client_from_state_with_optimizer" in str(caught.value).splitlines()[0]
+
+
+def test_a_result_that_was_waited_for(
+    training: tinker.TrainingClient, wire: Any, restart: Callable[[], None], datum: MakeDatum
+) -> None:
+    """A request that was accepted before the restart fails likewise, and says that it is not known whether it was done."""
+    pending = {"type": "try_again", "request_id": "x", "queue_state": "active"}
+    wire.fail("retrieve_future", 200, body=pending, times=10**9)
+    waiting = training.forward_backward([datum()], "cross_entropy")
+    wire.wait_for("retrieve_future", len(wire.sent("retrieve_future")) + 1)
+    restart()
+    wire.faults.clear()
+    with pytest.raises(tinker.SessionLostError) as caught:
+        waiting.result(10)
+    assert "whether it was carried out is not known" in str(caught.value.__cause__.__notes__)
+
+
+def test_a_new_client_starts_a_new_session(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, restart: Callable[[], None], datum: MakeDatum
+) -> None:
+    """The same service client continues the run from its checkpoint, in a new session that is kept alive."""
+    path = training.save_state("kept").result(10).path
+    restart()
+    again = service.create_training_client_from_state_with_optimizer(path)
+    assert again.forward_backward([datum()], "cross_entropy").result(10).loss > 0
+    assert again.optim_step(ADAM).result(10)
+    sampler = service.create_sampling_client(base_model="tinker/toy")
+    assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
+    assert len(wire.sent("create_session")) == 2
+    first, second = (wire.answers("create_session")[i]["session_id"] for i in (0, 1))
+    assert first != second
+    assert again.model_id.startswith(second)
+
+
+@pytest.mark.parametrize("kind", ["sampler", "training"])
+def test_several_new_clients_share_the_new_session(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, restart: Callable[[], None], kind: str
+) -> None:
+    """Clients that are created at the same time after a restart share one new session."""
+    restart()
+    make: Callable[[], Any] = (
+        (lambda: service.create_sampling_client(base_model="tinker/toy"))
+        if kind == "sampler"
+        else (lambda: service.create_lora_training_client("tinker/toy", rank=2))
+    )
+    for client in [make() for _ in range(4)]:
+        client.result(10)
+    assert len(wire.sent("create_session")) == 2
+
+
+def test_an_unknown_checkpoint_is_not_a_lost_session(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, clock: Any
+) -> None:
+    """While the server knows the session, a 404 is what it says: no new session is started."""
+    clock.advance(10)
+    wire.wait_for("session_heartbeat")
+    wire.fail("create_sampling_session", 404)
+    with pytest.raises(tinker.NotFoundError) as caught:
+        service.create_sampling_client(model_path="tinker://none/sampler_weights/none").result(10)
+    assert not isinstance(caught.value, tinker.SessionLostError)
+    assert len(wire.sent("create_session")) == 1
+
+
+def test_a_server_without_heartbeats(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, clock: Any
+) -> None:
+    """A server that has never answered a heartbeat is not suspected of having lost the session."""
+    wire.fail("session_heartbeat", 404, times=10**9)
+    wire.fail("optim_step", 404)
+    with pytest.raises(tinker.NotFoundError) as caught:
+        training.optim_step(ADAM).result(10)
+    assert not isinstance(caught.value, tinker.SessionLostError)
+    wire.faults.clear()
