@@ -241,7 +241,7 @@ def _skyrl_save_for_sampler(body: Json) -> Json:
 
 def _skyrl_load(body: Json) -> Json:
     _missing(body, "model_id", "path")
-    return {**_only("model_id", "path", "seq_id")(body), "optimizer": True}
+    return {"optimizer": True, **_only("model_id", "path", "seq_id", "optimizer")(body)}
 
 
 def _skyrl_saved(result: Json) -> Json:
