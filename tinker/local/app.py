@@ -133,7 +133,8 @@ def _generality(path: str) -> tuple[int, int, str]:
 def _route(state: State, path: str) -> Route:
     """All operations of one path."""
     rows = {row.method: row for row in OPERATIONS.values() if row.path == path}
-    endpoints = {method: _endpoint(state, row, HANDLERS.get(row.operation_id, _not_implemented)) for method, row in rows.items()}
+    handlers = {method: HANDLERS.get(row.operation_id, _not_implemented) for method, row in rows.items()}
+    endpoints = {method: _endpoint(state, row, handlers[method]) for method, row in rows.items()}
 
     async def endpoint(request: Request) -> Response:
         return await endpoints["GET" if request.method == "HEAD" else request.method](request)
