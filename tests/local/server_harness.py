@@ -11,7 +11,7 @@ import httpx
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.app import create_app
-from tinker.local.engines.protocol import Example, LossResult, SampleJob, SampleResult
+from tinker.local.engines.protocol import AdapterSpec, EngineError, Example, LossResult, SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.state import State
 
@@ -176,11 +176,23 @@ class Clock:
         return self.seconds
 
 
-class GatedEngine(ToyEngine):
-    """Losses wait until the gate is opened; ``order`` lists the adapters they were computed for."""
+class FullEngine(ToyEngine):
+    """Has no room for adapters of rank 13."""
 
     def __init__(self) -> None:
         super().__init__(vocabulary=512)
+
+    def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
+        if spec.rank == 13:
+            raise EngineError("there is no room for rank 13")
+        super().create_adapter(adapter_id, spec)
+
+
+class GatedEngine(FullEngine):
+    """Losses wait until the gate is opened; ``order`` lists the adapters they were computed for."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.gate, self.entered, self.order = threading.Event(), threading.Event(), list[str]()
 
     def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:

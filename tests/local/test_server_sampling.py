@@ -134,7 +134,7 @@ def test_a_sampler_exists_from_its_save_on(make_api: MakeApi) -> None:
     engine.gate.set()
     api.result(saving)
     assert api.ok("get_sampler", sampler_id=f"{session}:sample:0")["base_model"] == "tinker/toy"
-    broken = api.create_model(session, 1, lora_config={"rank": 0})["model_id"]
+    broken = api.create_model(session, 1, lora_config={"rank": 13})["model_id"]
     api.failure(save_for_sampler(api, broken, 1, sampling_session_seq_id=9))
     assert api.sampler(session, 9) == f"{session}:sample:9"
 

@@ -134,8 +134,9 @@ def _accept(
         log = None if sampler is None else sampler.log((request.seq_id or 0) // CLIENT_NUMBERS)
         future = state.futures.open(key, same, None if sampler is None else sampler.session.span("asample", owner))
         future.is_sample = True
-        if log is not None:
+        if sampler is not None and log is not None:
             future.on_done = _logger(log)
+            future.on_poll = _toucher(state, sampler.session)
         tokens = _size(request, engine.max_context_length)
         state.samples.put(Sampling(future, tokens, _job_of(request, weights), _result_of(state, request, place, sequence_ids)))
         state.notify()
@@ -145,6 +146,10 @@ def _accept(
 
 def _logger(log: CompletionLog) -> Callable[[Future], None]:
     return lambda future: log.add(future.request_id, failed=isinstance(future.outcome, Failure))
+
+
+def _toucher(state: State, session: Session) -> Callable[[], None]:
+    return lambda: state.store.touch(session)
 
 
 def _job_of(request: models.SampleRequest, weights: Weights) -> Callable[[Engine], SampleJob]:

@@ -42,7 +42,7 @@ async def session_heartbeat(state: State, call: Call) -> models.SessionHeartbeat
         session = state.store.session(request.session_id)
         if session.end is not None:
             raise Problem(410, f"session {request.session_id!r} has ended")
-        session.last_seen = state.clock()
+        state.store.touch(session)
     return models.SessionHeartbeatResponse()
 
 

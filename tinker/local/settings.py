@@ -37,8 +37,9 @@ class Settings:
     were fetched go first. A result that is gone answers 410.
 
     ``max_request_bytes``: largest body, before and after decompression (413).
-    ``max_sessions``, ``max_models``, ``max_samplers``: how many may live at once, over all clients (403). Sessions silent
-    for ``idle_session_seconds`` are ended when room is needed; clients send a heartbeat every ten seconds.
+    ``max_sessions``, ``max_models``, ``max_samplers``: how many may live at once, over all clients (403). Clients send a
+    heartbeat every ten seconds: sessions silent for ``silent_session_seconds`` are ended when room is needed, those silent
+    for ``idle_session_seconds`` in any case. ``max_rank``: of a new adapter (400).
     ``max_queued_requests``: submitted and not finished (429). ``max_samples``: of one request (400). ``max_custom_losses``: of
     one session (403).
 
@@ -67,7 +68,9 @@ class Settings:
     max_sessions: int = 1000
     max_models: int = 100
     max_samplers: int = 10_000
+    silent_session_seconds: float = 60.0
     idle_session_seconds: float = 600.0
+    max_rank: int = 1024
     max_queued_requests: int = 20_000
     max_samples: int = 1024
     max_custom_losses: int = 1000

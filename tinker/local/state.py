@@ -23,7 +23,7 @@ from tinker.local.futures import Failure, Future, Futures
 from tinker.local.ledger import Ledger
 from tinker.local.owners import Owner
 from tinker.local.problem import Problem
-from tinker.local.schedule import NumberedLane, OpenEngine, SampleLane, Worker, failure_of
+from tinker.local.schedule import Chore, NumberedLane, OpenEngine, SampleLane, Worker, failure_of
 from tinker.local.settings import Settings
 from tinker.local.signing import Signer
 from tinker.local.snapshots import Snapshots
@@ -68,6 +68,7 @@ class State:
         self.samples: SampleLane = SampleLane(self.futures, self.settings.sample_batch_tokens)
         self._worker = Worker(open_engine, self.lock, clock)
         self._worker.add(self.samples)
+        self._worker.add(Chore(self.settings.idle_session_seconds / 10, lambda: self.store.has_sessions, self.store.end_idle))
         self._codecs: ThreadPoolExecutor | None = None
         self._closed = False
 

@@ -158,6 +158,10 @@ class Store:
         self._live[session.session_id] = session
         return session
 
+    def touch(self, session: Session) -> None:
+        """Note that its client lives."""
+        session.last_seen = self._clock()
+
     def session(self, session_id: str) -> Session:
         """Problem 404 when unknown."""
         session = self._live.get(session_id) or self._ended.get(session_id)
@@ -168,7 +172,7 @@ class Store:
     def live_session(self, session_id: str) -> Session:
         """Problem 404 when unknown, 400 when ended. Counts as a sign of life."""
         session = self.session(session_id).require_alive()
-        session.last_seen = self._clock()
+        self.touch(session)
         return session
 
     def end_session(self, session: Session, end: End) -> None:
@@ -192,7 +196,7 @@ class Store:
 
     def _make_room(self, count: Callable[[], int], limit: int, what: str) -> None:
         if count() >= limit:
-            self._end_idle()
+            self._end_silent(min(self._settings.silent_session_seconds, self._settings.idle_session_seconds))
         if count() >= limit:
             raise Problem(403, f"this server takes at most {limit} {what} at once (max_{what}); finish a session first")
 
@@ -205,8 +209,17 @@ class Store:
     def _count_samplers(self) -> int:
         return sum(len(session.samplers) for session in self._live.values())
 
-    def _end_idle(self) -> None:
-        since = self._clock() - self._settings.idle_session_seconds
+    @property
+    def has_sessions(self) -> bool:
+        """Whether any session lives."""
+        return bool(self._live)
+
+    def end_idle(self) -> None:
+        """End the sessions whose clients have been silent for longer than any that lives."""
+        self._end_silent(self._settings.idle_session_seconds)
+
+    def _end_silent(self, seconds: float) -> None:
+        since = self._clock() - seconds
         for session in [session for session in self._live.values() if session.last_seen <= since]:
             self.end_session(session, End(reason=None, detail="silent for too long"))
 
@@ -237,12 +250,13 @@ class Store:
         return self._models.get(wanted)
 
     def model(self, wanted: str) -> Model:
-        """Problem 404 when unknown, 400 when it takes no more requests."""
+        """Problem 404 when unknown, 400 when it takes no more requests. Counts as a sign of life."""
         model = self._models.get(wanted)
         if model is None:
             raise not_found("model", wanted)
         if model.closed is not None:
             raise Problem(400, f"model {wanted!r} {model.closed}")
+        self.touch(model.session)
         return model
 
     # Samplers
@@ -277,11 +291,12 @@ class Store:
         self._samplers.pop(sampler.sampler_id, None)
 
     def sampler(self, wanted: str) -> Sampler:
-        """Problem 404 when unknown, 400 when its session has ended."""
+        """Problem 404 when unknown, 400 when its session has ended. Counts as a sign of life."""
         sampler = self._samplers.get(wanted)
         if sampler is None:
             raise not_found("sampling session", wanted)
         sampler.session.require_alive()
         if sampler.weights is None:
             raise not_found("sampling session", wanted)
+        self.touch(sampler.session)
         return sampler

@@ -23,6 +23,7 @@ async def create_model(state: State, call: Call) -> models.UntypedAPIFuture:
     check_base_model(state, await state.engine(), request.base_model)
     optimizer = optimizer_family(request.optimizer_config)
     spec = adapter_spec(request.lora_config)
+    check_rank(state, spec)
     new = NewModel(base_model=request.base_model, spec=spec, optimizer=optimizer, user_metadata=request.user_metadata)
     with state.lock:
         model = new.add(state, request.session_id, request.model_seq_id)
@@ -80,6 +81,13 @@ def check_base_model(state: State, engine: Engine, name: str) -> None:
     """Problem 400 unless the loaded model goes by that name here."""
     if name != engine.base_model and not state.settings.any_base_model:
         raise Problem(400, f"base model {name!r} is not offered; this server has {engine.base_model!r}")
+
+
+def check_rank(state: State, spec: AdapterSpec) -> None:
+    """Problem 400 for a rank that no adapter may have here."""
+    limit = state.settings.max_rank
+    if not 1 <= spec.rank <= limit:
+        raise Problem(400, f"rank is {spec.rank}; 1 to {limit} is possible (max_rank)")
 
 
 def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:
