@@ -38,9 +38,9 @@ _REDUCTIONS: dict[str, Callable[[Values, Weights], float]] = {
 def combine(results: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
     """One result: outputs concatenated in order, metrics reduced.
 
-    ``sum``, ``mean`` (weighted by outputs), ``min``, ``max``, ``slack`` (largest minus mean), ``hash2`` and
-    ``hash_unordered`` (sum modulo 2^64), and ``unique`` (the chunks' values under ``key``, ``key_1``, ``key_2`` ...). Of several chunks, a metric that one of them lacks
-    or whose reduction is not known is left out; of one chunk every metric is kept.
+    ``sum``, ``mean`` (weighted by outputs), ``min``, ``max``, ``slack`` (largest minus mean), ``hash2`` and ``hash_unordered``
+    (sum modulo 2^64), and ``unique`` (the chunks' values under ``key``, ``key_1``, ``key_2`` ...). Of several chunks, a metric
+    that one of them lacks or whose reduction is not known is left out; of one chunk every metric is kept.
     """
     first = results[0]
     weights = [len(result.loss_fn_outputs) for result in results]

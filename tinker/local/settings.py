@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
 from tinker_wire import models
 
+from tinker._config import local_dir
 from tinker.local.profiles import OFFICIAL, Profile, find_profile
 
 DEFAULT_DATA_DIR = Path("~/.tinker/local")
 
 
 def _expanded(path: str | Path | None) -> Path:
-    return Path(DEFAULT_DATA_DIR if path is None else path).expanduser()
+    return Path(path or local_dir() or DEFAULT_DATA_DIR).expanduser()
+
+
+def _names(hosts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(hosts)
 
 
 def _held_by_profile(settings: Settings) -> float:
@@ -24,8 +30,10 @@ def _held_by_profile(settings: Settings) -> float:
 class Settings:
     """Settings of one server. Seconds and bytes are in the names; every limit answers with an error that names it.
 
-    ``data_dir``: where checkpoints live; made on the first save. None means ``~/.tinker/local``.
-    ``api_key``: what clients must send as their key; None accepts anything, also nothing.
+    ``data_dir``: where checkpoints live; made on the first save. None means ``TINKER_LOCAL_DIR``, else ``~/.tinker/local``.
+    ``api_key``: what clients must send as their key; None accepts anything, also nothing, but on a port no requests of web
+    pages, and only those sent to this machine's addresses, to the host it listens on, to that of ``public_url`` or to one of
+    ``allowed_hosts``.
     ``any_base_model``: True serves the one loaded model under every name asked for, so that scripts written for another
     server run unchanged; False refuses names other than the loaded model's.
     ``profile``: which server to pass for: ``official`` (all of the contract), ``skyrl`` or ``minimal-json``.
@@ -57,6 +65,7 @@ class Settings:
 
     data_dir: Path = attrs.field(default=None, converter=_expanded)
     api_key: str | None = attrs.field(default=None, repr=False)
+    allowed_hosts: tuple[str, ...] = attrs.field(default=(), converter=_names)
     any_base_model: bool = False
     profile: Profile = attrs.field(default=OFFICIAL, converter=find_profile)
     hold_seconds: float = attrs.field(default=attrs.Factory(_held_by_profile, takes_self=True))
