@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -200,6 +201,22 @@ class GatedEngine(FullEngine):
         assert self.gate.wait(30)
         self.order.append(adapter_id)
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
+
+
+class FolderEngine(ToyEngine):
+    """A model that was loaded from a directory, as ``path`` names it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(vocabulary=512, base_model=path.name)
+        self._path = path
+
+    @property
+    def aliases(self) -> frozenset[str]:
+        return frozenset({str(self._path)})
+
+    @property
+    def tokenizer_id(self) -> str:
+        return str(self._path)
 
 
 class RecordingEngine(ToyEngine):

@@ -7,7 +7,6 @@ a key needs none of this: no page knows the key.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tinker_wire import models
 
 from tinker._wire import json
+from tinker.local.hosts import is_address, is_this_machine
 from tinker.local.settings import Settings
 
 EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not listened on
@@ -40,7 +40,7 @@ class Guard:
 
     def _fault(self, headers: Headers) -> str | None:
         host, origin = headers.get("host"), headers.get("origin")
-        if host is not None and not self._is_ours(name := hostname(f"//{host}")) and not _is_address(name):
+        if host is not None and not self._is_ours(name := hostname(f"//{host}")) and not is_address(name):
             return f"this server does not go by the name {name!r}; start it with --allow-host {name}, or with a key"
         if origin is not None and _netloc(origin) != host and not self._is_ours(hostname(origin)):
             return f"this server takes no requests from web pages of {origin!r}; start it with --allow-host, or with a key"
@@ -60,16 +60,6 @@ def guarded(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:
     return Guard(app, names)
 
 
-def is_this_machine(name: str) -> bool:
-    """Whether a name or an address reaches nothing but this machine."""
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
 def hostname(url: str) -> str:
     """The name or address in a URL, in lower case; empty where there is none."""
     try:
@@ -84,12 +74,3 @@ def _netloc(url: str) -> str:
         return urlsplit(url).netloc
     except ValueError:
         return ""
-
-
-def _is_address(name: str) -> bool:
-    """Whether it is an address: no page can come from one and have its name led elsewhere."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

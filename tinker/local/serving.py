@@ -15,7 +15,8 @@ import uvicorn
 from tinker.local.app import create_app
 from tinker.local.engines import EngineName, open_engine
 from tinker.local.engines.protocol import Engine
-from tinker.local.guard import guarded, is_this_machine
+from tinker.local.guard import guarded
+from tinker.local.hosts import is_this_machine
 from tinker.local.schedule import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State

@@ -65,6 +65,7 @@ class State:
         self.checkpoints: Checkpoints = Checkpoints(self.settings.data_dir, now, self._owner)
         self.snapshots: Snapshots = Snapshots(self.settings.data_dir, self._owner)
         self.telemetry: deque[models.TelemetryEvent] = deque(maxlen=self.settings.max_telemetry_events)
+        self.foreign_names: set[str] = set()  # of base models, which clients were given another one for
         self.samples: SampleLane = SampleLane(self.futures, self.settings.sample_batch_tokens)
         self._worker = Worker(open_engine, self.lock, clock)
         self._worker.add(self.samples)

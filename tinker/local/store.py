@@ -68,13 +68,15 @@ class Session:
 class Model:
     """One training run. ``broken`` says why its creation failed, ``closed`` why it takes no more requests.
 
-    ``optimizer`` is a family. ``inflight`` is what its inflight samplers sample from; ``names`` are the checkpoint paths that
-    accepted saves will take. ``last_request_at`` is a time of day.
+    ``asked_as`` is what its client called the base model. ``optimizer`` is a family. ``inflight`` is what its inflight
+    samplers sample from; ``names`` are the checkpoint paths that accepted saves will take. ``last_request_at`` is a time of
+    day.
     """
 
     model_id: str
     session: Session
     base_model: str
+    asked_as: str | None = None
     spec: AdapterSpec
     lane: NumberedLane
     last_request_at: float
@@ -99,11 +101,15 @@ class Model:
 
 @attrs.define(eq=False, kw_only=True)
 class Sampler:
-    """One sampling session. ``weights`` is None until they are saved; ``clients`` is the last number given to a copy."""
+    """One sampling session. ``weights`` is None until they are saved; ``clients`` is the last number given to a copy.
+
+    ``asked_as`` is what its client called the base model.
+    """
 
     sampler_id: str
     session: Session
     base_model: str
+    asked_as: str | None = None
     model_path: str | None = None
     weights: Weights | None = None
     clients: int = 0

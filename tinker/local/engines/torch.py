@@ -93,7 +93,7 @@ class TorchEngine:
         source = str(default_model_path()) if str(model) == PACKAGED_MODEL else str(model)
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         kind = dtype or (torch.float32 if place.type == "cpu" else torch.bfloat16)
-        self._source, self._name = source, _public_name(source)
+        self._source, self._name, self._aliases = source, _public_name(source), _paths(source)
         self._model, self._tokenizer = _load(source, place, kind)
         self._slots = LoraSlots(self._model)
         self._adapters: dict[str, Adapter] = {}
@@ -105,8 +105,12 @@ class TorchEngine:
         return self._name
 
     @property
+    def aliases(self) -> frozenset[str]:
+        return self._aliases
+
+    @property
     def tokenizer_id(self) -> str:
-        return self._source
+        return str(Path(self._source).resolve()) if Path(self._source).is_dir() else self._source
 
     @property
     def max_context_length(self) -> int:
@@ -454,6 +458,14 @@ def _public_name(source: str) -> str:
     if Path(source) == default_model_path():
         return PACKAGED_MODEL
     return Path(source).resolve().name if Path(source).is_dir() else source
+
+
+def _paths(source: str) -> frozenset[str]:
+    """What a directory may be called besides its last part: the path as it was given, and the whole of it."""
+    folder = Path(source)
+    if not folder.is_dir() or folder == default_model_path():
+        return frozenset()
+    return frozenset({source, str(folder), str(folder.absolute()), str(folder.resolve())})
 
 
 @contextmanager

@@ -96,6 +96,10 @@ class ToyEngine:
         return self._name
 
     @property
+    def aliases(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
     def tokenizer_id(self) -> str:
         """The byte-level tokenizer that comes with the package: token ids below 256 are bytes."""
         return str(Path(__file__).resolve().parent.parent / "base_model")
