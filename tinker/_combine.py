@@ -31,15 +31,16 @@ _REDUCTIONS: dict[str, Callable[[Values, Weights], float]] = {
     "max": lambda values, _: max(values),
     "slack": lambda values, weights: max(values) - _mean(values, weights),
     "hash2": _hash2,
+    "hash_unordered": _hash2,  # what older servers call it
 }
 
 
 def combine(results: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
     """One result: outputs concatenated in order, metrics reduced.
 
-    ``sum``, ``mean`` (weighted by outputs), ``min``, ``max``, ``slack`` (largest minus mean), ``hash2`` (sum modulo 2^64) and
-    ``unique`` (the chunks' values under ``key``, ``key_1``, ``key_2`` ...). Of several chunks, a metric that one of them lacks
-    or whose reduction is not known is left out; of one chunk every metric is kept.
+    ``sum``, ``mean`` (weighted by outputs), ``min``, ``max``, ``slack`` (largest minus mean), ``hash2`` and ``hash_unordered``
+    (sum modulo 2^64), and ``unique`` (the chunks' values under ``key``, ``key_1``, ``key_2`` ...). Of several chunks, a metric
+    that one of them lacks or whose reduction is not known is left out; of one chunk every metric is kept.
     """
     first = results[0]
     weights = [len(result.loss_fn_outputs) for result in results]

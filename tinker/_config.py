@@ -80,7 +80,6 @@ def load(
     """
     env = os.environ if environ is None else environ
     url = _base_url(base_url or env.get("TINKER_BASE_URL") or HOSTED_URL)
-    local_dir = env.get("TINKER_LOCAL_DIR")
     return Config(
         base_url=url,
         api_key=api_key or env.get("TINKER_API_KEY") or None,
@@ -93,11 +92,22 @@ def load(
         headers={**_identity(), **_cloudflare(env), **_spelled(_pairs(env, "TINKER_DEFAULT_HEADERS")), **_spelled(headers)},
         query={**_pairs(env, "TINKER_DEFAULT_QUERY"), **(query or {})},
         sdk_version=env.get("TINKER_SDK_VERSION") or __version__,
-        local_dir=Path(local_dir) if local_dir else None,
+        local_dir=local_dir(env),
         patience_seconds=patience_seconds,
         fail_fast=_switched(fail_fast, env, "TINKER_FAIL_FAST"),
         telemetry=_switched(telemetry, env, "TINKER_TELEMETRY"),
     )
+
+
+def local_dir(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where servers of this machine keep checkpoints, unless they are told otherwise."""
+    env = os.environ if environ is None else environ
+    return Path(env["TINKER_LOCAL_DIR"]) if env.get("TINKER_LOCAL_DIR") else None
+
+
+def serve_api_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """The key that a server started here asks its clients for, unless it is told otherwise."""
+    return (os.environ if environ is None else environ).get("TINKER_SERVE_API_KEY") or None
 
 
 def _switched(choice: bool | None, env: Mapping[str, str], name: str) -> bool:

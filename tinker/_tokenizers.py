@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
+
+from tinker.errors import TinkerError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,6 +32,7 @@ _PINNED = {
     "moonshotai/Kimi-K2.6": "b5aabbfb20227ed42becbf5541dbffd213942c58",
     "moonshotai/Kimi-K3": "f831ab66814297da540d832a5235f8e904f29d06",
 }
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 # Owners of models whose tokenizers are on no hub but in a package.
 _IN_A_PACKAGE = ("TML/", "thinkingmachines/")
 
@@ -47,7 +51,10 @@ _registry = threading.Lock()
 
 
 def resolve(model_name: str, tokenizer_id: str | None) -> Source:
-    """The tokenizer to load: the one the server named, else the model's. Revisions after ``:`` are of the model, not of it."""
+    """The tokenizer to load: the one the server named, else the model's. Revisions after ``:`` are of the model, not of it.
+
+    TinkerError where the server's word is neither a directory here nor possibly a name on the hub.
+    """
     name = tokenizer_id or model_name
     if name and Path(name).is_dir():
         return Source(str(Path(name).resolve()))
@@ -55,6 +62,11 @@ def resolve(model_name: str, tokenizer_id: str | None) -> Source:
     if not tokenizer_id:
         name = _of_model(name)
     name = _ELSEWHERE.get(name, name)
+    if tokenizer_id and not (_HUB_NAME.fullmatch(name) or Path(name).is_dir() or name.startswith(_IN_A_PACKAGE)):
+        raise TinkerError(
+            f"the tokenizer {tokenizer_id!r} is neither a directory of this machine nor a name on the Hugging Face hub. "
+            "Copy the tokenizer's files to this machine and load them with transformers.AutoTokenizer.from_pretrained"
+        )
     return Source(name, _PINNED.get(name))
 
 

@@ -20,7 +20,7 @@ from tinker._completions import Completions
 from tinker._observers import tracked
 from tinker._polling import report_pause, sample_response
 from tinker._pools import Purpose
-from tinker._retry import RESUBMISSIONS, SAMPLE, SUBMIT, Policy, Verdict, judge, sampling_policy
+from tinker._retry import ABSENT_STATUSES, RESUBMISSIONS, SAMPLE, SUBMIT, Policy, Verdict, judge, sampling_policy
 from tinker._runtime import Runtime, is_of_this_process
 from tinker._server import Facts
 from tinker._session import Started
@@ -97,6 +97,7 @@ class SamplingClient(SelfFuture):
         self._find_base_model = base_model
         self._sampling_session_id: str | None = None
         self._base_model: APIFuture[str] | None = None
+        self._tokenizer: APIFuture[_tokenizers.Source] | None = None
         self._is_clone = is_clone
         self._policy = policy
         self._clone_id = 0
@@ -161,8 +162,12 @@ class SamplingClient(SelfFuture):
         return self._base_model_future().result()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the base model; loaded once in a process. ImportError without transformers."""
-        return _tokenizers.load(_tokenizers.resolve(self.get_base_model(), None))
+        """The tokenizer of the base model; loaded once in a process. Blocks until the client exists.
+
+        It is the one that the server names, else that of the model's name. ImportError without transformers; TinkerError when
+        the server's tokenizer cannot be reached from this machine.
+        """
+        return _tokenizers.load(self._tokenizer_future().result())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """``text`` in the tokens of :meth:`get_tokenizer`, with those that it puts around a text unless told otherwise."""
@@ -303,6 +308,26 @@ class SamplingClient(SelfFuture):
     async def _asked_base_model(self) -> str:
         await self
         return await self._find_base_model()
+
+    def _tokenizer_future(self) -> APIFuture[_tokenizers.Source]:
+        known = self._tokenizer
+        if known is None or (known.done() and known.exception() is not None):
+            future: APIFuture[_tokenizers.Source] = self._future("get_tokenizer")
+            known = self._tokenizer = start(future, self._asked_tokenizer)
+        return known
+
+    async def _asked_tokenizer(self) -> _tokenizers.Source:
+        await self
+        assert self._sampling_session_id is not None
+        base_model = await self._find_base_model()
+        request = api.get_sampler(sampler_id=self._sampling_session_id)
+        try:
+            tokenizer_id = (await self._runtime.transport.send(request, SUBMIT)).tokenizer_id
+        except APIStatusError as error:
+            if error.status_code not in ABSENT_STATUSES:
+                raise
+            tokenizer_id = None
+        return _tokenizers.resolve(base_model, tokenizer_id)
 
     async def _sampled(self, future: APIFuture[Any], wanted: _Wanted) -> SampleResponse:
         await ready(self, future)

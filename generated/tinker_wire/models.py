@@ -1221,6 +1221,8 @@ class GetSamplerResponse(_Record, frozen=True, kw_only=True, omit_defaults=True)
     sampler_id: str
     base_model: str
     model_path: str | None = None
+    tokenizer_id: str | None = None
+    """A tokenizer to load, as in `ModelData`; missing or null where the name of the base model says which."""
 
 
 class SamplingParams(_Record, frozen=True, kw_only=True, omit_defaults=True):

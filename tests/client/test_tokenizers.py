@@ -20,7 +20,8 @@ CLIENTS = """
 import sys, httpx, tinker
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
-state = State(ToyEngine, Settings(data_dir=sys.argv[1], any_base_model=True))
+profile = "official" if "told" in sys.argv else "minimal-json"
+state = State(ToyEngine, Settings(data_dir=sys.argv[1], any_base_model=True, profile=profile))
 service = tinker.ServiceClient(base_url="http://server", transport=httpx.ASGITransport(create_app(state)))
 """
 
@@ -68,10 +69,41 @@ def test_which(run: Any, model: str, name: str, revision: str | None) -> None:
 
 
 def test_the_servers_word(run: Any, tmp_path: Path) -> None:
-    """Training clients load the tokenizer that the server names, a directory too."""
-    script = "service.create_lora_training_client('Qwen/Qwen3-8B', rank=4).get_tokenizer(); print(1)"
-    _, asked = run(script)
+    """Clients of every kind load the tokenizer that the server names, a directory too."""
+    script = """
+import json
+training = service.create_lora_training_client("Qwen/Qwen3-8B", rank=4)
+samplers = [
+    training.save_weights_and_get_sampling_client(),
+    service.create_sampling_client(base_model="Qwen/Qwen3-8B"),
+    training.create_sampling_client(training.save_weights_for_sampler("a").result().path),
+]
+samplers.append(tinker.SamplingClient.from_sampler_handle(samplers[0].get_sampler_handle()))
+print(json.dumps(len({id(client.get_tokenizer()) for client in [training, *samplers]})))
+"""
+    distinct, asked = run(script, "told")
+    assert distinct == 1
     assert asked == [[str(PACKAGED), {}]]
+
+
+def test_a_tokenizer_out_of_reach(run: Any) -> None:
+    """A tokenizer that is a folder of another machine is an error in words, and nothing is looked for on the hub."""
+    script = """
+import json
+from tinker import _tokenizers
+def fault(name):
+    try:
+        _tokenizers.resolve("qwen", name)
+    except tinker.TinkerError as error:
+        return str(error)
+names = "qwen (a folder of the server)", "/models/qwen", "/qwen", "../qwen", "a/b/c", "a b"
+print(json.dumps([[name, fault(name)] for name in names]))
+"""
+    faults, asked = run(script)
+    assert asked == []
+    for name, fault in faults:
+        assert repr(name) in fault
+        assert "AutoTokenizer.from_pretrained" in fault
 
 
 def test_directory(run: Any, tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.app import create_app
-from tinker.local.engines.protocol import Example, LossResult, SampleJob, SampleResult
+from tinker.local.engines.protocol import AdapterSpec, EngineError, Example, LossResult, SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.state import State
 
@@ -176,11 +177,23 @@ class Clock:
         return self.seconds
 
 
-class GatedEngine(ToyEngine):
-    """Losses wait until the gate is opened; ``order`` lists the adapters they were computed for."""
+class FullEngine(ToyEngine):
+    """Has no room for adapters of rank 13."""
 
     def __init__(self) -> None:
         super().__init__(vocabulary=512)
+
+    def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
+        if spec.rank == 13:
+            raise EngineError("there is no room for rank 13")
+        super().create_adapter(adapter_id, spec)
+
+
+class GatedEngine(FullEngine):
+    """Losses wait until the gate is opened; ``order`` lists the adapters they were computed for."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.gate, self.entered, self.order = threading.Event(), threading.Event(), list[str]()
 
     def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
@@ -188,6 +201,22 @@ class GatedEngine(ToyEngine):
         assert self.gate.wait(30)
         self.order.append(adapter_id)
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
+
+
+class FolderEngine(ToyEngine):
+    """A model that was loaded from a directory, as ``path`` names it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(vocabulary=512, base_model=path.name)
+        self._path = path
+
+    @property
+    def aliases(self) -> frozenset[str]:
+        return frozenset({str(self._path)})
+
+    @property
+    def tokenizer_id(self) -> str:
+        return str(self._path)
 
 
 class RecordingEngine(ToyEngine):

@@ -145,7 +145,7 @@ def test_skyrl_answers_with_its_own_fields(skyrl: Api) -> None:
 
 
 def test_skyrl_creates_no_model_from_a_checkpoint(skyrl: Api) -> None:
-    """``load_weights`` needs a model, and must be its first request; it always restores the optimizer."""
+    """``load_weights`` needs a model, and must be its first request."""
     session = skyrl.session()
     model = skyrl.model(session)
     skyrl.result(skyrl.step(model, 1, learning_rate=0.1))
@@ -158,6 +158,30 @@ def test_skyrl_creates_no_model_from_a_checkpoint(skyrl: Api) -> None:
     assert skyrl.refused("load_weights", late) == (400, "LoadWeights is not permitted with seq_id 3")
     fresh = {"model_id": skyrl.model(session), "seq_id": 1, "path": path}
     assert skyrl.result(skyrl.ok("load_weights", fresh)) == {"type": "load_weights"}
+
+
+def test_skyrl_restores_the_optimizer_unless_told_otherwise(skyrl: Api) -> None:
+    """A load with ``optimizer`` false starts afresh; true, or nothing said, goes on as the saved model does."""
+    session = skyrl.session()
+    source = skyrl.model(session)
+    skyrl.loss(source, 1)
+    skyrl.result(skyrl.step(source, 2, learning_rate=0.01))
+    skyrl.result(skyrl.save(source, 3, "a"))
+
+    def next_loss(optimizer: dict[str, bool] | None) -> float:
+        model = source
+        if optimizer is not None:
+            model = skyrl.model(session)
+            body = {"model_id": model, "seq_id": 1, "path": f"tinker://{source}/weights/a", **optimizer}
+            skyrl.result(skyrl.ok("load_weights", body))
+        skyrl.loss(model, 4)
+        skyrl.result(skyrl.step(model, 5, learning_rate=0.01))
+        loss: float = skyrl.result(skyrl.loss(model, 6))["metrics"]["total_loss:sum"]
+        return loss
+
+    expected = next_loss(None)
+    assert next_loss({"optimizer": True}) == next_loss({}) == expected
+    assert next_loss({"optimizer": False}) != expected
 
 
 def test_skyrl_fails_polls_of_failed_requests(skyrl: Api) -> None:

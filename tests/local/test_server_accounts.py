@@ -106,3 +106,29 @@ def test_a_revoked_key_and_its_tokens_are_refused(make_api: MakeApi) -> None:
         assert (status, "revoked" in detail) == (401, True)
     assert api.ok("create_session", SESSION, headers=other)
     assert api.refused("delete_api_key")[0] == 401
+
+
+def link_token(api: Api, headers: dict[str, str]) -> dict[str, str]:
+    """The headers of a request with the token of a download link."""
+    session = api.ok("create_session", SESSION, headers=headers)["session_id"]
+    while (export := api.ok("trace_export", headers=headers, session_id=session))["status"] == "pending":
+        pass
+    return {"x-api-key": export["url"].split("/")[-2]}
+
+
+@pytest.mark.parametrize("tokens_needed", [True, False])
+def test_the_token_of_a_link_is_no_credential(make_api: MakeApi, tokens_needed: bool) -> None:
+    """What a download link holds is 401 as a key and as a token."""
+    config = models.ClientConfigResponse(pjwt_auth_enabled=tokens_needed)
+    api = make_api(api_key="tml-secret", client_config=config)
+    link = link_token(api, token(api))
+    for name, body in (("client_config", CONFIG), ("create_session", SESSION), ("auth_token", {}), ("get_api_key", None)):
+        assert api.call(name, body, headers=link).status_code == 401, name
+
+
+def test_the_token_of_a_link_is_any_text_where_there_is_no_key(make_api: MakeApi) -> None:
+    """A server without a key takes it as it takes every other text."""
+    api = make_api()
+    link = link_token(api, {})
+    assert api.ok("create_session", SESSION, headers=link)
+    assert api.ok("get_api_key", headers=link)["key_id"] >= 0

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from server_harness import Api, Clock, GatedEngine, MakeApi
+from server_harness import Api, Clock, FullEngine, GatedEngine, MakeApi
 
 from tinker.local.engines.toy import ToyEngine
 
@@ -147,9 +147,10 @@ def test_runs_come_in_pages_the_last_used_first(api: Api, clock: Clock) -> None:
         assert {run["training_run_id"] for run in page["training_runs"]} == expected
 
 
-def test_a_run_whose_creation_failed_is_corrupted(api: Api) -> None:
+def test_a_run_whose_creation_failed_is_corrupted(make_api: MakeApi) -> None:
     """It is listed, so that the user sees what became of it."""
-    future = api.create_model(api.session(), lora_config={"rank": 0})
+    api = make_api(FullEngine())
+    future = api.create_model(api.session(), lora_config={"rank": 13})
     api.failure(future)
     assert api.ok("get_training_run", training_run_id=future["model_id"])["corrupted"] is True
 

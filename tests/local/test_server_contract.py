@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -10,12 +10,22 @@ from server_harness import Api, MakeApi, custom_loss_body, sample_body
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
-from tinker.local.app import HANDLERS
+from tinker.local.app import HANDLERS, Handler
 
 
 def test_every_operation_has_a_handler() -> None:
     """What the contract promises, this server does."""
     assert HANDLERS.keys() == OPERATIONS.keys()
+
+
+def test_an_operation_without_a_handler_is_501(make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation that was only added to the contract is refused by name, and everything else works."""
+    monkeypatch.delitem(cast("dict[str, Handler]", HANDLERS), "get_sampler")
+    api = make_api()
+    sampler = api.sampler(api.session())
+    status, detail = api.refused("get_sampler", sampler_id=sampler)
+    assert (status, "get_sampler" in detail) == (501, True)
+    assert "sequences" in api.result(api.sample(sampler))
 
 
 def test_every_answer_is_of_the_promised_type(api: Api) -> None:

@@ -11,6 +11,7 @@ import pytest
 from server_harness import Api, Clock, GatedEngine, MakeApi, custom_loss_body, loss_body, sample_body
 from tinker_wire.operations import OPERATIONS
 
+from tinker.local.engines.toy import ToyEngine
 from tinker.local.store import MAX_LOGS
 
 SESSION = {"tags": [], "sdk_version": "1"}
@@ -101,6 +102,51 @@ def test_silent_sessions_make_room(make_api: MakeApi) -> None:
     assert api.session()
     assert api.refused("session_heartbeat", {"session_id": silent})[0] == 410
     assert api.refused("create_session", SESSION)[0] == 403
+
+
+def test_sessions_of_dead_clients_make_room_after_a_minute(make_api: MakeApi) -> None:
+    """Six heartbeats that did not come are enough where room is needed; requests and polls are signs of life, too."""
+    clock = Clock()
+    api = make_api(clock=clock, max_models=4)
+    dead, beating, working, polling = (api.session() for _ in range(4))
+    models = [api.create_model(session) for session in (dead, beating, working, polling)]
+    for future in models:
+        api.result(future)
+    clock.seconds += 59.0
+    status, detail = api.refused("create_model", {"session_id": api.session(), "model_seq_id": 0, "base_model": "tinker/toy"})
+    assert (status, "max_models" in detail) == (403, True)
+    api.ok("session_heartbeat", {"session_id": beating})
+    api.ok("get_info", {"model_id": models[2]["model_id"]})
+    api.result(models[3])
+    clock.seconds += 1.0
+    assert api.model()
+    assert [session.session_id for session in api.state.store.sessions() if session.end is not None] == [dead]
+
+
+def test_sessions_of_dead_clients_end_after_their_time(make_api: MakeApi) -> None:
+    """Their adapters are freed although nobody needs the room."""
+    clock, engine = Clock(), ToyEngine(vocabulary=512)
+    api = make_api(engine, clock=clock)
+    dead, alive = api.session(), api.session()
+    gone, kept = api.model(dead), api.model(alive)
+    clock.seconds += 600.0
+    for number in range(1, 5):  # between two steps of one model every other lane has had its turn
+        api.result(api.step(kept, number))
+    assert engine._adapters.keys() == {kept}
+    status, detail = api.refused("optim_step", {"model_id": gone, "seq_id": 1, "adam_params": {}})
+    assert (status, "has ended" in detail) == (400, True)
+    api.ok("session_heartbeat", {"session_id": alive})
+
+
+def test_ranks_are_bounded(make_api: MakeApi) -> None:
+    """A rank that is not possible is 400 at the creation, with the bounds."""
+    api = make_api(max_rank=8)
+    body = {"session_id": api.session(), "model_seq_id": 0, "base_model": "tinker/toy"}
+    for rank in (0, 9, 10**9):
+        status, detail = api.refused("create_model", {**body, "lora_config": {"rank": rank}})
+        assert (status, detail) == (400, f"rank is {rank}; 1 to 8 is possible (max_rank)")
+    assert api.model(body["session_id"], lora_config={"rank": 8})
+    assert "1 to 1024" in make_api().refused("create_model", {**body, "lora_config": {"rank": 1025}})[1]
 
 
 def test_the_queue_is_bounded(make_api: MakeApi) -> None:

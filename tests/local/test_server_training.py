@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from server_harness import PROTO, Api, Clock, GatedEngine, MakeApi, RecordingEngine, datum, loss_body
+from server_harness import PROTO, Api, Clock, FullEngine, GatedEngine, MakeApi, RecordingEngine, datum, loss_body
 
 from tinker._wire import proto
 from tinker.local.engines.protocol import Adam, EngineError, LossResult
@@ -312,15 +312,16 @@ def test_a_crash_of_the_engine_is_the_servers_fault_and_survived(make_api: MakeA
     assert "loss:sum" in api.result(api.loss(model, 2))["metrics"]
 
 
-def test_a_model_that_was_not_created_says_why(api: Api) -> None:
+def test_a_model_that_was_not_created_says_why(make_api: MakeApi) -> None:
     """Requests behind a failed creation fail with its reason instead of a riddle."""
+    api = make_api(FullEngine())
     session = api.session()
-    future = api.create_model(session, lora_config={"rank": 0})
-    assert "rank is 0" in api.failure(future)[1]
+    future = api.create_model(session, lora_config={"rank": 13})
+    assert "no room for rank 13" in api.failure(future)[1]
     category, error = api.failure(api.loss(future["model_id"], 1))
     assert category == "user"
-    assert "was not created: rank is 0" in error
-    assert "rank is 0" in api.refused("get_info", {"model_id": future["model_id"]})[1]
+    assert "was not created: there is no room for rank 13" in error
+    assert "no room for rank 13" in api.refused("get_info", {"model_id": future["model_id"]})[1]
 
 
 def test_an_engine_that_cannot_be_opened_is_reported(make_api: MakeApi) -> None:

@@ -231,6 +231,27 @@ def test_micro_batches_change_nothing(engine: TorchEngine, monkeypatch: pytest.M
     assert_same(weights(engine, "a"), expected)
 
 
+@pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo", "cispo"])
+def test_metrics_leave_out_what_teaches_nothing(engine: TorchEngine, loss_fn: str) -> None:
+    """On policy, with prompt positions of logprob 0 and advantage 0, every counted ratio is 1 and nothing is clipped."""
+    data = rows(6, 4)
+    plain = [Example(tokens=d.tokens, loss_inputs={"target_tokens": d.loss_inputs["target_tokens"]}) for d in data]
+    now = engine.forward_backward("a", plain, "cross_entropy", {}, backward=False).outputs
+    for datum, output in zip(data, now, strict=True):
+        datum.loss_inputs["logprobs"][:] = output["logprobs"]
+        for name in ("logprobs", "advantages"):
+            datum.loss_inputs[name][:2] = 0.0
+    metrics = engine.forward_backward("a", data, loss_fn, {}, backward=True).metrics
+    assert metrics["tokens:sum"] == 6
+    assert (metrics["ratio:min"], metrics["ratio:max"]) == pytest.approx((1.0, 1.0), abs=1e-4)
+    assert metrics.get("clipped:sum") == (None if loss_fn == "importance_sampling" else 0.0)
+    for datum in data:
+        datum.loss_inputs["advantages"][:] = 0.0
+    metrics = engine.forward_backward("a", data, loss_fn, {}, backward=False).metrics
+    assert metrics.pop("clipped:sum", 0.0) == 0.0
+    assert metrics == {"loss:sum": 0.0, "tokens:sum": 0.0}
+
+
 def test_gradients_accumulate_until_the_step(engine: TorchEngine, model_directory: Path) -> None:
     """Two calls and one step are one step on all data, and the step clears the gradient."""
     first, second = supervised(5, 6), supervised(7, seed=3)

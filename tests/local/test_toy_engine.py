@@ -160,6 +160,30 @@ def test_losses_have_their_documented_values(engine: ToyEngine) -> None:
     assert unclipped["clipped:sum"] == 0
 
 
+@pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo", "cispo"])
+def test_metrics_leave_out_what_teaches_nothing(engine: ToyEngine, loss_fn: str) -> None:
+    """On policy, with prompt positions of logprob 0 and advantage 0, every counted ratio is 1 and nothing is clipped."""
+    now = engine.forward_backward("a", [example()], "cross_entropy", {}, backward=False).outputs[0]["logprobs"]
+    learned = np.array([0, 0, 1, 1, 1], np.float32)
+    on_policy = example(logprobs=now * learned, advantages=learned * np.array([0, 0, 1.5, -1, 2], np.float32))
+    metrics = engine.forward_backward("a", [on_policy], loss_fn, {}, backward=False).metrics
+    assert metrics["tokens:sum"] == 3
+    assert metrics["ratio:min"] == pytest.approx(1.0) == metrics["ratio:max"]
+    assert metrics.get("clipped:sum") == (None if loss_fn == "importance_sampling" else 0.0)
+    nothing = example(logprobs=now * 0, advantages=learned * 0)
+    metrics = engine.forward_backward("a", [nothing], loss_fn, {}, backward=False).metrics
+    assert metrics.pop("clipped:sum", 0.0) == 0.0
+    assert metrics == {"loss:sum": 0.0, "tokens:sum": 0.0}
+
+
+def test_dro_counts_what_has_no_advantage(engine: ToyEngine) -> None:
+    """The penalty of dro acts without an advantage, so such tokens count."""
+    drifting = example(logprobs=np.zeros(5, np.float32), advantages=np.zeros(5, np.float32))
+    metrics = engine.forward_backward("a", [drifting], "dro", {}, backward=False).metrics
+    assert metrics["tokens:sum"] == 5
+    assert metrics["loss:sum"] > 0
+
+
 def test_weights_and_masks_scale_terms_and_silence_the_rest(engine: ToyEngine) -> None:
     """A cell of weight zero counts for nothing, whatever stands in it; its reported logprob is 0 for an impossible target."""
     targets = TARGETS.copy()

@@ -16,7 +16,7 @@ def result(count: int, **metrics: float) -> ForwardBackwardOutput:
 
 @pytest.mark.parametrize(
     ("suffix", "expected"),
-    [("sum", 6.0), ("mean", 1.8), ("min", 1.0), ("max", 3.0), ("slack", 1.2), ("hash2", 6)],
+    [("sum", 6.0), ("mean", 1.8), ("min", 1.0), ("max", 3.0), ("slack", 1.2), ("hash2", 6), ("hash_unordered", 6)],
 )
 def test_reductions(suffix: str, expected: float) -> None:
     """The values 1, 2, 3 of chunks with 2, 2 and 1 outputs reduce as recorded with the reference client."""

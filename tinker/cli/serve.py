@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tinker._config import serve_api_key
+
 if TYPE_CHECKING:
     from tinker.local.engines import EngineName
 
@@ -21,8 +23,24 @@ if TYPE_CHECKING:
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Checkpoints. Default: ~/.tinker/local.")
-@click.option("--api-key", help="Key that clients must send. Default: any, or none.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for checkpoints. Default: TINKER_LOCAL_DIR, else ~/.tinker/local.",
+)
+@click.option("--api-key", help="Key that clients must send; other users of this machine can see it. Default: any, or none.")
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="File that holds the key. Without either option: TINKER_SERVE_API_KEY.",
+)
+@click.option(
+    "--allow-host",
+    "allowed_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="Another name that clients may use for this server where it has no key. Can be given several times.",
+)
 @click.option(
     "--profile",
     type=click.Choice(["official", "skyrl", "minimal-json"]),
@@ -39,6 +57,8 @@ def serve(
     port: int,
     data: Path | None,
     api_key: str | None,
+    api_key_file: Path | None,
+    allowed_hosts: tuple[str, ...],
     profile: str,
     hold: float | None,
     any_base_model: bool,
@@ -55,9 +75,27 @@ def serve(
             missing = ", ".join(missing_parts()) or "the packaged model"
             click.echo(f"Without {missing} this is a toy: a bigram model in numpy.", err=True)
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-        settings = Settings(data_dir=data, api_key=api_key, profile=profile, any_base_model=any_base_model)
+        settings = Settings(
+            data_dir=data,
+            api_key=_key(api_key, api_key_file),
+            allowed_hosts=allowed_hosts,
+            profile=profile,
+            any_base_model=any_base_model,
+        )
         if hold is not None:
             settings = attrs.evolve(settings, hold_seconds=hold)
         run(model=model, engine=engine, host=host, port=port, settings=settings)
     except (ImportError, OSError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _key(given: str | None, file: Path | None) -> str | None:
+    """The key: the one given, else the file's, else the environment's. UsageError for two, or for an empty one."""
+    if given is not None and file is not None:
+        raise click.UsageError("--api-key and --api-key-file exclude each other")
+    if given is None and file is None:
+        return serve_api_key()
+    key = (given if file is None else file.read_text(encoding="utf-8")) or ""
+    if not key.strip():
+        raise click.UsageError(f"the key in {file} is empty" if file else "--api-key is empty")
+    return key.strip()

@@ -62,6 +62,7 @@ def accept(
     request_id = state.futures.submitted(key, same)
     if request_id is None:
         future = state.futures.open(key, same, model.session.span(operation, model.model_id))
+        future.on_poll = lambda: state.store.touch(model.session)
         place = number if number == 0 or state.settings.profile.ordered else model.lane.number(None)
         _enqueue(state, model.lane, place, Work(future, run), prepare)
         request_id = future.request_id

@@ -56,13 +56,10 @@ class Accounts:
 
     def key_id(self, given: bytes) -> int:
         """The number of a key, or of the key that a token was given for."""
-        text = given.decode("utf-8", "replace")
-        if is_token(text):
-            try:
-                return int(self._signer.read(text)["key_id"])
-            except BadToken:
-                pass
-        return int.from_bytes(hashlib.sha256(given).digest()[:4], "big")
+        try:
+            return self._key_of_token(given)
+        except BadToken:
+            return int.from_bytes(hashlib.sha256(given).digest()[:4], "big")
 
     def _admit_key(self, given: bytes) -> None:
         if self._expected is not None and not hmac.compare_digest(given, self._expected.encode()):
@@ -72,21 +69,28 @@ class Accounts:
 
     def _admit_token(self, given: bytes) -> None:
         try:
-            claims = self._signer.read(given.decode("utf-8", "replace"))
+            key_id = self._key_of_token(given)
         except BadToken as error:
             detail = f"X-API-Key holds no valid token: {error}; exchange the key for one"
             raise Problem(401, detail, {"www-authenticate": 'Bearer error="invalid_token"'}) from error
-        if claims["key_id"] in self._revoked:
+        if key_id in self._revoked:
             raise Problem(401, "the key that the token in X-API-Key was given for was revoked")
 
     def _is_good_token(self, given: bytes) -> bool:
-        text = given.decode("utf-8", "replace")
-        if not is_token(text):
-            return False
         try:
-            return self._signer.read(text)["key_id"] not in self._revoked
+            return self._key_of_token(given) not in self._revoked
         except BadToken:
             return False
+
+    def _key_of_token(self, given: bytes) -> int:
+        """The number of the key that a token was given for. BadToken for anything else, such as the token of a link."""
+        text = given.decode("utf-8", "replace")
+        if not is_token(text):
+            raise BadToken("it does not have the form of one")
+        key_id = self._signer.read(text).get("key_id")
+        if not isinstance(key_id, int):
+            raise BadToken("it opens a link and not this server")
+        return key_id
 
 
 async def auth_token(state: State, call: Call) -> models.AuthTokenResponse:

@@ -23,6 +23,7 @@ async def retrieve_future(state: State, call: Call) -> msgspec.Struct | Response
     request = call.read(models.FutureRetrieveRequest)
     profile = state.settings.profile
     future = state.futures.find(request.request_id)
+    future.on_poll()
     outcome = await future.wait(state.settings.hold_seconds)
     if outcome is None:
         return _try_again(future, _is_old(call), profile)

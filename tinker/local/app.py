@@ -133,7 +133,8 @@ def _generality(path: str) -> tuple[int, int, str]:
 def _route(state: State, path: str) -> Route:
     """All operations of one path."""
     rows = {row.method: row for row in OPERATIONS.values() if row.path == path}
-    endpoints = {method: _endpoint(state, row, HANDLERS[row.operation_id]) for method, row in rows.items()}
+    handlers = {method: HANDLERS.get(row.operation_id, _not_implemented) for method, row in rows.items()}
+    endpoints = {method: _endpoint(state, row, handlers[method]) for method, row in rows.items()}
 
     async def endpoint(request: Request) -> Response:
         return await endpoints["GET" if request.method == "HEAD" else request.method](request)
@@ -165,6 +166,11 @@ def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[
             return _refusal(Problem(500, f"{type(error).__name__}: {error}"))
 
     return endpoint
+
+
+async def _not_implemented(state: State, call: Call) -> None:
+    """An operation of the contract that has no handler yet."""
+    raise Problem(501, f"this server does not implement {call.name}")
 
 
 _ABSENT = {404: "Not Found", 405: "Method Not Allowed", 422: "Invalid checkpoint_id"}

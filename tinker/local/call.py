@@ -12,10 +12,12 @@ from tinker_wire.runtime import Operation
 
 from tinker._wire import proto
 from tinker.local import legacy
+from tinker.local.hosts import is_this_machine
 from tinker.local.problem import Problem
 from tinker.local.profiles import Profile
 
 T = TypeVar("T", bound=msgspec.Struct)
+_OF_PROXIES = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 Offload: TypeAlias = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
 
 
@@ -23,7 +25,8 @@ Offload: TypeAlias = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
 class Call:
     """What was asked: the operation, the parts of the path, the query, the headers (lower case) and the plain body.
 
-    ``base_url`` is where the client found this server, without a trailing slash.
+    ``base_url`` is where the client found this server, without a trailing slash. ``is_near`` says that the client runs on
+    this machine, as far as the connection tells: through a tunnel it seems to.
     """
 
     operation: Operation
@@ -31,6 +34,7 @@ class Call:
     query: Mapping[str, str] = attrs.field(factory=lambda: dict[str, str](), repr=False)
     headers: Mapping[str, str] = attrs.field(factory=lambda: dict[str, str](), repr=False)
     base_url: str = ""
+    is_near: bool = False
     content: bytes = attrs.field(default=b"", repr=False)
 
     @property
@@ -104,6 +108,7 @@ async def receive(request: Request, operation: Operation, limit: int, offload: O
         query=dict(request.query_params),
         headers=request.headers,
         base_url=_base_url(request),
+        is_near=_is_near(request),
         content=content,
     )
 
@@ -112,6 +117,12 @@ def _base_url(request: Request) -> str:
     """Where the client found this server: behind a proxy that keeps the Host header, the proxy's address."""
     root: str = request.scope.get("root_path", "")
     return f"{request.scope['scheme']}://{request.headers.get('host', '')}{root}"
+
+
+def _is_near(request: Request) -> bool:
+    """Whether the request comes from this process or by way of this machine's own address, and from nobody behind a proxy."""
+    forwarded = any(name in request.headers for name in _OF_PROXIES)
+    return not forwarded and request.client is not None and is_this_machine(request.client.host)
 
 
 async def _content(request: Request, limit: int) -> bytes:

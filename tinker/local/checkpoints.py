@@ -1,7 +1,8 @@
 """Checkpoints on disk: one folder each, holding what the engine wrote and a record. They outlive the server.
 
 Names from clients never become file names: a folder is named by a readable part and a hash. A folder appears under its
-name complete or not at all. Usable from several threads.
+name complete or not at all, and what was acknowledged survives a killed server and a power failure. What a killed server
+left half done is completed or undone by the next one. Usable from several threads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 from tinker_wire import models
 
+from tinker.local.durable import sync_folder, sync_tree
 from tinker.local.engines.protocol import EngineError
+from tinker.local.owners import Owner
 from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
 
 Kind: TypeAlias = Literal["weights", "sampler_weights", "external_weights"]
@@ -33,6 +36,8 @@ MADE_BY = {
 }
 RECORD_FILE = "checkpoint.json"
 MAX_NAME = 255
+# Folders that are no checkpoints: one that is being written, one that is being replaced, one that is being deleted.
+DRAFT, OLD, GONE = LEFTOVERS = (".draft-", ".old-", ".gone-")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _NOT_IN_NAMES = re.compile(r"[/\x00-\x1f\x7f]")
 
@@ -67,11 +72,13 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoints:
-    """The checkpoints below one folder. ``now`` is the time of day in seconds since 1970."""
+    """The checkpoints below one folder, which this server shares with others. ``now`` is seconds since 1970."""
 
-    def __init__(self, root: Path, now: Callable[[], float]) -> None:
+    def __init__(self, root: Path, now: Callable[[], float], owner: Owner | None = None) -> None:
         self._root, self._now = root, now
+        self._owner = owner or Owner(root)
         self._lock = threading.Lock()  # for what replaces folders and records
+        self._recover()
 
     def exists(self, run: str, kind: Kind, name: str) -> bool:
         """Whether a checkpoint of that name is there and has not expired; a damaged one is there."""
@@ -124,12 +131,12 @@ class Checkpoints:
         place = self.folder(record)
         if not overwrite and self._read(place) is not None:
             raise EngineError(taken(record.path))
-        with self._draft(place.parent) as draft:
+        with self._draft(place) as draft:
             save(draft)
             record = msgspec.structs.replace(record, nbytes=_nbytes(draft))
             (draft / RECORD_FILE).write_bytes(msgspec.json.encode(record))
-            with self._lock:
-                self._replace(draft, place)
+            sync_tree(draft)
+            self._replace(draft, place)
         return record
 
     def copy(self, source: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
@@ -143,7 +150,9 @@ class Checkpoints:
         draft = folder / f".{RECORD_FILE}-{uuid.uuid4().hex}"
         with self._lock:
             draft.write_bytes(msgspec.json.encode(record))
+            sync_tree(folder)
             os.replace(draft, folder / RECORD_FILE)
+            sync_folder(folder)
         return record
 
     def delete(self, record: CheckpointRecord) -> None:
@@ -152,10 +161,11 @@ class Checkpoints:
 
     def _remove(self, folder: Path) -> None:
         """Out of the way first, so that nobody finds half of it."""
-        old = folder.with_name(f".old-{uuid.uuid4().hex}")
+        gone = self._beside(folder, GONE)
         with self._lock, contextlib.suppress(FileNotFoundError):
-            os.replace(folder, old)
-        shutil.rmtree(old, ignore_errors=True)
+            os.replace(folder, gone)
+            sync_folder(folder.parent)
+        shutil.rmtree(gone, ignore_errors=True)
 
     def _folder(self, run: str, kind: Kind, name: str) -> Path:
         return self._root / folder_name(run) / kind / folder_name(name)
@@ -179,15 +189,18 @@ class Checkpoints:
 
     def _decoded(self, folder: Path) -> CheckpointRecord | None:
         try:
-            return msgspec.json.decode((folder / RECORD_FILE).read_bytes(), type=CheckpointRecord)
+            with self._lock:
+                content = (folder / RECORD_FILE).read_bytes()
+            return msgspec.json.decode(content, type=CheckpointRecord)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (msgspec.DecodeError, OSError) as error:
             raise EngineError(f"the checkpoint in {folder.name} is damaged: {error}") from error
 
     @contextmanager
-    def _draft(self, parent: Path) -> Generator[Path]:
-        draft = parent / f".draft-{uuid.uuid4().hex}"
+    def _draft(self, place: Path) -> Generator[Path]:
+        """A folder beside the place of a checkpoint, which goes unless it is moved there."""
+        draft = self._beside(place, DRAFT)
         draft.mkdir(parents=True)
         try:
             yield draft
@@ -195,12 +208,52 @@ class Checkpoints:
             shutil.rmtree(draft, ignore_errors=True)
 
     def _replace(self, draft: Path, place: Path) -> None:
-        """Put the draft where an older checkpoint may be; that one is moved aside first and then deleted."""
-        old = draft.with_name(f".old-{uuid.uuid4().hex}")
-        if place.exists():
-            os.replace(place, old)
-        os.replace(draft, place)
+        """Put the draft where an older checkpoint may be; that one is moved aside first and deleted last."""
+        old = self._beside(place, OLD)
+        with self._lock:
+            if place.exists():
+                os.replace(place, old)
+            try:
+                os.replace(draft, place)
+            except OSError:
+                if old.exists():
+                    os.replace(old, place)
+                raise
+            for folder in (place.parent, place.parent.parent, self._root):
+                sync_folder(folder)
         shutil.rmtree(old, ignore_errors=True)
+
+    # What killed servers left
+
+    def _beside(self, place: Path, prefix: str) -> Path:
+        """A new name in the same folder, which says whose it is."""
+        return place.with_name(f"{prefix}{self._owner.claim()}-{uuid.uuid4().hex}")
+
+    def _recover(self) -> None:
+        """Put back what was moved aside and not replaced, and remove what was left over."""
+        for leftover in sorted(self._root.glob("*/*/.*-*"), key=lambda path: path.name, reverse=True):
+            prefix, _, rest = leftover.name.partition("-")
+            if f"{prefix}-" in LEFTOVERS and self._owner.is_dead(rest.partition("-")[0]):
+                self._clear(leftover)
+        self._owner.forget_dead()
+
+    def _clear(self, leftover: Path) -> None:
+        place = self._place_of(leftover)
+        if place is not None and not place.exists():
+            with contextlib.suppress(OSError):  # another server does the same
+                os.replace(leftover, place)
+                sync_folder(place.parent)
+                return
+        shutil.rmtree(leftover, ignore_errors=True)
+
+    def _place_of(self, leftover: Path) -> Path | None:
+        """Where a checkpoint was before it was moved aside to be replaced; None for everything else."""
+        try:
+            record = self._decoded(leftover) if leftover.name.startswith(OLD) else None
+        except EngineError:
+            return None
+        place = None if record is None else self.folder(record)
+        return place if place is not None and place.parent == leftover.parent else None
 
 
 def checkpoint_path(run: str, kind: Kind, name: str) -> str:

@@ -39,7 +39,8 @@ class Future:
     """One promised result.
 
     ``key`` is what makes a request the same request, ``request_id`` what clients call it. ``progress`` says, while it is
-    pending, what it waits for; None is nothing in particular. ``on_done`` is called once, after the outcome is set.
+    pending, what it waits for; None is nothing in particular. ``on_done`` is called once, after the outcome is set, and
+    ``on_poll`` whenever its client asks for it.
     ``is_sample`` tells what may be cancelled.
     """
 
@@ -50,6 +51,7 @@ class Future:
         self.span = span
         self.progress: Callable[[], str | None] = _nothing
         self.on_done: Callable[[Future], None] = _no_one
+        self.on_poll: Callable[[], object] = _nothing
         self.is_sample = False
         self.encoded: tuple[str, bytes] | None = None
         self.finished_at: float = 0.0

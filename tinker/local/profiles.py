@@ -241,7 +241,7 @@ def _skyrl_save_for_sampler(body: Json) -> Json:
 
 def _skyrl_load(body: Json) -> Json:
     _missing(body, "model_id", "path")
-    return {**_only("model_id", "path", "seq_id")(body), "optimizer": True}
+    return {"optimizer": True, **_only("model_id", "path", "seq_id", "optimizer")(body)}
 
 
 def _skyrl_saved(result: Json) -> Json:
@@ -424,6 +424,7 @@ SKYRL = Profile(
         "client_config": _only("pjwt_auth_enabled"),
         "create_model": _skyrl_created,
         "get_info": _skyrl_info,
+        "get_sampler": _without("tokenizer_id"),
         "get_server_capabilities": _skyrl_capabilities,
         "list_training_runs": _skyrl_runs,
         "get_training_run": _skyrl_run,
@@ -495,7 +496,11 @@ MINIMAL_JSON = Profile(
         "save_weights_for_sampler": _without("kind", "ttl_seconds", "user_metadata"),
         "asample": _without(*_LATER_SAMPLE_FIELDS),
     },
-    answers={"asample": _without("sample_sequence_ids"), "get_server_capabilities": _minimal_capabilities},
+    answers={
+        "asample": _without("sample_sequence_ids"),
+        "get_sampler": _without("tokenizer_id"),
+        "get_server_capabilities": _minimal_capabilities,
+    },
 )
 
 OFFICIAL = Profile(name="official")

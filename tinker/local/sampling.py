@@ -19,11 +19,11 @@ from tinker.local.engines.protocol import Engine, EngineError, Float32, Int32, P
 from tinker.local.futures import Failure, Future
 from tinker.local.ledger import Place
 from tinker.local.losses import text_tokens
+from tinker.local.naming import check_base_model, shown_name, tokenizer_for
 from tinker.local.problem import Problem
 from tinker.local.schedule import Sampling
 from tinker.local.state import State
 from tinker.local.store import MAX_CLIENTS, Sampler, Session, Weights
-from tinker.local.training import check_base_model
 from tinker.types.results import (
     EMPTY_LOGPROB,
     EMPTY_TOKEN_ID,
@@ -52,6 +52,7 @@ async def create_sampling_session(state: State, call: Call) -> models.CreateSamp
         if sampler is None:
             number = request.sampling_session_seq_id
             sampler = state.store.new_sampler(session, number, base_model, request.model_path, weights)
+            sampler.asked_as = request.base_model
             state.store.add_sampler(number, sampler)
     return models.CreateSamplingSessionResponse(sampling_session_id=sampler.sampler_id)
 
@@ -73,7 +74,7 @@ async def join_sampling_session(state: State, call: Call) -> models.JoinSampling
 def _source(state: State, engine: Engine, base_model: str | None, path: str | None) -> tuple[Weights, str]:
     """What to sample from, and the base model's name. Problem 400 or 404 when that is not possible."""
     if base_model is not None:
-        check_base_model(state, engine, base_model)
+        base_model = check_base_model(state, engine, base_model)
     if path is None:
         if base_model is None:
             raise Problem(400, "either base_model or model_path says what to sample from")
@@ -94,10 +95,14 @@ def _base_weights(engine: Engine) -> None:
 
 async def get_sampler(state: State, call: Call) -> models.GetSamplerResponse:
     """What a sampling session samples from."""
+    engine = await state.engine()
     with state.lock:
         sampler = state.store.sampler(call.path["sampler_id"])
     return models.GetSamplerResponse(
-        sampler_id=sampler.sampler_id, base_model=sampler.base_model, model_path=sampler.model_path
+        sampler_id=sampler.sampler_id,
+        base_model=shown_name(call, sampler.base_model, sampler.asked_as),
+        model_path=sampler.model_path,
+        tokenizer_id=tokenizer_for(call, engine),
     )
 
 
@@ -134,8 +139,9 @@ def _accept(
         log = None if sampler is None else sampler.log((request.seq_id or 0) // CLIENT_NUMBERS)
         future = state.futures.open(key, same, None if sampler is None else sampler.session.span("asample", owner))
         future.is_sample = True
-        if log is not None:
+        if sampler is not None and log is not None:
             future.on_done = _logger(log)
+            future.on_poll = _toucher(state, sampler.session)
         tokens = _size(request, engine.max_context_length)
         state.samples.put(Sampling(future, tokens, _job_of(request, weights), _result_of(state, request, place, sequence_ids)))
         state.notify()
@@ -145,6 +151,10 @@ def _accept(
 
 def _logger(log: CompletionLog) -> Callable[[Future], None]:
     return lambda future: log.add(future.request_id, failed=isinstance(future.outcome, Failure))
+
+
+def _toucher(state: State, session: Session) -> Callable[[], None]:
+    return lambda: state.store.touch(session)
 
 
 def _job_of(request: models.SampleRequest, weights: Weights) -> Callable[[Engine], SampleJob]:

@@ -212,6 +212,27 @@ class SampleLane:
                 self._futures.resolve(sampling.future, outcome)
 
 
+class Chore:
+    """A lane that has no steps: it does something itself every ``seconds``, while there is a ``need`` for it."""
+
+    def __init__(self, seconds: float, need: Callable[[], bool], work: Callable[[], None]) -> None:
+        self._seconds, self._need, self._work = seconds, need, work
+        self._due: float | None = None
+
+    def take(self, now: float) -> Step | None:
+        if not self._need():
+            self._due = None
+        elif self._due is None:
+            self._due = now + self._seconds
+        elif now >= self._due:
+            self._due = now + self._seconds
+            self._work()
+        return None
+
+    def wakes_at(self) -> float | None:
+        return self._due
+
+
 class Worker:
     """The engine's thread. Started by the first step, ended by :meth:`close`; the engine is opened in it, on first use."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tinker_wire import models
 
 from tinker.local.call import Call
+from tinker.local.naming import one_for_all
 from tinker.local.problem import Problem
 from tinker.local.state import State
 from tinker.local.store import End
@@ -30,9 +31,10 @@ async def client_dynamic_config(state: State, call: Call) -> models.ClientDynami
 async def create_session(state: State, call: Call) -> models.CreateSessionResponse:
     """Opens a session."""
     request = call.read(models.CreateSessionRequest)
+    warning = one_for_all(await state.engine()) if state.settings.any_base_model else None
     with state.lock:
         session = state.store.create_session(request)
-    return models.CreateSessionResponse(session_id=session.session_id)
+    return models.CreateSessionResponse(session_id=session.session_id, warning_message=warning)
 
 
 async def session_heartbeat(state: State, call: Call) -> models.SessionHeartbeatResponse:
@@ -42,7 +44,7 @@ async def session_heartbeat(state: State, call: Call) -> models.SessionHeartbeat
         session = state.store.session(request.session_id)
         if session.end is not None:
             raise Problem(410, f"session {request.session_id!r} has ended")
-        session.last_seen = state.clock()
+        state.store.touch(session)
     return models.SessionHeartbeatResponse()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import socket
 import threading
 from collections.abc import Callable, Generator
@@ -14,9 +15,13 @@ import uvicorn
 from tinker.local.app import create_app
 from tinker.local.engines import EngineName, open_engine
 from tinker.local.engines.protocol import Engine
+from tinker.local.guard import guarded
+from tinker.local.hosts import is_this_machine
 from tinker.local.schedule import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
+
+log: logging.Logger = logging.getLogger("tinker.local")
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients pause between requests; a shorter one cuts connections under them
 
@@ -24,10 +29,10 @@ KEEP_ALIVE_SECONDS = 75  # longer than clients pause between requests; a shorter
 class _Server(uvicorn.Server):
     """uvicorn, which lets those who wait for results go before it waits for their connections to end."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, host: str = "127.0.0.1") -> None:
         self._state = state
         config = uvicorn.Config(
-            create_app(state),
+            guarded(create_app(state), state.settings, host),
             log_level="warning",
             access_log=False,
             ws="none",
@@ -63,16 +68,18 @@ def serve(
     """Load the engine, then serve until interrupted (Ctrl-C, SIGTERM); what is pending then fails.
 
     ``port`` 0 picks a free one. ``started`` is called with the base URL and the engine once connections are accepted; by
-    default it prints one line.
+    default it prints one line. A server that others can reach and that has no key says so in the log.
     Raises OSError when the port is taken, ImportError when the engine is not installed.
     """
     listener = _listen(host, port)
     try:
         loaded = open_engine(engine, model)
         state = State(lambda: loaded, settings)
+        if state.settings.api_key is None and not is_this_machine(host):
+            log.warning("everybody who can reach %s may use this server: it has no key", _url(listener))
         started(_url(listener), loaded)
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
-            _Server(state).run(sockets=[listener])
+            _Server(state, host).run(sockets=[listener])
     finally:
         listener.close()
 

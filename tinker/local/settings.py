@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
 from tinker_wire import models
 
+from tinker._config import local_dir
 from tinker.local.profiles import OFFICIAL, Profile, find_profile
 
 DEFAULT_DATA_DIR = Path("~/.tinker/local")
 
 
 def _expanded(path: str | Path | None) -> Path:
-    return Path(DEFAULT_DATA_DIR if path is None else path).expanduser()
+    return Path(path or local_dir() or DEFAULT_DATA_DIR).expanduser()
+
+
+def _names(hosts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(hosts)
 
 
 def _held_by_profile(settings: Settings) -> float:
@@ -24,8 +30,10 @@ def _held_by_profile(settings: Settings) -> float:
 class Settings:
     """Settings of one server. Seconds and bytes are in the names; every limit answers with an error that names it.
 
-    ``data_dir``: where checkpoints live; made on the first save. None means ``~/.tinker/local``.
-    ``api_key``: what clients must send as their key; None accepts anything, also nothing.
+    ``data_dir``: where checkpoints live; made on the first save. None means ``TINKER_LOCAL_DIR``, else ``~/.tinker/local``.
+    ``api_key``: what clients must send as their key; None accepts anything, also nothing, but on a port no requests of web
+    pages, and only those sent to this machine's addresses, to the host it listens on, to that of ``public_url`` or to one of
+    ``allowed_hosts``.
     ``any_base_model``: True serves the one loaded model under every name asked for, so that scripts written for another
     server run unchanged; False refuses names other than the loaded model's.
     ``profile``: which server to pass for: ``official`` (all of the contract), ``skyrl`` or ``minimal-json``.
@@ -37,8 +45,9 @@ class Settings:
     were fetched go first. A result that is gone answers 410.
 
     ``max_request_bytes``: largest body, before and after decompression (413).
-    ``max_sessions``, ``max_models``, ``max_samplers``: how many may live at once, over all clients (403). Sessions silent
-    for ``idle_session_seconds`` are ended when room is needed; clients send a heartbeat every ten seconds.
+    ``max_sessions``, ``max_models``, ``max_samplers``: how many may live at once, over all clients (403). Clients send a
+    heartbeat every ten seconds: sessions silent for ``silent_session_seconds`` are ended when room is needed, those silent
+    for ``idle_session_seconds`` in any case. ``max_rank``: of a new adapter (400).
     ``max_queued_requests``: submitted and not finished (429). ``max_samples``: of one request (400). ``max_custom_losses``: of
     one session (403).
 
@@ -56,6 +65,7 @@ class Settings:
 
     data_dir: Path = attrs.field(default=None, converter=_expanded)
     api_key: str | None = attrs.field(default=None, repr=False)
+    allowed_hosts: tuple[str, ...] = attrs.field(default=(), converter=_names)
     any_base_model: bool = False
     profile: Profile = attrs.field(default=OFFICIAL, converter=find_profile)
     hold_seconds: float = attrs.field(default=attrs.Factory(_held_by_profile, takes_self=True))
@@ -67,7 +77,9 @@ class Settings:
     max_sessions: int = 1000
     max_models: int = 100
     max_samplers: int = 10_000
+    silent_session_seconds: float = 60.0
     idle_session_seconds: float = 600.0
+    max_rank: int = 1024
     max_queued_requests: int = 20_000
     max_samples: int = 1024
     max_custom_losses: int = 1000

@@ -2,7 +2,7 @@
 
 A run that makes a sampler after each step would fill the memory with weights of which only the last few are used. So
 weights saved without a name are written to a folder of this server as well, and read again when they are asked for. The
-folder goes with the model or the server; one that a killed server left behind is removed by the next one.
+folder goes with the model or the server; one that a killed server left behind is removed by the next one that saves.
 
 Used by the engine's thread, and by the thread that closes the server after that one has ended.
 """
@@ -10,14 +10,13 @@ Used by the engine's thread, and by the thread that closes the server after that
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
-import tempfile
 from collections import OrderedDict
 from pathlib import Path
 
 from tinker.local.checkpoints import folder_name
 from tinker.local.engines.protocol import Engine, EngineError
+from tinker.local.owners import Owner
 from tinker.local.store import Weights
 
 IN_MEMORY = 8
@@ -27,8 +26,8 @@ SPOOL = ".unnamed"
 class Snapshots:
     """The snapshots of one server, most recently used first in memory."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root / SPOOL
+    def __init__(self, root: Path, owner: Owner) -> None:
+        self._root, self._owner = root / SPOOL, owner
         self._mine: Path | None = None
         self._recent: OrderedDict[tuple[Path, float], object] = OrderedDict()
         self._numbers = itertools.count()
@@ -74,27 +73,13 @@ class Snapshots:
 
     def _folder(self, adapter_id: str) -> Path:
         if self._mine is None:
-            self._root.mkdir(parents=True, exist_ok=True)
-            _remove_orphans(self._root)
-            self._mine = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self._root))
+            self._mine = self._root / self._owner.claim()
+            self._mine.mkdir(parents=True, exist_ok=True)
+            self._remove_orphans()
         return self._mine / folder_name(adapter_id)
 
-
-def _remove_orphans(root: Path) -> None:
-    """Remove folders whose server is no longer running (where the system can tell)."""
-    if os.name != "posix":
-        return
-    for folder in root.iterdir():
-        owner = folder.name.partition("-")[0]
-        if owner.isdigit() and not _is_running(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+    def _remove_orphans(self) -> None:
+        """Remove folders whose server is no longer running (where the system can tell)."""
+        for folder in self._root.iterdir():
+            if self._owner.is_dead(folder.name):
+                shutil.rmtree(folder, ignore_errors=True)

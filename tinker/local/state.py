@@ -21,8 +21,9 @@ from tinker.local.downloads import Exports, Links
 from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.futures import Failure, Future, Futures
 from tinker.local.ledger import Ledger
+from tinker.local.owners import Owner
 from tinker.local.problem import Problem
-from tinker.local.schedule import NumberedLane, OpenEngine, SampleLane, Worker, failure_of
+from tinker.local.schedule import Chore, NumberedLane, OpenEngine, SampleLane, Worker, failure_of
 from tinker.local.settings import Settings
 from tinker.local.signing import Signer
 from tinker.local.snapshots import Snapshots
@@ -60,12 +61,15 @@ class State:
         self.ledger: Ledger = Ledger(self.settings.max_audit_entries, now)
         self.futures: Futures = Futures(self.settings, self.lock, clock)
         self.store: Store = Store(self.settings, clock, now, self._drop)
-        self.checkpoints: Checkpoints = Checkpoints(self.settings.data_dir, now)
-        self.snapshots: Snapshots = Snapshots(self.settings.data_dir)
+        self._owner = Owner(self.settings.data_dir)
+        self.checkpoints: Checkpoints = Checkpoints(self.settings.data_dir, now, self._owner)
+        self.snapshots: Snapshots = Snapshots(self.settings.data_dir, self._owner)
         self.telemetry: deque[models.TelemetryEvent] = deque(maxlen=self.settings.max_telemetry_events)
+        self.foreign_names: set[str] = set()  # of base models, which clients were given another one for
         self.samples: SampleLane = SampleLane(self.futures, self.settings.sample_batch_tokens)
         self._worker = Worker(open_engine, self.lock, clock)
         self._worker.add(self.samples)
+        self._worker.add(Chore(self.settings.idle_session_seconds / 10, lambda: self.store.has_sessions, self.store.end_idle))
         self._codecs: ThreadPoolExecutor | None = None
         self._closed = False
 
@@ -138,6 +142,7 @@ class State:
         self.snapshots.clear()
         if self._codecs is not None:
             self._codecs.shutdown()
+        self._owner.release()
 
     async def aclose(self) -> None:
         """As :meth:`close`, without blocking the loop while the step runs."""

@@ -68,13 +68,15 @@ class Session:
 class Model:
     """One training run. ``broken`` says why its creation failed, ``closed`` why it takes no more requests.
 
-    ``optimizer`` is a family. ``inflight`` is what its inflight samplers sample from; ``names`` are the checkpoint paths that
-    accepted saves will take. ``last_request_at`` is a time of day.
+    ``asked_as`` is what its client called the base model. ``optimizer`` is a family. ``inflight`` is what its inflight
+    samplers sample from; ``names`` are the checkpoint paths that accepted saves will take. ``last_request_at`` is a time of
+    day.
     """
 
     model_id: str
     session: Session
     base_model: str
+    asked_as: str | None = None
     spec: AdapterSpec
     lane: NumberedLane
     last_request_at: float
@@ -99,11 +101,15 @@ class Model:
 
 @attrs.define(eq=False, kw_only=True)
 class Sampler:
-    """One sampling session. ``weights`` is None until they are saved; ``clients`` is the last number given to a copy."""
+    """One sampling session. ``weights`` is None until they are saved; ``clients`` is the last number given to a copy.
+
+    ``asked_as`` is what its client called the base model.
+    """
 
     sampler_id: str
     session: Session
     base_model: str
+    asked_as: str | None = None
     model_path: str | None = None
     weights: Weights | None = None
     clients: int = 0
@@ -158,6 +164,10 @@ class Store:
         self._live[session.session_id] = session
         return session
 
+    def touch(self, session: Session) -> None:
+        """Note that its client lives."""
+        session.last_seen = self._clock()
+
     def session(self, session_id: str) -> Session:
         """Problem 404 when unknown."""
         session = self._live.get(session_id) or self._ended.get(session_id)
@@ -168,7 +178,7 @@ class Store:
     def live_session(self, session_id: str) -> Session:
         """Problem 404 when unknown, 400 when ended. Counts as a sign of life."""
         session = self.session(session_id).require_alive()
-        session.last_seen = self._clock()
+        self.touch(session)
         return session
 
     def end_session(self, session: Session, end: End) -> None:
@@ -192,7 +202,7 @@ class Store:
 
     def _make_room(self, count: Callable[[], int], limit: int, what: str) -> None:
         if count() >= limit:
-            self._end_idle()
+            self._end_silent(min(self._settings.silent_session_seconds, self._settings.idle_session_seconds))
         if count() >= limit:
             raise Problem(403, f"this server takes at most {limit} {what} at once (max_{what}); finish a session first")
 
@@ -205,8 +215,17 @@ class Store:
     def _count_samplers(self) -> int:
         return sum(len(session.samplers) for session in self._live.values())
 
-    def _end_idle(self) -> None:
-        since = self._clock() - self._settings.idle_session_seconds
+    @property
+    def has_sessions(self) -> bool:
+        """Whether any session lives."""
+        return bool(self._live)
+
+    def end_idle(self) -> None:
+        """End the sessions whose clients have been silent for longer than any that lives."""
+        self._end_silent(self._settings.idle_session_seconds)
+
+    def _end_silent(self, seconds: float) -> None:
+        since = self._clock() - seconds
         for session in [session for session in self._live.values() if session.last_seen <= since]:
             self.end_session(session, End(reason=None, detail="silent for too long"))
 
@@ -237,12 +256,13 @@ class Store:
         return self._models.get(wanted)
 
     def model(self, wanted: str) -> Model:
-        """Problem 404 when unknown, 400 when it takes no more requests."""
+        """Problem 404 when unknown, 400 when it takes no more requests. Counts as a sign of life."""
         model = self._models.get(wanted)
         if model is None:
             raise not_found("model", wanted)
         if model.closed is not None:
             raise Problem(400, f"model {wanted!r} {model.closed}")
+        self.touch(model.session)
         return model
 
     # Samplers
@@ -277,11 +297,12 @@ class Store:
         self._samplers.pop(sampler.sampler_id, None)
 
     def sampler(self, wanted: str) -> Sampler:
-        """Problem 404 when unknown, 400 when its session has ended."""
+        """Problem 404 when unknown, 400 when its session has ended. Counts as a sign of life."""
         sampler = self._samplers.get(wanted)
         if sampler is None:
             raise not_found("sampling session", wanted)
         sampler.session.require_alive()
         if sampler.weights is None:
             raise not_found("sampling session", wanted)
+        self.touch(sampler.session)
         return sampler

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import attrs
 from tinker_wire import models
@@ -11,6 +10,7 @@ from tinker_wire import models
 from tinker.local.accept import accept, fingerprint
 from tinker.local.call import Call
 from tinker.local.engines.protocol import AdapterSpec, Engine
+from tinker.local.naming import check_base_model, shown_name, tokenizer_for
 from tinker.local.optimizer import optimizer_config, optimizer_family
 from tinker.local.problem import Problem
 from tinker.local.state import State
@@ -20,10 +20,18 @@ from tinker.local.store import Model, Session
 async def create_model(state: State, call: Call) -> models.UntypedAPIFuture:
     """A fresh adapter under ``<session>:train:<n>``; the same number and body again answer the same future."""
     request = call.read(models.CreateModelRequest)
-    check_base_model(state, await state.engine(), request.base_model)
+    engine = await state.engine()
+    base_model = check_base_model(state, engine, request.base_model)
     optimizer = optimizer_family(request.optimizer_config)
     spec = adapter_spec(request.lora_config)
-    new = NewModel(base_model=request.base_model, spec=spec, optimizer=optimizer, user_metadata=request.user_metadata)
+    check_rank(state, spec)
+    new = NewModel(
+        base_model=base_model,
+        asked_as=request.base_model,
+        spec=spec,
+        optimizer=optimizer,
+        user_metadata=request.user_metadata,
+    )
     with state.lock:
         model = new.add(state, request.session_id, request.model_seq_id)
         work = creation(model, lambda engine: engine.create_adapter(model.model_id, spec))
@@ -37,9 +45,10 @@ def _created(model: Model, work: Callable[[Engine], None], engine: Engine) -> mo
 
 @attrs.frozen(kw_only=True)
 class NewModel:
-    """What a model will be."""
+    """What a model will be. ``asked_as`` is what the client called its base model."""
 
     base_model: str
+    asked_as: str | None = None
     spec: AdapterSpec
     optimizer: str
     user_metadata: models.Metadata | None
@@ -55,6 +64,7 @@ class NewModel:
             model_id=model_id,
             session=session,
             base_model=self.base_model,
+            asked_as=self.asked_as,
             spec=self.spec,
             lane=state.new_lane(),
             last_request_at=state.now(),
@@ -76,10 +86,11 @@ def creation(model: Model, make: Callable[[Engine], object]) -> Callable[[Engine
     return run
 
 
-def check_base_model(state: State, engine: Engine, name: str) -> None:
-    """Problem 400 unless the loaded model goes by that name here."""
-    if name != engine.base_model and not state.settings.any_base_model:
-        raise Problem(400, f"base model {name!r} is not offered; this server has {engine.base_model!r}")
+def check_rank(state: State, spec: AdapterSpec) -> None:
+    """Problem 400 for a rank that no adapter may have here."""
+    limit = state.settings.max_rank
+    if not 1 <= spec.rank <= limit:
+        raise Problem(400, f"rank is {spec.rank}; 1 to {limit} is possible (max_rank)")
 
 
 def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:
@@ -108,19 +119,15 @@ async def get_info(state: State, call: Call) -> models.GetInfoResponse:
         model = state.store.model(request.model_id)
     if model.broken is not None:
         raise Problem(400, f"model {model.model_id!r} was not created: {model.broken}")
+    name = shown_name(call, model.base_model, model.asked_as)
     return models.GetInfoResponse(
         model_id=model.model_id,
-        model_data=models.ModelData(model_name=model.base_model, tokenizer_id=_wire_tokenizer(engine.tokenizer_id)),
+        model_data=models.ModelData(model_name=name, tokenizer_id=tokenizer_for(call, engine)),
         optimizer_config=optimizer_config(model.optimizer),
         is_lora=True,
         lora_rank=model.spec.rank,
-        model_name=model.base_model,
+        model_name=name,
     )
-
-
-def _wire_tokenizer(tokenizer_id: str) -> str | None:
-    """None for a directory with a ``:`` in its path: clients would cut it there and find something else or nothing."""
-    return None if ":" in tokenizer_id and Path(tokenizer_id).exists() else tokenizer_id
 
 
 async def unload_model(state: State, call: Call) -> models.UntypedAPIFuture:

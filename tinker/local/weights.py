@@ -14,11 +14,12 @@ from tinker.local.call import Call
 from tinker.local.catalog import check_ttl
 from tinker.local.checkpoints import CheckpointRecord, Kind, check_name, checkpoint_path, taken
 from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError
+from tinker.local.naming import check_base_model
 from tinker.local.optimizer import optimizer_family
 from tinker.local.problem import Problem, exists
 from tinker.local.state import State
 from tinker.local.store import Model
-from tinker.local.training import NewModel, adapter_spec, check_base_model, creation, lora_config
+from tinker.local.training import NewModel, adapter_spec, creation, lora_config
 
 # Saving
 
@@ -169,6 +170,7 @@ def _save_into_session(
 ) -> models.UntypedAPIFuture:
     model = state.store.model(request.model_id)
     sampler = state.store.new_sampler(model.session, sampler_number, model.base_model, None, None)
+    sampler.asked_as = model.asked_as
 
     def run(engine: Engine) -> models.SaveWeightsForSamplerResponseInternal:
         try:
@@ -223,8 +225,6 @@ async def _create_from(
     state: State, call: Call, request: models.LoadWeightsRequest, session_id: str, number: int
 ) -> models.UntypedAPIFuture:
     engine = await state.engine()
-    if request.base_model is not None:
-        check_base_model(state, engine, request.base_model)
 
     def run(engine: Engine) -> models.LoadWeightsResponse:
         work(engine)
@@ -240,6 +240,7 @@ async def _create_from(
 
 def _saved_as(state: State, engine: Engine, request: models.LoadWeightsRequest) -> NewModel:
     """What the model will be, as far as it is known before the checkpoint is read."""
+    asked = None if request.base_model is None else check_base_model(state, engine, request.base_model)
     name, spec = engine.base_model, AdapterSpec()
     try:
         record, _ = state.checkpoints.find(request.path, "weights")
@@ -247,7 +248,8 @@ def _saved_as(state: State, engine: Engine, request: models.LoadWeightsRequest) 
     except EngineError:
         pass  # it may be saved by a request that still waits; the load itself says so if not
     return NewModel(
-        base_model=request.base_model or name,
+        base_model=asked or name,
+        asked_as=request.base_model,
         spec=spec,
         optimizer=optimizer_family(request.optimizer_config),
         user_metadata=request.user_metadata,

@@ -23,20 +23,24 @@ _RL_INPUTS = frozenset({"logprobs", "advantages"})
 
 @attrs.frozen(kw_only=True)
 class LossForm:
-    """The inputs a loss needs besides ``target_tokens``, those that scale its terms, and its options with defaults."""
+    """The inputs a loss needs besides ``target_tokens``, those that scale its terms, and its options with defaults.
+
+    ``factor`` names the input that multiplies every term. Where it is 0 nothing is learned, and metrics do not count the cell.
+    """
 
     inputs: frozenset[str] = _RL_INPUTS
+    factor: str | None = "advantages"
     masks: frozenset[str] = frozenset({"weights", "mask"})
     config: Mapping[str, float] = attrs.field(factory=lambda: dict[str, float]())
     many_targets: bool = False
 
 
 FORMS: Mapping[str, LossForm] = {
-    "cross_entropy": LossForm(inputs=frozenset(), masks=frozenset({"weights"}), many_targets=True),
+    "cross_entropy": LossForm(inputs=frozenset(), factor=None, masks=frozenset({"weights"}), many_targets=True),
     "importance_sampling": LossForm(),
     "ppo": LossForm(config=CLIP),
     "cispo": LossForm(config=CLIP),
-    "dro": LossForm(config={"beta": 0.05}),
+    "dro": LossForm(factor=None, config={"beta": 0.05}),  # its penalty acts without an advantage, too
 }
 
 

@@ -141,6 +141,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def aliases(self) -> frozenset[str]:
+        """Other names for the same model: the paths of the directory that it was loaded from."""
+        ...
+
+    @property
     def tokenizer_id(self) -> str:
         """What ``AutoTokenizer.from_pretrained`` loads on this machine: a directory or a hub name."""
         ...

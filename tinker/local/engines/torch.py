@@ -31,7 +31,15 @@ import transformers
 
 from tinker.local.engines import adapter_files, dimuon
 from tinker.local.engines.decoding import Run, check_job, generate, runs_of
-from tinker.local.engines.examples import CLIP, Cells, check_datum, check_prompt_wishes, check_step, loss_options
+from tinker.local.engines.examples import (
+    CLIP,
+    Cells,
+    LossForm,
+    check_datum,
+    check_prompt_wishes,
+    check_step,
+    loss_options,
+)
 from tinker.local.engines.lora import LoraSlots, LoraWeights
 from tinker.local.engines.losses import TERMS, Terms
 from tinker.local.engines.protocol import (
@@ -85,7 +93,7 @@ class TorchEngine:
         source = str(default_model_path()) if str(model) == PACKAGED_MODEL else str(model)
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         kind = dtype or (torch.float32 if place.type == "cpu" else torch.bfloat16)
-        self._source, self._name = source, _public_name(source)
+        self._source, self._name, self._aliases = source, _public_name(source), _paths(source)
         self._model, self._tokenizer = _load(source, place, kind)
         self._slots = LoraSlots(self._model)
         self._adapters: dict[str, Adapter] = {}
@@ -97,8 +105,12 @@ class TorchEngine:
         return self._name
 
     @property
+    def aliases(self) -> frozenset[str]:
+        return self._aliases
+
+    @property
     def tokenizer_id(self) -> str:
-        return self._source
+        return str(Path(self._source).resolve()) if Path(self._source).is_dir() else self._source
 
     @property
     def max_context_length(self) -> int:
@@ -164,7 +176,7 @@ class TorchEngine:
         parameters = list(adapter.weights.tensors.values()) if backward else []
         gradient = [torch.zeros_like(parameter) for parameter in parameters]
         outputs: dict[int, Float32] = {}
-        tally = Tally()
+        tally = Tally(form, options)
         with self._slots.worn(adapter.weights), torch.set_grad_enabled(backward):
             for indices in self._micro_batches([len(datum.tokens) for datum in checked]):
                 total = self._losses(indices, checked, TERMS[loss_fn], options, outputs, tally)
@@ -201,7 +213,7 @@ class TorchEngine:
         if not terms.isfinite().all():
             worst = indices[int(counted.nonzero()[~terms.isfinite()][0, 0])]
             raise EngineError(f"datum {worst}: the loss is not finite; check its logprobs, advantages and weights")
-        tally.add(terms.detach(), logprobs[counted].detach(), cells, options)
+        tally.add(terms.detach(), logprobs[counted].detach(), cells)
         return terms.sum() if len(terms) else None
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
@@ -296,36 +308,43 @@ class Prompt:
 
 @attrs.define
 class Tally:
-    """The metrics of one call, over all cells with a weight."""
+    """The metrics of one call, over all cells that teach something."""
 
+    form: LossForm
+    options: Mapping[str, float]
     loss: float = 0.0
     tokens: int = 0
-    clipped: int | None = None
+    clipped: int = 0
     ratio: tuple[float, float] | None = None
 
-    def add(
-        self,
-        terms: torch.Tensor,
-        logprobs: torch.Tensor,
-        cells: Mapping[str, torch.Tensor],
-        options: Mapping[str, float],
-    ) -> None:
+    def add(self, terms: torch.Tensor, logprobs: torch.Tensor, cells: Mapping[str, torch.Tensor]) -> None:
+        """Count the cells of one micro-batch that have a weight."""
         self.loss += float(terms.sum(dtype=torch.float64))
-        self.tokens += len(terms)
-        if "logprobs" in cells and len(terms):
-            ratios = torch.exp(logprobs - cells["logprobs"])
-            low, high = float(ratios.min()), float(ratios.max())
-            self.ratio = (min(low, self.ratio[0]), max(high, self.ratio[1])) if self.ratio else (low, high)
-            if options.keys() == CLIP.keys():
-                outside = (ratios < options["clip_low_threshold"]) | (ratios > options["clip_high_threshold"])
-                self.clipped = (self.clipped or 0) + int(outside.sum())
+        counted = slice(None) if self.form.factor is None else cells[self.form.factor] != 0
+        self.tokens += len(terms[counted])
+        if "logprobs" in cells:
+            self._compare(torch.exp(logprobs - cells["logprobs"])[counted])
+
+    def _compare(self, ratios: torch.Tensor) -> None:
+        """Note how much likelier tokens are now than when they were sampled."""
+        if not len(ratios):
+            return
+        low, high = float(ratios.min()), float(ratios.max())
+        self.ratio = (min(low, self.ratio[0]), max(high, self.ratio[1])) if self.ratio else (low, high)
+        if self._clips:
+            low, high = self.options["clip_low_threshold"], self.options["clip_high_threshold"]
+            self.clipped += int(((ratios < low) | (ratios > high)).sum())
+
+    @property
+    def _clips(self) -> bool:
+        return self.options.keys() == CLIP.keys()
 
     def metrics(self) -> dict[str, float]:
-        """``tokens`` counts cells with a weight, ``clipped`` those whose ratio lay outside the thresholds."""
+        """``tokens`` counts the cells that teach something, ``clipped`` those whose ratio lay outside the thresholds."""
         metrics = {"loss:sum": self.loss, "tokens:sum": float(self.tokens)}
         if self.ratio:
             metrics |= {"ratio:min": self.ratio[0], "ratio:max": self.ratio[1]}
-        return metrics if self.clipped is None else metrics | {"clipped:sum": float(self.clipped)}
+        return metrics | {"clipped:sum": float(self.clipped)} if self._clips else metrics
 
 
 def _accumulated(before: list[torch.Tensor] | None, gradient: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -439,6 +458,14 @@ def _public_name(source: str) -> str:
     if Path(source) == default_model_path():
         return PACKAGED_MODEL
     return Path(source).resolve().name if Path(source).is_dir() else source
+
+
+def _paths(source: str) -> frozenset[str]:
+    """What a directory may be called besides its last part: the path as it was given, and the whole of it."""
+    folder = Path(source)
+    if not folder.is_dir() or folder == default_model_path():
+        return frozenset()
+    return frozenset({source, str(folder), str(folder.absolute()), str(folder.resolve())})
 
 
 @contextmanager

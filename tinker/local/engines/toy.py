@@ -96,6 +96,10 @@ class ToyEngine:
         return self._name
 
     @property
+    def aliases(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
     def tokenizer_id(self) -> str:
         """The byte-level tokenizer that comes with the package: token ids below 256 are bytes."""
         return str(Path(__file__).resolve().parent.parent / "base_model")
@@ -192,7 +196,7 @@ class ToyEngine:
             adapter.gradient = _sum(adapter.gradient, gradient)
         reported = np.where(pairs.known, logprobs, 0.0).astype(np.float32)
         outputs = [{"logprobs": part} for part in _split(reported, checked)]
-        return LossResult(outputs=outputs, metrics=metrics(weighted, logprobs[counted], inputs, options))
+        return LossResult(outputs=outputs, metrics=metrics(weighted, logprobs[counted], inputs, form, options))
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)

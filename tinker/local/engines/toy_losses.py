@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines.examples import CLIP
+from tinker.local.engines.examples import CLIP, LossForm
 
 Float64: TypeAlias = NDArray[np.float64]
 Inputs: TypeAlias = Mapping[str, Float64]
@@ -60,12 +60,14 @@ TERMS: Mapping[str, Terms] = {
 }
 
 
-def metrics(terms: Float64, logprobs: Float64, inputs: Inputs, options: Options) -> dict[str, float]:
-    """Sums over the cells that have a weight; for losses with sampling logprobs also the range of the ratios."""
-    found = {"loss:sum": float(terms.sum()), "tokens:sum": float(len(terms))}
-    if "logprobs" in inputs and len(terms):
-        ratios = ratio(logprobs, inputs)
-        found |= {"ratio:min": float(ratios.min()), "ratio:max": float(ratios.max())}
+def metrics(terms: Float64, logprobs: Float64, inputs: Inputs, form: LossForm, options: Options) -> dict[str, float]:
+    """Sums over the cells that teach something; for losses with sampling logprobs also the range of the ratios."""
+    counted = np.ones(len(terms), bool) if form.factor is None else inputs[form.factor] != 0
+    found = {"loss:sum": float(terms.sum()), "tokens:sum": float(counted.sum())}
+    if "logprobs" in inputs:
+        ratios = ratio(logprobs, inputs)[counted]
+        if len(ratios):
+            found |= {"ratio:min": float(ratios.min()), "ratio:max": float(ratios.max())}
         if options.keys() == CLIP.keys():
             found["clipped:sum"] = float((ratios != _clipped(ratios, options)).sum())
     return found

@@ -1,0 +1,169 @@
+"""Web pages and strangers: what a server without a key refuses, and how a key is given to one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from tinker_wire.operations import OPERATIONS
+
+from tinker.cli import main
+from tinker.local import Settings, running_server, serve
+from tinker.local.guard import guarded
+
+CREATE = OPERATIONS["create_session"].path
+SESSION = {"tags": [], "sdk_version": "1"}
+
+
+async def fine(scope: Scope, receive: Receive, send: Send) -> None:
+    await Response(status_code=200)(scope, receive, send)
+
+
+def status(headers: dict[str, str], host: str = "127.0.0.1", **settings: object) -> int:
+    """What a server that listens on ``host`` answers to a request with these headers."""
+    app = guarded(fine, Settings(**settings), host)  # type: ignore[arg-type]
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            return await client.post("/", headers=headers)
+
+    return asyncio.run(ask()).status_code
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "localhost:8000", "LOCALHOST.", "a.localhost:1", "127.0.0.1", "127.9.9.9:8", "[::1]:8000", "10.1.2.3:80"],
+)
+def test_names_of_this_machine_and_addresses_are_taken(host: str) -> None:
+    """No page can be behind them, since no name server leads them elsewhere."""
+    assert status({"host": host}) == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", "[", ""])
+def test_other_names_are_refused(host: str) -> None:
+    """A page that led its own name to this machine gets nothing."""
+    assert status({"host": host}) == 403
+    assert status({"host": host}, host="0.0.0.0") == 403
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "https://localhost.evil.example", "http://6.6.6.6", "null", "", "file://", "http://["]
+)
+def test_pages_from_elsewhere_are_refused(origin: str) -> None:
+    """A request that a browser sends for another page is refused, whatever its body is."""
+    headers = {"host": "localhost:8000", "origin": origin, "content-type": "text/plain"}
+    assert status(headers) == 403
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1:8000", "http://[::1]"])
+def test_pages_of_this_machine_are_taken(origin: str) -> None:
+    """What runs here is trusted."""
+    assert status({"host": "localhost:8000", "origin": origin}) == 200
+
+
+def test_what_the_server_was_told_is_taken() -> None:
+    """The host it listens on, its own name where it listens on every address, its public URL's, and others by name."""
+    assert status({"host": "gpu.lan:8000"}, host="gpu.lan") == 200
+    assert status({"host": f"{socket.gethostname()}:8000"}, host="0.0.0.0") == 200
+    assert status({"host": "t.example"}, public_url="https://T.example/path") == 200
+    assert status({"host": "x.example"}, allowed_hosts=["X.example"]) == 200
+    assert status({"host": "10.1.2.3:80", "origin": "http://10.1.2.3:80"}) == 200
+    assert status({"host": "10.1.2.3:80", "origin": "http://10.1.2.3:81"}) == 403
+
+
+def test_a_key_makes_the_checks_needless() -> None:
+    """With a key every name is taken: a page does not know the key."""
+    assert status({"host": "evil.example", "origin": "http://evil.example"}, api_key="k") == 200
+
+
+def test_a_server_on_a_port_is_guarded(tmp_path: Path) -> None:
+    """A request under a foreign name is 403 with a text that says what to do, and nothing has happened."""
+    with running_server(Settings(data_dir=tmp_path)) as url:
+        answer = httpx.post(url + CREATE, json=SESSION, headers={"host": "evil.example"})
+        assert answer.status_code == 403
+        assert "--allow-host evil.example" in answer.json()["detail"]
+        assert httpx.get(url + OPERATIONS["list_sessions"].path).json() == {"sessions": []}
+
+
+def test_an_open_server_says_so(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """Whoever lets others in without a key reads a warning; with a key, or on this machine only, there is none."""
+
+    def warnings(host: str, **settings: object) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "tinker.local"), pytest.raises(_Enough):
+            serve(engine="toy", host=host, port=0, settings=Settings(data_dir=tmp_path, **settings), started=enough)  # type: ignore[arg-type]
+        return caplog.messages
+
+    def enough(*_: object) -> None:
+        raise _Enough
+
+    assert "no key" in warnings("0.0.0.0")[0]
+    assert warnings("0.0.0.0", api_key="k") == []
+    assert warnings("127.0.0.1") == []
+
+
+class _Enough(Exception):
+    pass
+
+
+def started(tmp_path: Path, *options: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
+    """A ``tinker serve`` of its own and its URL."""
+    command = [sys.executable, "-m", "tinker.cli", "serve", "--engine", "toy", "--port", "0", *options]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path), **environment}
+    )
+    assert process.stdout is not None
+    found = re.search(r"http://[^ )]+", process.stdout.readline())
+    assert found is not None
+    return process, found[0]
+
+
+def test_serve_takes_folder_and_key_from_the_environment(tmp_path: Path) -> None:
+    """TINKER_LOCAL_DIR is where checkpoints go, and TINKER_SERVE_API_KEY what clients must send."""
+    process, url = started(tmp_path, TINKER_LOCAL_DIR=str(tmp_path / "mine"), TINKER_SERVE_API_KEY="tml-env")
+    with process, httpx.Client(base_url=url, headers={"x-api-key": "tml-env"}) as client:
+        assert httpx.post(url + CREATE, json=SESSION).status_code == 401
+        session = client.post(CREATE, json=SESSION).json()["session_id"]
+        model = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}
+        client.post(OPERATIONS["create_model"].path, json=model)
+        save = {"model_id": f"{session}:train:0", "seq_id": 1, "path": "a"}
+        future = client.post(OPERATIONS["save_weights"].path, json=save).json()
+        result = client.post(OPERATIONS["retrieve_future"].path, json={"request_id": future["request_id"]})
+        process.terminate()
+    assert "path" in result.json()
+    assert list((tmp_path / "mine").rglob("checkpoint.json"))
+    assert not (tmp_path / ".tinker").exists()
+
+
+def test_serve_reads_the_key_from_a_file(tmp_path: Path) -> None:
+    """The file's text without the white space around it is the key; the environment's does not count then."""
+    file = tmp_path / "key"
+    file.write_text("tml-file\n")
+    process, url = started(tmp_path, "--api-key-file", str(file), TINKER_SERVE_API_KEY="tml-env")
+    with process:
+        wanted = {"tml-file": 200, "tml-env": 401}
+        got = {key: httpx.post(url + CREATE, json=SESSION, headers={"x-api-key": key}).status_code for key in wanted}
+        process.terminate()
+    assert got == wanted
+
+
+def test_a_key_must_be_one(tmp_path: Path) -> None:
+    """Two keys, or an empty one, are a wrong command line and not an open server."""
+    (tmp_path / "key").write_text(" \n")
+    for options in (["--api-key", ""], ["--api-key-file", str(tmp_path / "key")], ["--api-key", "a", "--api-key-file", "key"]):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path)
+            result = CliRunner().invoke(main, ["serve", "--engine", "toy", "--port", "0", *options])
+        assert result.exit_code == 2, result.output
+        assert "key" in result.output

@@ -1,0 +1,135 @@
+"""Names of the model and its tokenizer: what clients may ask for, and what is told to which of them."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from server_harness import Api, FolderEngine, MakeApi
+from tinker_wire.operations import OPERATIONS
+
+import tinker
+from tinker.local import Settings, running_server
+from tinker.local.app import create_app
+from tinker.local.engines import PACKAGED
+
+FAR = {"x-forwarded-for": "203.0.113.7"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "models" / "mine"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def api(make_api: MakeApi, folder: Path) -> Api:
+    """A server whose model is a directory."""
+    return make_api(FolderEngine(folder))
+
+
+def told(api: Api, name: str, **options: Any) -> dict[str, Any]:
+    """What the server says of a model and a sampler that were asked for under a name, to a client here or elsewhere."""
+    session = api.session()
+    model = api.model(session, base_model=name)
+    saved = api.ok("save_weights_for_sampler", {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 7})
+    info = api.ok("get_info", {"model_id": model}, **options)
+    asked = {
+        "model": info["model_name"],
+        "model's tokenizer": info["model_data"]["tokenizer_id"],
+        "run": api.ok("get_training_run", training_run_id=model, **options)["base_model"],
+    }
+    for sampler in (api.sampler(session, base_model=name), api.result(saved)["sampling_session_id"]):
+        found = api.ok("get_sampler", sampler_id=sampler, **options)
+        asked |= {sampler.rpartition(":")[2]: found["base_model"], f"tokenizer {sampler[-1]}": found["tokenizer_id"]}
+    return asked
+
+
+def test_a_client_on_this_machine_hears_the_directory(api: Api, folder: Path) -> None:
+    """It can load the tokenizer from there; the model goes by the name it was asked for, in lists by its own."""
+    path = str(folder)
+    own = {"model": "mine", "model's tokenizer": path, "run": "mine", "0": "mine", "tokenizer 0": path}
+    assert told(api, "mine") == {**own, "7": "mine", "tokenizer 7": path}
+    assert told(api, path) == {**own, "model": path, "0": path, "7": path, "tokenizer 7": path}
+
+
+def test_a_client_on_another_machine_never_hears_the_directory(api: Api, folder: Path) -> None:
+    """Behind a proxy or on another address it gets a text that is no name of the hub, whatever name it asked for."""
+    for name in ("mine", str(folder)):
+        answers = told(api, name, headers=FAR)
+        assert answers["model's tokenizer"] == answers["tokenizer 0"] == "mine (a folder of the server)"
+        assert str(folder) not in repr(answers)
+    transport = httpx.ASGITransport(create_app(api.state), client=("203.0.113.7", 1))
+    api.client = httpx.AsyncClient(transport=transport, base_url="http://server")
+    assert str(folder) not in repr(told(api, str(folder)))
+    runs = api.ok("list_training_runs")
+    assert str(folder) not in repr(runs)
+
+
+def test_the_packaged_tokenizer_has_a_name(make_api: MakeApi) -> None:
+    """Clients elsewhere have a copy of their own; here it is where the package is."""
+    api = make_api()
+    assert told(api, "tinker/toy")["tokenizer 0"] == str(PACKAGED)
+    assert told(api, "tinker/toy", headers=FAR)["tokenizer 0"] == "tinker/babble"
+
+
+def test_a_directory_with_a_colon_is_not_told(make_api: MakeApi, tmp_path: Path) -> None:
+    """Clients would cut it there and find something else."""
+    (tmp_path / "a:b").mkdir()
+    answers = told(make_api(FolderEngine(tmp_path / "a:b")), "a:b")
+    assert answers["tokenizer 0"] == answers["model's tokenizer"] == "a_b (a folder of the server)"
+
+
+def test_checkpoints_belong_to_the_model_under_either_name(api: Api, folder: Path) -> None:
+    """What was saved under the path is loaded under the name, and the path is not written down."""
+    session = api.session()
+    path = api.result(api.save(api.model(session, base_model=str(folder)), 1, "a"))["path"]
+    assert api.ok("weights_info", {"tinker_path": path})["base_model"] == "mine"
+    body = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True, "base_model": "mine"}
+    assert "model_id" in api.result(api.ok("load_weights", body))
+
+
+def test_other_names_are_refused_without_the_path(api: Api, folder: Path) -> None:
+    """The refusal names what there is, and not where it lies."""
+    body = {"session_id": api.session(), "model_seq_id": 0, "base_model": str(folder.parent)}
+    status, detail = api.refused("create_model", body)
+    assert (status, "'mine'" in detail) == (400, True)
+    assert str(folder.parent) not in detail.replace(repr(str(folder.parent)), "", 1)
+
+
+def test_one_model_under_every_name_says_so(make_api: MakeApi, caplog: pytest.LogCaptureFixture) -> None:
+    """Clients are warned when their session begins, and the server's log names each foreign name once."""
+    api = make_api(any_base_model=True)
+    created = api.ok("create_session", {"tags": [], "sdk_version": "1"})
+    assert "get_tokenizer" in created["warning_message"]
+    with caplog.at_level(logging.WARNING, "tinker.local"):
+        for number, name in enumerate(["Qwen/Qwen3-8B", "Qwen/Qwen3-8B", "tinker/toy"]):
+            api.model(created["session_id"], number, base_model=name)
+    (message,) = caplog.messages
+    assert "'Qwen/Qwen3-8B'" in message
+    assert make_api().ok("create_session", {"tags": [], "sdk_version": "1"}).get("warning_message") is None
+
+
+def _check_tokenizers(url: str, name: str) -> None:
+    with tinker.ServiceClient(base_url=url, api_key="k") as service:
+        training = service.create_lora_training_client(name, rank=4)
+        samplers = [training.save_weights_and_get_sampling_client(), service.create_sampling_client(base_model=name)]
+        for sampler in samplers:
+            assert sampler.get_tokenizer() is training.get_tokenizer()
+
+
+def test_a_directory_goes_by_its_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copied model is served under its last part, the path as it was given and the whole path; its tokenizer is found."""
+    pytest.importorskip("torch")
+    shutil.copytree(PACKAGED, tmp_path / "copied")
+    monkeypatch.chdir(tmp_path)
+    with running_server(Settings(data_dir=tmp_path / "data"), "torch", model="./copied/") as url:
+        for name in ("copied", "./copied/", str(tmp_path / "copied")):
+            _check_tokenizers(url, name)
+        refused = httpx.get(url + OPERATIONS["get_server_capabilities"].path).json()
+    assert [model["model_name"] for model in refused["supported_models"]] == ["copied"]

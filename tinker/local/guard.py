@@ -1,0 +1,76 @@
+"""Keeps web pages away from a server that asks for no key.
+
+A page that its user visits can send requests to this machine, and by DNS rebinding read the answers. Browsers cannot hide the
+name they used (``Host``) nor the page they act for (``Origin``), so both must be names that this server goes by. A server with
+a key needs none of this: no page knows the key.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from tinker_wire import models
+
+from tinker._wire import json
+from tinker.local.hosts import is_address, is_this_machine
+from tinker.local.settings import Settings
+
+EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not listened on
+
+
+class Guard:
+    """The application, for requests that name one of ``hosts``, this machine itself, or an address instead of a name."""
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(host.lower().rstrip(".") for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fault = self._fault(Headers(scope=scope)) if scope["type"] == "http" else None
+        if fault is None:
+            await self._app(scope, receive, send)
+            return
+        body = json.encode(models.ErrorResponse(detail=fault))
+        await Response(body, 403, media_type=json.MEDIA_TYPE)(scope, receive, send)
+
+    def _fault(self, headers: Headers) -> str | None:
+        host, origin = headers.get("host"), headers.get("origin")
+        if host is not None and not self._is_ours(name := hostname(f"//{host}")) and not is_address(name):
+            return f"this server does not go by the name {name!r}; start it with --allow-host {name}, or with a key"
+        if origin is not None and _netloc(origin) != host and not self._is_ours(hostname(origin)):
+            return f"this server takes no requests from web pages of {origin!r}; start it with --allow-host, or with a key"
+        return None
+
+    def _is_ours(self, name: str) -> bool:
+        return name in self._hosts or is_this_machine(name)
+
+
+def guarded(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:
+    """The application as it is served on ``host``: behind a guard unless clients need a key."""
+    if settings.api_key is not None:
+        return app
+    names = {socket.gethostname() if host in EVERY_ADDRESS else host, *settings.allowed_hosts}
+    if settings.public_url is not None:
+        names.add(hostname(settings.public_url))
+    return Guard(app, names)
+
+
+def hostname(url: str) -> str:
+    """The name or address in a URL, in lower case; empty where there is none."""
+    try:
+        return (urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _netloc(url: str) -> str:
+    """The host and port of a URL as they stand there; empty where there are none."""
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
+        return ""
