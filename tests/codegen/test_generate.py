@@ -88,6 +88,13 @@ def test_answers_may_hold_values_that_the_contract_does_not_know(pets: Any) -> N
     assert (answer.mood, answer.type, answer.pairs, answer.seen) == ("sleepy", "cat", [(1, 0.5)], NOON)
 
 
+def test_an_open_constant_may_be_null(pets: Any) -> None:
+    """An open constant whose type says so is read as None; a closed one is not."""
+    assert msgspec.json.decode(b'{"pet_id":"p","mood":"calm","type":null}', type=pets.models.PetResponse).type is None
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.type"):
+        msgspec.json.decode(b'{"name":"Io","note":null,"toys":[],"type":null}', type=pets.models.PetRequest)
+
+
 def test_a_union_is_told_apart_by_its_tag(pets: Any) -> None:
     """The tag selects the member, is readable as an attribute, and an unknown one is an error that names its place."""
     decoder = msgspec.json.Decoder(pets.models.PetList)
@@ -320,6 +327,13 @@ REFUSALS = [
     case("dangling reference", NAME, {"$ref": "#/components/schemas/Nobody"}, "points to nothing"),
     case("reference elsewhere", NAME, {"$ref": "other.yaml#/Pet"}, "does not point into"),
     case("integer constant", NAME, {"const": 1}, "only a string constant", at=f"{NAME}/const"),
+    case(
+        "closed constant that may be null",
+        NAME,
+        {"const": "a", "type": ["string", "null"]},
+        "needs x-open",
+        at=f"{NAME}/type",
+    ),
     case("keyword as a field", f"{FIELD}/class", {"type": "string"}, "Python keyword"),
     case("field that is no name", f"{FIELD}/a-b", {"type": "string"}, "cannot be an attribute"),
     case("field that shadows", f"{FIELD}/int", {"type": "string"}, "cannot be an attribute"),
