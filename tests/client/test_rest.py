@@ -168,8 +168,8 @@ def test_twins_give_the_result(rest: Rest, training: tinker.TrainingClient) -> N
         (lambda rest: rest.list_user_checkpoints(5, -1), "offset not negative"),
         (lambda rest: rest.list_sessions(access_scope="mine"), "owned, accessible"),
         (lambda rest: rest.get_session("s", "everything"), "owned, accessible"),
-        (lambda rest: rest.assign_session_project("a?b", "p"), "session_id"),
-        (lambda rest: rest.export_session_trace("a b"), "session_id"),
+        (lambda rest: rest.assign_session_project("a/../b", "p"), "session_id"),
+        (lambda rest: rest.export_session_trace(".."), "session_id"),
     ],
 )
 def test_wrong_arguments_are_refused_on_the_users_line(
