@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         RateLimitError,
         RequestFailedError,
         TinkerError,
+        UnknownIdentityError,
         UnprocessableEntityError,
     )
     from tinker.futures import APIFuture
@@ -86,7 +87,7 @@ if TYPE_CHECKING:
 _ERRORS = (
     "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError AuthenticationError "
     "BadRequestError BillingError ClientClosedError ConflictError ExperimentalWarning InternalServerError NotFoundError "
-    "PermissionDeniedError RateLimitError RequestFailedError TinkerError UnprocessableEntityError"
+    "PermissionDeniedError RateLimitError RequestFailedError TinkerError UnknownIdentityError UnprocessableEntityError"
 )
 _TYPES = (
     "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk "
@@ -175,6 +176,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "TinkerError",
     "TrainingClient",
     "TrainingRun",
+    "UnknownIdentityError",
     "UnprocessableEntityError",
     "__title__",
     "__version__",

@@ -16,6 +16,7 @@
     │   └── APIConnectionError          no answer came
     │       └── APITimeoutError             not in time
     ├── RequestFailedError              an accepted request failed on the server
+    ├── UnknownIdentityError            nothing says whose the credential is
     └── ClientClosedError               the client was closed before the request was made
     FutureWarning
     └── ExperimentalWarning             what was called may change without notice
@@ -140,6 +141,10 @@ class RequestFailedError(TinkerError):
         self.message = message
         self.request_id = request_id
         self.category = category
+
+
+class UnknownIdentityError(TinkerError, RuntimeError):
+    """Nothing says whose the credential is: the server gives no token for it."""
 
 
 class ClientClosedError(TinkerError, RuntimeError):

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import datetime
 import json
+import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -311,8 +312,11 @@ def test_whoami(rest: Rest, wire: Any, email: str, told: str | None) -> None:
 
 def test_whoami_of_a_key(rest: Rest) -> None:
     """A server without tokens leaves nobody to ask."""
-    with pytest.raises(tinker.TinkerError, match="nothing in a key says whose it is"):
+    with pytest.raises(tinker.UnknownIdentityError, match="nothing in a key says whose it is") as caught:
         rest.whoami().result(10)
+    assert isinstance(caught.value, tinker.TinkerError)
+    assert isinstance(caught.value, RuntimeError)
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), tinker.UnknownIdentityError)
 
 
 def test_constructing_sends_nothing(wire: Any) -> None:
