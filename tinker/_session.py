@@ -209,11 +209,10 @@ def _log_messages(created: models.CreateSessionResponse) -> None:
 
 
 async def _keep_alive(transport: Transport, session_id: str) -> None:
-    """Beat until cancelled, or until the server says that the session is over or that it knows no heartbeats."""
+    """Beat from now on until cancelled, or until the server says that the session is over or that it knows no heartbeats."""
     clock = transport.clock
     heard, warned = clock.monotonic(), False
     while True:
-        await clock.sleep(HEARTBEAT_SECONDS)
         try:
             body = models.SessionHeartbeatRequest(session_id=session_id)
             await transport.send(api.session_heartbeat(body), ONE_SHOT, Purpose.HEARTBEAT)
@@ -224,6 +223,7 @@ async def _keep_alive(transport: Transport, session_id: str) -> None:
             if not warned and clock.monotonic() - heard > SILENCE_WARNING_SECONDS:
                 warned = True
                 logger.warning("session %s: no heartbeat got through for two minutes: %s", session_id, error)
+        await clock.sleep(HEARTBEAT_SECONDS)
 
 
 def _no_more_beats(error: APIStatusError) -> bool:
