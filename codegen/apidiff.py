@@ -250,6 +250,8 @@ def compare_property(where: str, old: Node, new: Node, direction: Direction) -> 
     elif "const" in new:
         if old.flag("x-open") != new.flag("x-open"):
             yield Finding(RISKY, where, f"the constant is now {'open' if new.flag('x-open') else 'closed'}")
+        if is_nullable(old) != is_nullable(new):
+            yield Finding(RISKY, where, f"the constant may {'now be null' if is_nullable(new) else 'not be null any more'}")
     else:
         yield from compare_types(where, old, new, direction)
     if old.get("default") != new.get("default"):

@@ -341,10 +341,13 @@ def check_field_name(name: str, node: Node) -> None:
 
 
 def read_const(name: str, node: Node) -> Field:
-    """A constant is always sent; an answer without it is accepted, one with another value only under `x-open`."""
+    """A constant is always sent; an answer without it is accepted, one with another value or with null only under `x-open`."""
     node.only(CONST_SCHEMA, "a constant property")
-    value = node.get("const")
-    if not isinstance(value, str) or node.get("type", "string") != "string":
+    value, types = node.get("const"), types_of(node) or ["string"]
+    if not isinstance(value, str) or [one for one in types if one != "null"] != ["string"]:
         raise node["const"].refused("only a string constant is understood")
+    if is_nullable(node) and not node.flag("x-open"):
+        raise node["type"].refused("a constant that may be null needs x-open: true")
     literal = f"Literal[{value!r}]"
-    return Field(name, f"{literal} | str" if node.flag("x-open") else literal, doc_of(node), factory=repr(value))
+    annotation = with_none(f"{literal} | str" if node.flag("x-open") else literal, is_nullable(node))
+    return Field(name, annotation, doc_of(node), factory=repr(value))

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         RequestFailedError,
         SessionLostError,
         TinkerError,
+        UnknownIdentityError,
         UnprocessableEntityError,
     )
     from tinker.futures import APIFuture
@@ -89,7 +90,7 @@ _ERRORS = (
     "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError AuthenticationError "
     "BadRequestError BillingError ClientClosedError ConflictError ExperimentalWarning InternalServerError NotFoundError "
     "PermissionDeniedError PrecedingRequestFailed RateLimitError RequestFailedError SessionLostError TinkerError "
-    "UnprocessableEntityError"
+    "UnknownIdentityError UnprocessableEntityError"
 )
 _TYPES = (
     "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk "
@@ -180,6 +181,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "TinkerError",
     "TrainingClient",
     "TrainingRun",
+    "UnknownIdentityError",
     "UnprocessableEntityError",
     "__title__",
     "__version__",

@@ -222,7 +222,7 @@ class _Poll(Generic[T]):
 
     def _failed(self, detail: object, category: str | None) -> RequestFailedError:
         text = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
-        known = category if category in ("user", "server") else "unknown"
+        known = category.lower() if category is not None and category.lower() in ("user", "server") else "unknown"
         error = RequestFailedError(
             f"{self.future.operation} failed on the server: {text} (request {self.request_id}, category {known})",
             self.request_id,

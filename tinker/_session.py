@@ -268,11 +268,10 @@ async def _beat(transport: Transport, session_id: str) -> None:
 
 
 async def _keep_alive(transport: Transport, session_id: str, beating: set[str]) -> None:
-    """Beat until cancelled, or until the server says that the session is over or that it knows no heartbeats."""
+    """Beat from now on until cancelled, or until the server says that the session is over or that it knows no heartbeats."""
     clock = transport.clock
     heard, warned = clock.monotonic(), False
     while True:
-        await clock.sleep(HEARTBEAT_SECONDS)
         try:
             await _beat(transport, session_id)
             beating.add(session_id)
@@ -283,6 +282,7 @@ async def _keep_alive(transport: Transport, session_id: str, beating: set[str]) 
             if not warned and clock.monotonic() - heard > SILENCE_WARNING_SECONDS:
                 warned = True
                 logger.warning("session %s: no heartbeat got through for two minutes: %s", session_id, error)
+        await clock.sleep(HEARTBEAT_SECONDS)
 
 
 def _no_more_beats(error: APIStatusError) -> bool:

@@ -175,9 +175,22 @@ def check_access_scope(access_scope: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """ValueError for a checkpoint name that cannot be one part of a path."""
+    """ValueError for a checkpoint name that cannot be one segment of a path."""
     if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"a checkpoint name must be text without '/', got {name!r}")
+    if name in (".", ".."):
+        raise ValueError(f"a checkpoint cannot be named {name!r}: paths with it name another checkpoint")
+    if not _is_unicode(name):
+        raise ValueError(f"a checkpoint name must have a UTF-8 form, got {name!r}")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text has no lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_model_path(path: str) -> None:

@@ -18,6 +18,7 @@
     │   (NotFoundError also has SessionLostError: the server does not know the session any more)
     ├── RequestFailedError              an accepted request failed on the server
     ├── PrecedingRequestFailed          a request was not sent, because one before it failed
+    ├── UnknownIdentityError            nothing says whose the credential is
     └── ClientClosedError               the client was closed before the request was made
     FutureWarning
     └── ExperimentalWarning             what was called may change without notice
@@ -177,6 +178,10 @@ class PrecedingRequestFailed(TinkerError):
         super().__init__(message)
         self.operation: str | None = operation
         self.failed_operation = failed_operation
+
+
+class UnknownIdentityError(TinkerError, RuntimeError):
+    """Nothing says whose the credential is: the server gives no token for it."""
 
 
 class ClientClosedError(TinkerError, RuntimeError):

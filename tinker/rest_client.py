@@ -26,7 +26,7 @@ from tinker._retry import ARCHIVE
 from tinker._runtime import Runtime
 from tinker._validate import check_access_scope, check_page, check_ttl
 from tinker.admin_client import AdminClient
-from tinker.errors import APIStatusError, ExperimentalWarning, RequestFailedError, TinkerError
+from tinker.errors import APIStatusError, ExperimentalWarning, RequestFailedError, UnknownIdentityError
 from tinker.futures import APIFuture
 from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker.types.whoami import WhoamiResponse
@@ -81,14 +81,16 @@ class RestClient:
         return self._rest.ask(service_api.get_server_capabilities())
 
     def whoami(self) -> APIFuture[WhoamiResponse]:
-        """Whose credential this is, as its token says; TinkerError where the server gives no tokens that say it."""
+        """Whose credential this is, as its token says. UnknownIdentityError, which is a RuntimeError too, where the server
+        gives no tokens that say it.
+        """
         return self._rest.run("whoami", self._whoami)
 
     async def _whoami(self) -> WhoamiResponse:
         runtime = await self._rest.ready()
         claims = read_claims(await runtime.transport.auth.credential() or "")
         if claims.sub is None or claims.org_id is None:
-            raise TinkerError("whoami: this server takes the key as it is, and nothing in a key says whose it is")
+            raise UnknownIdentityError("whoami: this server takes the key as it is, and nothing in a key says whose it is")
         organization = f"tml:organization:{claims.org_id}"
         return WhoamiResponse(user_urn=claims.sub, org_urn=organization, email=claims.email or None)
 

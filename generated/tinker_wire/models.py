@@ -772,7 +772,7 @@ class GetInfoResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     is_lora: bool | None = None
     lora_rank: int | None = None
     model_name: str | None = None
-    type: Literal["get_info"] | str = _field(default_factory=lambda: "get_info")
+    type: Literal["get_info"] | str | None = _field(default_factory=lambda: "get_info")
 
     def __post_init__(self) -> None:
         _read_open(self, "optimizer_config", "type", _OPTIMIZER_CONFIG)
@@ -789,7 +789,7 @@ class UnloadModelResponse(_Record, frozen=True, kw_only=True, omit_defaults=True
     """Deprecated."""
 
     model_id: str
-    type: Literal["unload_model"] | str = _field(default_factory=lambda: "unload_model")
+    type: Literal["unload_model"] | str | None = _field(default_factory=lambda: "unload_model")
 
 
 class TensorData(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1003,7 +1003,7 @@ class SaveWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
 class SaveWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     path: str
     """`tinker://<training_run_id>/weights/<name>`"""
-    type: Literal["save_weights"] | str = _field(default_factory=lambda: "save_weights")
+    type: Literal["save_weights"] | str | None = _field(default_factory=lambda: "save_weights")
 
 
 class SaveWeightsForSamplerRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1026,7 +1026,7 @@ class SaveWeightsForSamplerResponseInternal(_Record, frozen=True, kw_only=True, 
     """`tinker://<training_run_id>/sampler_weights/<name>`, for a named save."""
     sampling_session_id: str | None = None
     """The session to sample from, for a save without a name."""
-    type: Literal["save_weights_for_sampler"] | str = _field(default_factory=lambda: "save_weights_for_sampler")
+    type: Literal["save_weights_for_sampler"] | str | None = _field(default_factory=lambda: "save_weights_for_sampler")
 
 
 class SaveWeightsExternalRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1044,7 +1044,7 @@ class SaveWeightsExternalResponseInternal(_Record, frozen=True, kw_only=True, om
     path: str | None = None
     """`tinker://<training_run_id>/external_weights/<name>`"""
     size_bytes: int | None = None
-    type: Literal["save_weights_external"] | str = _field(default_factory=lambda: "save_weights_external")
+    type: Literal["save_weights_external"] | str | None = _field(default_factory=lambda: "save_weights_external")
 
 
 class LoadWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1076,7 +1076,7 @@ class LoadWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
 class LoadWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     path: str | None = None
     model_id: str | None = None
-    type: Literal["load_weights"] | str = _field(default_factory=lambda: "load_weights")
+    type: Literal["load_weights"] | str | None = _field(default_factory=lambda: "load_weights")
 
 
 class WeightsInfoRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,7 +7,7 @@ import datetime
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, cast
-from urllib.parse import unquote, urlencode
+from urllib.parse import quote, urlencode
 
 import attrs
 import msgspec
@@ -18,8 +18,10 @@ T = TypeVar("T")
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 Scalar: TypeAlias = str | int | float | bool | datetime.datetime
 
-#: What would end the path, start a query or be rewritten on the way; everything else travels as it is.
-_PATH_ENDS = re.compile(r"[?#\s\x00-\x1f\x7f-\x9f]")
+#: What stays itself in a path besides letters, digits and `-._~`: what RFC 3986 allows in a segment, and `/`.
+_BARE_IN_PATHS = "/!$&'()*+,;=:@"
+#: Segments that are dropped or resolved on the way, so that another path would be asked.
+_LOST_SEGMENTS = frozenset({"", ".", ".."})
 _HEADER_ENDS = re.compile(r"[\r\n\x00]")
 
 
@@ -40,7 +42,7 @@ class Binary:
 class Request(Generic[T]):
     """One exchange to be made: what to send, and the type that the answer has. It sends nothing itself.
 
-    `path` starts with `/` and goes under the base URL as it is; `query` is encoded. `reply` is None where the answer has no
+    `path` starts with `/`, is percent-encoded and goes under the base URL as it is; `query` is encoded. `reply` is None where the answer has no
     content. `headers` are only those of this operation, `accepts` its media types in order of preference. Queries, headers
     and bodies may hold secrets and stay out of the repr.
     """
@@ -111,16 +113,19 @@ def _read(value: object, tag: str, members: Mapping[str, type[msgspec.Struct]]) 
 
 
 def path_value(name: str, value: str | int) -> str:
-    """Return a value as it goes into a path, where `:` and `/` stay themselves.
+    """Return a value percent-encoded as it goes into a path, where `:` and `/` stay themselves.
 
-    Raises ValueError for a value that would change which path is asked: empty, with `?`, `#`, white space or a control
-    character, or with a `.` or `..` segment, also where that is percent-encoded.
+    Raises ValueError for a value that would change which path is asked: empty, or with an empty, `.` or `..` segment. The
+    same for text without a UTF-8 form.
     """
     text = str(value)
-    segments = unquote(text).replace("\\", "/").split("/")
-    if not text or _PATH_ENDS.search(text) or not {".", ".."}.isdisjoint(segments):
+    try:
+        encoded = quote(text, safe=_BARE_IN_PATHS)
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} cannot be part of a path: {text!r} has no UTF-8 form") from None
+    if not _LOST_SEGMENTS.isdisjoint(text.split("/")):
         raise ValueError(f"{name} cannot be part of a path: {text!r}")
-    return text
+    return encoded
 
 
 def query_string(*pairs: tuple[str, Scalar | Sequence[Scalar] | None]) -> str:

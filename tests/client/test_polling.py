@@ -49,7 +49,9 @@ def test_quick_answers_are_paced(training: tinker.TrainingClient, wire: Any, clo
     ("status", "body", "category", "text"),
     [
         (200, {"error": "bad luck", "category": "server"}, "server", "bad luck"),
-        (200, {"error": "your fault", "category": "User"}, "unknown", "your fault"),
+        (200, {"error": "your fault", "category": "User"}, "user", "your fault"),
+        (200, {"error": "my fault", "category": "SERVER"}, "server", "my fault"),
+        (200, {"error": "no fault", "category": "Nobody"}, "unknown", "no fault"),
         (200, {"error": {"code": 7}, "category": "user"}, "user", '{"code":7}'),
         (200, {"status": "failed", "detail": "no room"}, "unknown", "no room"),
         (400, {"detail": "loss exploded"}, "unknown", "loss exploded"),

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import datetime
 import json
+import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -168,8 +169,8 @@ def test_twins_give_the_result(rest: Rest, training: tinker.TrainingClient) -> N
         (lambda rest: rest.list_user_checkpoints(5, -1), "offset not negative"),
         (lambda rest: rest.list_sessions(access_scope="mine"), "owned, accessible"),
         (lambda rest: rest.get_session("s", "everything"), "owned, accessible"),
-        (lambda rest: rest.assign_session_project("a?b", "p"), "session_id"),
-        (lambda rest: rest.export_session_trace("a b"), "session_id"),
+        (lambda rest: rest.assign_session_project("a/../b", "p"), "session_id"),
+        (lambda rest: rest.export_session_trace(".."), "session_id"),
     ],
 )
 def test_wrong_arguments_are_refused_on_the_users_line(
@@ -311,8 +312,11 @@ def test_whoami(rest: Rest, wire: Any, email: str, told: str | None) -> None:
 
 def test_whoami_of_a_key(rest: Rest) -> None:
     """A server without tokens leaves nobody to ask."""
-    with pytest.raises(tinker.TinkerError, match="nothing in a key says whose it is"):
+    with pytest.raises(tinker.UnknownIdentityError, match="nothing in a key says whose it is") as caught:
         rest.whoami().result(10)
+    assert isinstance(caught.value, tinker.TinkerError)
+    assert isinstance(caught.value, RuntimeError)
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), tinker.UnknownIdentityError)
 
 
 def test_constructing_sends_nothing(wire: Any) -> None:

@@ -58,27 +58,29 @@ def test_identity(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_heartbeats(connect: Connect, wire: Any, clock: Any) -> None:
-    """A heartbeat goes out every ten seconds, goes on after failures, and stops when the server says the session is over."""
+    """A heartbeat goes out at once and every ten seconds, also after failures, until the server says the session is over."""
     connect().create_lora_training_client("tinker/toy").result(10)
-    for expected in (1, 2):
+    wire.wait_for("session_heartbeat", 1)
+    for expected in (2, 3):
         clock.advance(10)
         wire.wait_for("session_heartbeat", expected)
     wire.fail("session_heartbeat", 503)
     clock.advance(10)
-    wire.wait_for("session_heartbeat", 3)
+    wire.wait_for("session_heartbeat", 4)
     wire.fail("session_heartbeat", 410)
     clock.advance(10)
-    wire.wait_for("session_heartbeat", 4)
+    wire.wait_for("session_heartbeat", 5)
 
 
 def test_silence_is_reported_once(connect: Connect, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Two minutes without a heartbeat that got through make one warning."""
     connect().create_lora_training_client("tinker/toy").result(10)
+    wire.wait_for("session_heartbeat", 1)
     wire.fail("session_heartbeat", 503, times=15)
     with caplog.at_level(logging.WARNING, "tinker"):
         for beat in range(15):
             clock.advance(10)
-            wire.wait_for("session_heartbeat", beat + 1)
+            wire.wait_for("session_heartbeat", beat + 2)
         clock.advance(10)
     assert sum("no heartbeat got through" in message for message in caplog.messages) == 1
 

@@ -68,6 +68,7 @@ CHANGES = [
     case("new default", f"{SENT}/weight/default", 1.0, RISKY, "PetRequest.weight: the default was None"),
     case("constant", f"{SENT}/type/const", "animal", BREAKING, "the constant was 'pet', is 'animal'"),
     case("open constant", f"{SENT}/type/x-open", True, RISKY, "the constant is now open"),
+    case("constant without null", f"{RECEIVED}/type/type", "string", RISKY, "the constant may not be null any more"),
     case("limits", f"{SENT}/age/minimum", 1, RISKY, "other limits: minimum"),
     case("enum wider sent", f"{SCHEMA}/Kind/enum", ["cat", "dog", "cow"], OK, "Kind: the value 'cow' is new"),
     case("enum narrower sent", f"{SCHEMA}/Kind/enum", ["cat"], BREAKING, "Kind: 'dog' is gone"),

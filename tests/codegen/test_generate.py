@@ -88,6 +88,13 @@ def test_answers_may_hold_values_that_the_contract_does_not_know(pets: Any) -> N
     assert (answer.mood, answer.type, answer.pairs, answer.seen) == ("sleepy", "cat", [(1, 0.5)], NOON)
 
 
+def test_an_open_constant_may_be_null(pets: Any) -> None:
+    """An open constant whose type says so is read as None; a closed one is not."""
+    assert msgspec.json.decode(b'{"pet_id":"p","mood":"calm","type":null}', type=pets.models.PetResponse).type is None
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.type"):
+        msgspec.json.decode(b'{"name":"Io","note":null,"toys":[],"type":null}', type=pets.models.PetRequest)
+
+
 def test_a_union_is_told_apart_by_its_tag(pets: Any) -> None:
     """The tag selects the member, is readable as an attribute, and an unknown one is an error that names its place."""
     decoder = msgspec.json.Decoder(pets.models.PetList)
@@ -181,35 +188,33 @@ def test_a_query_time_needs_a_zone(pets: Any) -> None:
         pets.api.pets.list_pets(since=datetime.datetime(2026, 1, 2))
 
 
-@pytest.mark.parametrize("value", ["a:sample:1", "weights/0001", "a.b", "...", "é", "a%2Fb", "-"])
-def test_path_values_are_inserted_raw(pets: Any, value: str) -> None:
-    """Ids keep `:` and `/`; nothing is percent-encoded."""
+@pytest.mark.parametrize("value", ["a:sample:1", "weights/0001", "a.b", "...", "-", "!$&'()*+,;=:@~_"])
+def test_what_may_stand_in_a_path_stays_itself(pets: Any, value: str) -> None:
+    """Ids keep `:`, `/` and everything else that a path segment may hold."""
     request = pets.api.pets.delete_photo(pet_id=value, photo_id=7)
     assert request.path == f"/api/v1/pets/{value}/photos/7"
     assert (request.reply, request.body) == (None, None)
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("value", "encoded"),
     [
-        "",
-        ".",
-        "..",
-        "a/..",
-        "../b",
-        "a/./b",
-        "a/%2e%2E/b",
-        "a\\..\\b",
-        "a?x=1",
-        "a#b",
-        "a b",
-        "a\nb",
-        "a\r",
-        "\t",
-        "a\x00",
-        "a\x7f",
+        ("a%61", "a%2561"),
+        ("%2e%2E", "%252e%252E"),
+        ("é", "%C3%A9"),
+        ("a?x=1", "a%3Fx=1"),
+        ("a#b c", "a%23b%20c"),
+        ("a\nb\x00", "a%0Ab%00"),
+        ("a\\..\\b", "a%5C..%5Cb"),
+        ('"<>[]^`{|}', "%22%3C%3E%5B%5D%5E%60%7B%7C%7D"),
     ],
 )
+def test_everything_else_in_a_path_is_percent_encoded(pets: Any, value: str, encoded: str) -> None:
+    """A value reaches the server as it is, whatever it is made of."""
+    assert pets.api.pets.delete_photo(pet_id=value, photo_id=7).path == f"/api/v1/pets/{encoded}/photos/7"
+
+
+@pytest.mark.parametrize("value", ["", ".", "..", "a/..", "../b", "a/./b", "a//b", "a/", "/a", "a\ud800"])
 def test_hostile_path_values_are_refused(pets: Any, value: str) -> None:
     """A value that would ask for another path raises before there is a request, and the error names the argument."""
     with pytest.raises(ValueError, match="pet_id cannot be part of a path"):
@@ -320,6 +325,13 @@ REFUSALS = [
     case("dangling reference", NAME, {"$ref": "#/components/schemas/Nobody"}, "points to nothing"),
     case("reference elsewhere", NAME, {"$ref": "other.yaml#/Pet"}, "does not point into"),
     case("integer constant", NAME, {"const": 1}, "only a string constant", at=f"{NAME}/const"),
+    case(
+        "closed constant that may be null",
+        NAME,
+        {"const": "a", "type": ["string", "null"]},
+        "needs x-open",
+        at=f"{NAME}/type",
+    ),
     case("keyword as a field", f"{FIELD}/class", {"type": "string"}, "Python keyword"),
     case("field that is no name", f"{FIELD}/a-b", {"type": "string"}, "cannot be an attribute"),
     case("field that shadows", f"{FIELD}/int", {"type": "string"}, "cannot be an attribute"),

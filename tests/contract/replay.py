@@ -28,7 +28,7 @@ MODEL = f"{SESSION}:train:0"
 API = "/api/v1/"
 PROTOBUF = "application/x-protobuf"
 #: Requests whose order is a matter of chance.
-UNORDERED = ("retrieve_future", "retrieve_futures", "client/dynamic_config", "auth/token", "cancel_future")
+UNORDERED = ("session_heartbeat", "retrieve_future", "retrieve_futures", "client/dynamic_config", "auth/token", "cancel_future")
 #: Headers that have to be equal; the other ones are about the client or about this very exchange.
 SAID = (
     "content-encoding",

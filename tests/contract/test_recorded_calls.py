@@ -116,6 +116,13 @@ OUT_OF_ORDER = {
 }
 
 
+def first_beat(recorded: list[Exchange]) -> list[Exchange]:
+    """A heartbeat beyond the recorded ones, right after the session began: a server may end sessions that are silent."""
+    beats = [one for one in recorded if one.path == f"{API}session_heartbeat"]
+    begins = next((one for one in recorded if one.path == f"{API}create_session"), None)
+    return [attrs.evolve(beats[0], place=begins.place)] if beats and begins is not None else []
+
+
 def played(file: str) -> list[Exchange]:
     """The exchanges of a file as they are expected of this client."""
     found = {number(one): one for one in exchanges() if one.file == file and one.path.removeprefix(API) not in NEVER}
@@ -125,7 +132,7 @@ def played(file: str) -> list[Exchange]:
                 del found[place]
             else:
                 found[place] = difference.change(found[place])
-    return list(found.values())
+    return [*first_beat(list(found.values())), *found.values()]
 
 
 # ---------------------------------------------------------------------------------------------- what is compared

@@ -122,7 +122,9 @@ def create_app(state: State) -> Starlette:
         await state.aclose()
 
     routes = [_route(state, path) for path in sorted({row.path for row in OPERATIONS.values()}, key=_generality)]
-    return Starlette(routes=[*routes, downloads.route(state)], lifespan=lifespan, exception_handlers={HTTPException: _no_route})
+    app = Starlette(routes=[*routes, downloads.route(state)], lifespan=lifespan, exception_handlers={HTTPException: _no_route})
+    app.router.redirect_slashes = False  # such a redirect decodes the path once more
+    return app
 
 
 def _generality(path: str) -> tuple[int, int, str]:

@@ -263,9 +263,9 @@ def checkpoint_path(run: str, kind: Kind, name: str) -> str:
 
 def check_name(name: str) -> str:
     """The name itself; EngineError for one that could not stand in a path."""
-    if not name.strip() or len(name) > MAX_NAME or _NOT_IN_NAMES.search(name):
+    if not name.strip() or name in (".", "..") or len(name) > MAX_NAME or _NOT_IN_NAMES.search(name):
         shown = name if len(name) <= MAX_NAME else f"{name[:40]}..."
-        rule = f"1 to {MAX_NAME} characters without '/' and control characters"
+        rule = f"1 to {MAX_NAME} characters without '/' and control characters, and not '.' or '..'"
         raise EngineError(f"{shown!r} cannot name a checkpoint; a name has {rule}")
     return name
 

@@ -51,7 +51,7 @@ def get_sampler(*, sampler_id: str) -> Request[models.GetSamplerResponse]:
 
     `GET /api/v1/samplers/{sampler_id}`; servers may lack it.
 
-    - `sampler_id`: The sampling session id; `:` in it is not percent-encoded.
+    - `sampler_id`: The sampling session id; `:` in it stays itself.
     """
     return Request(
         operation="get_sampler",

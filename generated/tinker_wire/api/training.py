@@ -175,7 +175,7 @@ def get_training_run(
 
     `GET /api/v1/training_runs/{training_run_id}`.
 
-    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `training_run_id`: The model id of the run; `:` in it stays itself.
     - `access_scope`: What belongs to the user, or everything the user may see.
     """
     return Request(

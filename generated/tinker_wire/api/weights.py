@@ -122,7 +122,7 @@ def list_checkpoints(*, training_run_id: str) -> Request[models.CheckpointsListR
 
     `GET /api/v1/training_runs/{training_run_id}/checkpoints`.
 
-    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `training_run_id`: The model id of the run; `:` in it stays itself.
     """
     return Request(
         operation="list_checkpoints",
@@ -154,7 +154,7 @@ def delete_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[No
 
     `DELETE /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}`.
 
-    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `training_run_id`: The model id of the run; `:` in it stays itself.
     - `checkpoint_id`: `<kind>/<name>`: two segments, inserted as they are.
     """
     return Request(
@@ -172,7 +172,7 @@ def publish_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[N
 
     `POST /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/publish`; servers may lack it.
 
-    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `training_run_id`: The model id of the run; `:` in it stays itself.
     - `checkpoint_id`: `<kind>/<name>`: two segments, inserted as they are.
     """
     return Request(
@@ -188,7 +188,7 @@ def unpublish_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request
 
     `DELETE /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/publish`; servers may lack it.
 
-    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `training_run_id`: The model id of the run; `:` in it stays itself.
     - `checkpoint_id`: `<kind>/<name>`: two segments, inserted as they are.
     """
     return Request(
@@ -206,7 +206,7 @@ def set_checkpoint_ttl(
 
     `PUT /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/ttl`; servers may lack it.
 
-    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `training_run_id`: The model id of the run; `:` in it stays itself.
     - `checkpoint_id`: `<kind>/<name>`: two segments, inserted as they are.
     """
     return Request(
@@ -228,7 +228,7 @@ def get_external_weights_urls(
     `GET /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/external_weights_urls`; servers may lack
     it.
 
-    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `training_run_id`: The model id of the run; `:` in it stays itself.
     - `checkpoint_id`: `<kind>/<name>`: two segments, inserted as they are.
     """
     return Request(
@@ -249,7 +249,7 @@ def get_checkpoint_archive(*, training_run_id: str, checkpoint_id: str) -> Reque
 
     `GET /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/archive`; servers may lack it.
 
-    - `training_run_id`: The model id of the run; `:` in it is not percent-encoded.
+    - `training_run_id`: The model id of the run; `:` in it stays itself.
     - `checkpoint_id`: `<kind>/<name>`: two segments, inserted as they are.
     """
     return Request(
