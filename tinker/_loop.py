@@ -1,7 +1,8 @@
 """The event-loop thread: one daemon thread in a process runs all I/O. The only file that names ``threading.Thread``.
 
-Work is handed over in the order of the calls. A burst of calls wakes the loop once. A child process made by ``fork`` gets a
-thread of its own on first use.
+Work is handed over in the order of the calls. A burst of calls wakes the loop once. A caller that is interrupted while it
+hands work over (Ctrl-C) leaves nothing behind that keeps later calls from running, which is why there is no lock and no flag
+that one call sets and another one clears. A child process made by ``fork`` gets a thread of its own on first use.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], object]] = deque()
-        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waking = False
+        self._drains = 0  # counted by the loop when a drain begins
+        self._woken_for = -1  # a drain that begins after this many others is certain to come
+        self._starting = threading.Lock()  # taken by threads of this class only, which signals do not interrupt
         self._ident: int | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -38,12 +40,15 @@ class LoopThread:
     def call(self, function: Callable[[], object]) -> None:
         """Run ``function`` on the loop thread, after everything handed over before."""
         self._calls.append(function)
-        with self._lock:
-            if self._waking:
-                return
-            self._waking = True
-            loop = self._loop or self._start()
-        loop.call_soon_threadsafe(self._drain)
+        drains = self._drains
+        if self._woken_for == drains:
+            return
+        loop = self._loop
+        if loop is None:
+            self._start()
+        else:
+            loop.call_soon_threadsafe(self._drain)
+        self._woken_for = drains
 
     def task(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """A task owned by this thread; call only on the loop. Who made it looks at its outcome; see :meth:`background`."""
@@ -80,24 +85,44 @@ class LoopThread:
         """Whether the caller runs on the loop thread, where blocking would stop everything."""
         return threading.get_ident() == self._ident
 
-    def _start(self) -> asyncio.AbstractEventLoop:
-        loop = asyncio.new_event_loop()
-        self._loop = loop
-        threading.Thread(target=self._run, args=(loop,), name="tinker-loop", daemon=True).start()
-        return loop
+    def _start(self) -> None:
+        """Start a thread that runs the loop, or wakes it where another thread runs it already."""
+        threading.Thread(target=self._run, name="tinker-loop", daemon=True).start()
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._ident = threading.get_ident()
+    def _run(self) -> None:
+        with self._starting:
+            loop = self._loop
+            if loop is None:
+                self._ident = threading.get_ident()
+                loop = asyncio.new_event_loop()
+                loop.call_soon(self._drain)
+                self._loop = loop
+            else:
+                loop.call_soon_threadsafe(self._drain)
+                return
         asyncio.set_event_loop(loop)
-        loop.run_forever()
+        while not loop.is_closed():
+            _run_until_stopped(loop)
 
     def _drain(self) -> None:
-        with self._lock:
-            self._waking = False
+        self._drains += 1
         assert self._loop is not None
         # Calls added while draining get a drain of their own; taking them early keeps the order.
         while self._calls:
             self._loop.call_soon(self._calls.popleft())
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop. What stops it, such as SystemExit in a callback, is logged: every client of the process needs the loop."""
+    try:
+        loop.run_forever()
+    except BaseException as error:
+        logger.error("a callback tried to end the I/O thread of tinker, which goes on", exc_info=error)
+
+
+def must_pass(error: BaseException) -> bool:
+    """Whether an exception of a user's callback must reach the caller: SystemExit and KeyboardInterrupt, off the loop thread."""
+    return not isinstance(error, Exception) and not loop_thread().is_current()
 
 
 def _contained(function: Callable[[], T]) -> T:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tinker._clock import Clock
+from tinker._loop import must_pass
 from tinker.futures import APIFuture, failure_of, on_done
 from tinker.observing import Event, FutureSettled, Observer, Timings
 
@@ -38,7 +39,9 @@ class Observers:
         for observer in self._all:
             try:
                 observer(event)
-            except Exception:
+            except BaseException as error:
+                if must_pass(error):
+                    raise
                 if id(observer) not in self._failed:
                     self._failed.add(id(observer))
                     logger.exception("the observer %r failed; it is called again, and not reported again", observer)

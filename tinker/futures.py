@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, TypeVar
 
-from tinker._loop import LoopThread, loop_thread
+from tinker._loop import LoopThread, loop_thread, must_pass
 from tinker.errors import ClientClosedError, PrecedingRequestFailed, copy_error
 from tinker.observing import QueueCallback, QueueObserver, Timings
 
@@ -117,6 +117,10 @@ class APIFuture(concurrent.futures.Future[T]):
         """
         self._queue_observers.append(observer if callable(observer) else observer.on_queue_state_change)
 
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Call ``fn`` with this future when it is done, or now if it is; what it raises is logged."""
+        super().add_done_callback(partial(_call_back, fn))
+
     def cancel(self) -> bool:
         """Stop waiting; False when there is a result already."""
         if not super().cancel():
@@ -126,6 +130,7 @@ class APIFuture(concurrent.futures.Future[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self.done():
+            self._refuse_to_wait()
             yield from self._sleep_until_done().__await__()
         if self.cancelled():
             raise asyncio.CancelledError
@@ -159,7 +164,13 @@ class APIFuture(concurrent.futures.Future[T]):
         if self._task is not None:
             self._task.cancel()
 
+    def _refuse_to_wait(self) -> None:
+        if self._loop is not loop_thread():
+            what = self.operation or "this future"
+            raise RuntimeError(f"{what}: called in the parent of this process, where the result arrives; wait for it there")
+
     def _refuse_to_block(self) -> None:
+        self._refuse_to_wait()
         if self._loop.is_current():
             raise RuntimeError(f"{self.operation or 'this future'}: blocking here would stop all I/O; await it instead")
 
@@ -264,7 +275,9 @@ def note_queue(future: APIFuture[Any], state: str, reason: str | None) -> bool:
     for observer in tuple(future._queue_observers):  # pyright: ignore[reportPrivateUsage]
         try:
             observer(state, reason)
-        except Exception:
+        except BaseException as error:
+            if must_pass(error):
+                raise
             logger.exception("an observer of the queue failed")
     return True
 
@@ -297,6 +310,15 @@ def _settle(future: APIFuture[T], task: asyncio.Task[T]) -> None:
             future.set_exception(error)
     except concurrent.futures.InvalidStateError:
         pass  # cancelled by the user while the outcome was on its way
+
+
+def _call_back(fn: Callable[[Any], object], future: Any) -> None:
+    try:
+        fn(future)
+    except BaseException as error:
+        if must_pass(error):
+            raise
+        logger.exception("a done callback of %s failed", future.operation or "a future")
 
 
 def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:

@@ -1,0 +1,233 @@
+"""Handing work to the I/O thread: in order, seldom waking it, whatever interrupts the caller and whatever a callback raises."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from tinker._clock import Clock
+from tinker._loop import LoopThread, loop_thread
+from tinker._observers import Observers
+from tinker.futures import APIFuture, completed, note_queue, start
+from tinker.observing import QueueChange
+
+SECONDS = 10.0
+# Where a signal may interrupt the caller; what lies below is C, or holds locks that signals cannot break.
+HANDING_OVER: frozenset[CodeType] = frozenset(
+    {LoopThread.call.__code__, LoopThread._start.__code__, asyncio.BaseEventLoop.call_soon_threadsafe.__code__}
+)
+
+
+@contextmanager
+def loop_of_its_own() -> Iterator[LoopThread]:
+    """A loop thread that is not started yet; it ends with the block."""
+    thread = LoopThread()
+    yield thread
+    if thread._loop is not None:
+        over = threading.Event()
+        thread.call(lambda: end(thread._loop, over))
+        assert over.wait(SECONDS)
+
+
+def end(loop: Any, over: threading.Event) -> None:
+    def close() -> None:
+        loop.close()
+        over.set()
+
+    loop.run_forever = close  # what the thread does next
+    loop.stop()
+
+
+def runs(thread: LoopThread) -> bool:
+    """Whether a call that is made now is run."""
+    done = threading.Event()
+    thread.call(done.set)
+    return done.wait(SECONDS)
+
+
+def interrupt(at: int, function: Callable[[], object]) -> bool:
+    """Call a function with a KeyboardInterrupt before the n-th line or bytecode of the hand-over; False when it has fewer."""
+    left = at
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code not in HANDING_OVER:
+            return None
+        frame.f_trace_opcodes = True
+        if event in ("line", "opcode"):
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_an_interrupt_anywhere_in_a_call_leaves_a_loop_that_runs() -> None:
+    """Wherever Ctrl-C hits a caller, calls made later run, and what was handed over before them has run by then."""
+    with loop_of_its_own() as thread:
+        assert runs(thread)
+        seen: list[int] = []
+        at = 0
+        while interrupt(at, lambda: thread.call(lambda: seen.append(at))):
+            assert runs(thread), f"nothing runs any more after an interrupt at {at}"
+            at += 1
+        assert runs(thread)
+        assert at > 10
+        assert seen[-1] == at
+        assert seen == sorted(seen)
+
+
+def test_an_interrupt_anywhere_in_the_first_call_leaves_a_loop_that_runs() -> None:
+    """The call that starts the thread may be interrupted anywhere, too."""
+    at, reached = 0, True
+    while reached:
+        with loop_of_its_own() as thread:
+            reached = interrupt(at, lambda: thread.call(lambda: None))
+            assert runs(thread), f"nothing runs after an interrupt at {at}"
+        at += 1
+    assert at > 10
+
+
+def test_the_first_calls_of_many_threads_share_one_loop() -> None:
+    """However many threads make the first call at the same time, one loop runs them all, each thread's in its order."""
+    with loop_of_its_own() as thread:
+        together, seen, done = threading.Barrier(8), [], threading.Semaphore(0)
+
+        def caller(name: int) -> None:
+            together.wait(SECONDS)
+            for number in range(20):
+                thread.call(lambda number=number: seen.append((name, number, threading.get_ident())))  # type: ignore[misc]
+            thread.call(done.release)
+
+        callers = [threading.Thread(target=caller, args=(name,)) for name in range(8)]
+        for one in callers:
+            one.start()
+        for one in callers:
+            assert done.acquire(timeout=SECONDS)
+            one.join()
+        assert len({ident for _, _, ident in seen}) == 1
+        assert all([n for name, n, _ in seen if name == wanted] == list(range(20)) for wanted in range(8))
+
+
+def test_a_burst_of_calls_wakes_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls made while the loop is busy are announced to it once, and run in their order."""
+    with loop_of_its_own() as thread:
+        assert runs(thread)
+        loop, woken, seen = thread._loop, [], []
+        assert loop is not None
+        wake = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *a: (woken.append(a), wake(*a))[1])
+        held, begun = threading.Event(), threading.Event()
+        thread.call(lambda: (begun.set(), held.wait(SECONDS)))
+        assert begun.wait(SECONDS)
+        del woken[:]
+        for number in range(1000):
+            thread.call(lambda number=number: seen.append(number))  # type: ignore[misc]
+        held.set()
+        assert runs(thread)
+        assert seen == list(range(1000))
+        assert len(woken) <= 2
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), ValueError("x")])
+def test_what_a_callback_raises_does_not_end_the_loop(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever a callback raises on the I/O thread is logged, and the thread goes on."""
+
+    def fail() -> None:
+        raise error
+
+    with loop_of_its_own() as thread:
+        thread.call(fail)
+        assert runs(thread)
+    assert type(error).__name__ in caplog.text or isinstance(error, asyncio.CancelledError)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("x")])
+def test_done_callbacks_that_raise(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """A done callback that raises anything is logged; the callbacks behind it are called, and so is who awaits."""
+
+    def fail(_: object) -> None:
+        raise error
+
+    async def value() -> int:
+        await asyncio.sleep(0)
+        return 7
+
+    future: APIFuture[int] = APIFuture("a test")
+    called = threading.Event()
+    future.add_done_callback(fail)
+    future.add_done_callback(lambda _: called.set())
+    start(future, value)
+    assert called.wait(SECONDS)
+    assert runs(loop_thread())
+    assert "a done callback of a test failed" in caplog.text
+
+
+def test_a_callback_in_the_callers_thread_may_end_the_program() -> None:
+    """SystemExit of a callback that is called at once, as its future is done, belongs to the caller."""
+
+    def leave(_: object) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        completed(7).add_done_callback(leave)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("x")])
+def test_observers_that_raise(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """An observer that raises anything on the I/O thread is logged; the observers behind it are told."""
+    seen: list[object] = []
+
+    def fail(*_: object) -> None:
+        raise error
+
+    future: APIFuture[int] = APIFuture("a test")
+    future.observe_queue(fail)
+    future.observe_queue(lambda *state: seen.append(state))
+    observers = Observers(Clock(), [fail, seen.append])
+    event = QueueChange(operation="a test", request_id="r", state="active", reason=None)
+    done = threading.Event()
+    loop_thread().call(lambda: (note_queue(future, "active", None), observers.tell(event), done.set()))
+    assert done.wait(SECONDS)
+    assert seen == [("active", None), event]
+    assert "an observer of the queue failed" in caplog.text
+    assert "failed; it is called again" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("wait", ["result", "exception", "await"])
+def test_futures_of_the_parent_in_a_forked_child(wait: str) -> None:
+    """In a child made by fork a future of the parent that is not done says at once that it is to be waited for there."""
+    pending: APIFuture[int] = APIFuture("a test")
+
+    async def awaited() -> int:
+        return await pending
+
+    waits = {"result": lambda: pending.result(SECONDS), "exception": lambda: pending.exception(SECONDS)}
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with suppress(BaseException):
+            try:
+                waits[wait]() if wait in waits else asyncio.run(asyncio.wait_for(awaited(), SECONDS))
+            except RuntimeError as error:
+                code = 0 if "a test" in str(error) and "parent" in str(error) else 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
