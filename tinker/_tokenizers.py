@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
+from tinker._extras import install_command
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -92,7 +94,7 @@ def decode(tokenizer: Any, tokens: Sequence[int], skip_special_tokens: bool) -> 
 
 
 def _from_hub(source: Source) -> PreTrainedTokenizerBase:
-    absent = ImportError("get_tokenizer needs transformers. Install it with: pip install 'tinker[tokenizers]'")
+    absent = ImportError(f"get_tokenizer needs transformers: {install_command('tokenizers')}")
     automatic = _module("transformers", absent).AutoTokenizer
     pinned = {} if source.revision is None else {"revision": source.revision, "trust_remote_code": True}
     return cast("PreTrainedTokenizerBase", automatic.from_pretrained(source.name, **pinned))

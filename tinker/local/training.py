@@ -10,6 +10,7 @@ from tinker_wire import models
 
 from tinker.local.accept import accept, fingerprint
 from tinker.local.call import Call
+from tinker.local.engines import why_absent
 from tinker.local.engines.protocol import AdapterSpec, Engine
 from tinker.local.optimizer import optimizer_config, optimizer_family
 from tinker.local.problem import Problem
@@ -79,7 +80,7 @@ def creation(model: Model, make: Callable[[Engine], object]) -> Callable[[Engine
 def check_base_model(state: State, engine: Engine, name: str) -> None:
     """Problem 400 unless the loaded model goes by that name here."""
     if name != engine.base_model and not state.settings.any_base_model:
-        raise Problem(400, f"base model {name!r} is not offered; this server has {engine.base_model!r}")
+        raise Problem(400, f"base model {name!r} is not offered; this server has {engine.base_model!r}{why_absent(name)}")
 
 
 def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:
