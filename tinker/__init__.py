@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tinker._version import __title__, __version__
+from tinker._version import OPEN_VERSION, __title__, __version__
 
 if TYPE_CHECKING:
     from httpx import Timeout
@@ -154,6 +154,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "ModelInput",
     "ModelInputChunk",
     "NotFoundError",
+    "OPEN_VERSION",
     "OptimParams",
     "OptimStepRequest",
     "OptimStepResponse",

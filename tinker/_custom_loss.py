@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tinker_wire import models
 from tinker_wire.api import training as training_api
 
+from tinker._extras import install_command
 from tinker._loop import LoopThread
 from tinker._loss_graph import LOGPROBS, TracedLoss
 from tinker._loss_requests import Accepted, LossJob, LossRequests, loss_requests
@@ -71,7 +72,7 @@ def evaluator(loss_fn: CustomLossFn | LossWithGradients | LossHandle) -> Evaluat
         raise TypeError(f"loss_fn must be a function, with_gradients(function) or a LossHandle, got {type(loss_fn).__name__}")
     if importlib.util.find_spec("torch") is None:
         raise ImportError(
-            "PyTorch is not installed. Cannot run custom forward_backward. Install it with: pip install 'tinker[torch]', "
+            f"PyTorch is not installed. Cannot run custom forward_backward. Install it with: {install_command('torch')}, "
             "or let the loss compute its gradient: tinker.with_gradients(loss_fn)"
         )
     return partial(_by_torch, function)

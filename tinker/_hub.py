@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import msgspec
 
+from tinker._extras import install_command
 from tinker.errors import TinkerError
 from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
 
@@ -50,7 +51,7 @@ def connect(token: str | None, endpoint: str | None) -> Hub:
     try:
         from huggingface_hub import HfApi
     except ImportError:
-        raise ImportError("pushing to a hub needs huggingface_hub: pip install 'tinker[hub]'") from None
+        raise ImportError(f"pushing to a hub needs huggingface_hub: {install_command('hub')}") from None
     api: Any = HfApi(endpoint=endpoint, token=token)
     with _refusals("nobody is logged in at the hub; run `hf auth login`, or set HF_TOKEN"):
         return Hub(api, api.whoami()["name"])

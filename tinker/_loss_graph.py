@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import attrs
 from tinker_wire.models import CustomLossGraph, CustomLossInput, CustomLossNode
 
+from tinker._extras import install_command
+
 if TYPE_CHECKING:
     import torch
     import torch.fx
@@ -48,7 +50,7 @@ def trace(fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> TracedLoss:
     try:
         from torch import fx
     except ImportError:
-        raise ImportError("PyTorch is not installed; create_custom_loss needs it. pip install 'tinker[torch]'") from None
+        raise ImportError(f"PyTorch is not installed; create_custom_loss needs it: {install_command('torch')}") from None
     inputs = _inputs(fn, input_ranks)
     name = getattr(fn, "__name__", type(fn).__name__)
     try:

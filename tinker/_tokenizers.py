@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
+from tinker._extras import install_command
 from tinker.errors import TinkerError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def decode(tokenizer: Any, tokens: Sequence[int], skip_special_tokens: bool) -> 
 
 
 def _from_hub(source: Source) -> PreTrainedTokenizerBase:
-    absent = ImportError("get_tokenizer needs transformers. Install it with: pip install 'tinker[tokenizers]'")
+    absent = ImportError(f"get_tokenizer needs transformers: {install_command('tokenizers')}")
     automatic = _module("transformers", absent).AutoTokenizer
     pinned = {} if source.revision is None else {"revision": source.revision, "trust_remote_code": True}
     return cast("PreTrainedTokenizerBase", automatic.from_pretrained(source.name, **pinned))

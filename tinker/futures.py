@@ -75,7 +75,10 @@ class APIFuture(concurrent.futures.Future[T]):
         return error
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[T]], object]) -> None:
-        """Have ``fn(future)`` called when the future is done, on the thread that does all I/O, or at once if it is done."""
+        """Have ``fn(future)`` called when the future is done, on the thread that does all I/O, or at once if it is done.
+
+        An error of the future is received with that. What ``fn`` raises is logged.
+        """
         super().add_done_callback(partial(_call_back, fn))
 
     def set_exception(self, exception: BaseException | None) -> None:
@@ -116,10 +119,6 @@ class APIFuture(concurrent.futures.Future[T]):
         >>> training.observe_queue(lambda state, reason: print(f"now {state}: {reason}"))
         """
         self._queue_observers.append(observer if callable(observer) else observer.on_queue_state_change)
-
-    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """Call ``fn`` with this future when it is done, or now if it is; what it raises is logged."""
-        super().add_done_callback(partial(_call_back, fn))
 
     def cancel(self) -> bool:
         """Stop waiting; False when there is a result already."""
@@ -208,12 +207,6 @@ _all_unseen: weakref.WeakSet[_Unseen] = weakref.WeakSet()
 def _report_all_unseen() -> None:
     for unseen in tuple(_all_unseen):
         unseen.report()
-
-
-def _call_back(fn: Callable[[Any], object], future: concurrent.futures.Future[Any]) -> None:
-    if isinstance(future, APIFuture) and failure_of(future) is not None:
-        mark_received(future)
-    fn(future)
 
 
 def failure_of(future: APIFuture[Any]) -> BaseException | None:
@@ -313,6 +306,8 @@ def _settle(future: APIFuture[T], task: asyncio.Task[T]) -> None:
 
 
 def _call_back(fn: Callable[[Any], object], future: Any) -> None:
+    if failure_of(future) is not None:
+        mark_received(future)
     try:
         fn(future)
     except BaseException as error:

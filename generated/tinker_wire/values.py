@@ -131,7 +131,8 @@ class Value:
 
     @classmethod
     def _field_infos(cls) -> Iterable[FieldInfo]:
-        raise NotImplementedError
+        """Return the fields of this class. AttributeError where only its subclasses have any, so that `hasattr` says so."""
+        raise AttributeError(f"{cls.__name__} has no fields of its own")
 
     @classmethod
     def _of_fields(cls, fields: dict[str, Any]) -> Self:

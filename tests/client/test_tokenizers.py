@@ -159,7 +159,7 @@ except ImportError as error:
     print(json.dumps(str(error)))
 """
     message, asked = run(script, stub=False)
-    assert "pip install 'tinker[tokenizers]'" in message
+    assert "pip install 'transformers>=4.45'" in message
     assert asked == []
 
 

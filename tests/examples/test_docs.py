@@ -100,11 +100,15 @@ def check_nox(words: list[str]) -> None:
 
 
 def check_pip(words: list[str]) -> None:
+    """This client is installed from a checkout; its bare name is the official SDK, and has no extras of ours."""
+    if words[0] == "uninstall":
+        assert words[1:] == ["-y", PROJECT["name"]]
+        return
     assert words[0] == "install"
-    for requirement in words[1:]:
-        name, _, extras = requirement.rstrip("]").partition("[")
-        assert name == PROJECT["name"]
-        assert set(filter(None, extras.split(","))) <= PROJECT["optional-dependencies"].keys(), requirement
+    assert words[1] == "-c" or len(words) == 2
+    name, _, extras = words[-1].rstrip("]").partition("[")
+    assert name in (".", "tinker-cookbook") or words[-1] == PROJECT["name"]
+    assert set(filter(None, extras.split(","))) <= PROJECT["optional-dependencies"].keys(), words
 
 
 def check_export(words: list[str]) -> None:

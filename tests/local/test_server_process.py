@@ -192,7 +192,7 @@ def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) 
     assert choose_engine(None, "some/model") == "torch"
     monkeypatch.setattr("tinker.local.engines.find_spec", lambda name: None)
     assert choose_engine(None, None) == "toy"
-    with pytest.raises(ImportError, match=r"torch, transformers, peft.*tinker\[local\]"):
+    with pytest.raises(ImportError, match=r"torch, transformers, peft, safetensors: pip install .*'safetensors>=0.4'"):
         open_engine("torch")
     assert open_engine("toy", "org/name").base_model == "org/name"
 

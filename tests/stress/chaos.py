@@ -5,7 +5,7 @@
     python tests/stress/chaos.py --official PYTHON                the same fixed work with the official client too, at several rates
 
 Afterwards it compares what the server applied with what the futures said, and looks for what was left behind. Exits with 1
-when anything is wrong. Needs ``tinker[server]``, and for ``--official`` the Python of an environment with that client.
+when anything is wrong. Needs the extra ``server``, and for ``--official`` the Python of an environment with that client.
 """
 
 from __future__ import annotations

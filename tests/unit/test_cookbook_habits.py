@@ -16,6 +16,7 @@ from unittest.mock import MagicMock
 import httpx
 import numpy as np
 import pytest
+from packaging.version import Version
 
 import tinker
 from tinker import types
@@ -226,4 +227,4 @@ def test_specifications() -> None:
 
 def test_version() -> None:
     """The installed version is one that the cookbook takes."""
-    assert [int(part) for part in importlib.metadata.version("tinker").split(".")] >= [0, 38, 0]
+    assert Version(importlib.metadata.version("tinker")) >= Version("0.38.0")

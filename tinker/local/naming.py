@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 
 from tinker.local.call import Call
-from tinker.local.engines import PACKAGED
+from tinker.local.engines import PACKAGED, why_absent
 from tinker.local.engines.protocol import Engine
 from tinker.local.problem import Problem
 from tinker.local.state import State
@@ -27,7 +27,7 @@ def check_base_model(state: State, engine: Engine, name: str) -> str:
     if name == engine.base_model or name in engine.aliases:
         return engine.base_model
     if not state.settings.any_base_model:
-        raise Problem(400, f"base model {name!r} is not offered; this server has {engine.base_model!r}")
+        raise Problem(400, f"base model {name!r} is not offered; this server has {engine.base_model!r}{why_absent(name)}")
     if name not in state.foreign_names and len(state.foreign_names) < MAX_NOTED:
         state.foreign_names.add(name)
         log.warning("a client asks for %r: %s", name, one_for_all(engine))

@@ -330,7 +330,7 @@ class _Travel:
 def toy_server(
     data_dir: Path | None = None, *, clock: SteppedClock | None = None, keep: bool = True, **settings: Any
 ) -> Generator[FaultyServer]:
-    """A local server with the toy engine behind a faulty wire; needs ``tinker[server]``.
+    """A local server with the toy engine behind a faulty wire; needs the extra ``server``.
 
     ``data_dir`` None is a folder of its own, removed at the end. ``settings`` are those of ``tinker.local.Settings``;
     ``clock`` is the server's as well. The end of the block closes the clients and the server; it does not

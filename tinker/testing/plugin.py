@@ -6,7 +6,8 @@
         assert sampler.sample(prompt, 1, params).result(timeout=30).sequences
         assert tinker_clock.now - 1000 >= 9
 
-A scripted fault that does not happen fails the test. Loading this module imports pytest only.
+A scripted fault that does not happen fails the test. Loading this module imports pytest only. A warning says when files
+of another distribution are mixed with those of this package.
 """
 
 from __future__ import annotations
@@ -20,6 +21,15 @@ import pytest
 if TYPE_CHECKING:
     import tinker
     from tinker.testing import FaultyServer, SteppedClock
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Warn once, in the main process, about an installation that is mixed with another."""
+    from tinker._installation import inspect_installation
+
+    problem = None if hasattr(config, "workerinput") else inspect_installation().problem
+    if problem is not None:
+        config.issue_config_time_warning(UserWarning(problem), stacklevel=2)
 
 
 @pytest.fixture

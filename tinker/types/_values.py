@@ -30,6 +30,8 @@ class AttrsValue(Value):
 
     @classmethod
     def _field_infos(cls) -> Iterable[FieldInfo]:
+        if not attrs.has(cls):
+            yield from super()._field_infos()
         for field in attrs.fields(cast("Any", cls)):
             if field.name.startswith("_"):
                 continue

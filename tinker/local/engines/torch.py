@@ -29,7 +29,7 @@ import numpy as np
 import torch
 import transformers
 
-from tinker.local.engines import adapter_files, dimuon
+from tinker.local.engines import PACKAGED_MODEL, adapter_files, dimuon
 from tinker.local.engines.decoding import Run, check_job, generate, runs_of
 from tinker.local.engines.examples import (
     CLIP,
@@ -57,7 +57,6 @@ from tinker.local.engines.protocol import (
     SampleResult,
 )
 
-PACKAGED_MODEL = "tinker/babble"
 MAX_LOGITS = 2**27  # cells of one micro-batch: half a gigabyte in float32, whatever the vocabulary
 MAX_MICRO_BATCH_TOKENS = 2**13
 MAX_SAMPLING_TOKENS = 2**16  # prompt and continuation of all rows sampled together; bounds the key-value cache

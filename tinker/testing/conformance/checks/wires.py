@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tinker._extras import install_command
 from tinker._wire import compression, json, proto
 from tinker.testing.conformance.bench import Bench, Promise, plain_body
 from tinker.testing.conformance.exchange import Form
@@ -58,7 +59,7 @@ def equal_forms(bench: Bench) -> None:
 def compressed(bench: Bench) -> None:
     """A protobuf body may be compressed with zstd."""
     if not compression.available():
-        raise Absent("not tried: this installation has no zstd (pip install 'tinker[zstd]')")
+        raise Absent(f"not tried: this installation has no zstd ({install_command('zstd')})")
     trainee = create(bench)
     request = trainee.request("proto", number=1, backward=False)
     body = b"".join(compression.compressed([plain_body(request)]))

@@ -1,0 +1,91 @@
+"""What the commands and the pytest plugin say about an installation whose files are mixed with another's."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from tinker._version import DISTRIBUTION_VERSION
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """A package that two distributions claim."""
+    for name, version in (("tinker", DISTRIBUTION_VERSION), ("another-tinker", "0.38.0")):
+        info = tmp_path / "site" / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "RECORD").write_text("tinker/__init__.py,,\n")
+    package = tmp_path / "site" / "tinker"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    return package
+
+
+def assert_names_both(text: str) -> None:
+    """Both distributions and the repair are in the text, wherever its lines are broken."""
+    text = " ".join(text.split())
+    assert f"tinker {DISTRIBUTION_VERSION}" in text
+    assert "another-tinker 0.38.0" in text
+    assert "pip uninstall -y another-tinker" in text
+
+
+def test_doctor(call: Call, mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row "installation" fails, and the doctor says that it must be repaired."""
+    monkeypatch.setattr("tinker._installation.PACKAGE", mixed)
+    result = call("-f", "json", "doctor")
+    assert result.exit_code == 1
+    (row,) = [one for one in json.loads(result.stdout)["checks"] if one["name"] == "installation"]
+    assert row["status"] == "FAIL"
+    assert_names_both(row["detail"])
+    assert "installation" in result.stderr
+
+
+def test_doctor_of_a_sound_installation(ask: Callable[..., Any]) -> None:
+    """The row "installation" says which installation this is, the row "versions" which version."""
+    rows = {one["name"]: one for one in ask("doctor")["checks"]}
+    assert rows["installation"]["status"] == "ok"
+    assert f"tinker {DISTRIBUTION_VERSION}," in rows["versions"]["detail"]
+
+
+def test_serve(call: Call, mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server warns before it starts."""
+    monkeypatch.setattr("tinker._installation.PACKAGE", mixed)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = call("serve", "--engine", "toy", "--port", str(taken.getsockname()[1]))
+    assert result.stderr.startswith("Warning: ")
+    assert_names_both(result.stderr)
+
+
+def run_pytest(folder: Path, conftest: str) -> str:
+    """The output of a run of pytest with the plugin."""
+    (folder / "conftest.py").write_text(conftest)
+    (folder / "test_it.py").write_text("def test_nothing():\n    pass\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_plugin(mixed: Path, tmp_path: Path) -> None:
+    """A run of pytest has one warning about it, and goes on."""
+    output = run_pytest(
+        tmp_path, f"import pathlib\nimport tinker._installation\ntinker._installation.PACKAGE = pathlib.Path({str(mixed)!r})\n"
+    )
+    assert "1 passed, 1 warning" in output
+    assert_names_both(output)
+
+
+def test_plugin_in_a_sound_installation(tmp_path: Path) -> None:
+    """Without a problem there is no warning."""
+    assert "warning" not in run_pytest(tmp_path, "")

@@ -1,0 +1,49 @@
+"""What a user is told who starts a local server without what it needs, in processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+EVERYTHING = "pip install 'starlette>=0.40' 'uvicorn>=0.30' 'torch>=2.4' 'transformers>=4.45' 'peft>=0.13' 'safetensors>=0.4'"
+REST = "pip install 'torch>=2.4' 'transformers>=4.45' 'peft>=0.13' 'safetensors>=0.4'"
+TORCH = ("torch", "transformers", "peft", "safetensors")
+
+
+def error_without(*absent: str, folder: Path) -> str:
+    """What the README's first lines raise where these packages are not installed."""
+    script = f"""
+import sys
+sys.modules.update(dict.fromkeys({absent!r}))
+import tinker
+service = tinker.ServiceClient(base_url="local://")
+try:
+    service.create_lora_training_client(base_model="tinker/babble", rank=16).result(30)
+except Exception as error:
+    print(f"{{type(error).__name__}}: {{error}}")
+"""
+    env = {"HOME": str(folder), "TINKER_LOCAL_DIR": str(folder)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_plain_installation(tmp_path: Path) -> None:
+    """The first error has one command for all that the packaged model needs, and one for the toy engine alone."""
+    error = error_without("starlette", "uvicorn", *TORCH, folder=tmp_path)
+    assert error.startswith("ImportError: ")
+    assert EVERYTHING in error
+    assert "pip install 'starlette>=0.40' 'uvicorn>=0.30')" in error
+
+
+def test_only_the_web_server_is_missing(tmp_path: Path) -> None:
+    """What is there already is not asked for."""
+    assert error_without("starlette", "uvicorn", folder=tmp_path).endswith("pip install 'starlette>=0.40' 'uvicorn>=0.30'\n")
+
+
+def test_only_torch_is_missing(tmp_path: Path) -> None:
+    """A server that has the toy engine for lack of torch says what the packaged model needs."""
+    error = error_without(*TORCH, folder=tmp_path)
+    assert "'tinker/toy'" in error
+    assert REST in error

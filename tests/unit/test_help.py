@@ -1,0 +1,71 @@
+"""`help()`, and what notebooks and editors ask of an object."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pydoc
+from typing import Any
+
+import pytest
+
+import tinker
+import tinker.types
+
+MODULES = ("tinker", "tinker.auth", "tinker.checkpoints", "tinker.errors", "tinker.lib", "tinker.observing", "tinker.types")
+PUBLIC = {
+    **{name: getattr(tinker, name) for name in dir(tinker) if not name.startswith("_")},
+    **{f"types.{name}": getattr(tinker.types, name) for name in tinker.types.__all__},
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names(name: str) -> None:
+    """`help()` shows a page about every public name."""
+    assert pydoc.plain(pydoc.render_doc(PUBLIC[name])).strip()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules(name: str) -> None:
+    """`help()` shows a page about the package and about every public module."""
+    page = pydoc.plain(pydoc.render_doc(importlib.import_module(name)))
+    assert f"NAME\n    {name}" in page
+
+
+def members() -> dict[str, Any]:
+    """Every public method and property of every public class, by its path."""
+    classes = {name: value for name, value in PUBLIC.items() if inspect.isclass(value)}
+    return {
+        f"{name}.{member}": found
+        for name, value in classes.items()
+        for member, found in inspect.getmembers_static(value)
+        if not member.startswith("_") and not isinstance(found, str)  # text is a name to look up for `help()`
+    }
+
+
+def test_members() -> None:
+    """`help()` shows a page about every public member of every public class."""
+    found = members()
+    assert len(found) > 500
+    pages = {path: pydoc.render_doc(value) for path, value in found.items()}
+    assert all(pages.values())
+
+
+def test_fields_on_the_page() -> None:
+    """The page about a value names its methods and its fields."""
+    page = pydoc.plain(pydoc.render_doc(tinker.SamplingParams))
+    for name in ("max_tokens", "temperature", "top_p", "model_dump"):
+        assert name in page
+
+
+@pytest.mark.parametrize("value", [tinker.SamplingParams(), tinker.ModelInput.from_ints([1])], ids=["record", "attrs"])
+def test_instances(value: object) -> None:
+    """`help()` works on a value as it does on its class."""
+    assert type(value).__name__ in pydoc.plain(pydoc.render_doc(value))
+
+
+@pytest.mark.parametrize("name", [name for name, value in PUBLIC.items() if inspect.isclass(value)])
+def test_bases(name: str) -> None:
+    """Every class above a public class can be inspected member by member."""
+    for base in inspect.getmro(PUBLIC[name]):
+        assert inspect.classify_class_attrs(base)

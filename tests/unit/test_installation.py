@@ -1,0 +1,171 @@
+"""What a distribution of this package is called, what its extras add, and mixed installations that are found out."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import tinker
+from tinker._extras import EXTRAS, install_command
+from tinker._installation import PACKAGE, inspect_installation
+from tinker._version import DISTRIBUTION_VERSION
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OFFICIAL = "tinker-official"
+
+
+# Identity
+
+
+def test_versions() -> None:
+    """The surface's version, which code compares and servers are told, is not ours; the distribution's has both."""
+    assert (tinker.__version__, tinker.OPEN_VERSION) == ("0.38.0", "1.0.0")
+    assert DISTRIBUTION_VERSION == "0.38.0+open.1.0.0"
+
+
+@pytest.mark.parametrize("wanted", ["tinker", "tinker>=0.38", "tinker>=0.38.0", "tinker==0.38.0", "tinker<0.39"])
+def test_dependents_are_satisfied(wanted: str) -> None:
+    """Requirements of the official SDK's version accept this distribution."""
+    assert Requirement(wanted).specifier.contains(DISTRIBUTION_VERSION)
+
+
+def test_one_place_has_the_version() -> None:
+    """The build reads the version from the module that has it; an installed wheel says that one."""
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    where = PROJECT["tool"]["hatch"]["version"]
+    assert (where["path"], where["expression"]) == ("tinker/_version.py", "DISTRIBUTION_VERSION")
+    if inspect_installation().owners:
+        assert importlib.metadata.version("tinker") == DISTRIBUTION_VERSION
+
+
+# Extras
+
+
+def test_extras_are_those_of_the_project() -> None:
+    """What the error messages say that an extra adds is what installing the extra adds."""
+    assert {name: list(adds) for name, adds in EXTRAS.items()} == PROJECT["project"]["optional-dependencies"]
+
+
+@pytest.mark.parametrize("extra", [name for name, adds in EXTRAS.items() if adds])
+def test_commands(extra: str) -> None:
+    """The command names packages, and never the name that the official SDK has on the index."""
+    command = install_command(extra)
+    assert command.startswith("pip install ")
+    assert not re.search(r"\btinker\b", command)
+
+
+def test_commands_leave_out_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only missing packages are named; all of them where none is missing."""
+    monkeypatch.setattr("tinker._extras.find_spec", lambda name: None if name in ("torch", "peft") else object())
+    assert install_command("local") == "pip install 'torch>=2.4' 'peft>=0.13'"
+    assert install_command("tokenizers") == "pip install 'transformers>=4.45'"
+
+
+def test_no_text_advises_the_official_package() -> None:
+    """No message, and not the README, has a requirement that the package index answers with the official SDK."""
+    files = [*(ROOT / "tinker").rglob("*.py"), ROOT / "README.md"]
+    advice = re.compile(rf"tinker\[({'|'.join(EXTRAS)})\]")
+    assert [path.name for path in files if advice.search(path.read_text())] == []
+
+
+# Mixed installations
+
+
+def installed(folder: Path, name: str, version: str, files: list[str], source: Path | None = None) -> None:
+    """Write a distribution into a folder, as an installer does."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    for file in files:
+        path = folder / "tinker" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {name}\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "RECORD").write_text("".join(f"tinker/{file},sha256=x,9\n" for file in files) + f"{info.name}/METADATA,,\n")
+    if source is not None:
+        (info / "direct_url.json").write_text(json.dumps({"url": source.as_uri(), "archive_info": {}}))
+
+
+OURS = ["__init__.py", "_installation.py", "types/__init__.py"]
+THEIRS = ["__init__.py", "_models.py", "types/__init__.py"]
+
+
+def test_sound_installation(tmp_path: Path) -> None:
+    """An installation with all files of ours and no others has no problem, whatever else is installed beside it."""
+    installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS)
+    installed(tmp_path, "tinker-cookbook", "0.6.1", [])
+    found = inspect_installation(tmp_path / "tinker")
+    assert found.problem is None
+    assert str(found) == f"tinker {DISTRIBUTION_VERSION} in {tmp_path / 'tinker'}"
+
+
+def test_source_tree() -> None:
+    """A package that no distribution lies beside, as in an editable installation, has no problem and says where it is."""
+    found = inspect_installation(ROOT / "tinker")
+    assert found.problem is None
+    assert str(ROOT) in str(found)
+
+
+def test_two_distributions(tmp_path: Path) -> None:
+    """Two distributions with the same package are named, both, with a command that repairs it."""
+    wheel = tmp_path / "tinker-0.38.0+open.1.0.0-py3-none-any.whl"
+    wheel.touch()
+    installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS, wheel)
+    installed(tmp_path, OFFICIAL, "0.38.0", THEIRS)
+    problem = inspect_installation(tmp_path / "tinker").problem
+    assert problem is not None
+    assert f"tinker {DISTRIBUTION_VERSION}" in problem
+    assert f"{OFFICIAL} 0.38.0" in problem
+    assert "pip uninstall -y tinker && pip uninstall -y tinker-official" in problem
+    assert f"pip install {wheel}" in problem
+
+
+def test_two_versions_of_one_name(tmp_path: Path) -> None:
+    """Two distributions of the same name are two."""
+    installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS)
+    installed(tmp_path, "tinker", "0.38.0", THEIRS)
+    problem = inspect_installation(tmp_path / "tinker").problem
+    assert problem is not None
+    assert f"tinker {DISTRIBUTION_VERSION} and tinker 0.38.0" in problem
+    assert "install this client again" in problem
+
+
+def test_overwritten(tmp_path: Path) -> None:
+    """Files of ours in a package that belongs to another distribution are a problem."""
+    installed(tmp_path, "tinker", "0.38.0", THEIRS)
+    (tmp_path / "tinker" / "_installation.py").touch()
+    problem = inspect_installation(tmp_path / "tinker").problem
+    assert problem is not None
+    assert "tinker 0.38.0 owns" in problem
+
+
+@pytest.mark.parametrize("left", ["_models.py", "resources/weights.py"])
+def test_files_left_behind(tmp_path: Path, left: str) -> None:
+    """A module that no distribution claims is named."""
+    installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS)
+    (tmp_path / "tinker" / left).parent.mkdir(exist_ok=True)
+    (tmp_path / "tinker" / left).touch()
+    problem = inspect_installation(tmp_path / "tinker").problem
+    assert problem is not None
+    assert f"tinker/{left}" in problem
+
+
+def test_files_gone(tmp_path: Path) -> None:
+    """A module that was removed with another distribution is named."""
+    installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS)
+    (tmp_path / "tinker" / "types" / "__init__.py").unlink()
+    problem = inspect_installation(tmp_path / "tinker").problem
+    assert problem is not None
+    assert "tinker/types/__init__.py" in problem
+
+
+def test_this_installation() -> None:
+    """The installation that these tests run in is sound."""
+    assert (PACKAGE / "__init__.py").exists()
+    assert inspect_installation().problem is None

@@ -1,0 +1,115 @@
+"""Which distribution this package's files belong to, and whether another one's files are mixed with them.
+
+Another distribution that has a package ``tinker``, the official SDK first of all, may be installed over this one without a word
+of the installer. Nothing here runs when ``tinker`` is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Collection
+from importlib.metadata import PathDistribution
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+PACKAGE = Path(__file__).absolute().parent
+_OPEN = "+open."
+
+
+class Distribution(NamedTuple):
+    """A distribution that claims ``tinker/__init__.py``: its name and version, its files, and where pip got it."""
+
+    name: str
+    version: str
+    files: frozenset[str]
+    source: str | None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is this client and not the official SDK."""
+        return _OPEN in self.version
+
+
+class Installation(NamedTuple):
+    """Who claims the package's files, and which files nobody claims or which are missing. Empty for a checkout."""
+
+    package: Path
+    owners: tuple[Distribution, ...]
+    foreign: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong, naming the distributions and the repair command; None for a sound installation."""
+        names = " and ".join(map(str, self.owners))
+        if len(self.owners) > 1:
+            return f"the files of {names} are mixed in {self.package}; {self._repair()}"
+        if self.owners and not self.owners[0].is_ours:
+            return f"{names} owns {self.package}, but files of this client lie there; {self._repair()}"
+        if changed := [*self.foreign, *self.missing]:
+            return f"files of {self.package} do not belong to {names} or are missing ({_some(changed)}); {self._repair()}"
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.owners[0]} in {self.package}" if self.owners else f"the source tree {self.package.parent}"
+
+    def _repair(self) -> str:
+        uninstall = " && ".join(f"pip uninstall -y {owner.name}" for owner in self.owners)
+        source = next((owner.source for owner in self.owners if owner.is_ours and owner.source), None)
+        again = f"run: pip install {shlex.quote(source)}" if source else "install this client again"
+        return f"to repair it, run: {uninstall}; delete what is left of that folder; then {again}"
+
+
+def inspect_installation(package: Path | None = None) -> Installation:
+    """Read from the metadata beside ``package`` (None: this one) which distributions own its files."""
+    package = package or PACKAGE
+    owners = _owners(package)
+    if not owners:
+        return Installation(package, (), (), ())
+    claimed = frozenset[str]().union(*(owner.files for owner in owners))
+    there = _sources(package)
+    missing = {name for name in claimed if name.endswith(".py")} - there
+    return Installation(package, owners, tuple(sorted(there - claimed)), tuple(sorted(missing)))
+
+
+def _owners(package: Path) -> tuple[Distribution, ...]:
+    """The distributions whose RECORD, beside the package, lists the package's ``__init__.py``."""
+    records = sorted(package.parent.glob("*.dist-info/RECORD"))
+    mark = f"{package.name}/__init__.py,"
+    found = ((path.parent, text) for path in records if mark in (text := path.read_text("utf-8", "replace")))
+    owners = (_distribution(folder, _listed(text, package.name)) for folder, text in found)
+    return tuple(owner for owner in owners if f"{package.name}/__init__.py" in owner.files)
+
+
+def _listed(record: str, package: str) -> frozenset[str]:
+    return frozenset(re.findall(rf'^"?({re.escape(package)}/[^,"]*)', record, re.MULTILINE))
+
+
+def _distribution(folder: Path, files: frozenset[str]) -> Distribution:
+    found = PathDistribution(folder)
+    return Distribution(found.metadata["Name"], found.version, files, _source(found.read_text("direct_url.json")))
+
+
+def _source(direct_url: str | None) -> str | None:
+    """The folder or wheel that pip installed from, where that still exists."""
+    url = urlsplit(str(json.loads(direct_url)["url"])) if direct_url else None
+    if url is None or url.scheme != "file":
+        return None
+    path = url2pathname(url.path)
+    return path if Path(path).exists() else None
+
+
+def _sources(package: Path) -> frozenset[str]:
+    return frozenset(path.relative_to(package.parent).as_posix() for path in package.rglob("*.py"))
+
+
+def _some(names: Collection[str]) -> str:
+    shown = ", ".join(list(names)[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
