@@ -8,6 +8,7 @@
     │   │   ├── BillingError                402
     │   │   ├── PermissionDeniedError       403
     │   │   ├── NotFoundError               404
+    │   │   │   └── SessionLostError            the server does not know the session any more
     │   │   ├── ConflictError               409
     │   │   ├── UnprocessableEntityError    422
     │   │   ├── RateLimitError              429
@@ -15,7 +16,6 @@
     │   ├── APIResponseValidationError  the answer is not what the contract promises
     │   └── APIConnectionError          no answer came
     │       └── APITimeoutError             not in time
-    │   (NotFoundError also has SessionLostError: the server does not know the session any more)
     ├── RequestFailedError              an accepted request failed on the server
     ├── PrecedingRequestFailed          a request was not sent, because one before it failed
     ├── UnknownIdentityError            nothing says whose the credential is
