@@ -39,6 +39,18 @@ def get(server: FaultyServer, path: str = HEALTH, *, read: float = 30.0) -> http
 # In the process
 
 
+@pytest.mark.parametrize("status", [400, 409, 422])
+def test_a_scripted_refusal_has_read_the_number(tmp_path: Path, status: int) -> None:
+    """After a scripted refusal the run goes on at once: the server does not wait for the number that it refused."""
+    with toy_server(tmp_path, gap_seconds=3600.0) as server:
+        training = server.service().create_lora_training_client("tinker/toy", rank=4)
+        training.optim_step(tinker.AdamParams()).result(timeout=30)
+        server.fail_next("optim_step", status=status)
+        with pytest.raises(tinker.APIStatusError):
+            training.optim_step(tinker.AdamParams()).result(timeout=30)
+        assert training.optim_step(tinker.AdamParams()).result(timeout=30)
+
+
 def test_without_faults_it_is_the_server(server: FaultyServer) -> None:
     """An exchange that is not scripted is the server's own, and is noted."""
     assert get(server).json() == {"status": "ok"}

@@ -69,6 +69,28 @@ def accept(
     return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
 
 
+class _Numbered(msgspec.Struct):
+    model_id: str
+    seq_id: int
+
+
+def skip_refused(state: State, media_type: str, body: bytes) -> None:
+    """A request was refused in front of this server: if it is one of a model, those behind its number need not wait."""
+    try:
+        if media_type == proto.MEDIA_TYPE:
+            call = proto.decode_forward_backward(body)
+            request = _Numbered(call.model_id, call.seq_id)
+        else:
+            request = msgspec.json.decode(body, type=_Numbered)
+    except (msgspec.DecodeError, proto.ProtoError):
+        return  # not a request of a model
+    with state.lock:
+        model = state.store.find_model(request.model_id)
+        if model is not None:
+            model.lane.skip(request.seq_id, state.clock())
+            state.notify()
+
+
 def _enqueue(state: State, lane: NumberedLane, number: int, work: Work, prepare: Callable[[], None] | None) -> None:
     now = state.clock()
     try:

@@ -17,6 +17,7 @@ import attrs
 import httpx
 
 import tinker
+from tinker._retry import REFUSAL_STATUSES
 from tinker.testing import faults
 from tinker.testing.asgi import answer_of
 from tinker.testing.clock import SteppedClock
@@ -260,10 +261,18 @@ class FaultyServer:
             return Delivery(None, Fault(kind="drop"))
         if fault is not None and fault.kind in ("status", "drop", "hang"):
             answer = fault.answer
+            self._note_refusal(exchange, answer)
         if fault is not None and fault.kind == "corrupt" and answer is not None:
             answer = attrs.evolve(answer, content=faults.garbled(answer.content))
         exchange.status = None if answer is None else answer.status
         return Delivery(answer, fault)
+
+    def _note_refusal(self, exchange: Exchange, answer: Answer | None) -> None:
+        """A server that refuses a request of a run has read its number, so the run does not wait for that."""
+        if self.state is not None and answer is not None and answer.status in REFUSAL_STATUSES:
+            from tinker.local.accept import skip_refused
+
+            skip_refused(self.state, exchange.headers.get("content-type", ""), exchange.body)
 
     async def _carried_out(self, request: httpx.Request, body: bytes) -> Answer:
         with nullcontext() if self._clock is None else self._clock.busy():
