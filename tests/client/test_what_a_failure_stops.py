@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import gc
-import logging
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -419,49 +420,61 @@ def test_a_misspelt_loss_on_every_profile(tmp_path: Path, clock: Any, datum: Mak
 # Failures that nobody looks at -------------------------------------------------------------------------------------------
 
 
+def unseen(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    """What the log says about failures with this text that nobody looked at, once everything dropped is collected."""
+    gc.collect()
+    return [record.getMessage() for record in caplog.records if text in record.getMessage() and "never looked" in record.msg]
+
+
 def test_an_error_nobody_looks_at_is_logged_once(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A failed future that is dropped unseen is named in the log with its operation; what it stopped is not."""
-    wire.fail("forward_backward", 422)
+    wire.fail("forward_backward", 422, body={"detail": "dropped unseen"})
     futures = [training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)]
     finish(*futures)
-    with caplog.at_level(logging.ERROR, "tinker"):
-        futures.clear()
-        for _ in range(100):
-            gc.collect()
-            if caplog.records:
-                break
-            training.result(10)
-    (record,) = caplog.records
-    assert "forward_backward failed, and its error was never looked at: UnprocessableEntityError" in record.getMessage()
+    futures.clear()
+    while not (lines := unseen(caplog, "dropped unseen")):
+        training.forward([datum()], "cross_entropy").exception(10)  # let the I/O thread let go of it
+    assert len(lines) == 1
+    assert lines[0].startswith("forward_backward failed, and its error was never looked at: UnprocessableEntityError")
+
+
+def test_an_error_nobody_looks_at_is_logged_at_exit() -> None:
+    """A failure whose future lives until the process ends is named in the log then, once."""
+    script = (
+        "import concurrent.futures, tinker\n"
+        "service = tinker.ServiceClient(base_url='local://toy')\n"
+        "client = service.create_lora_training_client('no/such-model')\n"
+        "concurrent.futures.wait([client])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.count("create_lora_training_client failed, and its error was never looked at: BadRequestError") == 1
 
 
 def test_an_error_that_was_looked_at_is_not_logged(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log stays silent about an error that the user received."""
-    wire.fail("forward_backward", 422)
+    wire.fail("forward_backward", 422, body={"detail": "looked at"})
     failed = training.forward_backward([datum()], "cross_entropy")
     assert failed.exception(10)
-    with caplog.at_level(logging.ERROR, "tinker"):
-        del failed
-        gc.collect()
-    assert caplog.records == []
+    del failed
+    assert training.optim_step(ADAM).result(10)
+    assert unseen(caplog, "looked at'") == []
 
 
 def test_an_error_of_a_creation_is_received_with_that_of_a_request(
     wire: Any, service: tinker.ServiceClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who has the error of a request of a client that was not created need not look at the client too."""
-    wire.fail("create_sampling_session", 403)
+    wire.fail("create_sampling_session", 403, body={"detail": "not created"})
     sampler = service.create_sampling_client(base_model="tinker/toy")
     with pytest.raises(tinker.PermissionDeniedError):
         sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
-    with caplog.at_level(logging.ERROR, "tinker"):
-        del sampler
-        gc.collect()
-    assert caplog.records == []
+    del sampler
+    assert service.get_server_capabilities()
+    assert unseen(caplog, "not created") == []
 
 
 def test_a_sampler_of_a_failed_save(wire: Any, training: tinker.TrainingClient) -> None:
