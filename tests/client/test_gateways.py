@@ -53,7 +53,8 @@ def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A running proxy before a running server; no variable names it yet."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    with running_server(Settings(data_dir=tmp_path)) as url, listening(url) as proxy:
+    settings = Settings(data_dir=tmp_path, allowed_hosts=[str(urlsplit(HOST).hostname)])
+    with running_server(settings) as url, listening(url) as proxy:
         yield proxy
 
 

@@ -161,7 +161,12 @@ def test_serve_reads_the_key_from_a_file(tmp_path: Path) -> None:
 def test_a_key_must_be_one(tmp_path: Path) -> None:
     """Two keys, or an empty one, are a wrong command line and not an open server."""
     (tmp_path / "key").write_text(" \n")
-    for options in (["--api-key", ""], ["--api-key-file", str(tmp_path / "key")], ["--api-key", "a", "--api-key-file", "key"]):
+    for options in (
+        ["--api-key-file", "nothing"],
+        ["--api-key", ""],
+        ["--api-key-file", str(tmp_path / "key")],
+        ["--api-key", "a", "--api-key-file", "key"],
+    ):
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(tmp_path)
             result = CliRunner().invoke(main, ["serve", "--engine", "toy", "--port", "0", *options])

@@ -197,6 +197,17 @@ def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) 
     assert open_engine("toy", "org/name").base_model == "org/name"
 
 
+@pytest.mark.parametrize("model", ["/nowhere/model", "./model", "../model", "a/b/model", "~nobody/model"])
+def test_a_directory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str) -> None:
+    """A path is not looked for on the hub; the error says which directory is missing, in the process and from the command."""
+    monkeypatch.setattr("tinker.local.engines.find_spec", lambda name: True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=re.escape(repr(model))):
+        open_engine("torch", model)
+    result = CliRunner().invoke(main, ["serve", "--port", "0", "--model", model])
+    assert (result.exit_code, result.output) == (1, f"Error: there is no directory {model!r} to load a model from\n")
+
+
 def test_the_package_names_what_it_has() -> None:
     """Every public name can be imported, and another one is an AttributeError."""
     for name in tinker.local.__all__:

@@ -11,6 +11,7 @@ import pytest
 from server_harness import PROTO, Api, GatedBatchingEngine, GatedEngine, MakeApi, datum, sample_body
 
 from tinker._wire import proto
+from tinker.local.engines import PACKAGED
 from tinker.local.engines.protocol import SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.snapshots import IN_MEMORY, SPOOL
@@ -46,10 +47,11 @@ def test_a_sampling_session_is_made_once_for_each_number(api: Api) -> None:
 
 
 def test_a_sampler_can_be_asked_what_it_is(api: Api) -> None:
-    """Its base model, and its checkpoint where it has one."""
+    """Its base model and tokenizer, and its checkpoint where it has one."""
     session = api.session()
     base = api.sampler(session)
-    assert api.ok("get_sampler", sampler_id=base) == {"sampler_id": base, "base_model": "tinker/toy"}
+    known = {"sampler_id": base, "base_model": "tinker/toy", "tokenizer_id": str(PACKAGED)}
+    assert api.ok("get_sampler", sampler_id=base) == known
     path = api.result(save_for_sampler(api, api.model(session), 1, path="a"))["path"]
     stored = api.sampler(session, 1, model_path=path)
     assert api.ok("get_sampler", sampler_id=stored)["model_path"] == path

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--api-key", help="Key that clients must send; other users of this machine can see it. Default: any, or none.")
 @click.option(
     "--api-key-file",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=click.Path(path_type=Path, dir_okay=False),
     help="File that holds the key. Without either option: TINKER_SERVE_API_KEY.",
 )
 @click.option(
@@ -100,7 +100,15 @@ def _key(given: str | None, file: Path | None) -> str | None:
         raise click.UsageError("--api-key and --api-key-file exclude each other")
     if given is None and file is None:
         return serve_api_key()
-    key = (given if file is None else file.read_text(encoding="utf-8")) or ""
+    key = _text(file) if file is not None else given or ""
     if not key.strip():
         raise click.UsageError(f"the key in {file} is empty" if file else "--api-key is empty")
     return key.strip()
+
+
+def _text(file: Path) -> str:
+    """What a file holds; UsageError when it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"the key cannot be read: {error}") from error

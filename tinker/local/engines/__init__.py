@@ -35,11 +35,17 @@ def choose_engine(engine: EngineName | None, model: str | None) -> EngineName:
     return "torch" if not missing_parts() and (PACKAGED / "config.json").is_file() else "toy"
 
 
+def is_path(model: str) -> bool:
+    """Whether it cannot be a name on the hub, which has one slash at most, between two words."""
+    return model.count("/") > 1 or model.startswith((".", "/", "~"))
+
+
 def open_engine(engine: EngineName | None = None, model: str | None = None) -> Engine:
     """Make an engine; loading a model may take a while.
 
     ``model`` is a directory or a hub name for the torch engine (None: the packaged model), or the name the toy goes by.
-    Raises ImportError, saying what to install, when the torch engine is wanted and not installed.
+    Raises ImportError, saying what to install, when the torch engine is wanted and not installed; FileNotFoundError when
+    ``model`` is a path and no directory is there.
     """
     if choose_engine(engine, model) == "toy":
         from tinker.local.engines.toy import TOY_MODEL, ToyEngine
@@ -47,6 +53,8 @@ def open_engine(engine: EngineName | None = None, model: str | None = None) -> E
         return ToyEngine(base_model=model or TOY_MODEL)
     if missing := missing_parts():
         raise ImportError(f"the torch engine needs {', '.join(missing)}: {install_command('local')}")
+    if model is not None and is_path(model) and not Path(model).is_dir():
+        raise FileNotFoundError(f"there is no directory {model!r} to load a model from")
     from tinker.local.engines.torch import TorchEngine
 
     return TorchEngine(model or PACKAGED_MODEL)
