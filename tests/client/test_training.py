@@ -188,7 +188,7 @@ def test_both_wires_compute_the_same(
 @pytest.mark.parametrize("status", [400, 415, 422])
 def test_refused_form_is_switched_unnoticed(training: tinker.TrainingClient, wire: Any, datum: MakeDatum, status: int) -> None:
     """A server that does not read protobuf gets the same request as JSON, under the same number, and keeps getting JSON."""
-    wire.fail("forward_backward", status, body={"detail": "cannot read this"})
+    wire.fail("forward_backward", status, body={"detail": "cannot read this"}, form="protobuf")
     training.forward_backward([datum()], "cross_entropy").result(10)
     training.forward_backward([datum()], "cross_entropy").result(10)
     sent = wire.sent("forward_backward")
@@ -293,6 +293,7 @@ def test_answers_that_can_never_be_read(training: tinker.TrainingClient, wire: A
 
 def test_final_failure_fails_all_that_follows(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
     """A training request that is refused for good fails every queued and later request with its error; none of them is sent."""
+    training.forward_backward([datum()], "cross_entropy").result(10)
     wire.fail("forward_backward", 403, body={"detail": "not yours"})
     futures = [training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)]
     for future in futures:
