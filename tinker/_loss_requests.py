@@ -20,14 +20,13 @@ from tinker._chunking import datum_nbytes, split
 from tinker._combine import combine
 from tinker._numbering import Numbers
 from tinker._polling import loss_output
-from tinker._pools import Purpose
+from tinker._pools import Call, Purpose
 from tinker._retry import SUBMIT
 from tinker._session import Started
 from tinker._transport import Transport
 from tinker._wire import json, proto
 from tinker._wire.bodies import BUFFERS, slices
-from tinker._wire.negotiate import Form
-from tinker.errors import APIStatusError
+from tinker._wire.negotiate import Form, Trial
 from tinker.futures import APIFuture
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
@@ -171,29 +170,40 @@ class LossRequests:
 
     async def _send_chunk(self, chunk: _Chunk, model_id: str, number: int) -> Accepted:
         """Submit one chunk; one that is refused is tried in the other forms the server may read, under the same number."""
-        clock, wire = self.transport.clock, self.started.wire
+        clock = self.transport.clock
         async with self.started.limits.training_nbytes.take(chunk.nbytes):
             began = clock.monotonic()
-            form = wire.form
-            try:
-                promise = await self._post(chunk, form, model_id, number)
-            except APIStatusError as error:
-                promise, form = await self._post_otherwise(error, chunk, form, model_id, number)
-            wire.settle(form, sparse_seen=chunk.has_sparse)
-            return promise, clock.monotonic() - began
+            send = self._send if self.started.wire.is_settled else self._send_in_forms
+            return await send(chunk, model_id, number), clock.monotonic() - began
 
-    async def _post_otherwise(
-        self, refusal: APIStatusError, chunk: _Chunk, form: Form, model_id: str, number: int
-    ) -> tuple[models.UntypedAPIFuture, Form]:
-        """The first other form that is accepted; the first refusal when none is."""
-        for other in self.started.wire.alternatives(refusal, form, has_sparse=chunk.has_sparse):
-            try:
-                return await self._post(chunk, other, model_id, number), other
-            except APIStatusError as error:
-                refusal.add_note(f"As {other.media}, sparse tensors {'kept' if other.sparse else 'made dense'}: {error}")
-        raise refusal
+    async def _send(self, chunk: _Chunk, model_id: str, number: int) -> models.UntypedAPIFuture:
+        """Submit in the form that is known to be read; sparse tensors may still turn out not to be."""
 
-    async def _post(self, chunk: _Chunk, form: Form, model_id: str, number: int) -> models.UntypedAPIFuture:
+        async def post(form: Form) -> models.UntypedAPIFuture:
+            submission = await self._prepared(chunk, form, model_id, number)
+            promise = await self.transport.tried(SUBMIT, submission.once, submission.operation)
+            submission.chunk.sent(at_once=submission.failures == 0)
+            return promise
+
+        return await Trial(self.started.wire, post, has_sparse=chunk.has_sparse).once()
+
+    async def _send_in_forms(self, chunk: _Chunk, model_id: str, number: int) -> models.UntypedAPIFuture:
+        """Submit while it is not known what the server reads: every try is made in each form that it may read."""
+        submissions: dict[Form, _Submission] = {}
+
+        async def post(form: Form) -> models.UntypedAPIFuture:
+            if form not in submissions:
+                submissions[form] = await self._prepared(chunk, form, model_id, number)
+            return await submissions[form].once()
+
+        trial = Trial(self.started.wire, post, has_sparse=chunk.has_sparse)
+        promise = await self.transport.tried(SUBMIT, trial.once, "forward_backward")
+        for submission in submissions.values():
+            submission.chunk.sent(at_once=False)
+        return promise
+
+    async def _prepared(self, chunk: _Chunk, form: Form, model_id: str, number: int) -> _Submission:
+        """The chunk as it is sent in this form; every attempt of it is the same call."""
         transport, job, written = self.transport, self.job, chunk.written(form)
         if form.media == "proto":
             head = proto.forward_backward_head(model_id, number, job.loss_fn, job.config, forward_only=job.forward_only)
@@ -205,18 +215,32 @@ class LossRequests:
         prepare = partial(transport.prepare, request, Purpose.UPLOAD, compress=compress)
         long = written.nbytes > _LARGE_NBYTES and (compress or form.media != "proto")
         call = await asyncio.to_thread(prepare) if long else prepare()
-        failures: list[BaseException] = []
+        return _Submission(transport, written, request, call)
 
-        async def attempt() -> models.UntypedAPIFuture:
-            try:
-                return transport.decode(request, call, await transport.perform(call, request.operation))
-            except BaseException as error:
-                failures.append(error)
-                raise
 
-        promise = await transport.tried(SUBMIT, attempt, request.operation)
-        written.sent(at_once=not failures)
-        return promise
+@attrs.define
+class _Submission:
+    """One chunk in one form, ready to be sent. ``failures`` counts the attempts that failed."""
+
+    transport: Transport
+    chunk: _Chunk
+    request: Request[models.UntypedAPIFuture]
+    call: Call
+    failures: int = 0
+
+    @property
+    def operation(self) -> str:
+        """Its operation: forward only is one of its own in JSON."""
+        return self.request.operation
+
+    async def once(self) -> models.UntypedAPIFuture:
+        """One attempt."""
+        try:
+            answer = await self.transport.perform(self.call, self.operation)
+            return self.transport.decode(self.request, self.call, answer)
+        except BaseException:
+            self.failures += 1
+            raise
 
 
 def _dense(datum: Datum) -> Datum:

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import attrs
+import msgspec
 
 from tinker._proxies import Proxies
 from tinker._wire.bodies import AT_ONCE, Piece
@@ -63,7 +64,7 @@ class Purpose(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class Call:
-    """One exchange to make. ``body`` is in pieces, which may be sent one by one.
+    """One exchange to make. ``body`` is in pieces, which may be sent one by one; ``record`` is what it was made of, for JSON.
 
     ``headers`` may hold secrets: those of ``private`` (lower case) are the user's. So may ``url``; ``shown_url`` does not.
     """
@@ -74,6 +75,7 @@ class Call:
     shown_url: str = attrs.field(default=attrs.Factory(lambda call: call.url, takes_self=True))
     private: frozenset[str] = frozenset()
     body: tuple[Piece, ...] = attrs.field(default=(), repr=False)
+    record: msgspec.Struct | None = attrs.field(default=None, repr=False)
     purpose: Purpose = Purpose.SESSION
     follows_redirects: bool = True
 

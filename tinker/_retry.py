@@ -82,6 +82,10 @@ WRONG_METHOD_STATUS = 405
 PENDING_STATUS = 408
 # These on a submission may mean that the server does not read the form of the body.
 UNREADABLE_STATUSES = frozenset({400, 415, 422})
+# Of these, the one that is about the form alone.
+UNSUPPORTED_MEDIA_STATUS = 415
+# What a server answers that did not expect its own failure; some fail so on the form of a body.
+UNEXPECTED_STATUS = 500
 # These say that a request was read, its number included, and is not carried out.
 REFUSAL_STATUSES = frozenset({400, 409, 422})
 # Below 500, these alone leave open whether the server accepted the request.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
@@ -18,7 +18,8 @@ from tinker._clock import Clock
 from tinker._config import Config
 from tinker._observers import Observers
 from tinker._pools import Answer, Call, Exchange, ExchangeFailed, Purpose
-from tinker._retry import UNAUTHENTICATED_STATUS, Attempts, Policy, requested_delay, run
+from tinker._refused_fields import RefusedFields
+from tinker._retry import UNAUTHENTICATED_STATUS, UNREADABLE_STATUSES, Attempts, Policy, requested_delay, run
 from tinker._wire import compression, json
 from tinker._wire.bodies import AT_ONCE, Piece, handed_over
 from tinker.observing import RequestAttempt
@@ -31,6 +32,7 @@ T = TypeVar("T")
 # An answer that takes this long may still be a good one.
 SHORTEST_PATIENCE_SECONDS = 20.0
 _KEY_HEADER = "X-API-Key"
+_IDEMPOTENCY_HEADER = "X-Idempotency-Key"
 _EXPIRED = 'error="invalid_token"'
 _MAX_REDIRECTS = 5
 _REPEATING_REDIRECTS = frozenset({307, 308})
@@ -51,6 +53,7 @@ class Transport:
     auth: Auth
     exchange: Exchange
     observers: Observers
+    refused: RefusedFields = attrs.field(factory=RefusedFields)
 
     async def send(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T:
         """Make the exchange, retried as ``policy`` and the settings say, and decode its answer."""
@@ -100,19 +103,19 @@ class Transport:
         """
         headers = {"Accept": ", ".join(request.accepts), **self.config.headers, **request.headers}
         if request.method != "GET":
-            headers["X-Idempotency-Key"] = str(uuid.uuid4())
+            headers[_IDEMPOTENCY_HEADER] = str(uuid.uuid4())
         body: tuple[Piece, ...] = ()
+        record = None if isinstance(request.body, Binary) else request.body
         if isinstance(request.body, Binary):
             body = handed_over(request.body.content)
             headers["Content-Type"] = request.body.media_type
-        elif request.body is not None:
-            body = (json.encode(request.body),)
+        elif record is not None:
+            body = (json.encode(record),)
             headers["Content-Type"] = json.MEDIA_TYPE
         if body and compress and compression.available():
-            body = compression.compressed(body)
+            body, record = compression.compressed(body), None
             headers["Content-Encoding"] = compression.CONTENT_ENCODING
-        if len(body) > 1 or (body and len(body[0]) > AT_ONCE):
-            headers["Content-Length"] = str(sum(map(len, body)))
+        headers |= _length(body)
         return Call(
             method=request.method,
             url=self._url(request, self._with_defaults(request.query) if self.config.query else request.query),
@@ -120,6 +123,7 @@ class Transport:
             shown_url=self._url(request, request.query),
             private=self._private,
             body=body,
+            record=record,
             purpose=purpose,
         )
 
@@ -138,13 +142,37 @@ class Transport:
     async def perform(self, call: Call, operation: str) -> Answer:
         """One attempt: the answer when it is a success, else the APIError that it is.
 
-        A token that the server calls invalid is replaced, and the attempt made once more.
+        A token that the server calls invalid is replaced, and the attempt made once more. So it is without fields at their
+        default, where the server refuses just those.
         """
+        if self.refused:
+            call = self._without_refused(call, operation)
+        answer = await self._authenticated(call, operation)
+        while answer.status in UNREADABLE_STATUSES and call.record is not None:
+            if not self.refused.learn(operation, call.record, answer.content):
+                break
+            call = self._without_refused(call, operation)
+            answer = await self._authenticated(call, operation)
+        return self._success(call, operation, answer)
+
+    def _without_refused(self, call: Call, operation: str) -> Call:
+        """The call without fields that the server refuses; another body has an idempotency key of its own, always the same."""
+        record = None if call.record is None else self.refused.without(operation, call.record)
+        if record is None or record is call.record:
+            return call
+        body = (json.encode(record),)
+        headers = {name: value for name, value in call.headers.items() if name != "Content-Length"} | _length(body)
+        if _IDEMPOTENCY_HEADER in headers:
+            headers[_IDEMPOTENCY_HEADER] = str(uuid.uuid5(uuid.NAMESPACE_OID, headers[_IDEMPOTENCY_HEADER]))
+        return attrs.evolve(call, headers=headers, body=body, record=record)
+
+    async def _authenticated(self, call: Call, operation: str) -> Answer:
+        """The answer under the credential of now, and under a new one where the server calls that invalid."""
         credential = await self.auth.credential()
         answer = await self._answered(call, operation, credential)
         if _is_expired(answer) and await self.auth.replaced(credential):
             answer = await self._answered(call, operation, await self.auth.credential())
-        return self._success(call, operation, answer)
+        return answer
 
     async def perform_with(self, call: Call, operation: str, credential: str) -> Answer:
         """One attempt under this very credential: for the exchange that replaces it."""
@@ -218,6 +246,11 @@ def decode_json(answer: Answer, kind: type[T], call: Call, operation: str) -> T:
         return json.decode(answer.content, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _noted(invalid_answer(call, answer, f"{operation}: {error}"), operation) from error
+
+
+def _length(body: Sequence[Piece]) -> dict[str, str]:
+    """The header of a body that is handed over in pieces."""
+    return {"Content-Length": str(sum(map(len, body)))} if len(body) > 1 or (body and len(body[0]) > AT_ONCE) else {}
 
 
 def _is_expired(answer: Answer) -> bool:

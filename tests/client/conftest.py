@@ -96,7 +96,8 @@ Answer = Callable[[httpx.Request, bytes], httpx.Response | None]
 class Fault:
     """What to do instead of answering one operation, a number of times. ``apply`` lets the server see the request first.
 
-    ``outside`` says why the answer is none of the contract, where that is meant.
+    ``outside`` says why the answer is none of the contract, where that is meant. ``form`` is that of the requests that are
+    meant; without it, a training request that is refused as protobuf is refused as JSON too, and that counts as one.
     """
 
     operation: str
@@ -105,6 +106,11 @@ class Fault:
     times: int = 1
     outside: str | None = None
     after: int = 0
+    form: str | None = None
+
+    def meets(self, exchange: Exchange) -> bool:
+        form = exchange.request.headers.get("content-type", "")
+        return self.operation == exchange.operation and self.times > 0 and (self.form is None or form.endswith(self.form))
 
 
 class Wire(httpx.AsyncBaseTransport):
@@ -121,6 +127,7 @@ class Wire(httpx.AsyncBaseTransport):
         self.faults: list[Fault] = []
         self.judge = Judge()
         self._arrived = threading.Condition()
+        self._refused: dict[tuple[str, int], Fault] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = await request.aread()
@@ -132,13 +139,14 @@ class Wire(httpx.AsyncBaseTransport):
         with self._arrived:
             self.exchanges.append(exchange)
             self._arrived.notify_all()
-        fault = self._fault(operation)
+        fault = self._same_request(exchange) or self._fault(exchange)
         response: httpx.Response | None = None
         if fault is None or fault.apply:
             response = await self._inner.handle_async_request(request)
         if fault is not None:
             fault.times -= 1
             response = fault.answer(request, body)
+            self._note_refusal(exchange, fault, response)
         if response is None:
             raise httpx.ReadError("the connection broke", request=request)
         exchange.status = response.status_code
@@ -146,6 +154,22 @@ class Wire(httpx.AsyncBaseTransport):
         if is_api and (fault is None or fault.outside is None):
             self.judge.response(request, body, response)
         return response
+
+    def _same_request(self, exchange: Exchange) -> Fault | None:
+        """The fault of a training request in JSON whose protobuf form was refused."""
+        if exchange.operation not in ("forward_backward", "forward") or not self._refused:
+            return None
+        if exchange.request.headers["content-type"] == proto.MEDIA_TYPE:
+            return None
+        return self._refused.get((exchange.json["model_id"], exchange.json.get("seq_id")))
+
+    def _note_refusal(self, exchange: Exchange, fault: Fault, response: httpx.Response | None) -> None:
+        refused = response is not None and response.status_code >= 400 and fault.form is None
+        if refused and exchange.request.headers.get("content-type") == proto.MEDIA_TYPE:
+            if "content-encoding" in exchange.request.headers:
+                return
+            call = proto.decode_forward_backward(exchange.body)
+            self._refused[call.model_id, call.seq_id] = attrs.evolve(fault, apply=False)
 
     def fail(
         self,
@@ -157,6 +181,7 @@ class Wire(httpx.AsyncBaseTransport):
         times: int = 1,
         apply: bool = False,
         outside: str | None = None,
+        form: str | None = None,
     ) -> None:
         """Answer the next requests of an operation like this; ``outside`` says why, where the contract has no such answer."""
 
@@ -165,10 +190,10 @@ class Wire(httpx.AsyncBaseTransport):
                 return httpx.Response(status, headers=headers, content=body)
             return httpx.Response(status, headers=headers, json=body if body is not None else {"detail": f"scripted {status}"})
 
-        self.faults.append(Fault(operation, answer, apply, times, outside))
+        self.faults.append(Fault(operation, answer, apply, times, outside, form=form))
 
-    def _fault(self, operation: str) -> Fault | None:
-        fault = next((one for one in self.faults if one.operation == operation and one.times > 0), None)
+    def _fault(self, exchange: Exchange) -> Fault | None:
+        fault = next((one for one in self.faults if one.meets(exchange)), None)
         if fault is not None and fault.after > 0:
             fault.after -= 1
             return None

@@ -1,4 +1,8 @@
-"""Everything that matters works on a bare SkyRL server and on one that speaks only the JSON core, as it does on ours."""
+"""Everything that matters works on servers that the local one can pass for, as it does on ours.
+
+They are a bare SkyRL, one that speaks only the JSON core, one that refuses fields it does not know and writes nulls, and one
+that fails on protobuf.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
 PARAMS = tinker.SamplingParams(max_tokens=4, seed=7, stop="END")
 
 
-@pytest.fixture(params=["official", "skyrl", "minimal-json"])
+@pytest.fixture(params=["official", "skyrl", "minimal-json", "strict", "plain-json"])
 def profile(request: pytest.FixtureRequest) -> str:
     """Which server is imitated."""
     return str(request.param)
@@ -35,10 +39,14 @@ def state(tmp_path: Path, profile: str) -> Iterator[State]:
 
 @pytest.fixture
 def wire(wire: Any, profile: str) -> Iterator[Any]:
-    """Requests fit the contract here too; what an imitated server answers need not."""
+    """Requests fit the contract here too, but for fields that were refused; what an imitated server answers need not."""
     yield wire
     if profile != "official":
         wire.judge.bad_answers.clear()
+    if profile == "strict":
+        left_out = ("optimizer_config", "kind", "topk_sample_logprobs", "prompt_alt_tokens_k", "record_stability_info")
+        missing = tuple(f'"{name}" is a required property' for name in left_out)
+        wire.judge.bad_requests[:] = [fault for fault in wire.judge.bad_requests if not fault.endswith(missing)]
 
 
 def test_training_and_sampling(service: tinker.ServiceClient, datum: MakeDatum) -> None:

@@ -47,12 +47,13 @@ def test_sparse_tensors_stay_sparse_where_they_are_read(training: tinker.Trainin
 
 def test_refusal_in_every_form_is_the_first_one(training: tinker.TrainingClient, wire: Any) -> None:
     """When no form is accepted, the first refusal is raised, with the others as notes, and nothing was numbered twice."""
-    wire.fail("forward_backward", 422, body={"detail": "no such loss"}, times=3)
+    wire.fail("forward_backward", 422, body={"detail": "no such loss"}, times=2)
     with pytest.raises(tinker.UnprocessableEntityError, match="no such loss") as caught:
         training.forward_backward([sparse_datum()], "cross_entropy").result(10)
     assert [note.partition(":")[0] for note in caught.value.__notes__] == [
         "As proto, sparse tensors made dense",
         "As json, sparse tensors kept",
+        "As json, sparse tensors made dense",
     ]
     assert {one.seq_id for one in wire.sent("forward_backward")} == {1}
 
@@ -88,3 +89,109 @@ def test_one_stop_text_is_a_list_of_one(service: tinker.ServiceClient, wire: Any
     service.create_sampling_client(base_model="tinker/toy").sample(tinker.ModelInput.from_ints([1]), 1, params).result(10)
     assert wire.sent("asample")[0].json["sampling_params"]["stop"] == ["END"]
     assert params.stop == "END"
+
+
+# ---------------------------------------------------------------------------------------------------------- the form of bodies
+
+CANNOT = {"detail": "an unexpected failure"}
+NO_BODY = {"detail": [{"type": "json_invalid", "loc": ["body", 0], "msg": "JSON decode error"}]}
+NO_LOSS = {"detail": [{"type": "literal_error", "loc": ["body", "forward_backward_input", "loss_fn"], "msg": "no such loss"}]}
+
+
+def forms_sent(wire: Any) -> list[tuple[str, int]]:
+    """The form and the number of each training request."""
+    return [(one.request.headers["content-type"].rpartition("/")[2], one.seq_id) for one in wire.sent("forward_backward")]
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 406, 409, 413, 415, 418, 422])
+def test_protobuf_that_is_refused_is_sent_as_json(
+    training: tinker.TrainingClient, wire: Any, datum: MakeDatum, status: int
+) -> None:
+    """However a server refuses the first protobuf body, it gets the same request as JSON, and JSON from then on."""
+    wire.fail("forward_backward", status, body={"detail": "what is this"}, form="protobuf")
+    for _ in range(2):
+        training.forward_backward([datum()], "cross_entropy").result(10)
+    assert forms_sent(wire) == [("x-protobuf", 1), ("json", 1), ("json", 2)]
+
+
+def test_protobuf_that_makes_a_server_fail_is_sent_as_json(
+    training: tinker.TrainingClient, wire: Any, clock: Any, datum: MakeDatum
+) -> None:
+    """A server that fails on protobuf gets JSON at once, and nothing but JSON once it failed on protobuf twice."""
+    wire.fail("forward_backward", 500, body=b"Internal Server Error", times=2, form="protobuf", outside="another server's")
+    del clock.slept[:]
+    for _ in range(3):
+        training.forward_backward([datum()], "cross_entropy").result(10)
+    assert forms_sent(wire) == [("x-protobuf", 1), ("json", 1), ("x-protobuf", 2), ("json", 2), ("json", 3)]
+    assert max(clock.slept, default=0) < 0.5  # polls, no retries
+
+
+def test_a_server_that_fails_once_keeps_getting_protobuf(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """One failure that JSON happened not to meet does not cost the session its protobuf."""
+    wire.fail("forward_backward", 500, body=CANNOT, form="protobuf")
+    for _ in range(3):
+        training.forward_backward([datum()], "cross_entropy").result(10)
+    assert forms_sent(wire) == [("x-protobuf", 1), ("json", 1), ("x-protobuf", 2), ("x-protobuf", 3)]
+
+
+def test_a_server_that_fails_for_a_while_is_asked_again(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """Failures of both forms are waited out, and after a few rounds the request is repeated as protobuf alone."""
+    wire.fail("forward_backward", 500, body=CANNOT, times=6)
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    assert [form for form, _ in forms_sent(wire)] == ["x-protobuf", "json"] * 3 + ["x-protobuf"] * 4
+    attempts = {one.request.headers["x-idempotency-key"] for one in wire.sent("forward_backward")}
+    assert len(attempts) == 2
+
+
+def test_an_overloaded_server_is_not_asked_for_its_forms(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """Answers of gateways, and wishes to slow down, say nothing about the form."""
+    for status in (502, 503, 504, 429, 408):
+        wire.fail("forward_backward", status)
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    assert forms_sent(wire) == [("x-protobuf", 1)] * 6
+
+
+def test_once_protobuf_was_read_it_is_never_doubted(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """Later failures and refusals have other reasons."""
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    wire.fail("forward_backward", 500, times=2)
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    wire.fail("forward_backward", 400, body={"detail": "no"})
+    with pytest.raises(tinker.BadRequestError):
+        training.forward_backward([datum()], "cross_entropy").result(10)
+    assert {form for form, _ in forms_sent(wire)} == {"x-protobuf"}
+
+
+@pytest.mark.parametrize("choice", ["proto", "json"])
+def test_a_chosen_form_is_never_changed(
+    connect: Callable[..., tinker.ServiceClient], wire: Any, datum: MakeDatum, choice: str
+) -> None:
+    """Who sets the wire gets it, also where the server fails on it."""
+    training = connect(wire=choice).create_lora_training_client("tinker/toy").result(10)
+    wire.fail("forward_backward", 500, times=2)
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    assert len({form for form, _ in forms_sent(wire)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("as_proto", "as_json", "raised"),
+    [
+        ((400, {"detail": "no such loss"}), (415, {"detail": "protobuf only"}), 400),
+        ((415, {"detail": "JSON only"}), (400, {"detail": "no such loss"}), 400),
+        ((422, NO_BODY), (422, NO_LOSS), 422),
+        ((404, b"<html>nginx</html>"), (422, NO_LOSS), 422),
+        ((500, b"Internal Server Error"), (422, NO_LOSS), 422),
+    ],
+)
+def test_the_refusal_that_says_most_is_raised(
+    training: tinker.TrainingClient, wire: Any, datum: MakeDatum, as_proto: Any, as_json: Any, raised: int
+) -> None:
+    """When a request is refused in both forms, the error is that of the form that was read; the other one is a note."""
+    rounds = 3 if as_proto[0] == 500 else 1
+    for _ in range(rounds):
+        for form, (status, body) in (("protobuf", as_proto), ("json", as_json)):
+            wire.fail("forward_backward", status, body=body, form=form, outside="another server's")
+    with pytest.raises(tinker.APIStatusError, match="no such loss") as caught:
+        training.forward_backward([datum()], "cross_entropy").result(10)
+    assert caught.value.status_code == raised
+    assert any(note.startswith(("As proto", "As json")) for note in caught.value.__notes__)

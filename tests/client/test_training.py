@@ -188,7 +188,7 @@ def test_both_wires_compute_the_same(
 @pytest.mark.parametrize("status", [400, 415, 422])
 def test_refused_form_is_switched_unnoticed(training: tinker.TrainingClient, wire: Any, datum: MakeDatum, status: int) -> None:
     """A server that does not read protobuf gets the same request as JSON, under the same number, and keeps getting JSON."""
-    wire.fail("forward_backward", status, body={"detail": "cannot read this"})
+    wire.fail("forward_backward", status, body={"detail": "cannot read this"}, form="protobuf")
     training.forward_backward([datum()], "cross_entropy").result(10)
     training.forward_backward([datum()], "cross_entropy").result(10)
     sent = wire.sent("forward_backward")

@@ -46,7 +46,7 @@ def packed(model: str, seq_id: int, *data: Datum, loss_fn: str = "cross_entropy"
 def test_a_profile_is_chosen_by_name() -> None:
     """By name or as itself; another name is a ValueError that lists those there are. The hold is the profile's."""
     assert Settings(profile="skyrl").profile is find_profile(SKYRL) is SKYRL
-    assert [Settings(profile=name).hold_seconds for name in PROFILES] == [30.0, 300.0, 30.0]
+    assert [Settings(profile=name).hold_seconds for name in PROFILES] == [30.0, 300.0, 30.0, 30.0, 30.0]
     assert Settings(profile="skyrl", hold_seconds=1.0).hold_seconds == 1.0
     with pytest.raises(ValueError, match="official, skyrl, minimal-json"):
         Settings(profile="tuft")

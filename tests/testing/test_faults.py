@@ -159,6 +159,40 @@ def test_unknown_operations_are_refused(server: FaultyServer) -> None:
     assert get(server).status_code == 503
 
 
+def loss(training: tinker.TrainingClient) -> tinker.APIFuture[tinker.ForwardBackwardOutput]:
+    """One training request."""
+    inputs: Any = {"target_tokens": [2, 3, 4]}
+    data = [tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs=inputs)]
+    return training.forward_backward(data, "cross_entropy")
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 413, 422])
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_a_scripted_refusal_reaches_the_caller(server: FaultyServer, status: int, earlier: int) -> None:
+    """The first training request of a session can be refused as any other, though it may be tried in two forms."""
+    training = server.service().create_lora_training_client("tinker/toy", rank=4).result(30)
+    for _ in range(earlier):
+        loss(training).result(30)
+    server.fail_next("forward_backward", status=status)
+    with pytest.raises(tinker.APIStatusError, match=f"scripted {status}"):
+        loss(training).result(30)
+    server.verify()
+    again = server.service().create_lora_training_client("tinker/toy", rank=4).result(30)
+    assert loss(again).result(30).loss > 0
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_scripted_failure_is_met_once(server: FaultyServer, applied: bool) -> None:
+    """A failure of the first training request is met by that request, and waited out; the gradient is computed once."""
+    training = server.service().create_lora_training_client("tinker/toy", rank=4).result(30)
+    server.fail_next("forward_backward", status=500, applied=applied)
+    expected = loss(training).result(30).loss
+    server.verify()
+    sent = server.sent("forward_backward")
+    assert [exchange.status for exchange in sent] == [500, 500, 200]
+    assert loss(training).result(30).loss == expected
+
+
 def test_waiting_for_requests(server: FaultyServer) -> None:
     """A test can wait until an operation was asked for so many times."""
     thread = threading.Thread(target=lambda: [get(server) for _ in range(3)])

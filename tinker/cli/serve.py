@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--profile",
-    type=click.Choice(["official", "skyrl", "minimal-json"]),
+    type=click.Choice(["official", "skyrl", "minimal-json", "strict", "plain-json"]),
     default="official",
     show_default=True,
-    help="Pass for another server: SkyRL's, or one that has only what clients of late 2025 ask for.",
+    help="Pass for another server: SkyRL's; one that has only what clients of late 2025 ask for; one that refuses fields which "
+    "it does not know; one that fails on protobuf.",
 )
 @click.option("--hold", type=click.FloatRange(0, 40), metavar="SECONDS", help="How long a poll waits. Default: the profile's.")
 @click.option("--any-base-model", is_flag=True, help="Serve the one model under every name that clients ask for.")

@@ -59,7 +59,7 @@ async def _forward_backward_proto(state: State, call: Call) -> models.UntypedAPI
         return request, call_fingerprint(request)
 
     if not state.settings.profile.protobuf:
-        raise Problem(415, "this server reads application/json only")
+        raise state.settings.profile.unread
     try:
         request, same = await state.offload(len(call.content), read)
     except proto.ProtoError as error:

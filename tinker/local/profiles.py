@@ -2,7 +2,7 @@
 
 A profile changes requests before they are read and answers before they are sent, and says what does not exist. Behind it the
 same server works. ``skyrl`` is SkyRL's server of August 2026; ``minimal-json`` is what the servers for clients of late 2025
-have in common.
+have in common; ``strict`` validates as the classes of SDK 0.25 do; ``plain-json`` reads JSON only, and fails on anything else.
 """
 
 from __future__ import annotations
@@ -54,12 +54,16 @@ def _reused(key: str) -> Problem:
     return exists(f"request {key!r} was submitted before with another body; use a new seq_id")
 
 
+_NO_PROTOBUF = Problem(415, "this server reads application/json only")
+
+
 @attrs.frozen(kw_only=True)
 class Profile:
     """One server as its clients see it.
 
     ``hold_seconds``: how long a poll is held by default. ``absent``: operations that are not there, with the status of the
-    answer. ``protobuf``: whether it is read and written. ``announces``: whether large results are announced by size.
+    answer. ``protobuf``: whether it is read and written. ``unread``: the answer to
+    protobuf where it is not read. ``announces``: whether large results are announced by size.
     ``pending_status``: 200 says "try again" to clients that know it; 408 never does. ``pending``: the body of such a 408,
     made from the server's own. ``failed_status``: of the poll of a failed request; 200 sends category and text.
     ``numbered_requests``: whether request ids are whole numbers. ``ordered``: whether a model's requests run in the order of
@@ -77,6 +81,7 @@ class Profile:
     names: Names = Names()
     numbered_requests: bool = False
     protobuf: bool = True
+    unread: Problem = _NO_PROTOBUF
     announces: bool = True
     pending_status: int = 200
     pending: Rewrite = lambda body: body
@@ -503,8 +508,58 @@ MINIMAL_JSON = Profile(
     },
 )
 
+
+# The classes of SDK 0.25 -----------------------------------------------------------------------------------------------
+
+
+def _forbidding(*unknown: str) -> Rewrite:
+    """Refuse a body that has one of these fields, whatever is in it."""
+
+    def rewrite(body: Json) -> Json:
+        extra = [
+            {"type": "extra_forbidden", "loc": ["body", name], "msg": "Extra inputs are not permitted"}
+            for name in unknown
+            if name in body
+        ]
+        if extra:
+            raise Problem(422, cast("models.JSONValue", extra))
+        return body
+
+    return rewrite
+
+
+def _null_type(*bodies: Json) -> Json:
+    """The last argument with a ``type`` that is null, as every field is that such a server leaves out."""
+    return {**bodies[-1], "type": None}
+
+
+STRICT = Profile(
+    name="strict",
+    requests={
+        "create_model": _forbidding("optimizer_config"),
+        "save_weights_for_sampler": _forbidding("kind"),
+        "asample": _forbidding(*_LATER_SAMPLE_FIELDS),
+    },
+    answers={"get_info": _null_type},
+    results=dict.fromkeys(
+        (
+            models.LoadWeightsResponse,
+            models.SaveWeightsResponse,
+            models.SaveWeightsForSamplerResponseInternal,
+            models.SaveWeightsExternalResponseInternal,
+            models.UnloadModelResponse,
+        ),
+        _null_type,
+    ),
+)
+
+
+# JSON and nothing else, by the usual web framework ---------------------------------------------------------------------
+
+PLAIN_JSON = Profile(name="plain-json", protobuf=False, announces=False, unread=Problem(500, "Internal Server Error"))
+
 OFFICIAL = Profile(name="official")
-PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in (OFFICIAL, SKYRL, MINIMAL_JSON)}
+PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in (OFFICIAL, SKYRL, MINIMAL_JSON, STRICT, PLAIN_JSON)}
 
 
 def find_profile(wanted: str | Profile) -> Profile:

@@ -27,6 +27,8 @@ import attrs
 import msgspec
 from tinker_wire.operations import OPERATIONS
 
+from tinker._wire import proto
+
 Kind: TypeAlias = Literal["status", "drop", "hang", "delay", "truncate", "corrupt", "slow"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ANY = "*"
@@ -78,6 +80,45 @@ class _Scripted:
     operation: str
     fault: Fault
     left: int
+
+
+class OtherForms:
+    """Lets a scripted refusal apply to a request, however it is written.
+
+    A client that does not know yet what a server reads sends what was refused as protobuf once more as JSON, under the same
+    number; that gets the same answer.
+    """
+
+    OPERATIONS = ("forward_backward", "forward")
+
+    def __init__(self) -> None:
+        self._refused: dict[str, tuple[int, Fault]] = {}
+
+    def note(self, headers: Mapping[str, str], body: bytes, fault: Fault) -> None:
+        """Remember what a protobuf request was answered; of each model the last."""
+        if fault.answer is None or fault.answer.status < 400 or headers.get("content-type") != proto.MEDIA_TYPE:
+            return
+        try:
+            call = proto.decode_forward_backward(body)
+        except proto.ProtoError:
+            return
+        self._refused[call.model_id] = call.seq_id, attrs.evolve(fault, applied=False)
+
+    def of(self, operation: str, body: bytes) -> Fault | None:
+        """The fault of a JSON request that was refused as protobuf."""
+        if operation not in self.OPERATIONS or not self._refused:
+            return None
+        try:
+            request = msgspec.json.decode(body, type=_Numbered)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        number, fault = self._refused.get(request.model_id, (None, None))
+        return fault if number == request.seq_id else None
+
+
+class _Numbered(msgspec.Struct):
+    model_id: str
+    seq_id: int | None = None
 
 
 def _no_fault(operation: str, number: int) -> Fault | None:

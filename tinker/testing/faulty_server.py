@@ -21,7 +21,7 @@ from tinker._retry import REFUSAL_STATUSES
 from tinker.testing import faults
 from tinker.testing.asgi import answer_of
 from tinker.testing.clock import SteppedClock
-from tinker.testing.faults import Answer, Fault, Kind, Script
+from tinker.testing.faults import Answer, Fault, Kind, OtherForms, Script
 from tinker.testing.port import Port
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class FaultyServer:
         self._clock = clock
         self._keep = keep
         self._script = Script()
+        self._forms = OtherForms()
         self._arrived = threading.Condition()
         self._mode: Mode = "up"
         self._life = 0
@@ -108,6 +109,9 @@ class FaultyServer:
         applied: bool = False,
     ) -> None:
         """Answer the next requests with this status. ``body`` None is a detail, bytes go as they are, else JSON.
+
+        A training request that is refused as protobuf may be tried as JSON by a client that does not know yet what the server
+        reads; that counts as the same request, and is answered alike.
 
         With ``applied`` the server carries the request out first, and its own answer is lost.
         """
@@ -238,7 +242,7 @@ class FaultyServer:
         operation = faults.operation_of(request.method, request.url.path)
         at = time.monotonic() if self._clock is None else self._clock.now
         exchange = Exchange(operation, request.method, str(request.url), request.headers, body, at)
-        exchange.fault = Fault(kind="hang") if self._mode == "silent" else self._script.take(operation)
+        exchange.fault = Fault(kind="hang") if self._mode == "silent" else self._scripted(operation, request, body)
         with self._arrived:
             self.totals["exchanges"] += 1
             if exchange.fault is not None:
@@ -247,6 +251,13 @@ class FaultyServer:
                 self.exchanges.append(exchange)
             self._arrived.notify_all()
         return exchange
+
+    def _scripted(self, operation: str, request: httpx.Request, body: bytes) -> Fault | None:
+        """The fault of this exchange. A refusal is about a request, also where the client tries that in another form."""
+        fault = self._forms.of(operation, body) or self._script.take(operation)
+        if fault is not None:
+            self._forms.note(request.headers, body, fault)
+        return fault
 
     async def _serve(self, request: httpx.Request, sleep: Callable[[float], Any]) -> Delivery:
         """Let one exchange happen on the server's side, and say how its answer travels."""

@@ -1,0 +1,134 @@
+"""Fields at their default that a server refuses are left out, in a second try and later; everything else that it refuses is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tinker
+
+Connect = Callable[..., tinker.ServiceClient]
+PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
+PARAMS = tinker.SamplingParams(max_tokens=1)
+LATER = ["topk_sample_logprobs", "prompt_alt_tokens_k", "record_stability_info"]
+OTHERS = "a stricter server's"
+
+
+def refusal(*names: str, kind: str = "extra_forbidden") -> dict[str, Any]:
+    """What a pydantic server answers to fields that it does not know."""
+    return {"detail": [{"type": kind, "loc": ["body", *name.split(".")], "msg": "Extra inputs", "input": 0} for name in names]}
+
+
+@pytest.fixture
+def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
+    """A sampler that is ready."""
+    return service.create_sampling_client(base_model="tinker/toy").result(10)
+
+
+@pytest.fixture
+def wire(wire: Any) -> Any:
+    """Bodies without what was refused are none of the contract's."""
+    yield wire
+    wire.judge.bad_requests[:] = [one for one in wire.judge.bad_requests if not one.endswith("is a required property")]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(422, "extra_forbidden"), (400, "extra_forbidden"), (422, "value_error.extra")])
+def test_a_refused_default_is_left_out_from_then_on(sampler: tinker.SamplingClient, wire: Any, status: int, kind: str) -> None:
+    """The same request is made once more without the fields, under the same number, and no later request has them."""
+    wire.fail("asample", status, body=refusal(*LATER, kind=kind), outside=OTHERS)
+    for _ in range(2):
+        assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
+    refused, again, later = wire.sent("asample")
+    assert again.json == {name: value for name, value in refused.json.items() if name not in LATER}
+    assert later.json == {**again.json, "seq_id": 1}
+    keys = {one.request.headers["x-idempotency-key"] for one in (refused, again, later)}
+    assert len(keys) == 3
+
+
+def test_a_server_that_names_one_field_at_a_time(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """Fields are left out one after the other, until the server takes the request."""
+    for name in LATER:
+        wire.fail("asample", 422, body=refusal(name), outside=OTHERS)
+    assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
+    assert not wire.sent("asample")[-1].json.keys() & set(LATER)
+    assert len(wire.sent("asample")) == 1 + len(LATER)
+
+
+def test_a_field_that_says_something_is_sent(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A refused field that holds no default is not left out: the refusal is raised, and the next request has the field too."""
+    wire.fail("asample", 422, body=refusal(*LATER), outside=OTHERS, times=2)
+    for _ in range(2):
+        with pytest.raises(tinker.UnprocessableEntityError, match="topk_sample_logprobs"):
+            sampler.sample(PROMPT, 1, PARAMS, topk_sample_logprobs=2).result(10)
+    assert [one.json["topk_sample_logprobs"] for one in wire.sent("asample")] == [2, 2]
+
+
+def test_a_field_left_out_before_is_sent_once_it_says_something(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """What the server refused stays at home only as long as it holds its default."""
+    wire.fail("asample", 422, body=refusal("topk_sample_logprobs"), outside=OTHERS)
+    sampler.sample(PROMPT, 1, PARAMS).result(10)
+    sampler.sample(PROMPT, 1, PARAMS, topk_sample_logprobs=2).result(10)
+    assert wire.sent("asample")[-1].json["topk_sample_logprobs"] == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"detail": [*refusal(LATER[0])["detail"], {"type": "missing", "loc": ["body", "model_path"], "msg": "Field required"}]},
+        refusal("sampling_params"),
+        refusal("no_such_field"),
+        refusal("prompt.chunks"),
+        {"detail": [{"type": "extra_forbidden", "loc": ["body", "prompt", "chunks", 0, "tokens"], "msg": "no"}]},
+        {"detail": [{"type": "extra_forbidden", "loc": ["body"], "msg": "no"}]},
+        {"detail": "extra_forbidden"},
+        b'extra_forbidden {"',
+        b'"extra_forbidden" \xff',
+    ],
+)
+def test_other_refusals_are_raised_at_once(sampler: tinker.SamplingClient, wire: Any, body: Any) -> None:
+    """A refusal that is also about something else, or about what a request needs, is the caller's to know."""
+    wire.fail("asample", 422, body=body, outside=OTHERS)
+    with pytest.raises(tinker.UnprocessableEntityError):
+        sampler.sample(PROMPT, 1, PARAMS).result(10)
+    assert len(wire.sent("asample")) == 1
+
+
+def test_a_field_within_a_field(service: tinker.ServiceClient, wire: Any) -> None:
+    """A refused default may be one of a value inside the body."""
+    wire.fail("create_model", 422, body=refusal("optimizer_config", "lora_config.train_mlp"), outside=OTHERS)
+    assert service.create_lora_training_client("tinker/toy", rank=2).result(10).model_id
+    again = wire.sent("create_model")[-1].json
+    assert again["lora_config"] == {"rank": 2, "train_attn": True, "train_unembed": True}
+    assert "optimizer_config" not in again
+    wire.fail("create_model", 422, body=refusal("lora_config.train_mlp"), outside=OTHERS)
+    with pytest.raises(tinker.UnprocessableEntityError):
+        service.create_lora_training_client("tinker/toy", train_mlp=False).result(10)
+
+
+def test_a_retry_keeps_its_key(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """Once fields are left out, every attempt of one request is the same request."""
+    wire.fail("asample", 422, body=refusal(*LATER), outside=OTHERS)
+    sampler.sample(PROMPT, 1, PARAMS).result(10)
+    wire.fail("asample", 503, times=2)
+    sampler.sample(PROMPT, 1, PARAMS).result(10)
+    attempts = wire.sent("asample")[2:]
+    assert len(attempts) == 3
+    assert len({(one.body, one.request.headers["x-idempotency-key"]) for one in attempts}) == 1
+
+
+def test_a_large_body_without_a_field(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """The length that is announced is that of the body without the field."""
+    wire.fail("asample", 422, body=refusal(*LATER), outside=OTHERS)
+    sampler.sample(tinker.ModelInput.from_ints([200] * 30_000), 1, PARAMS).result(10)
+    for exchange in wire.sent("asample"):
+        assert exchange.request.headers["content-length"] == str(len(exchange.body))
+
+
+def test_another_session_begins_anew(connect: Connect, wire: Any) -> None:
+    """What one server refused is sent to the next."""
+    for _ in range(2):
+        wire.fail("create_model", 422, body=refusal("optimizer_config"), outside=OTHERS)
+        connect().create_lora_training_client("tinker/toy").result(10)
+    assert ["optimizer_config" in one.json for one in wire.sent("create_model")] == [True, False] * 2

@@ -1,0 +1,101 @@
+"""Fields at their default that a server refuses: left out in a second try, and from then on in that session.
+
+Servers that validate with the classes of an older client refuse every field that came later, also where it says nothing new.
+A field that holds something else than its default is always sent.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import FieldInfo, fields, force_setattr
+
+S = TypeVar("S", bound=msgspec.Struct)
+Path: TypeAlias = tuple[str, ...]
+
+logger: logging.Logger = logging.getLogger("tinker")
+
+# What pydantic 2 and 1 call a field that a class does not have.
+_REFUSALS = frozenset({"extra_forbidden", "value_error.extra"})
+_MARKS = tuple(name.encode() for name in _REFUSALS)
+
+
+class RefusedFields:
+    """What one server refuses, by operation."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, set[Path]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._paths)
+
+    def learn(self, operation: str, body: msgspec.Struct, answer: bytes) -> bool:
+        """Whether a refusal is about nothing but fields of ``body`` that hold their default; they are left out from now on."""
+        paths = _refused(answer)
+        if not paths or not all(_is_default(body, path) for path in paths):
+            return False
+        logger.debug("%s: the server refuses %s; left out from now on", operation, ", ".join(map(".".join, paths)))
+        self._paths.setdefault(operation, set()).update(paths)
+        return True
+
+    def without(self, operation: str, body: S) -> S:
+        """The body without what the server is known to refuse and what holds its default; itself where that is nothing."""
+        for path in self._paths.get(operation, ()):
+            if _is_default(body, path):
+                body = _left_out(body, path)
+        return body
+
+
+def _refused(answer: bytes) -> list[Path]:
+    """The fields that a refusal names; none when it is also about something else, or is not of this kind."""
+    if not any(mark in answer for mark in _MARKS):
+        return []
+    try:
+        faults = msgspec.json.decode(answer, type=_Refusal).detail
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return []
+    paths = [_path(fault.loc) for fault in faults if fault.type in _REFUSALS]
+    known = [path for path in paths if path]
+    return known if len(known) == len(faults) else []
+
+
+class _Fault(msgspec.Struct):
+    type: str
+    loc: list[str | int]
+
+
+class _Refusal(msgspec.Struct):
+    detail: list[_Fault]
+
+
+def _path(loc: Sequence[str | int]) -> Path:
+    """The names of a field from the outside in, without the word for the body; empty for an item of a list."""
+    names = loc[1:] if loc and loc[0] == "body" else loc
+    return tuple(cast("Sequence[str]", names)) if all(isinstance(name, str) for name in names) else ()
+
+
+def _is_default(record: Any, path: Path) -> bool:
+    """Whether a field is there, and holds its default."""
+    *outer, last = path
+    for name in outer:
+        record = getattr(record, name, None)
+    if not isinstance(record, msgspec.Struct):
+        return False
+    field = next((field for field in fields(record) if field.encode_name == last), None)
+    return field is not None and not field.required and bool(getattr(record, field.name) == _default(field))
+
+
+def _default(field: FieldInfo) -> object:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def _left_out(record: S, path: Path) -> S:
+    name, *inner = path
+    changed = copy.copy(record)
+    force_setattr(changed, name, _left_out(getattr(record, name), tuple(inner)) if inner else UNSET)
+    return changed
