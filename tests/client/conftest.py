@@ -45,11 +45,15 @@ class SteppedClock:
         await self._timer(seconds)
 
     async def _timer(self, seconds: float) -> None:
-        woken = asyncio.Event()
+        waiting = self.now + seconds, asyncio.Event(), asyncio.get_running_loop()
         with self._changed:
-            self._waiting.append((self.now + seconds, woken, asyncio.get_running_loop()))
+            self._waiting.append(waiting)
             self._changed.notify_all()
-        await woken.wait()
+        try:
+            await waiting[1].wait()
+        finally:
+            with self._changed:
+                self._waiting = [one for one in self._waiting if one is not waiting]
 
     def advance(self, seconds: float) -> None:
         """Move time on and wake who slept until then; waits first until there is somebody to wake."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import httpx
@@ -101,10 +100,15 @@ def test_a_transport_that_trickles_ends_too() -> None:
 
 
 def test_answers_of_a_transport_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that unpacks to more than any answer may have is refused, also where the transport is the user's."""
+    """An answer that is longer than any answer may be is refused, also where the transport is the user's."""
+
+    class Endless(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            while True:
+                yield bytes(100)
+
     monkeypatch.setattr(_pools, "MAX_ANSWER_NBYTES", 1000)
-    packed = gzip.compress(bytes(100_000))
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, headers={"content-encoding": "gzip"}, content=packed))
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Endless()))
     with pytest.raises(ExchangeFailed, match="larger than"):
         asyncio.run(HttpxExchange(transport)(Call(method="GET", url="http://server/", headers={})))
 
