@@ -173,6 +173,14 @@ class Wire(httpx.AsyncBaseTransport):
         """Break the connection of the next requests, before or after the server saw them."""
         self.faults.append(Fault(operation, lambda *_: None, apply, times))
 
+    def blow_up(self, operation: str, *, times: int = 1) -> None:
+        """Raise what no transport should, at the next requests of an operation."""
+
+        def answer(_: httpx.Request, __: bytes) -> httpx.Response:
+            raise LookupError("a defect of the transport")
+
+        self.faults.append(Fault(operation, answer, times=times))
+
     def sent(self, operation: str) -> list[Exchange]:
         return [exchange for exchange in self.exchanges if exchange.operation == operation]
 

@@ -88,3 +88,23 @@ def test_one_stop_text_is_a_list_of_one(service: tinker.ServiceClient, wire: Any
     service.create_sampling_client(base_model="tinker/toy").sample(tinker.ModelInput.from_ints([1]), 1, params).result(10)
     assert wire.sent("asample")[0].json["sampling_params"]["stop"] == ["END"]
     assert params.stop == "END"
+
+
+LIMITS = (
+    "sample_max_concurrent_requests",
+    "sample_dispatch_bytes_semaphore_size",
+    "fwdbwd_dispatch_bytes_semaphore_size",
+    "inflight_response_bytes_semaphore_size",
+    "fwdbwd_max_chunk_len",
+    "fwdbwd_max_chunk_bytes_count",
+)
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("value", [0, -1])
+def test_limits_that_let_nothing_pass(limit: str, value: int, connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
+    """A server whose settings would let no request pass is told about at once, with the setting's name."""
+    wire.fail("client/config", 200, body={limit: value}, times=3, outside="no limit is below 1")
+    with pytest.raises(tinker.APIResponseValidationError, match=f"{limit} must be at least 1, got {value}"):
+        connect().create_sampling_client(base_model="tinker/toy").result(10)
+    assert connect().create_sampling_client(base_model="tinker/toy").result(10)
