@@ -160,7 +160,7 @@ def _base_url(url: object) -> str:
     if not isinstance(url, str):
         raise TypeError(f"base_url must be text, got {type(url).__name__}")
     if not url.startswith(("http://", "https://", LOCAL_SCHEME)):
-        raise ValueError(f"base_url must start with http://, https:// or {LOCAL_SCHEME}, got {url.partition('@')[0]!r}")
+        raise ValueError(f"base_url must start with http://, https:// or {LOCAL_SCHEME}, got {_shown(url)!r}")
     if url.startswith(LOCAL_SCHEME):
         return url
     parts = _split(url.rstrip("/"))
@@ -168,7 +168,7 @@ def _base_url(url: object) -> str:
 
 
 def _split(url: str) -> SplitResult:
-    shown = re.sub(r"//.*@", "//...@", url)
+    shown = _shown(url)
     try:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and parts.port != 0
@@ -177,6 +177,11 @@ def _split(url: str) -> SplitResult:
     if not has_host or _NOT_IN_URLS.search(url):
         raise ValueError(f"base_url must be a host with, if need be, a port and a path, got {shown!r}")
     return parts
+
+
+def _shown(url: str) -> str:
+    """An address as errors show it."""
+    return f"...@{url.rpartition('@')[2]}" if "@" in url else url
 
 
 def _password(wanted: str, url: str, env: Mapping[str, str]) -> dict[str, str]:
