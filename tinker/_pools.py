@@ -13,7 +13,7 @@ import enum
 import importlib
 import os
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -24,7 +24,6 @@ from tinker._closing import check_open
 from tinker._proxies import Proxies
 from tinker._unpacking import ACCEPTED_ENCODINGS, unpacked
 from tinker._wire.bodies import AT_ONCE, Piece
-from tinker.errors import TinkerError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -173,8 +172,9 @@ class AiohttpExchange:
         try:
             return await self._answer(call, self._pools.get(call.purpose.pool) or self._open(call.purpose.pool), phase)
         except Exception as error:  # noqa: BLE001 - whatever the engine makes of what a server sends
-            check_open(self._closed)
-            raise phase.failure(error) from bare(error)
+            failure = phase.failure(error)
+        check_open(self._closed)
+        raise failure  # here, so that it is without the engine's error, which holds the request's headers, and its frames
 
     async def _answer(self, call: Call, pool: _Pool, phase: _Phase) -> Answer:
         proxy = self._proxies.of(call.url)
@@ -236,7 +236,8 @@ class _Phase:
             return ExchangeFailed(self._lateness(error), timed_out=True)
         if isinstance(error, aiohttp.ClientConnectorError):
             return ExchangeFailed(_unreachable(error))
-        return ExchangeFailed(f"{type(error).__name__}: {error}")
+        said = error.message if isinstance(error, aiohttp.ClientResponseError) else error  # which shows the whole address
+        return ExchangeFailed(f"{type(error).__name__}: {said}")
 
     def _lateness(self, error: Exception) -> str:
         if not self.has_begun:
@@ -244,19 +245,6 @@ class _Phase:
         if type(error) is TimeoutError:  # ours; engines have classes of their own for a server that sends nothing
             return f"the answer began to come and was not complete after {ANSWER_SECONDS:g} s"
         return f"the answer began to come and then nothing more for {self.call.silence_seconds:g} s"
-
-
-def bare(error: BaseException) -> BaseException:
-    """The error and its causes without tracebacks, whose frames hold headers and addresses with secrets in them."""
-    for one in _chain(error):
-        one.__traceback__ = None
-    return error
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None and not isinstance(error, TinkerError) and error.__traceback__ is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _connect_seconds(call: Call) -> float:
@@ -378,9 +366,10 @@ class HttpxExchange:
         phase = _Phase(call)
         try:
             return await self._answer(call, phase)
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError) as error:
-            check_open(self._closed)
-            raise phase.failure(error) from bare(error)
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, TimeoutError, ValueError) as error:
+            failure = phase.failure(error)
+        check_open(self._closed)
+        raise failure
 
     async def _answer(self, call: Call, phase: _Phase) -> Answer:
         """The transport may know no timeouts, nor tell when a large body has been sent."""
