@@ -17,10 +17,10 @@ import attrs
 import msgspec
 
 from tinker._clock import Clock
-from tinker._config import Config
+from tinker._config import Config, is_sendable
 from tinker._credentials import default_key
 from tinker._loop import LoopThread
-from tinker.errors import APIError, AuthenticationError, TinkerError
+from tinker.errors import AuthenticationError, TinkerError
 
 COMMAND_SECONDS = 60.0
 # A token with less than this left is not used for a new request.
@@ -30,8 +30,16 @@ RENEW_AT = 0.5
 # After a failed renewal the next one waits this long, while the present token still holds.
 RENEW_PAUSE_SECONDS = 60.0
 
-Source: TypeAlias = Callable[[], Awaitable[str]]
-Exchange: TypeAlias = Callable[[str], Awaitable[str]]
+
+@attrs.frozen
+class Credential:
+    """A key or a token. Its repr does not show it, as tools that report errors show the variables of every frame."""
+
+    secret: str = attrs.field(repr=False)
+
+
+Source: TypeAlias = Callable[[], Awaitable[Credential]]
+Exchange: TypeAlias = Callable[[Credential], Awaitable[Credential]]
 
 
 def find_source(config: Config) -> Source | None:
@@ -40,7 +48,7 @@ def find_source(config: Config) -> Source | None:
     None when there is none and the server may do without. Raises TinkerError for the hosted service, which does not.
     """
     if config.api_key is not None:
-        return _constant(config.api_key)
+        return _constant(Credential(config.api_key))
     if config.credential_cmd is not None:
         return _command(config.credential_cmd)
     if not config.is_hosted:
@@ -52,7 +60,9 @@ def find_source(config: Config) -> Source | None:
             "environment variable, or by storing a key with `tinker auth login`; without an account, "
             "base_url='local://' runs everything on this machine"
         )
-    return _constant(stored[1].key)
+    if not is_sendable(stored[1].key):
+        raise TinkerError(f"the key that `tinker auth login` stored in {config.credentials_file} is not one line of plain text")
+    return _constant(Credential(stored[1].key))
 
 
 def find_command(config: Config) -> Source:
@@ -62,34 +72,42 @@ def find_command(config: Config) -> Source:
     return _command(config.credential_cmd)
 
 
-def _constant(key: str) -> Source:
-    async def source() -> str:
+def _constant(key: Credential) -> Source:
+    async def source() -> Credential:
         return key
 
     return source
 
 
 def _command(command: str) -> Source:
-    async def source() -> str:
+    async def source() -> Credential:
         return await asyncio.to_thread(_output, command)
 
     return source
 
 
-def _output(command: str) -> str:
+def _output(command: str) -> Credential:
     """What the command prints, which is the credential; nothing of it reaches an error."""
     try:
-        done = subprocess.run(  # noqa: S602  (the user's own command, meant for the shell)
-            command, shell=True, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
-        )
+        code, printed = _ran(command)
     except subprocess.TimeoutExpired:
         raise TinkerError(f"TINKER_CREDENTIAL_CMD printed no credential within {COMMAND_SECONDS:g} s") from None
-    if done.returncode != 0:
-        raise TinkerError(f"TINKER_CREDENTIAL_CMD failed with exit code {done.returncode}")
-    credential = done.stdout.strip()
-    if not credential:
+    except OSError as error:
+        raise TinkerError(f"TINKER_CREDENTIAL_CMD cannot be run: {error.strerror}") from None
+    if code != 0:
+        raise TinkerError(f"TINKER_CREDENTIAL_CMD failed with exit code {code}")
+    if not printed.secret:
         raise TinkerError("TINKER_CREDENTIAL_CMD returned an empty credential.")
-    return credential
+    if not is_sendable(printed.secret):
+        raise TinkerError("TINKER_CREDENTIAL_CMD printed more than one line of plain text, which cannot be a credential")
+    return printed
+
+
+def _ran(command: str) -> tuple[int, Credential]:
+    done = subprocess.run(  # noqa: S602  (the user's own command, meant for the shell)
+        command, shell=True, capture_output=True, timeout=COMMAND_SECONDS, check=False
+    )
+    return done.returncode, Credential(done.stdout.decode(errors="replace").strip())
 
 
 class Claims(msgspec.Struct):
@@ -108,7 +126,7 @@ def read_claims(jwt: str) -> Claims:
     try:
         payload = jwt.split(".")[1]
         return msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=Claims)
-    except (IndexError, ValueError, binascii.Error):
+    except (IndexError, ValueError, binascii.Error, RecursionError):
         return Claims()
 
 
@@ -116,7 +134,7 @@ def read_claims(jwt: str) -> Claims:
 class _Token:
     """A JWT and, on our clock, when to renew it and when it ends."""
 
-    jwt: str = attrs.field(repr=False)
+    jwt: Credential
     renew_at: float
     ends_at: float
 
@@ -137,7 +155,7 @@ class Auth:
         self._exchange = exchange
         self._source = source or self._source
 
-    async def credential(self) -> str | None:
+    async def credential(self) -> Credential | None:
         """What a request carries; None where there is no credential. The exchange's own error when there is no token."""
         if self._exchange is None or self._source is None:
             return None if self._source is None else await self._source()
@@ -148,7 +166,7 @@ class Auth:
             self._renew()
         return token.jwt
 
-    async def replaced(self, refused: str | None) -> bool:
+    async def replaced(self, refused: Credential | None) -> bool:
         """After the server refused a token: get another one, unless somebody did meanwhile. False where none helps."""
         if self._exchange is None or self._source is None:
             return False
@@ -156,12 +174,12 @@ class Auth:
             self._token = await asyncio.shield(self._renew())
         return True
 
-    async def _renewed(self, present: _Token | None) -> str:
+    async def _renewed(self, present: _Token | None) -> Credential:
         try:
             return (await asyncio.shield(self._renew())).jwt
         except AuthenticationError:
             raise
-        except (APIError, TinkerError):
+        except Exception:
             if present is None or present.ends_at <= self._clock.monotonic():
                 raise
             return present.jwt
@@ -177,7 +195,7 @@ class Auth:
         assert self._exchange is not None
         try:
             jwt = await self._exchange(await self._source())
-        except (APIError, TinkerError):
+        except Exception:
             if self._token is not None:
                 pause = self._clock.monotonic() + RENEW_PAUSE_SECONDS
                 self._token = attrs.evolve(self._token, renew_at=pause)
@@ -185,9 +203,9 @@ class Auth:
         self._token = self._timed(jwt)
         return self._token
 
-    def _timed(self, jwt: str) -> _Token:
+    def _timed(self, jwt: Credential) -> _Token:
         """Both times in the token are the server's, so only their difference is used."""
-        claims, now = read_claims(jwt), self._clock.monotonic()
+        claims, now = read_claims(jwt.secret), self._clock.monotonic()
         life = 2 * FRESH_SECONDS
         if claims.exp is not None and claims.iat is not None and claims.exp > claims.iat:
             life = claims.exp - claims.iat

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 
 import attrs
 
@@ -24,15 +24,42 @@ class Clock:
     random: Callable[[], float] = random.random
     timer: Callable[[float], Awaitable[None]] = asyncio.sleep
 
-    async def ends_within(self, seconds: float, work: Coroutine[Any, Any, object]) -> bool:
-        """Whether the work ended in this time; it is cancelled if not. What it raises is raised."""
-        working, over = asyncio.ensure_future(work), asyncio.ensure_future(self.timer(seconds))
-        try:
-            await asyncio.wait({working, over}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            over.cancel()
-            working.cancel()
-        if not working.done() or working.cancelled():
-            return False
-        working.result()
-        return True
+    def deadline(self, seconds: float) -> Deadline:
+        """Return a block that ends with TimeoutError after so many seconds; as ``asyncio.timeout``, on this clock."""
+        return Deadline(self, seconds)
+
+
+class Deadline:
+    """What :meth:`Clock.deadline` returns."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._ends = clock.monotonic() + seconds
+        self._is_over = False
+
+    async def __aenter__(self) -> Deadline:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelled_before = task, task.cancelling()
+        self._watching = asyncio.ensure_future(self._watch())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._watching.cancel()
+        if self._is_over and self._task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def extend(self, seconds: float) -> None:
+        """Let the block go on for so many seconds from now; not fewer than it had."""
+        self._ends = max(self._ends, self._clock.monotonic() + seconds)
+
+    def expire(self) -> None:
+        """End the block now."""
+        if not self._is_over:
+            self._is_over = True
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        while (left := self._ends - self._clock.monotonic()) > 0:
+            await self._clock.timer(left)
+        self.expire()

@@ -6,15 +6,22 @@ The results themselves are fetched one by one. Used on the loop only.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from tinker_wire import models
 from tinker_wire.api import futures as api
 
 from tinker._loop import LoopThread
+from tinker._polling import Pace
 from tinker._pools import Purpose
 from tinker._retry import ABSENT_STATUSES, POLL
 from tinker._transport import Transport
-from tinker.errors import APIError, APIStatusError, copy_error
+from tinker.errors import APIError, APIStatusError, TinkerError, copy_error
+
+logger = logging.getLogger("tinker")
 
 
 class Completions:
@@ -26,18 +33,41 @@ class Completions:
         self._target = target
         self._cursor = 0
         self._waiting: dict[str, asyncio.Future[int | None]] = {}
-        self._early: dict[str, int | None] = {}
+        # What is done and not asked for yet, and how many submissions had begun then; one of those may ask for it.
+        self._early: dict[str, tuple[int | None, int]] = {}
+        self._begun = itertools.count(1)
+        self._submitting: dict[int, None] = {}  # in the order of their beginnings
+        self._newest = 0
         self._fetched: set[str] = set()
         self._polling: asyncio.Task[None] | None = None
         self._absent = False
 
-    async def wait(self, request_id: str) -> int | None:
-        """Wait until the request is done: the size of its result, None when that is unknown or it failed.
+    @contextmanager
+    def submission(self) -> Generator[int]:
+        """Hold the block that submits a request; a request may be done before its submission is answered. For :meth:`wait`."""
+        self._newest = number = next(self._begun)
+        self._submitting[number] = None
+        try:
+            yield number
+        finally:
+            self._end_submission(number)
+
+    def _end_submission(self, number: int) -> None:
+        """Forget what was done before every submission that is still under way began: nobody will ask for it."""
+        self._submitting.pop(number, None)
+        oldest = next(iter(self._submitting), self._newest + 1)
+        while self._early and next(iter(self._early.values()))[1] < oldest:
+            del self._early[next(iter(self._early))]
+
+    async def wait(self, request_id: str, submission: int) -> int | None:
+        """Wait until the request of a submission is done: the size of its result, None when that is unknown or it failed.
 
         Also None, at once, on a server that turns out not to have the endpoint.
         """
-        if request_id in self._early:
-            return self._early.pop(request_id)
+        early = self._early.pop(request_id, None)
+        self._end_submission(submission)
+        if early is not None:
+            return early[0]
         if self._absent:
             return None
         waiter: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
@@ -59,23 +89,38 @@ class Completions:
             self._polling = self._thread.task(self._poll(), name="completions")
 
     async def _poll(self) -> None:
+        """Ask until nobody waits; whatever ends it is the error of those who wait."""
+        try:
+            await self._ask_again_and_again()
+        except TinkerError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("asking for completed samples failed")
+            failure = TinkerError(f"asking for completed samples failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._fail(failure)
+
+    async def _ask_again_and_again(self) -> None:
         attempts = self._transport.attempts(POLL, api.retrieve_futures.__name__)
+        pace = Pace(self._transport)
         while self._waiting or self._fetched:
+            started = self._transport.clock.monotonic()
             try:
-                await self._once()
-                attempts.reset()
+                is_news = await self._once()
             except APIError as error:
                 if isinstance(error, APIStatusError) and error.status_code in ABSENT_STATUSES:
                     self._give_up()
                     return
-                try:
-                    delay = attempts.next_delay(error)
-                except APIError as final:
-                    self._fail(final)
-                    return
-                await self._transport.clock.sleep(delay)
+                await self._transport.sleep(attempts.next_delay(error))
+                continue
+            attempts.reset()
+            if is_news:
+                pace.reset()
+            elif self._waiting:
+                await pace.keep(started)
 
-    async def _once(self) -> None:
+    async def _once(self) -> bool:
+        """Ask once; whether somebody's request is done."""
         reported = frozenset(self._fetched)
         request = api.retrieve_futures(
             models.FuturesRetrieveRequest(
@@ -89,20 +134,22 @@ class Completions:
         answer = self._transport.decode(request, call, await self._transport.perform(call, request.operation))
         self._fetched -= reported
         self._cursor = answer.cursor
-        for completion in answer.completions:
-            self._done(completion)
+        return sum(map(self._done, answer.completions)) > 0
 
-    def _done(self, completion: models.FutureCompletion) -> None:
+    def _done(self, completion: models.FutureCompletion) -> bool:
+        """Let go who waits for it; whether somebody does."""
         if isinstance(completion, dict):  # a state of tomorrow: fetching it tells what it is
             request_id, size = str(completion.get("request_id")), None
         else:
             request_id = completion.request_id
             size = completion.response_payload_uncompressed_size if isinstance(completion, models.FutureFinished) else None
         waiter = self._waiting.pop(request_id, None)
-        if waiter is None:
-            self._early[request_id] = size  # done before its submission was answered
-        elif not waiter.done():
+        if waiter is None and self._submitting:
+            self._early.pop(request_id, None)  # the newest is the last
+            self._early[request_id] = size, self._newest
+        elif waiter is not None and not waiter.done():
             waiter.set_result(size)
+        return waiter is not None
 
     def _give_up(self) -> None:
         """The server has no such endpoint: everybody polls for themselves."""
@@ -112,7 +159,7 @@ class Completions:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _fail(self, error: APIError) -> None:
+    def _fail(self, error: TinkerError) -> None:
         self._fetched.clear()
         for waiter in self._waiting.values():
             if not waiter.done():

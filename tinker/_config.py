@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import math
+import numbers
 import os
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import attrs
 import msgspec
@@ -28,7 +33,7 @@ def _nothing() -> Mapping[str, str]:
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """What a client was told. ``base_url`` has no trailing slash; secrets stay out of the repr.
+    """What a client was told. ``base_url`` has no trailing slash and no password; secrets stay out of the repr.
 
     ``patience_seconds`` is the longest time that one exchange is tried again; None leaves that to the policy of each kind.
     ``fail_fast`` means that a rate limit is raised instead of waited out.
@@ -76,24 +81,27 @@ def load(
 ) -> Config:
     """Read the settings now, so that a variable set after import counts. An empty variable counts as unset.
 
-    Raises ValueError for an unknown wire, a base URL of no known scheme, a proxy that is none, and defaults that are no JSON.
+    Raises ValueError for an unknown wire, a base URL that cannot be used, a key or header that cannot be sent, a proxy that is
+    none, and defaults that are no JSON.
     """
     env = os.environ if environ is None else environ
-    url = _base_url(base_url or env.get("TINKER_BASE_URL") or HOSTED_URL)
+    wanted = base_url or env.get("TINKER_BASE_URL") or HOSTED_URL
+    url = _base_url(wanted)
+    given = {**_spelled(_pairs(env, "TINKER_DEFAULT_HEADERS")), **_spelled(headers)}
     return Config(
         base_url=url,
-        api_key=api_key or env.get("TINKER_API_KEY") or None,
+        api_key=_key(api_key, "api_key") or _key(env.get("TINKER_API_KEY"), "TINKER_API_KEY"),
         credential_cmd=env.get("TINKER_CREDENTIAL_CMD") or None,
         credentials_file=Path(env.get("HOME") or Path.home()) / ".tinker" / "credentials.json",
         project_id=project_id or env.get("TINKER_PROJECT_ID") or None,
         tags=tuple(dict.fromkeys(tag for tag in env.get("TINKER_TAGS", "").split(",") if tag)),
         wire=_wire(wire or env.get("TINKER_WIRE") or "auto"),
         proxies=Proxies() if url.startswith(LOCAL_SCHEME) else from_environment(env, "TINKER_PROXY"),
-        headers={**_identity(), **_cloudflare(env), **_spelled(_pairs(env, "TINKER_DEFAULT_HEADERS")), **_spelled(headers)},
+        headers=_sendable({**_identity(), **_cloudflare(env), **_password(wanted, url, env), **given}),
         query={**_pairs(env, "TINKER_DEFAULT_QUERY"), **(query or {})},
         sdk_version=env.get("TINKER_SDK_VERSION") or __version__,
         local_dir=local_dir(env),
-        patience_seconds=patience_seconds,
+        patience_seconds=_patience(patience_seconds),
         fail_fast=_switched(fail_fast, env, "TINKER_FAIL_FAST"),
         telemetry=_switched(telemetry, env, "TINKER_TELEMETRY"),
     )
@@ -115,10 +123,88 @@ def _switched(choice: bool | None, env: Mapping[str, str], name: str) -> bool:
     return env.get(name, "").strip().lower() in _ON if choice is None else choice
 
 
-def _base_url(url: str) -> str:
+def check_given(*, base_url: str | None, api_key: str | None, patience_seconds: float | None) -> None:
+    """Refuse arguments that can never be right, before anything needs them. ValueError, TypeError."""
+    if base_url:
+        _base_url(base_url)
+    _key(api_key, "api_key")
+    _patience(patience_seconds)
+
+
+def _patience(seconds: object) -> float | None:
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
+        raise TypeError(f"patience_seconds must be a number, got {type(seconds).__name__}")
+    if math.isnan(seconds) or seconds < 0:
+        raise ValueError(f"patience_seconds must be 0 or more, got {seconds}")
+    return float(seconds)
+
+
+def _key(key: str | None, name: str) -> str | None:
+    """The key, without the line break that files of keys end with. ValueError for one that cannot be sent."""
+    stripped = (key or "").strip()
+    if not is_sendable(stripped):
+        raise ValueError(f"{name} must be one line of plain ASCII text; this one has a line break or another character in it")
+    return stripped or None
+
+
+def is_sendable(key: str) -> bool:
+    """Whether a header can carry a key."""
+    return key.isascii() and key.isprintable()
+
+
+def _sendable(headers: dict[str, str]) -> dict[str, str]:
+    for name, value in headers.items():
+        if _BREAKS.search(name) or _BREAKS.search(value):
+            raise ValueError(f"the header {name!r} must not hold a line break")
+    return headers
+
+
+_BREAKS = re.compile(r"[\r\n\x00]")
+_NOT_IN_URLS = re.compile(r"[\s\x00-\x1f\x7f?#]")
+
+
+def _base_url(url: object) -> str:
+    """The address of a server, without the name and the password that it may have."""
+    if not isinstance(url, str):
+        raise TypeError(f"base_url must be text, got {type(url).__name__}")
     if not url.startswith(("http://", "https://", LOCAL_SCHEME)):
-        raise ValueError(f"base_url must start with http://, https:// or {LOCAL_SCHEME}, got {url!r}")
-    return url if url.startswith(LOCAL_SCHEME) else url.rstrip("/")
+        raise ValueError(f"base_url must start with http://, https:// or {LOCAL_SCHEME}, got {_shown(url)!r}")
+    if url.startswith(LOCAL_SCHEME):
+        return url
+    parts = _split(url.rstrip("/"))
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _split(url: str) -> SplitResult:
+    shown = _shown(url)
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError as error:
+        raise ValueError(f"base_url is not a URL: {error}: {shown!r}") from None
+    if not has_host or _NOT_IN_URLS.search(url):
+        raise ValueError(f"base_url must be a host with, if need be, a port and a path, got {shown!r}")
+    return parts
+
+
+def _shown(url: str) -> str:
+    """An address as errors show it."""
+    return f"...@{url.rpartition('@')[2]}" if "@" in url else url
+
+
+def _password(wanted: str, url: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The header for the name and password of the address; of the one in the environment if that is the same server's."""
+    if url.startswith(LOCAL_SCHEME):
+        return {}
+    known = env.get("TINKER_BASE_URL")
+    for address in (wanted, known if known and "@" in known and _base_url(known) == url else None):
+        parts = urlsplit(address or "")
+        if parts.username is not None:
+            text = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            return {"Authorization": f"Basic {base64.b64encode(text.encode()).decode()}"}
+    return {}
 
 
 def _wire(choice: str) -> WireChoice:
@@ -130,7 +216,7 @@ def _wire(choice: str) -> WireChoice:
 
 
 # Headers of our own, as we spell them: one that somebody overrides must not be there twice.
-_OUR_HEADERS = ("Accept", "User-Agent", "X-API-Key", "CF-Access-Client-Id", "CF-Access-Client-Secret")
+_OUR_HEADERS = ("Accept", "Authorization", "User-Agent", "X-API-Key", "CF-Access-Client-Id", "CF-Access-Client-Secret")
 _SPELLING = {name.lower(): name for name in _OUR_HEADERS}
 
 

@@ -109,7 +109,7 @@ async def fetch(source: Source, name: str, place: Path, watch: Watch) -> int:
                 refused = url
                 continue
             delay = attempts.next_delay(error)
-        await source.transport.clock.sleep(delay)
+        await source.transport.sleep(delay)
 
 
 def save_url(runtime: Runtime, url: str, place: Path, watch: Watch) -> APIFuture[int]:

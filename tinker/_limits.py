@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import attrs
@@ -86,10 +86,10 @@ class CoolDown:
         """Whether the gate is closed or was so a moment ago."""
         return self._until > 0 and self.clock.monotonic() < self._until + THROTTLED_SECONDS
 
-    async def passed(self) -> None:
-        """Wait until the gate is open."""
+    async def passed(self, sleep: Callable[[float], Awaitable[None]]) -> None:
+        """Wait until the gate is open; ``sleep`` is how the one who waits sleeps."""
         while (left := self._until - self.clock.monotonic()) > 0:
-            await self.clock.sleep(left)
+            await sleep(left)
 
     def check(self) -> None:
         """Raise what closed the gate, with the seconds that are left, unless it is open."""
@@ -123,6 +123,7 @@ class Limits:
     training_nbytes: Budget
     result_nbytes: Budget
     cool_down: CoolDown
+    sleep: Callable[[float], Awaitable[None]]
     fails_fast: bool = False
 
     @asynccontextmanager
@@ -131,7 +132,7 @@ class Limits:
         async with self.dispatch.take():
             if self.fails_fast:
                 self.cool_down.check()
-            await self.cool_down.passed()
+            await self.cool_down.passed(self.sleep)
             if self.cool_down.throttled:
                 async with self.throttled_dispatch.take(), self.prompt_nbytes.take(20 * nbytes):
                     yield

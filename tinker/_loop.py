@@ -8,6 +8,7 @@ that one call sets and another one clears. A child process made by ``fork`` gets
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import logging
 import os
@@ -85,6 +86,11 @@ class LoopThread:
         """Whether the caller runs on the loop thread, where blocking would stop everything."""
         return threading.get_ident() == self._ident
 
+    def end_reports(self) -> None:
+        """Report nothing any more: when the interpreter ends, connections that are open are closed by that."""
+        if self._loop is not None:
+            self._loop.set_exception_handler(lambda _, __: None)
+
     def _start(self) -> None:
         """Start a thread that runs the loop, or wakes it where another thread runs it already."""
         threading.Thread(target=self._run, name="tinker-loop", daemon=True).start()
@@ -121,7 +127,7 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def must_pass(error: BaseException) -> bool:
-    """Whether an exception of a user's callback must reach the caller: SystemExit and KeyboardInterrupt, off the loop thread."""
+    """Whether what a user's callback raised must reach the caller: SystemExit and KeyboardInterrupt, off the loop thread."""
     return not isinstance(error, Exception) and not loop_thread().is_current()
 
 
@@ -152,5 +158,6 @@ def _fresh_after_fork() -> None:
     _current = LoopThread()
 
 
+atexit.register(lambda: loop_thread().end_reports())
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_fresh_after_fork)

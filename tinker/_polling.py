@@ -80,6 +80,26 @@ def report_pause(observers: Observers, operation: str, state: str, reason: str |
         logger.warning("%s is paused by the server: %s (%s)", operation, reason or fallback, state)
 
 
+@attrs.define
+class Pace:
+    """The pauses after answers that came at once and said nothing new: each twice as long as the one before, up to a second."""
+
+    transport: Transport
+    _pause: float = _FIRST_PAUSE
+
+    async def keep(self, started: float) -> None:
+        """Pause after a question that was asked then, unless the server held it."""
+        if self.transport.clock.monotonic() - started >= _QUICK_SECONDS:
+            self.reset()
+            return
+        await self.transport.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def reset(self) -> None:
+        """Begin with short pauses again."""
+        self._pause = _FIRST_PAUSE
+
+
 @attrs.frozen
 class Poller:
     """Polls for one session."""
@@ -134,13 +154,12 @@ class _Poll(Generic[T]):
     failures: Attempts
     iteration: int = 0
     result_nbytes: int | None = None  # known once the server has told the size instead of the result
-    pause: float = _FIRST_PAUSE
+    pace: Pace = attrs.field(default=attrs.Factory(lambda poll: Pace(poll.poller.transport), takes_self=True))
 
     async def once(self, roundtrip: float | None) -> _Found[T] | None:
         """One poll: the result, or None when there is another poll to make (any pause is over by then)."""
         request = self._request(roundtrip)
-        clock = self.poller.transport.clock
-        started = clock.monotonic()
+        started = self.poller.transport.clock.monotonic()
         self.iteration += 1
         try:
             if self.result_nbytes is None:
@@ -149,9 +168,9 @@ class _Poll(Generic[T]):
                 return await self._answered(request, started)
         except APIError as error:
             if isinstance(error, APIStatusError) and self._is_pending(error):
-                await self._pace(started)
+                await self.pace.keep(started)
             else:
-                await clock.sleep(self.failures.next_delay(self._final(error)))
+                await self.poller.transport.sleep(self.failures.next_delay(self._final(error)))
             return None
 
     def _request(self, roundtrip: float | None) -> Request[Any]:
@@ -171,34 +190,40 @@ class _Poll(Generic[T]):
         if answer.media_type == proto.MEDIA_TYPE:
             return _Found(self._from_proto(call, answer))
         status = _status(answer)
+        if status is not None and status.error is None and status.status == _METADATA_ONLY:
+            self._note_size(status, call, answer)
+            return None
         if status is not None and await self._not_yet(status, started):
             return None
         record = decode_json(answer, self.expected.record, call, request.operation)
         try:
             return _Found(self.expected.from_json(record))
-        except ValueError as error:
+        except Exception as error:
             raise invalid_answer(call, answer, f"{self.future.operation}: {error}") from error
+
+    def _note_size(self, status: models.FutureStatus, call: Call, answer: Answer) -> None:
+        """The result is there; it is asked for in full next, after which its size alone is no answer."""
+        if self.result_nbytes is not None:
+            raise invalid_answer(call, answer, f"{self.future.operation}: its size was sent again instead of the result")
+        self.failures.reset()
+        self.result_nbytes = max(0, status.response_payload_size or 0)
 
     def _from_proto(self, call: Call, answer: Answer) -> T:
         if self.expected.from_proto is None:
             raise invalid_answer(call, answer, f"{self.future.operation}: a protobuf body where JSON is promised")
         try:
             return self.expected.from_proto(answer.content)
-        except proto.ProtoError as error:
+        except Exception as error:
             raise invalid_answer(call, answer, f"{self.future.operation}: {error}") from error
 
     async def _not_yet(self, status: models.FutureStatus, started: float) -> bool:
         """Whether another poll is needed; raises when the request failed."""
         if status.error is not None:
             raise self._failed(status.error, status.category)
-        if status.status == _METADATA_ONLY:
-            self.failures.reset()
-            self.result_nbytes = status.response_payload_size or 0
-            return True
         if status.type == _TRY_AGAIN or status.status in _PENDING_STATUSES:
             self.failures.reset()
             self._tell(status)
-            await self._pace(started)
+            await self.pace.keep(started)
             return True
         if status.status == "failed":
             raise self._failed(status.detail, status.category)
@@ -252,14 +277,6 @@ class _Poll(Generic[T]):
             event = QueueChange(operation=operation, request_id=self.request_id, state=state, reason=reason)
             observers.tell(event)
 
-    async def _pace(self, started: float) -> None:
-        clock = self.poller.transport.clock
-        if clock.monotonic() - started >= _QUICK_SECONDS:
-            self.pause = _FIRST_PAUSE
-            return
-        await clock.sleep(self.pause)
-        self.pause = min(2 * self.pause, _LONGEST_PAUSE)
-
 
 def _detail(error: APIStatusError) -> object:
     """What the server says about a failure: ``detail`` or ``error`` of a JSON object, else the body as it is."""
@@ -276,5 +293,5 @@ def _status(answer: Answer) -> models.FutureStatus | None:
         return None
     try:
         return json.decode(answer.content, models.FutureStatus)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import attrs
 import msgspec
 
+from tinker._clock import Clock, Deadline
+from tinker._closing import check_open
 from tinker._proxies import Proxies
+from tinker._unpacking import ACCEPTED_ENCODINGS, unpacked
 from tinker._wire.bodies import AT_ONCE, Piece
-from tinker.errors import ClientClosedError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 600.0  # for the body of an answer whose head has come, so that one that trickles in ends as well
 MAX_ANSWER_NBYTES = 2 << 30
+_LONGEST_REASON = 500  # characters of what a failure says about itself, which may be the server's words
 
 
 class Purpose(enum.Enum):
@@ -66,7 +69,9 @@ class Purpose(enum.Enum):
 class Call:
     """One exchange to make. ``body`` is in pieces, which may be sent one by one; ``record`` is what it was made of, for JSON.
 
-    ``headers`` may hold secrets: those of ``private`` (lower case) are the user's. So may ``url``; ``shown_url`` does not.
+    ``headers`` may hold secrets: those of ``private`` (lower case) are the user's. So may ``url``; ``shown_url`` does not. A
+    body that is ``confined`` holds one too, and is not sent to another server by a redirect. ``silence_seconds`` is how long
+    the server may say nothing.
     """
 
     method: str
@@ -78,6 +83,8 @@ class Call:
     record: msgspec.Struct | None = attrs.field(default=None, repr=False)
     purpose: Purpose = Purpose.SESSION
     follows_redirects: bool = True
+    confined: bool = False
+    silence_seconds: float = attrs.field(default=attrs.Factory(lambda call: call.purpose.read_seconds, takes_self=True))
 
     @property
     def nbytes(self) -> int:
@@ -103,9 +110,14 @@ class ExchangeFailed(Exception):
     """No complete answer came. ``timed_out``: not in time; ``never_connected``: nothing can have arrived either."""
 
     def __init__(self, message: str, *, timed_out: bool = False, never_connected: bool = False) -> None:
-        super().__init__(message)
+        super().__init__(readable(message)[:_LONGEST_REASON])
         self.timed_out = timed_out
         self.never_connected = never_connected
+
+
+def readable(text: str) -> str:
+    """Text that any encoding can write: header bytes that are not UTF-8 arrive as surrogates, which none can."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Exchange(Protocol):
@@ -123,12 +135,12 @@ class Exchange(Protocol):
         ...
 
 
-def open_exchange(config: Config, transport: httpx.AsyncBaseTransport | None = None) -> Exchange:
+def open_exchange(config: Config, transport: httpx.AsyncBaseTransport | None = None, clock: Clock | None = None) -> Exchange:
     """The exchange for these settings; makes no connection yet. Call it anywhere, use it on the loop only."""
     if transport is not None:
-        return HttpxExchange(transport)
+        return HttpxExchange(transport, clock)
     if config.is_local:
-        return HttpxExchange(_local_transport(config))
+        return HttpxExchange(_local_transport(config), clock)
     return AiohttpExchange(config.proxies)
 
 
@@ -141,60 +153,105 @@ def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
     return httpx.ASGITransport(app)
 
 
+@attrs.frozen
+class _Pool:
+    """An aiohttp session, and the slots for exchanges over it. Waiting for a slot is not waiting for the server."""
+
+    session: aiohttp.ClientSession
+    slots: asyncio.Semaphore
+
+
 class AiohttpExchange:
-    """One aiohttp session for each pool, opened on first use."""
+    """One pool for each purpose, opened on first use."""
 
     def __init__(self, proxies: Proxies | None = None) -> None:
         self._proxies = proxies or Proxies()
-        self._sessions: dict[Purpose, aiohttp.ClientSession] = {}
+        self._pools: dict[Purpose, _Pool] = {}
         self._closed = False
 
     async def __call__(self, call: Call) -> Answer:
-        import aiohttp
+        check_open(self._closed)
+        phase = _Phase(call)
+        try:
+            return await self._answer(call, self._pools.get(call.purpose.pool) or self._open(call.purpose.pool), phase)
+        except Exception as error:  # noqa: BLE001 - whatever the engine makes of what a server sends
+            failure = phase.failure(error)
+        check_open(self._closed)
+        raise failure  # here, so that it is without the engine's error, which holds the request's headers, and its frames
 
-        _check_open(self._closed)
-        session = self._sessions.get(call.purpose.pool) or self._open(call.purpose.pool)
+    async def _answer(self, call: Call, pool: _Pool, phase: _Phase) -> Answer:
         proxy = self._proxies.of(call.url)
         headers, tunnel_headers = _headers(call, proxy)
-        try:
-            async with (
-                asyncio.timeout(None) as limit,
-                session.request(
-                    call.method,
-                    _url(call.url),
-                    data=_payload(call, limit),
-                    headers=headers,
-                    allow_redirects=False,
-                    proxy=None if proxy is None else _proxy_url(proxy),
-                    proxy_headers=tunnel_headers,
-                    timeout=_timeout(call.purpose),
-                ) as response,
-            ):
-                _limit(limit, ANSWER_SECONDS)
-                return Answer(response.status, cast("Mapping[str, str]", response.headers), await _read(response))
-        except TimeoutError as error:
-            raise ExchangeFailed(f"no answer within {call.purpose.read_seconds:g} s", timed_out=True) from error
-        except aiohttp.ClientConnectorError as error:
-            raise ExchangeFailed(_unreachable(error), never_connected=True) from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise ExchangeFailed(f"{type(error).__name__}: {error}") from error
+        async with (
+            pool.slots,
+            asyncio.timeout(_connect_seconds(call) + call.silence_seconds) as limit,
+            pool.session.request(
+                call.method,
+                _url(call.url),
+                data=_payload(call, limit),
+                headers=headers,
+                allow_redirects=False,
+                proxy=None if proxy is None else _proxy_url(proxy),
+                proxy_headers=tunnel_headers,
+                timeout=_timeout(call.silence_seconds),
+            ) as response,
+        ):
+            phase.has_begun = True
+            _limit(limit, ANSWER_SECONDS)
+            headers_of_answer = cast("Mapping[str, str]", response.headers)
+            body = await _read(response)
+        return Answer(response.status, headers_of_answer, await unpacked(body, headers_of_answer.get("Content-Encoding", "")))
 
-    def _open(self, purpose: Purpose) -> aiohttp.ClientSession:
+    def _open(self, purpose: Purpose) -> _Pool:
         import aiohttp
 
+        connections = min(purpose.connections, _spare_descriptors())
         session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=min(purpose.connections, _spare_descriptors()), ttl_dns_cache=300),
+            connector=aiohttp.TCPConnector(limit=connections, ttl_dns_cache=300),
             cookie_jar=aiohttp.DummyCookieJar(),
             read_bufsize=1 << 20,
+            auto_decompress=False,
+            headers={"Accept-Encoding": ACCEPTED_ENCODINGS},
         )
-        self._sessions[purpose] = session
-        return session
+        pool = self._pools[purpose] = _Pool(session, asyncio.Semaphore(connections))
+        return pool
 
     async def aclose(self) -> None:
         self._closed = True
-        sessions, self._sessions = self._sessions, {}
-        for session in sessions.values():
-            await session.close()
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            await pool.session.close()
+
+
+@attrs.define
+class _Phase:
+    """How far an exchange has come, which says what its failure means."""
+
+    call: Call
+    has_begun: bool = False
+
+    def failure(self, error: Exception) -> ExchangeFailed:
+        """What is told about what went wrong."""
+        import aiohttp
+        import httpx
+
+        if isinstance(error, TimeoutError | httpx.TimeoutException):
+            return ExchangeFailed(self._lateness(error), timed_out=True)
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return ExchangeFailed(_unreachable(error), never_connected=True)
+        said = error.message if isinstance(error, aiohttp.ClientResponseError) else error  # which shows the whole address
+        return ExchangeFailed(f"{type(error).__name__}: {said}", never_connected=isinstance(error, httpx.ConnectError))
+
+    def _lateness(self, error: Exception) -> str:
+        if not self.has_begun:
+            return f"no answer within {self.call.silence_seconds:g} s"
+        if type(error) is TimeoutError:  # ours; engines have classes of their own for a server that sends nothing
+            return f"the answer began to come and was not complete after {ANSWER_SECONDS:g} s"
+        return f"the answer began to come and then nothing more for {self.call.silence_seconds:g} s"
+
+
+def _connect_seconds(call: Call) -> float:
+    return min(CONNECT_SECONDS, call.silence_seconds)
 
 
 def _unreachable(error: aiohttp.ClientConnectorError) -> str:
@@ -206,11 +263,6 @@ def _unreachable(error: aiohttp.ClientConnectorError) -> str:
     return f"cannot connect to {error.host}:{error.port}: {why}"
 
 
-def _check_open(closed: bool) -> None:
-    if closed:
-        raise ClientClosedError("the client was closed while there was something to send or to wait for")
-
-
 def _payload(call: Call, limit: asyncio.Timeout) -> Piece | AsyncIterator[Piece] | None:
     if not call.body:
         return None
@@ -220,22 +272,22 @@ def _payload(call: Call, limit: asyncio.Timeout) -> Piece | AsyncIterator[Piece]
 async def _pieces(call: Call, limit: asyncio.Timeout) -> AsyncIterator[Piece]:
     """The body, of which each piece must be taken in time: a server that stops reading ends the exchange, too."""
     for piece in call.body:
-        _limit(limit, call.purpose.read_seconds)
+        _limit(limit, call.silence_seconds)
         yield piece
-    _limit(limit, None)  # from now on the silence of the server is measured
+    _limit(limit, call.silence_seconds)  # for the whole head of the answer, so that one that trickles in ends as well
 
 
-def _limit(limit: asyncio.Timeout, seconds: float | None) -> None:
-    """End the exchange after so many seconds (None: not by itself), unless it is over, as by an answer that came early."""
+def _limit(limit: asyncio.Timeout, seconds: float) -> None:
+    """End the exchange after so many seconds, unless it is over, as by an answer that came early."""
     with contextlib.suppress(RuntimeError):
-        limit.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
+        limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body. A length beyond the limit, announced or met (also by decompression), fails the exchange."""
+    """The whole body, as it was sent. A length beyond the limit, announced or met, fails the exchange."""
     if (response.content_length or 0) > MAX_ANSWER_NBYTES:
         raise ValueError(f"the answer is larger than {MAX_ANSWER_NBYTES} bytes")
-    if response.content_length is not None and "Content-Encoding" not in response.headers:
+    if response.content_length is not None:
         return await response.read()
     received = bytearray()
     async for piece in response.content.iter_any():
@@ -281,10 +333,11 @@ def _url(url: str) -> URL:
 
 
 @lru_cache
-def _timeout(purpose: Purpose) -> aiohttp.ClientTimeout:
+def _timeout(silence_seconds: float) -> aiohttp.ClientTimeout:
     import aiohttp
 
-    return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=purpose.read_seconds)
+    connect = min(CONNECT_SECONDS, silence_seconds)
+    return aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=silence_seconds)
 
 
 @lru_cache(maxsize=1)
@@ -302,48 +355,78 @@ def _spare_descriptors() -> int:
 class HttpxExchange:
     """An httpx transport: one that was injected, or the ASGI application of this process."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+    def __init__(self, transport: httpx.AsyncBaseTransport, clock: Clock | None = None) -> None:
         self._transport = transport
+        self._clock = clock or Clock()
         self._client: httpx.AsyncClient | None = None
+        self._deadlines: set[Deadline] = set()
         self._closed = False
 
     async def __call__(self, call: Call) -> Answer:
         import httpx
 
-        _check_open(self._closed)
+        check_open(self._closed)
+        phase = _Phase(call)
+        try:
+            return await self._answer(call, phase)
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, TimeoutError, ValueError) as error:
+            failure = phase.failure(error)
+        check_open(self._closed)
+        raise failure
+
+    async def _answer(self, call: Call, phase: _Phase) -> Answer:
+        """The transport may know no timeouts, nor tell when a large body has been sent."""
+        sending = 0.0 if call.nbytes <= AT_ONCE else ANSWER_SECONDS
+        async with self._clock.deadline(_connect_seconds(call) + call.silence_seconds + sending) as deadline:
+            self._deadlines.add(deadline)
+            try:
+                response = await self._begun(call)
+                phase.has_begun = True
+                deadline.extend(ANSWER_SECONDS)
+                body, encoding = await _read_httpx(response)
+            finally:
+                self._deadlines.discard(deadline)
+        return Answer(response.status_code, response.headers, await unpacked(body, encoding))
+
+    async def _begun(self, call: Call) -> httpx.Response:
+        import httpx
+
         if self._client is None:
-            self._client = httpx.AsyncClient(transport=self._transport, follow_redirects=False, trust_env=False)
-        timeout = httpx.Timeout(call.purpose.read_seconds, connect=CONNECT_SECONDS)
+            self._client = httpx.AsyncClient(
+                transport=self._transport,
+                follow_redirects=False,
+                trust_env=False,
+                headers={"Accept-Encoding": ACCEPTED_ENCODINGS},
+            )
+        timeout = httpx.Timeout(call.silence_seconds, connect=_connect_seconds(call))
         request = self._client.build_request(
             call.method, call.url, headers=dict(call.headers), content=b"".join(call.body), timeout=timeout
         )
-        try:
-            async with asyncio.timeout(call.purpose.read_seconds + ANSWER_SECONDS):  # transports may know no time-outs
-                return await self._answer(self._client, request)
-        except (httpx.TimeoutException, TimeoutError) as error:
-            raise ExchangeFailed(f"no answer within {call.purpose.read_seconds:g} s", timed_out=True) from error
-        except (httpx.HTTPError, ValueError) as error:
-            never_connected = isinstance(error, httpx.ConnectError)
-            raise ExchangeFailed(f"{type(error).__name__}: {error}", never_connected=never_connected) from error
-
-    async def _answer(self, client: httpx.AsyncClient, request: httpx.Request) -> Answer:
-        response = await client.send(request, stream=True)
-        received = bytearray()
-        try:
-            async for piece in response.aiter_bytes():
-                _extend(received, piece)
-        finally:
-            await response.aclose()
-        return Answer(response.status_code, response.headers, bytes(received))
+        return await self._client.send(request, stream=True)
 
     async def aclose(self) -> None:
         self._closed = True
+        for deadline in self._deadlines:
+            deadline.expire()
         if self._client is not None:
             await self._client.aclose()
 
     def files(self) -> httpx.AsyncClient:
         """A client over the same transport, not to be closed."""
         return _files_client(transport=self._transport)
+
+
+async def _read_httpx(response: httpx.Response) -> tuple[bytes, str]:
+    """The body and how it is packed; a transport that has read it already has unpacked it, too."""
+    if response.is_stream_consumed:
+        return response.content, ""
+    received = bytearray()
+    try:
+        async for piece in response.aiter_raw():
+            _extend(received, piece)
+    finally:
+        await response.aclose()
+    return bytes(received), response.headers.get("Content-Encoding", "")
 
 
 @contextlib.asynccontextmanager

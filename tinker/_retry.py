@@ -39,6 +39,7 @@ logger = logging.getLogger("tinker")
 T = TypeVar("T")
 
 MAX_HINT_SECONDS = 60.0
+HINTED_SECONDS = 2 * MAX_HINT_SECONDS  # so that the longest hint is followed by another try
 PAUSE_SECONDS = 5.0  # between tries while the account is blocked
 RESUBMISSIONS = 10  # of one sample whose results get lost
 READINGS = 3  # of answers that cannot be read, since the last one that could
@@ -110,7 +111,8 @@ class Policy:
 
     ``total_seconds`` counts from the first try, or from the last answer that asked for patience (402, 429). How long those are
     heeded counts from the first try: ``cool_down_seconds_total`` (None: as long as other failures) and
-    ``pause_seconds_total``. ``fails_fast`` means that 429 is not waited out at all.
+    ``pause_seconds_total``. Other failures whose answer says when to come back are heeded for at least ``HINTED_SECONDS``,
+    where 429 is heeded so long. ``fails_fast`` means that 429 is not waited out at all.
     """
 
     name: str
@@ -121,12 +123,14 @@ class Policy:
     pause_seconds_total: float = 3600.0
     fails_fast: bool = False
 
-    def limit(self, verdict: Verdict) -> float:
-        """The seconds for failures of this verdict."""
+    def limit(self, verdict: Verdict, *, hinted: bool = False) -> float:
+        """The seconds for failures of this verdict, ``hinted`` when the server said when to come back."""
         if verdict is Verdict.PAUSE:
             return self.pause_seconds_total
         if verdict is Verdict.COOL_DOWN and self.cool_down_seconds_total is not None:
             return self.cool_down_seconds_total
+        if hinted:
+            return max(self.total_seconds, min(HINTED_SECONDS, self.limit(Verdict.COOL_DOWN)))
         return self.total_seconds
 
     def within(self, seconds: float | None) -> Policy:
@@ -141,14 +145,14 @@ class Policy:
         )
 
 
-START = Policy(name="session start", total_seconds=60.0)
+START = Policy(name="session start", total_seconds=60.0, cool_down_seconds_total=HINTED_SECONDS)
 SUBMIT = Policy(name="submission", total_seconds=300.0)
 # A server that is busy with others may say so for hours; one that says nothing is given up like everywhere.
 SAMPLE = Policy(name="sampling", total_seconds=300.0, base_delay=1.0, cool_down_seconds_total=7200.0)
 POLL = Policy(name="polling", total_seconds=300.0)
 ONE_SHOT = Policy(name="one shot", total_seconds=0.0)
 # Somebody waits for these, who should hear of a blocked account at once.
-REST = Policy(name="REST call", total_seconds=60.0, pause_seconds_total=0.0)
+REST = Policy(name="REST call", total_seconds=60.0, cool_down_seconds_total=HINTED_SECONDS, pause_seconds_total=0.0)
 # The server answers 503 until it has written the archive.
 ARCHIVE = Policy(name="archive", total_seconds=600.0, base_delay=30.0, max_delay=30.0, pause_seconds_total=0.0)
 # Files; counted from the last byte that came.
@@ -230,7 +234,7 @@ def _seconds(value: str, scale: float, clock: Clock) -> float | None:
         pass
     try:
         return email.utils.parsedate_to_datetime(value).timestamp() - clock.wall()
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, OverflowError, OSError, IndexError):
         return None
 
 
@@ -240,8 +244,12 @@ def delay_before(policy: Policy, error: BaseException, retries: int, clock: Cloc
         return PAUSE_SECONDS
     ceiling = min(policy.max_delay, policy.base_delay * 2.0 ** min(retries, 32))
     jittered = ceiling * clock.random()
-    hint = retry_after(error.response.headers, clock) if isinstance(error, APIStatusError) else None
+    hint = _hint(error, clock)
     return jittered if hint is None else hint + min(jittered, 1.0)
+
+
+def _hint(error: BaseException, clock: Clock) -> float | None:
+    return retry_after(error.response.headers, clock) if isinstance(error, APIStatusError) else None
 
 
 class Attempts:
@@ -266,7 +274,8 @@ class Attempts:
         self.count += 1
         self._unread += verdict is Verdict.REPEAT
         now = self._clock.monotonic()
-        if self._is_final(verdict) or now + delay - self._since(verdict, now) > self._policy.limit(verdict):
+        limit = self._policy.limit(verdict, hinted=_hint(error, self._clock) is not None)
+        if self._is_final(verdict) or now + delay - self._since(verdict, now) > limit:
             if self.count > 1:
                 elapsed = now - self._started
                 error.add_note(f"{self._policy.name}: {self.count} attempts in {elapsed:.1f} s; this was the last error")
@@ -294,7 +303,8 @@ class Attempts:
         if verdict is Verdict.PAUSE:
             logger.log(level, "%s is paused: %s; asking again every %g s", self._what, error, PAUSE_SECONDS)
         else:
-            logger.log(level, "%s: %s; attempt %d failed, next in %.1f s", self._what, error, self.count, delay)
+            shown = str(error).removesuffix(".")
+            logger.log(level, "%s: %s; attempt %d failed, next in %.1f s", self._what, shown, self.count, delay)
 
     def reset(self) -> None:
         """Forget what went wrong: the server made progress."""
@@ -310,10 +320,11 @@ async def run(
     *,
     what: str,
     on_cool_down: Callable[[APIStatusError, float], None] | None = None,
+    sleep: Callable[[float], Awaitable[None]] | None = None,
 ) -> T:
     """Call ``attempt`` until it succeeds or the policy gives up, then raise the last error.
 
-    ``on_cool_down`` is told of every COOL_DOWN and the seconds that it lasts, before they are slept.
+    ``on_cool_down`` is told of every COOL_DOWN and the seconds that it lasts, before they are slept, by ``sleep`` if given.
     """
     attempts = Attempts(policy, observers, what)
     while True:
@@ -323,4 +334,4 @@ async def run(
             if on_cool_down is not None and isinstance(error, APIStatusError) and judge(error) is Verdict.COOL_DOWN:
                 on_cool_down(error, delay_before(policy, error, attempts.count, observers.clock))
             delay = attempts.next_delay(error)
-        await observers.clock.sleep(delay)
+        await (sleep or observers.clock.sleep)(delay)

@@ -53,7 +53,7 @@ def open_runtime(
     thread = loop_thread()
     auth = Auth(find_source(config), time, thread)
     watched = Observers(time, observers)
-    exchanges = Transport(config, time, auth, open_exchange(config, transport), watched)
+    exchanges = Transport(config, time, auth, open_exchange(config, transport, time), watched)
     telemetry = Telemetry(exchanges) if config.telemetry else None
     if telemetry is not None:
         watched.add(telemetry)

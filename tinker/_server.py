@@ -13,11 +13,12 @@ from tinker_wire import models
 from tinker_wire.api import auth as auth_api
 from tinker_wire.api import service as api
 
-from tinker._auth import Source, find_command
+from tinker._auth import Credential, Source, find_command
+from tinker._config import is_sendable
 from tinker._loop import LoopThread
 from tinker._pools import Purpose
 from tinker._retry import ABSENT_STATUSES, ONE_SHOT, START
-from tinker._transport import Transport
+from tinker._transport import Transport, invalid_answer
 from tinker.errors import APIError, APIStatusError, ClientClosedError
 
 logger = logging.getLogger("tinker")
@@ -84,8 +85,18 @@ class Server:
         return facts
 
     async def _client_config(self) -> Facts:
+        request = api.client_config(self._body())
+        call = self._transport.prepare(request, Purpose.START)
+
+        async def attempt() -> Facts:
+            answer = await self._transport.perform(call, request.operation)
+            config = self._transport.decode(request, call, answer)
+            if (problem := _useless_limit(config)) is not None:
+                raise invalid_answer(call, answer, f"{request.operation}: {problem}")
+            return Facts(config, answered=True)
+
         try:
-            return Facts(await self._transport.send(api.client_config(self._body()), START, Purpose.START), answered=True)
+            return await self._transport.tried(START, attempt, request.operation)
         except APIStatusError as error:
             if error.status_code not in ABSENT_STATUSES:
                 raise
@@ -101,13 +112,17 @@ class Server:
             source = find_command(self._transport.config)
         self._transport.auth.use_exchange(self._exchanged, source)
 
-    async def _exchanged(self, credential: str) -> str:
+    async def _exchanged(self, credential: Credential) -> Credential:
         request = auth_api.auth_token(models.AuthTokenRequest())
         call = self._transport.prepare(request, Purpose.START)
 
-        async def attempt() -> str:
+        async def attempt() -> Credential:
             answer = await self._transport.perform_with(call, request.operation, credential)
-            return self._transport.decode(request, call, answer).jwt
+            jwt = Credential(self._transport.decode(request, call, answer).jwt)
+            if not is_sendable(jwt.secret):
+                hidden = attrs.evolve(answer, content=b"")
+                raise invalid_answer(call, hidden, f"{request.operation}: the token cannot be sent in a header")
+            return jwt
 
         return await self._transport.tried(START, attempt, request.operation)
 
@@ -120,4 +135,27 @@ class Server:
                 if isinstance(error, APIStatusError) and error.status_code in ABSENT_STATUSES:
                     return
                 logger.debug("dynamic config: %s", error)
+            except ClientClosedError:
+                return
+            except Exception:
+                logger.exception("asking for the server's settings failed; they are asked for again")
             await self._transport.clock.sleep(max(facts.dynamic.refresh_interval_sec, SHORTEST_REFRESH_SECONDS))
+
+
+# Settings that say how much there may be of something, so that nothing could ever be sent with 0.
+_LIMITS = (
+    "sample_max_concurrent_requests",
+    "sample_dispatch_bytes_semaphore_size",
+    "fwdbwd_dispatch_bytes_semaphore_size",
+    "inflight_response_bytes_semaphore_size",
+    "fwdbwd_max_chunk_len",
+    "fwdbwd_max_chunk_bytes_count",
+)
+
+
+def _useless_limit(config: models.ClientConfigResponse) -> str | None:
+    """What is wrong with the first limit that lets nothing pass."""
+    for name in _LIMITS:
+        if (value := getattr(config, name)) <= 0:
+            return f"{name} must be at least 1, got {value}"
+    return None

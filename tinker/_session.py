@@ -6,6 +6,7 @@ Used on the loop only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -193,7 +194,8 @@ class Session:
         self.lively.append(
             self._thread.background(_keep_alive(self._transport, session_id, self._beating), "session heartbeat")
         )
-        self._thread.keep_watch()
+        if not self._transport.config.is_local:
+            self._thread.keep_watch()
         if self._telemetry is not None:
             self._telemetry.session_started(session_id)
             self.lively.append(self._thread.background(self._telemetry.run(), "telemetry"))
@@ -208,7 +210,9 @@ class Session:
             return
         self._closed = True
         if self._starting is not None:
-            await self._transport.clock.ends_within(GOOD_BYE_SECONDS, self._finish(self._starting, reason, detail))
+            with contextlib.suppress(TimeoutError):
+                async with self._transport.clock.deadline(GOOD_BYE_SECONDS):
+                    await self._finish(self._starting, reason, detail)
             self._starting.cancel()
         await shut_down(self._transport, self._server, self.lively)
 
@@ -219,8 +223,8 @@ class Session:
             started = await asyncio.shield(starting)
             body = models.FinishSessionRequest(reason={"type": reason}, detail=detail)
             await self._transport.send(api.finish_session(body, session_id=started.session_id), ONE_SHOT, Purpose.HEARTBEAT)
-        except TinkerError as error:
-            logger.debug("session finish: %s", error)  # it ends by itself when heartbeats stop
+        except Exception as error:  # it ends by itself when heartbeats stop
+            logger.debug("session finish: %s", error, exc_info=not isinstance(error, TinkerError))
         if self._telemetry is not None:
             await self._telemetry.session_ended()
 
@@ -230,7 +234,7 @@ async def shut_down(transport: Transport, server: Server, lively: Sequence[async
     server.stop()
     for task in lively:
         task.cancel()
-    await transport.exchange.aclose()
+    await transport.close()
 
 
 def _assembled(session_id: str, facts: Facts, transport: Transport) -> Started:
@@ -245,6 +249,7 @@ def _assembled(session_id: str, facts: Facts, transport: Transport) -> Started:
         training_nbytes=Budget(config.fwdbwd_dispatch_bytes_semaphore_size),
         result_nbytes=Budget(config.inflight_response_bytes_semaphore_size),
         cool_down=shared_cool_down(settings.base_url, settings.api_key, transport.clock),
+        sleep=transport.sleep,
         fails_fast=settings.fail_fast,
     )
     poller = Poller(transport, limits.result_nbytes, json_results=settings.wire == "json")
@@ -282,6 +287,10 @@ async def _keep_alive(transport: Transport, session_id: str, beating: set[str]) 
             if not warned and clock.monotonic() - heard > SILENCE_WARNING_SECONDS:
                 warned = True
                 logger.warning("session %s: no heartbeat got through for two minutes: %s", session_id, error)
+        except ClientClosedError:
+            return
+        except Exception:
+            logger.exception("session %s: a heartbeat failed; the next one follows", session_id)
         await clock.sleep(HEARTBEAT_SECONDS)
 
 

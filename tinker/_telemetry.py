@@ -93,7 +93,10 @@ class Telemetry:
         """Send what there is, from time to time."""
         while self.wanted:
             await self._transport.clock.sleep(FLUSH_SECONDS)
-            await self.flush()
+            try:
+                await self.flush()
+            except Exception as error:
+                logger.debug("telemetry: %s", error, exc_info=error)
 
     async def session_ended(self) -> None:
         """Send the rest."""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
+import codecs
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
 import attrs
 import msgspec
+from tinker_wire import models
 from tinker_wire.runtime import Binary, Request
 
 from tinker import errors
-from tinker._auth import Auth
+from tinker._auth import Auth, Credential
 from tinker._clock import Clock
+from tinker._closing import Closing
 from tinker._config import Config
 from tinker._observers import Observers
-from tinker._pools import Answer, Call, Exchange, ExchangeFailed, Purpose
+from tinker._pools import Answer, Call, Exchange, ExchangeFailed, Purpose, readable
 from tinker._refused_fields import RefusedFields
 from tinker._retry import UNAUTHENTICATED_STATUS, UNREADABLE_STATUSES, Attempts, Policy, requested_delay, run
 from tinker._wire import compression, json
@@ -29,8 +32,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# An answer that takes this long may still be a good one.
-SHORTEST_PATIENCE_SECONDS = 20.0
+# Somebody without patience waits this long for the answer to one try.
+SHORTEST_PATIENCE_SECONDS = 5.0
+# Of the body of an error: what is parsed, how deeply it may be nested, how much of it is shown in the message.
+_PARSED_NBYTES = 1 << 20
+_DEEPEST = 64
+_SHOWN_CHARACTERS = 4096
+_KEPT_NBYTES = 65536
 _KEY_HEADER = "X-API-Key"
 _IDEMPOTENCY_HEADER = "X-Idempotency-Key"
 _EXPIRED = 'error="invalid_token"'
@@ -54,13 +62,26 @@ class Transport:
     exchange: Exchange
     observers: Observers
     refused: RefusedFields = attrs.field(factory=RefusedFields)
+    _closing: Closing = attrs.field(factory=Closing, init=False)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep; ClientClosedError as soon as the client is closed."""
+        await self._closing.wait(self._asleep(seconds))
+
+    async def _asleep(self, seconds: float) -> None:
+        await self.clock.sleep(seconds)
+
+    async def close(self) -> None:
+        """End what sleeps, and close the connections."""
+        self._closing.close()
+        await self.exchange.aclose()
 
     async def send(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T:
         """Make the exchange, retried as ``policy`` and the settings say, and decode its answer."""
         call = self.prepare(request, purpose)
 
         async def attempt() -> T:
-            return self.decode(request, call, await self._performed(call, request.operation))
+            return self.decode(request, call, await self.perform(call, request.operation))
 
         return await self.tried(policy, attempt, request.operation)
 
@@ -73,7 +94,7 @@ class Transport:
     ) -> T:
         """The outcome of ``attempt``, made again as ``policy`` and the settings say."""
         chosen = attrs.evolve(policy.within(self.config.patience_seconds), fails_fast=self.config.fail_fast)
-        return await run(chosen, attempt, self.observers, what=what, on_cool_down=on_cool_down)
+        return await run(chosen, attempt, self.observers, what=what, on_cool_down=on_cool_down, sleep=self.sleep)
 
     def attempts(self, policy: Policy, what: str) -> Attempts:
         """The failures of something that was promised, which is waited for also where submissions fail fast."""
@@ -83,18 +104,6 @@ class Transport:
         """As :meth:`send`, and the seconds that it took."""
         began = self.clock.monotonic()
         return await self.send(request, policy), self.clock.monotonic() - began
-
-    async def _performed(self, call: Call, operation: str) -> Answer:
-        """One attempt; who is impatient does not wait out a silent server either."""
-        if self.config.patience_seconds is None:
-            return await self.perform(call, operation)
-        seconds = max(SHORTEST_PATIENCE_SECONDS, self.config.patience_seconds)
-        try:
-            async with asyncio.timeout(seconds):
-                return await self.perform(call, operation)
-        except TimeoutError as error:
-            failure = ExchangeFailed(f"no answer within {seconds:g} s", timed_out=True)
-            raise _noted(connection_error(call, failure), operation) from error
 
     def prepare(self, request: Request[Any], purpose: Purpose, *, compress: bool = False) -> Call:
         """The call of a request, its body encoded; the same call serves every attempt, under one idempotency key.
@@ -125,7 +134,16 @@ class Transport:
             body=body,
             record=record,
             purpose=purpose,
+            confined=_holds_token(request.body),
+            silence_seconds=self._silence_seconds(purpose),
         )
+
+    def _silence_seconds(self, purpose: Purpose) -> float:
+        """How long a try waits for a server that says nothing. Servers hold a poll, so patience does not shorten that."""
+        patience = self.config.patience_seconds
+        if patience is None or purpose is Purpose.POLL:
+            return purpose.read_seconds
+        return min(purpose.read_seconds, max(SHORTEST_PATIENCE_SECONDS, patience))
 
     def _url(self, request: Request[Any], query: str) -> str:
         base = _LOCAL_ORIGIN if self.config.is_local else self.config.base_url
@@ -174,7 +192,7 @@ class Transport:
             answer = await self._answered(call, operation, await self.auth.credential())
         return answer
 
-    async def perform_with(self, call: Call, operation: str, credential: str) -> Answer:
+    async def perform_with(self, call: Call, operation: str, credential: Credential) -> Answer:
         """One attempt under this very credential: for the exchange that replaces it."""
         return self._success(call, operation, await self._answered(call, operation, credential))
 
@@ -183,11 +201,13 @@ class Transport:
             return answer
         error = status_error(call, answer)
         error.retry_after = requested_delay(answer.headers, self.clock)
+        if call.confined and answer.status in _REPEATING_REDIRECTS:
+            error.add_note("The request has an access token in its body, so it is not sent to another server.")
         raise _noted(error, operation)
 
-    async def _answered(self, call: Call, operation: str, credential: str | None) -> Answer:
+    async def _answered(self, call: Call, operation: str, credential: Credential | None) -> Answer:
         if credential is not None and _KEY_HEADER not in self.config.headers:
-            call = attrs.evolve(call, headers={**call.headers, _KEY_HEADER: credential})
+            call = attrs.evolve(call, headers={**call.headers, _KEY_HEADER: credential.secret})
         return await (self._observed(call, operation) if self.observers else self._exchanged(call, operation))
 
     async def _exchanged(self, call: Call, operation: str) -> Answer:
@@ -229,7 +249,10 @@ class Transport:
             follows = _REPEATING_REDIRECTS | _GET_REDIRECTS if call.method == "GET" else _REPEATING_REDIRECTS
             if location is None or answer.status not in follows or not call.follows_redirects:
                 return answer
-            call = _redirected(call, urljoin(call.url, location))
+            redirected = _redirected(call, location)
+            if redirected is None:
+                return answer
+            call = redirected
             answer = await self.exchange(call)
         return answer
 
@@ -244,13 +267,17 @@ def decode_json(answer: Answer, kind: type[T], call: Call, operation: str) -> T:
     """A JSON answer as ``kind``; APIResponseValidationError saying what does not fit."""
     try:
         return json.decode(answer.content, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _noted(invalid_answer(call, answer, f"{operation}: {error}"), operation) from error
 
 
 def _length(body: Sequence[Piece]) -> dict[str, str]:
     """The header of a body that is handed over in pieces."""
     return {"Content-Length": str(sum(map(len, body)))} if len(body) > 1 or (body and len(body[0]) > AT_ONCE) else {}
+
+
+def _holds_token(body: object) -> bool:
+    return isinstance(body, models.LoadWeightsRequest) and body.weights_access_token is not None
 
 
 def _is_expired(answer: Answer) -> bool:
@@ -262,11 +289,16 @@ def _noted(error: errors.APIError, operation: str) -> errors.APIError:
     return error
 
 
-def _redirected(call: Call, url: str) -> Call:
-    here, there = urlsplit(call.url), urlsplit(url)
+def _redirected(call: Call, location: str) -> Call | None:
+    """The call to the new address; None where it must not go there. ExchangeFailed for an address that is none."""
+    try:
+        url = urljoin(call.url, location)
+        here, there = urlsplit(call.url), urlsplit(url)
+    except ValueError as error:
+        raise ExchangeFailed(f"redirected to an address that cannot be used: {error}") from error
     if (here.scheme, here.netloc) == (there.scheme, there.netloc):
         return attrs.evolve(call, url=url)
-    return attrs.evolve(call, url=url, headers=_without_secrets(call))
+    return None if call.confined else attrs.evolve(call, url=url, headers=_without_secrets(call))
 
 
 def _without_secrets(call: Call) -> dict[str, str]:
@@ -286,8 +318,13 @@ def _shown_response(call: Call, answer: Answer) -> httpx.Response:
     import httpx
 
     hidden = {"content-encoding", "content-length", "transfer-encoding", "set-cookie"}
-    headers = {name: value for name, value in answer.headers.items() if name.lower() not in hidden}
-    return httpx.Response(answer.status, headers=headers, content=answer.content[:65536], request=_shown_request(call))
+    headers = [(_raw(name), _raw(value)) for name, value in answer.headers.items() if name.lower() not in hidden]
+    return httpx.Response(answer.status, headers=headers, content=answer.content[:_KEPT_NBYTES], request=_shown_request(call))
+
+
+def _raw(text: str) -> bytes:
+    """The bytes of a name or value in a header, which are not text in any known encoding."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def connection_error(call: Call, failure: ExchangeFailed) -> errors.APIConnectionError:
@@ -303,7 +340,7 @@ def connection_error(call: Call, failure: ExchangeFailed) -> errors.APIConnectio
 def status_error(call: Call, answer: Answer) -> errors.APIStatusError:
     """The error of an answer with an error status."""
     body = parsed_body(answer)
-    text = f"Error code: {answer.status} - {body}" if body else f"Error code: {answer.status}"
+    text = f"Error code: {answer.status} - {_shortened(str(body))}" if body else f"Error code: {answer.status}"
     kind = errors.status_error_type(answer.status)
     return kind(text, response=_shown_response(call, answer), body=body)
 
@@ -311,19 +348,47 @@ def status_error(call: Call, answer: Answer) -> errors.APIStatusError:
 def invalid_answer(call: Call, answer: Answer, message: str) -> errors.APIResponseValidationError:
     """The error of a success that does not fit the contract."""
     return errors.APIResponseValidationError(
-        _shown_response(call, answer), parsed_body(answer), message=f"The server's answer does not fit: {message}"
+        _shown_response(call, answer), parsed_body(answer), message=f"The server's answer does not fit: {_shortened(message)}"
     )
 
 
+def _shortened(text: str) -> str:
+    if len(text) <= _SHOWN_CHARACTERS:
+        return readable(text)
+    return f"{readable(text[:_SHOWN_CHARACTERS])}... ({len(text)} characters in all)"
+
+
 def parsed_body(answer: Answer) -> object:
-    """The JSON of an answer, else its text (None when empty, or when it is not text)."""
+    """The JSON of an answer, else the beginning of its text (None when empty, or when it is not text)."""
     if not answer.content:
         return None
+    if len(answer.content) <= _PARSED_NBYTES:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            value: object = msgspec.json.decode(answer.content)
+            if not _is_deep(value):
+                return value
+    return _beginning(answer.content)
+
+
+def _beginning(content: bytes) -> str | None:
+    """Text up to the length that is shown; a character that is cut in the middle is left out."""
     try:
-        return cast("object", msgspec.json.decode(answer.content))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
-    try:
-        return answer.content[:4096].decode()
+        return codecs.getincrementaldecoder("utf-8")().decode(content[:_SHOWN_CHARACTERS])
     except UnicodeDecodeError:
         return None
+
+
+def _is_deep(value: object) -> bool:
+    """Whether a value is nested so deeply that showing or pickling it may fail."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [inner for one in level for inner in _within(one)]
+        if not level:
+            return False
+    return True
+
+
+def _within(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return cast("dict[str, object]", value).values()
+    return cast("list[object]", value) if isinstance(value, list) else ()

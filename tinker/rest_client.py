@@ -88,7 +88,8 @@ class RestClient:
 
     async def _whoami(self) -> WhoamiResponse:
         runtime = await self._rest.ready()
-        claims = read_claims(await runtime.transport.auth.credential() or "")
+        credential = await runtime.transport.auth.credential()
+        claims = read_claims("" if credential is None else credential.secret)
         if claims.sub is None or claims.org_id is None:
             raise UnknownIdentityError("whoami: this server takes the key as it is, and nothing in a key says whose it is")
         organization = f"tml:organization:{claims.org_id}"
@@ -292,7 +293,7 @@ class RestClient:
                 raise TimeoutError(f"the trace of {session_id} is {answer.status} after {waited:.0f} s; ask again later")
             if waited == 0:
                 logger.warning("the trace of %s is being written; asking every %g s", session_id, TRACE_POLL_SECONDS)
-            await clock.sleep(TRACE_POLL_SECONDS)
+            await self._rest.runtime.transport.sleep(TRACE_POLL_SECONDS)
 
     def get_sampler(self, sampler_id: str) -> APIFuture[models.GetSamplerResponse]:
         """What a sampling session samples from."""

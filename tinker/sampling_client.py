@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -26,7 +27,7 @@ from tinker._server import Facts
 from tinker._session import Started
 from tinker._validate import check_sample
 from tinker._wire import json
-from tinker.errors import APIError, APIStatusError
+from tinker.errors import APIError, APIStatusError, TinkerError
 from tinker.futures import APIFuture, SelfFuture, note_submitted, ready, start
 from tinker.types.model_input import ModelInput
 from tinker.types.params import SamplingParams
@@ -356,22 +357,24 @@ class SamplingClient(SelfFuture):
             async with started.limits.sample_dispatch(nbytes):
                 return transport.decode(request, call, await transport.perform(call, request.operation))
 
-        promise = await transport.tried(self._policy, attempt, request.operation, cool_down.close_for)
-        roundtrip = clock.monotonic() - began
-        note_submitted(future, promise.request_id, clock.monotonic())
-        expected = sample_response(promise.sample_sequence_ids or [])
-        try:
-            if self._completions is None:
-                return await started.poller.result(promise, expected, future, roundtrip)
-            size = await self._completions.wait(promise.request_id)
+        completions = self._completions
+        with nullcontext(0) if completions is None else completions.submission() as submission:
+            promise = await transport.tried(self._policy, attempt, request.operation, cool_down.close_for)
+            roundtrip = clock.monotonic() - began
+            note_submitted(future, promise.request_id, clock.monotonic())
+            expected = sample_response(promise.sample_sequence_ids or [])
             try:
-                return await started.poller.result(promise, expected, future, roundtrip, result_nbytes=size)
-            finally:
-                self._completions.fetched(promise.request_id)
-        except asyncio.CancelledError:
-            if started.facts.dynamic.sample_cancel_enabled:
-                self._runtime.thread.background(self._give_up(promise.request_id), "cancel of a sample")
-            raise
+                if completions is None:
+                    return await started.poller.result(promise, expected, future, roundtrip)
+                size = await completions.wait(promise.request_id, submission)
+                try:
+                    return await started.poller.result(promise, expected, future, roundtrip, result_nbytes=size)
+                finally:
+                    completions.fetched(promise.request_id)
+            except asyncio.CancelledError:
+                if started.facts.dynamic.sample_cancel_enabled:
+                    self._runtime.thread.background(self._give_up(promise.request_id), "cancel of a sample")
+                raise
 
     async def _give_up(self, request_id: str) -> None:
         """Tell the server that nobody waits any more; it is no matter when that fails."""
@@ -404,18 +407,22 @@ def _readable(params: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(params, stop=[params.stop]) if isinstance(params.stop, str) else params
 
 
+class _Unsupported(TinkerError, RuntimeError):
+    """The server does not do what was asked of it."""
+
+
 def _conformant(wanted: _Wanted, response: SampleResponse) -> SampleResponse:
-    """RuntimeError when the server ignored what older servers do not know."""
+    """TinkerError when the server ignored what older servers do not know."""
     if wanted.prompt_alt_tokens_k and response.prompt_alt_tokens is None:
-        raise RuntimeError("the server ignored prompt_alt_tokens_k; it does not know alternative tokens")
+        raise _Unsupported("the server ignored prompt_alt_tokens_k; it does not know alternative tokens")
     if wanted.target_prompt_logprobs is not None and response.target_prompt_logprobs is None:
-        raise RuntimeError("the server ignored target_prompt_logprobs; it does not know them")
+        raise _Unsupported("the server ignored target_prompt_logprobs; it does not know them")
     return response
 
 
 def _prompt_logprobs(response: SampleResponse) -> list[float | None]:
     if response.prompt_logprobs is None:
-        raise RuntimeError("the server sent no prompt logprobs")
+        raise _Unsupported("the server sent no prompt logprobs")
     return response.prompt_logprobs
 
 

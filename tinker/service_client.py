@@ -88,6 +88,7 @@ class ServiceClient:
         if kwargs:
             names = ", ".join(sorted(kwargs))
             warnings.warn(f"ServiceClient ignores unsupported arguments: {names}", FutureWarning, stacklevel=2)
+        _config.check_given(base_url=base_url, api_key=api_key, patience_seconds=patience_seconds)
 
         def load_config() -> _config.Config:  # a function, as the repr of a partial would show the key
             return _config.load(

@@ -45,11 +45,15 @@ class SteppedClock:
         await self._timer(seconds)
 
     async def _timer(self, seconds: float) -> None:
-        woken = asyncio.Event()
+        waiting = self.now + seconds, asyncio.Event(), asyncio.get_running_loop()
         with self._changed:
-            self._waiting.append((self.now + seconds, woken, asyncio.get_running_loop()))
+            self._waiting.append(waiting)
             self._changed.notify_all()
-        await woken.wait()
+        try:
+            await waiting[1].wait()
+        finally:
+            with self._changed:
+                self._waiting = [one for one in self._waiting if one is not waiting]
 
     def advance(self, seconds: float) -> None:
         """Move time on and wake who slept until then; waits first until there is somebody to wake."""
@@ -214,6 +218,14 @@ class Wire(httpx.AsyncBaseTransport):
     def answers(self, operation: str) -> list[Any]:
         """The JSON of each answer to an operation."""
         return [json.loads(exchange.answer) for exchange in self.sent(operation)]
+
+    def blow_up(self, operation: str, *, times: int = 1) -> None:
+        """Raise what no transport should, at the next requests of an operation."""
+
+        def answer(_: httpx.Request, __: bytes) -> httpx.Response:
+            raise LookupError("a defect of the transport")
+
+        self.faults.append(Fault(operation, answer, times=times))
 
     def sent(self, operation: str) -> list[Exchange]:
         return [exchange for exchange in self.exchanges if exchange.operation == operation]

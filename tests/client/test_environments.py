@@ -6,6 +6,7 @@ import ast
 import asyncio
 import inspect
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -212,3 +213,24 @@ def test_blocking_on_the_thread_of_all_io(connect: Connect, block: Callable[...,
     done.add_done_callback(callback)
     assert over.wait(10)
     assert ["await it instead" in str(error) for error in refused] == [True]
+
+
+REFUSED = """
+import tinker
+def ask(port):
+    service = tinker.ServiceClient(base_url=f"http://127.0.0.1:{port}", api_key="k", patience_seconds=0)
+    client = service.create_lora_training_client("tinker/toy")
+    assert client.exception(30)
+ask(PORT)
+"""
+
+
+def test_a_program_that_ends_without_closing_says_nothing() -> None:
+    """Connections that are open when the interpreter ends are no news."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", REFUSED.replace("PORT", str(port))], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stderr == ""

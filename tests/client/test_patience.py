@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,9 @@ import httpx
 import pytest
 
 import tinker
-from tinker import _transport
+from tinker._pools import CONNECT_SECONDS
 from tinker._retry import SAMPLE, sampling_policy
+from tinker._transport import SHORTEST_PATIENCE_SECONDS
 from tinker.lib.retry_handler import RetryConfig
 
 Connect = Callable[..., tinker.ServiceClient]
@@ -26,18 +28,28 @@ def test_patience(patience: float, tries: int, connect: Connect, wire: Any) -> N
         rest.list_sessions().result(10)
 
 
-def test_a_silent_server(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is impatient does not wait out a server that says nothing."""
+class Silent(httpx.AsyncBaseTransport):
+    """A transport that knows no timeouts, over which nothing comes."""
 
-    class Silent(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            await asyncio.Event().wait()
-            raise AssertionError
+    def __init__(self) -> None:
+        self.asked = threading.Event()
 
-    monkeypatch.setattr(_transport, "SHORTEST_PATIENCE_SECONDS", 0.0)
-    rest = connect(patience_seconds=0, transport=Silent()).create_rest_client()
-    with pytest.raises(tinker.APITimeoutError, match="no answer within 0 s"):
-        rest.list_sessions().result(10)
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("patience", [0, 12])
+def test_a_silent_transport(connect: Connect, clock: Any, patience: float) -> None:
+    """Who is impatient does not wait out a transport that knows no timeouts; the time is that of the client's clock."""
+    silent, began = Silent(), clock.now
+    future = connect(patience_seconds=patience, transport=silent).create_rest_client().list_sessions()
+    assert silent.asked.wait(10)
+    clock.advance(max(patience, SHORTEST_PATIENCE_SECONDS) + CONNECT_SECONDS)
+    with pytest.raises(tinker.APITimeoutError, match=f"no answer within {max(patience, SHORTEST_PATIENCE_SECONDS):g} s"):
+        future.result(10)
+    assert clock.now - began <= patience + SHORTEST_PATIENCE_SECONDS + CONNECT_SECONDS
 
 
 @pytest.mark.parametrize(

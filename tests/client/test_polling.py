@@ -111,6 +111,18 @@ def test_large_results_are_announced_first(training: tinker.TrainingClient, wire
     assert [one.json["allow_metadata_only"] for one in wire.sent("retrieve_future")[before:]] == [True, False]
 
 
+def test_a_size_instead_of_the_result(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
+    """A server that tells the size again, when the result itself is asked for, is asked three times, with pauses."""
+    told = {"status": "complete_metadata", "request_id": "x", "response_payload_size": 7}
+    wire.fail("retrieve_future", 200, body=told, times=4)
+    del clock.slept[:]
+    with pytest.raises(tinker.APIResponseValidationError, match="its size was sent again instead of the result"):
+        training.optim_step(ADAM).result(10)
+    assert len(clock.slept) == 2
+    wire.fail("retrieve_future", 200, body=told, times=2)
+    assert training.optim_step(ADAM).result(10)
+
+
 def test_paused_work_is_reported_once_a_minute(
     training: tinker.TrainingClient, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -160,7 +160,7 @@ def test_impossible_arguments_are_refused(
 def test_ignored_options_are_not_passed_over(sampler: tinker.SamplingClient, wire: Any) -> None:
     """A server that ignores an option it does not know makes the sample fail instead of lacking the answer silently."""
     wire.fail("retrieve_future", 200, body={"sequences": [{"stop_reason": "stop", "tokens": [1]}]})
-    with pytest.raises(RuntimeError, match="ignored prompt_alt_tokens_k"):
+    with pytest.raises(tinker.TinkerError, match="ignored prompt_alt_tokens_k"):
         sampler.sample(PROMPT, 1, PARAMS, prompt_alt_tokens_k=2).result(10)
 
 

@@ -195,3 +195,23 @@ def test_the_refusal_that_says_most_is_raised(
         training.forward_backward([datum()], "cross_entropy").result(10)
     assert caught.value.status_code == raised
     assert any(note.startswith(("As proto", "As json")) for note in caught.value.__notes__)
+
+
+LIMITS = (
+    "sample_max_concurrent_requests",
+    "sample_dispatch_bytes_semaphore_size",
+    "fwdbwd_dispatch_bytes_semaphore_size",
+    "inflight_response_bytes_semaphore_size",
+    "fwdbwd_max_chunk_len",
+    "fwdbwd_max_chunk_bytes_count",
+)
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("value", [0, -1])
+def test_limits_that_let_nothing_pass(limit: str, value: int, connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
+    """A server whose settings would let no request pass is told about at once, with the setting's name."""
+    wire.fail("client/config", 200, body={limit: value}, times=3, outside="no limit is below 1")
+    with pytest.raises(tinker.APIResponseValidationError, match=f"{limit} must be at least 1, got {value}"):
+        connect().create_sampling_client(base_model="tinker/toy").result(10)
+    assert connect().create_sampling_client(base_model="tinker/toy").result(10)

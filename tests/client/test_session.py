@@ -199,6 +199,28 @@ def test_keys_do_not_follow_to_another_host(connect: Connect, wire: Any) -> None
     assert ["authorization" in one for one in headers] == [True, False, True, True]
 
 
+@pytest.mark.parametrize("status", [307, 308])
+def test_access_tokens_do_not_follow_to_another_host(connect: Connect, wire: Any, status: int) -> None:
+    """A request with an access token in its body is not sent to another origin; one on the same origin gets it."""
+    training = connect().create_lora_training_client("tinker/toy").result(10)
+    path = training.save_state("a").result(10).path
+    there = {"location": "http://elsewhere/api/v1/load_weights"}
+    wire.fail("load_weights", status, headers=there, outside="a proxy's redirect")
+    with pytest.raises(tinker.APIStatusError) as caught:
+        training.load_state(path, weights_access_token="hush").result(10)
+    assert caught.value.status_code == status
+    assert "not sent to another server" in caught.value.__notes__[0]
+    assert [one.request.url.host for one in wire.sent("load_weights")] == ["server"]
+    other = connect().create_lora_training_client("tinker/toy").result(10)
+    wire.fail("load_weights", status, headers={"location": "/api/v1/load_weights"}, outside="a proxy's redirect")
+    other.load_state(path, weights_access_token="hush").exception(10)
+    assert [one.json["weights_access_token"] for one in wire.sent("load_weights")] == ["hush"] * 3
+    elsewhere = connect().create_lora_training_client("tinker/toy").result(10)
+    wire.fail("load_weights", status, headers=there, outside="a proxy's redirect")
+    elsewhere.load_state(path).exception(10)
+    assert wire.sent("load_weights")[-1].request.url.host == "elsewhere"
+
+
 def test_headers_of_the_user_stay_with_the_server(connect: Connect, wire: Any) -> None:
     """What the user has sent with every request does not follow a redirect to another origin."""
     service = connect(default_headers_overrides={"X-Gateway": "hush"})

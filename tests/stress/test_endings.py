@@ -12,6 +12,7 @@ import tinker
 from tinker._pools import Purpose
 from tinker._retry import POLL, REST, SAMPLE, START, SUBMIT, Policy
 from tinker._session import GOOD_BYE_SECONDS
+from tinker._transport import SHORTEST_PATIENCE_SECONDS
 from tinker.testing import FaultyServer, SteppedClock, toy_server
 
 PROMPT, PARAMS, ADAM = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=4), tinker.AdamParams()
@@ -147,20 +148,49 @@ def test_a_server_that_accepts_and_falls_silent(
     ended(future, clock, POLL, Purpose.POLL)
 
 
-@pytest.mark.parametrize(("silent", "call", "purpose"), [(row[0], row[1], row[3]) for row in SUBMISSIONS] + PROMISED)
-def test_patience_is_kept(
+@pytest.mark.parametrize("patience", [0.0, 3.0, 30.0])
+@pytest.mark.parametrize(("silent", "call"), [row[:2] for row in SUBMISSIONS])
+def test_patience_bounds_every_submission(
+    server: FaultyServer,
+    clock: SteppedClock,
+    silent: str,
+    call: Callable[[Service, Training, Sampling], Any],
+    patience: float,
+) -> None:
+    """A client told to be patient for some seconds waits no longer for a silent server, whatever it asks for; but for five."""
+    error, seconds = impatient(server, clock, silent, call, patience)
+    assert isinstance(error, tinker.APITimeoutError), repr(error)
+    assert seconds <= max(patience, SHORTEST_PATIENCE_SECONDS) + 0.001
+
+
+@pytest.mark.parametrize(("silent", "call", "purpose"), PROMISED)
+def test_patience_leaves_polls_their_time(
     server: FaultyServer,
     clock: SteppedClock,
     silent: str,
     call: Callable[[Service, Training, Sampling], Any],
     purpose: Purpose,
 ) -> None:
-    """A client told to be patient for some seconds gives up after them and one last try, whatever it waits for."""
-    service = server.service(patience_seconds=5.0)
+    """A server may hold a poll for most of a minute, so each is waited for; after the time of one there is no other."""
+    error, seconds = impatient(server, clock, silent, call, 3.0)
+    assert isinstance(error, tinker.APITimeoutError), repr(error)
+    assert seconds <= purpose.read_seconds + 0.001
+
+
+def impatient(
+    server: FaultyServer,
+    clock: SteppedClock,
+    silent: str,
+    call: Callable[[Service, Training, Sampling], Any],
+    patience: float,
+) -> tuple[BaseException | None, float]:
+    """How a call ends whose operation is met with silence, and how long that takes."""
+    service = server.service(patience_seconds=patience)
     training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
     clients = service, training, service.create_sampling_client(base_model="tinker/toy").result(30)
     server.hang_next(silent, times=1000)
-    ended(call(*clients), clock, Policy(name="patience", total_seconds=5.0), purpose)
+    began = clock.now
+    return call(*clients).exception(60), clock.now - began
 
 
 def test_a_server_that_is_silent_about_completions(clock: SteppedClock, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import httpx
@@ -76,13 +75,86 @@ async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         await asyncio.sleep(SHORT / 20)
 
 
+async def trickle_the_head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    reading = asyncio.ensure_future(read_and_say_nothing(reader, writer))
+    writer.write(b"HTTP/1.1 200 OK\r\nx-a: ")
+    try:
+        while True:
+            writer.write(b"a")
+            await writer.drain()
+            await asyncio.sleep(SHORT / 20)
+    finally:
+        reading.cancel()
+
+
+async def go_on_processing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    reading = asyncio.ensure_future(read_and_say_nothing(reader, writer))
+    try:
+        while True:
+            writer.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(SHORT / 20)
+    finally:
+        reading.cancel()
+
+
+async def stop_in_the_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n ")
+    await read_and_say_nothing(reader, writer)
+
+
+NO_ANSWER, TOO_SLOW, STOPPED = r"no answer within 0\.2 s", r"was not complete after 0\.2 s", r"nothing more for 0\.2 s"
+
+
 @pytest.mark.parametrize("nbytes", [100, 1 << 20, 64 << 20])
-@pytest.mark.parametrize("behave", [read_nothing, read_and_say_nothing, trickle])
-def test_every_stall_ends(behave: Behave, nbytes: int) -> None:
-    """Whatever the server stops doing, and however large the request, the exchange ends as timed out."""
-    with pytest.raises(ExchangeFailed) as caught:
+@pytest.mark.parametrize(
+    ("behave", "says"),
+    [
+        (read_nothing, NO_ANSWER),
+        (read_and_say_nothing, NO_ANSWER),
+        (trickle_the_head, NO_ANSWER),
+        (go_on_processing, NO_ANSWER),
+        (trickle, TOO_SLOW),
+    ],
+)
+def test_every_stall_ends(behave: Behave, says: str, nbytes: int) -> None:
+    """Whatever the server stops doing, or never stops, and however large the request, the exchange ends as timed out."""
+    with pytest.raises(ExchangeFailed, match=says) as caught:
         exchange(behave, nbytes)
     assert caught.value.timed_out
+
+
+def test_a_body_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that says nothing more in the middle of an answer is not waited for as long as one that trickles."""
+    monkeypatch.setattr(_pools, "ANSWER_SECONDS", 60.0)
+    with pytest.raises(ExchangeFailed, match=STOPPED) as caught:
+        exchange(stop_in_the_body, 100)
+    assert caught.value.timed_out
+
+
+def test_waiting_for_a_connection_is_not_waiting_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind as many exchanges as there may be connections another one waits, and has its full time after that."""
+    monkeypatch.setattr(Purpose, "connections", property(lambda _: 1))
+    monkeypatch.setattr(_pools, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(Purpose, "read_seconds", property(lambda _: 2 * SHORT))
+
+    async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n")
+            for _ in range(8):
+                await asyncio.sleep(SHORT / 2)
+                writer.write(b" ")
+
+    async def scenario() -> list[int]:
+        server = await asyncio.start_server(slowly, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        client = AiohttpExchange()
+        answers = await asyncio.gather(*(client(Call(method="GET", url=url, headers={})) for _ in range(3)))
+        await client.aclose()
+        server.close()
+        return [answer.status for answer in answers]
+
+    assert asyncio.run(scenario()) == [200, 200, 200]
 
 
 def test_a_transport_that_trickles_ends_too() -> None:
@@ -101,10 +173,15 @@ def test_a_transport_that_trickles_ends_too() -> None:
 
 
 def test_answers_of_a_transport_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that unpacks to more than any answer may have is refused, also where the transport is the user's."""
+    """An answer that is longer than any answer may be is refused, also where the transport is the user's."""
+
+    class Endless(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            while True:
+                yield bytes(100)
+
     monkeypatch.setattr(_pools, "MAX_ANSWER_NBYTES", 1000)
-    packed = gzip.compress(bytes(100_000))
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, headers={"content-encoding": "gzip"}, content=packed))
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Endless()))
     with pytest.raises(ExchangeFailed, match="larger than"):
         asyncio.run(HttpxExchange(transport)(Call(method="GET", url="http://server/", headers={})))
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_an_interrupt_anywhere_in_a_call_leaves_a_loop_that_runs() -> None:
         assert runs(thread)
         seen: list[int] = []
         at = 0
-        while interrupt(at, lambda: thread.call(lambda: seen.append(at))):
+        while interrupt(at, partial(thread.call, partial(seen.append, at))):
             assert runs(thread), f"nothing runs any more after an interrupt at {at}"
             at += 1
         assert runs(thread)

@@ -14,7 +14,21 @@ import pytest
 from tinker import errors
 from tinker._clock import Clock
 from tinker._observers import Observers
-from tinker._retry import MAX_HINT_SECONDS, ONE_SHOT, PAUSE_SECONDS, SAMPLE, SUBMIT, Policy, Verdict, judge, retry_after, run
+from tinker._retry import (
+    HINTED_SECONDS,
+    MAX_HINT_SECONDS,
+    ONE_SHOT,
+    PAUSE_SECONDS,
+    REST,
+    SAMPLE,
+    START,
+    SUBMIT,
+    Policy,
+    Verdict,
+    judge,
+    retry_after,
+    run,
+)
 
 REQUEST = httpx.Request("POST", "http://server/api/v1/x")
 
@@ -156,6 +170,33 @@ def test_rate_limits_are_waited_out_for_longer() -> None:
     mixed, error = attempt_run(itertools.chain((status(429) for _ in range(200)), silence), SAMPLE)
     assert isinstance(error, errors.APITimeoutError)
     assert 1900 < sum(mixed.slept) <= 2000 + SAMPLE.total_seconds
+
+
+@pytest.mark.parametrize("policy", [START, REST, SUBMIT, SAMPLE])
+@pytest.mark.parametrize("code", [429, 503])
+def test_the_longest_hint_is_followed_by_another_try(policy: Policy, code: int) -> None:
+    """Whoever is asked to come back in a minute, or in more, does."""
+    time, value = attempt_run([status(code, retry_after="600")], policy)
+    assert value == "done"
+    assert MAX_HINT_SECONDS <= sum(time.slept) <= MAX_HINT_SECONDS + 1
+
+
+@pytest.mark.parametrize("code", [429, 503])
+def test_hints_are_heeded_for_two_minutes_where_others_wait(code: int) -> None:
+    """Where somebody waits in front of the screen a server that goes on asking for patience gets two minutes, one that fails one."""
+    time, error = attempt_run((status(code, retry_after="30") for _ in itertools.count()), REST)
+    assert isinstance(error, errors.APIStatusError)
+    assert 60 < sum(time.slept) <= HINTED_SECONDS
+    time, error = attempt_run((status(503) for _ in itertools.count()), REST)
+    assert sum(time.slept) <= 60
+
+
+@pytest.mark.parametrize("code", [429, 503])
+def test_patience_beats_hints(code: int) -> None:
+    """Somebody who waits for seconds only does not wait for a minute because the server says so."""
+    time, error = attempt_run([status(code, retry_after="60")], REST.within(2.0))
+    assert isinstance(error, errors.APIStatusError)
+    assert time.slept == []
 
 
 def test_failing_fast() -> None:

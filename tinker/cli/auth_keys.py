@@ -84,14 +84,15 @@ def _ask(options: Options, key: str, request: Request[T]) -> T:
 
 
 async def _answered(runtime: Runtime, key: str, request: Request[T]) -> T:
+    from tinker._auth import Credential
     from tinker._pools import Purpose
     from tinker._retry import REST
 
-    transport = runtime.transport
+    credential, transport = Credential(key), runtime.transport
     call = transport.prepare(request, Purpose.SESSION)
 
     async def attempt() -> T:
-        return transport.decode(request, call, await transport.perform_with(call, request.operation, key))
+        return transport.decode(request, call, await transport.perform_with(call, request.operation, credential))
 
     return await transport.tried(REST, attempt, request.operation)
 

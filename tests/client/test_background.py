@@ -1,0 +1,174 @@
+"""What goes on in the background survives everything but the end of its client, and whoever waits for it hears of its failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tinker
+from tinker.testing import toy_server
+
+Connect = Callable[..., tinker.ServiceClient]
+PROMPT, PARAMS, ADAM = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=4), tinker.AdamParams()
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+def shared_poller(connect: Connect, wire: Any, **arguments: Any) -> tinker.SamplingClient:
+    wire.fail("client/config", 200, body={"sample_use_retrieve_futures": True})
+    return connect(**arguments).create_sampling_client(base_model="tinker/toy").result(10)
+
+
+@pytest.mark.parametrize("failure", ["deep", "defect"])
+def test_heartbeats_go_on(failure: str, connect: Connect, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A heartbeat that fails in whatever way is followed by the next one."""
+    connect().create_sampling_client(base_model="tinker/toy").result(10)
+    before = len(wire.sent("session_heartbeat"))
+    if failure == "deep":
+        wire.fail("session_heartbeat", 500, body=DEEP, outside="a proxy's answer")
+    else:
+        wire.blow_up("session_heartbeat")
+    for beat in (1, 2):
+        clock.advance(10)
+        wire.wait_for("session_heartbeat", before + beat)
+    assert ("a heartbeat failed" in caplog.text) == (failure == "defect")
+
+
+@pytest.mark.parametrize("failure", ["deep", "defect"])
+def test_settings_are_asked_for_again(failure: str, connect: Connect, wire: Any, clock: Any) -> None:
+    """So is a question for the server's settings."""
+    if failure == "deep":
+        wire.fail("client/dynamic_config", 500, body=DEEP, outside="a proxy's answer")
+    else:
+        wire.blow_up("client/dynamic_config")
+    connect().create_sampling_client(base_model="tinker/toy").result(10)
+    wire.wait_for("client/dynamic_config")
+    clock.advance(301)
+    wire.wait_for("client/dynamic_config", 2)
+
+
+def test_telemetry_goes_on(connect: Connect, wire: Any, clock: Any) -> None:
+    """So is a report."""
+    service = connect(telemetry=True)
+    service.create_sampling_client(base_model="tinker/toy").result(10)
+    wire.blow_up("telemetry")
+    clock.advance(10)
+    wire.wait_for("telemetry")
+    telemetry = service.get_telemetry()
+    assert telemetry is not None
+    telemetry.log("again")
+    clock.advance(10)
+    wire.wait_for("telemetry", 2)
+
+
+def test_completions_are_asked_for_again(connect: Connect, wire: Any) -> None:
+    """An answer about completed samples that cannot be read is followed by another question."""
+    sampler = shared_poller(connect, wire)
+    wire.fail("retrieve_futures", 500, body=DEEP, outside="a proxy's answer")
+    assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
+
+
+def test_a_defect_in_the_poller_reaches_everybody_who_waits(connect: Connect, wire: Any) -> None:
+    """Whatever ends the poller of all samples fails each of them with an error of this package; later ones are asked for."""
+    sampler = shared_poller(connect, wire)
+    wire.blow_up("retrieve_futures")
+    errors = [future.exception(10) for future in [sampler.sample(PROMPT, 1, PARAMS)]]
+    for error in errors:
+        assert isinstance(error, tinker.TinkerError)
+        assert "asking for completed samples failed: LookupError" in str(error)
+        assert isinstance(error.__cause__, LookupError)
+    assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
+
+
+def test_a_server_that_does_not_hold_the_question(connect: Connect, wire: Any, clock: Any) -> None:
+    """A server that answers at once that nothing is done is asked at growing intervals."""
+    sampler = shared_poller(connect, wire)
+    wire.fail("retrieve_futures", 200, body={"completions": [], "cursor": 0}, times=8)
+    del clock.slept[:]
+    sampler.sample(PROMPT, 1, PARAMS).result(10)
+    assert clock.slept[:8] == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
+
+
+def test_samples_that_nobody_waits_for_are_forgotten(connect: Connect, wire: Any) -> None:
+    """What the server says about samples that were given up is not kept."""
+    sampler = shared_poller(connect, wire)
+    kept = sampler.sample(PROMPT, 1, PARAMS)
+    kept.result(10)
+    completions = sampler._completions
+    assert completions is not None
+    unknown = [{"state": "finished", "request_id": f"given up {i}", "response_payload_uncompressed_size": 1} for i in range(50)]
+    for done in range(2):
+        wire.fail("retrieve_futures", 200, body={"completions": unknown, "cursor": 0})
+        sampler.sample(PROMPT, 1, PARAMS).result(10)
+        assert completions._early == {}, done
+
+
+def test_a_sample_that_is_done_before_its_submission_is_answered(connect: Connect, wire: Any) -> None:
+    """Its completion is kept until it is asked for, also while other submissions end."""
+    sampler = shared_poller(connect, wire)
+    completions = sampler._completions
+    assert completions is not None
+    told: list[object] = []
+
+    async def scenario() -> None:
+        with completions.submission() as first:
+            with completions.submission():
+                completions._done(tinker_completion("early", 7))
+            told.append(dict(completions._early))
+            told.append(await completions.wait("early", first))
+        told.append(dict(completions._early))
+
+    done = threading.Event()
+    thread = sampler._runtime.thread
+    thread.call(lambda: thread.task(scenario()).add_done_callback(lambda _: done.set()))
+    assert done.wait(10)
+    assert told == [{"early": (7, 2)}, 7, {}]
+
+
+def tinker_completion(request_id: str, size: int) -> Any:
+    from tinker_wire import models
+
+    return models.FutureFinished(request_id=request_id, response_payload_uncompressed_size=size)
+
+
+# -------------------------------------------------------------------------------------------------------------------- closing
+
+
+def test_closing_ends_what_waits_for_a_busy_server(connect: Connect, wire: Any, clock: Any) -> None:
+    """A request that waits as long as the server asked to ends with its client, at once."""
+    service = connect()
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    wire.fail("asample", 429, headers={"retry-after": "50"}, times=1)
+    waiting = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(3)]
+    wire.wait_for("asample")
+    service.close().result(10)
+    for future in waiting:
+        assert isinstance(future.exception(10), tinker.errors.ClientClosedError)
+
+
+def test_closing_ends_samples_that_wait_for_their_completion(connect: Connect, wire: Any) -> None:
+    """So does a sample about which all completions are asked for together."""
+    service = connect()
+    wire.fail("client/config", 200, body={"sample_use_retrieve_futures": True})
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    wire.fail("retrieve_futures", 200, body={"completions": [], "cursor": 0}, times=10**9)
+    future = sampler.sample(PROMPT, 1, PARAMS)
+    wire.wait_for("retrieve_futures")
+    service.close().result(10)
+    assert isinstance(future.exception(10), tinker.errors.ClientClosedError)
+    wire.faults.clear()
+
+
+def test_closing_says_nothing_about_attempts(caplog: pytest.LogCaptureFixture) -> None:
+    """Connections that break because the client is closed are no failed attempts."""
+    with toy_server() as server, server.on_port() as url:
+        service = tinker.ServiceClient(base_url=url, api_key="tml-key")
+        training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
+        server.hang_next("retrieve_future", times=100)
+        future = training.optim_step(ADAM)
+        server.wait_for("retrieve_future", 2)
+        service.close().result(30)
+        assert isinstance(future.exception(30), tinker.errors.ClientClosedError)
+    assert "attempt" not in caplog.text

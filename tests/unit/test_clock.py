@@ -1,0 +1,94 @@
+"""Deadlines on a client's own clock."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tinker.testing import SteppedClock
+
+
+def test_work_that_ends_in_time() -> None:
+    """A block that is done before its deadline gives what it gives, and leaves nothing behind."""
+
+    async def scenario() -> int:
+        stepped = SteppedClock()
+        async with stepped.clock().deadline(5.0):
+            await stepped.sleep(4.0)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(scenario()) == 1
+
+
+def test_work_that_does_not() -> None:
+    """One that is not ends with TimeoutError when the clock says so."""
+
+    async def scenario() -> float:
+        stepped = SteppedClock()
+        began = stepped.now
+        with pytest.raises(TimeoutError):
+            async with stepped.clock().deadline(5.0):
+                await stepped.sleep(9.0)
+        return stepped.now - began
+
+    assert asyncio.run(scenario()) == 5.0
+
+
+def test_more_time() -> None:
+    """A deadline may be put off, and is never put forward."""
+
+    stepped = SteppedClock()
+    began = stepped.now
+
+    async def held() -> None:
+        async with stepped.clock().deadline(5.0) as deadline:
+            await stepped.sleep(4.0)
+            deadline.extend(6.0)
+            deadline.extend(1.0)
+            await stepped.sleep(5.5)
+            await stepped.sleep(5.5)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(held())
+    assert stepped.now - began == 10.0
+
+
+def test_errors_and_cancellations_pass() -> None:
+    """What the block raises is raised, and who cancels it from outside cancels it."""
+
+    async def scenario() -> None:
+        clock = SteppedClock().clock()
+        with pytest.raises(LookupError):
+            async with clock.deadline(5.0):
+                raise LookupError
+        begun = asyncio.Event()
+
+        async def held() -> None:
+            async with clock.deadline(5.0):
+                begun.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(held())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_ending_it_now() -> None:
+    """A deadline can be over before its time."""
+
+    async def held() -> None:
+        async with SteppedClock().clock().deadline(5.0) as deadline:
+            deadline.expire()
+            deadline.expire()
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(held())

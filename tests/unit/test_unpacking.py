@@ -1,0 +1,99 @@
+"""Packed answers: every form that was asked for, the ones that are broken, and the ones that would fill the memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import threading
+import zlib
+
+import pytest
+
+from tinker import _unpacking
+from tinker._unpacking import unpacked
+
+CONTENT = bytes(range(256)) * 5000
+
+
+def raw_deflate(content: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return packer.compress(content) + packer.flush()
+
+
+@pytest.mark.parametrize("content", [b"", b"x", CONTENT, bytes(3_000_000)])
+@pytest.mark.parametrize(
+    ("encoding", "pack"),
+    [
+        ("gzip", gzip.compress),
+        ("GZIP ", gzip.compress),
+        ("x-gzip", gzip.compress),
+        ("deflate", zlib.compress),
+        ("deflate", raw_deflate),
+        ("gzip", lambda content: gzip.compress(content[:1000]) + gzip.compress(content[1000:])),
+        ("gzip", lambda content: gzip.compress(content) + bytes(100)),
+        ("identity", bytes),
+        ("", bytes),
+    ],
+)
+def test_every_packing(encoding: str, pack, content: bytes) -> None:  # type: ignore[no-untyped-def]
+    """What was packed comes out again, in one part or several, however small or large."""
+    assert asyncio.run(unpacked(pack(content), encoding)) == content
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
+def test_an_answer_without_a_body(encoding: str) -> None:
+    """A body that is empty has nothing to unpack, whatever the header says."""
+    assert asyncio.run(unpacked(b"", encoding)) == b""
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("gzip", b"not packed at all"),
+        ("gzip", gzip.compress(CONTENT)[:-20]),
+        ("gzip", gzip.compress(b"x")[:-1]),
+        ("gzip", gzip.compress(CONTENT) + b"rubbish"),
+        ("gzip", gzip.compress(CONTENT).replace(b"\x03", b"\xff", 1)[:-8] + bytes(8)),
+        ("deflate", zlib.compress(CONTENT)[:-1]),
+        ("br", b"x"),
+        ("gzip, gzip", gzip.compress(gzip.compress(b"x"))),
+    ],
+)
+def test_what_cannot_be_unpacked(encoding: str, body: bytes) -> None:
+    """A body that is broken, cut off, or packed as nobody asked for is a ValueError."""
+    with pytest.raises(ValueError, match=r"packed answer|answer is packed|unpacked"):
+        asyncio.run(unpacked(body, encoding))
+
+
+def test_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that unpacks to more than the limit is refused before there is more than that of it."""
+    monkeypatch.setattr(_unpacking, "MAX_UNPACKED_NBYTES", 4 << 20)
+    seen: list[int] = []
+    step = _unpacking._Packed.step
+
+    def watched(self: _unpacking._Packed, nbytes: int) -> None:
+        step(self, nbytes)
+        seen.append(len(self.content))
+
+    monkeypatch.setattr(_unpacking._Packed, "step", watched)
+    with pytest.raises(ValueError, match="unpacks to more than 4194304 bytes"):
+        asyncio.run(unpacked(gzip.compress(bytes(64 << 20)), "gzip"))
+    assert max(seen) < 5 << 20
+
+
+def test_large_bodies_are_unpacked_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large body only the first step is taken on the thread of the loop; a small one needs no other thread."""
+    threads: list[bool] = []
+    step = _unpacking._Packed.step
+
+    def watched(self: _unpacking._Packed, nbytes: int) -> None:
+        threads.append(threading.current_thread() is threading.main_thread())
+        step(self, nbytes)
+
+    monkeypatch.setattr(_unpacking._Packed, "step", watched)
+    asyncio.run(unpacked(gzip.compress(b"small"), "gzip"))
+    assert threads == [True]
+    asyncio.run(unpacked(gzip.compress(bytes(8 << 20)), "gzip"))
+    assert threads[1]
+    assert not any(threads[2:])
+    assert len(threads) > 10

@@ -1,0 +1,52 @@
+"""What ``close()`` ends at once: waits that nobody needs any more. Used on the loop only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from tinker.errors import ClientClosedError
+
+T = TypeVar("T")
+
+
+def check_open(closed: bool) -> None:
+    """Raise ClientClosedError once the client is closed."""
+    if closed:
+        raise ClientClosedError("the client was closed while there was something to send or to wait for")
+
+
+class Closing:
+    """The waits of one client. Whoever waits when it is closed gets ClientClosedError, and so does whoever comes later."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._waits: set[asyncio.Task[Any]] = set()
+
+    async def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what ``work`` returns."""
+        if self._closed:
+            work.close()
+        check_open(self._closed)
+        task = asyncio.ensure_future(work)
+        self._waits.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            check_open(self._closed and not _is_cancelled())
+            raise
+        finally:
+            self._waits.discard(task)
+
+    def close(self) -> None:
+        """End every wait."""
+        self._closed = True
+        for task in tuple(self._waits):
+            task.cancel()
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody asked for the end of the present task itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

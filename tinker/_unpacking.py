@@ -1,0 +1,89 @@
+"""Bodies of answers that were packed on the way: unpacked in steps, off the loop when large, and never beyond a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable
+from typing import Protocol
+
+ACCEPTED_ENCODINGS = "gzip, deflate"
+# The packed forms of an answer of this size are no bigger in practice; a bomb unpacks to a thousand times its size.
+MAX_UNPACKED_NBYTES = 256 << 20
+# What is unpacked before the loop gets its turn.
+_STEP_NBYTES = 1 << 18
+_GZIP_BITS = zlib.MAX_WBITS | 16
+
+
+class _Unpacker(Protocol):
+    """What ``zlib.decompressobj`` returns."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    @property
+    def unconsumed_tail(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
+
+
+async def unpacked(body: bytes, encoding: str) -> bytes:
+    """The content of a body with this Content-Encoding. ValueError for one that is broken, unknown or too large."""
+    name = encoding.strip().lower()
+    if name in ("", "identity") or not body:
+        return body
+    if name not in _OPENERS:
+        raise ValueError(f"the answer is packed as {name[:40]!r}, which was not asked for")
+    packed = _Packed(body, _OPENERS[name](body))
+    packed.step(_STEP_NBYTES)
+    if not packed.done:
+        await asyncio.to_thread(packed.finish)
+    return bytes(packed.content)
+
+
+class _Packed:
+    """One body on its way out of its packing."""
+
+    def __init__(self, body: bytes, unpacker: _Unpacker) -> None:
+        self._rest = body
+        self._unpacker = unpacker
+        self.content = bytearray()
+        self.done: bool = False
+
+    def finish(self) -> None:
+        """Unpack the rest."""
+        while not self.done:
+            self.step(_STEP_NBYTES)
+            if len(self.content) > MAX_UNPACKED_NBYTES:
+                raise ValueError(f"the answer unpacks to more than {MAX_UNPACKED_NBYTES} bytes")
+
+    def step(self, nbytes: int) -> None:
+        """Unpack so much, at most."""
+        try:
+            piece = self._unpacker.decompress(self._rest, nbytes)
+        except zlib.error as error:
+            raise ValueError(f"the answer cannot be unpacked: {error}") from error
+        self.content += piece
+        self._rest = self._unpacker.unconsumed_tail
+        if self._unpacker.eof:
+            self._next_member()
+        elif not piece and not self._rest:
+            raise ValueError("the packed answer ends too early")
+
+    def _next_member(self) -> None:
+        """A gzip body may have several parts, one after the other."""
+        self._rest = self._unpacker.unused_data
+        self.done = not self._rest.strip(b"\0")
+        self._unpacker = zlib.decompressobj(_GZIP_BITS)
+
+
+def _gzip(_: bytes) -> _Unpacker:
+    return zlib.decompressobj(_GZIP_BITS)
+
+
+def _deflate(body: bytes) -> _Unpacker:
+    """Some servers leave out the zlib header, whose first byte is known."""
+    return zlib.decompressobj(zlib.MAX_WBITS if body[0] & 0x0F == zlib.DEFLATED else -zlib.MAX_WBITS)
+
+
+_OPENERS: dict[str, Callable[[bytes], _Unpacker]] = {"gzip": _gzip, "x-gzip": _gzip, "deflate": _deflate}
