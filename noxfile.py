@@ -33,6 +33,17 @@ def dependencies(group: str) -> list[str]:
     return list(nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), group))
 
 
+def without(requirements: list[str], name: str) -> list[str]:
+    """The requirements but for those of one package."""
+    return [requirement for requirement in requirements if not requirement.startswith(name)]
+
+
+def lowest_versions() -> list[str]:
+    """The core dependencies, each at its lower bound."""
+    core = nox.project.load_toml(ROOT / "pyproject.toml")["project"]["dependencies"]
+    return [requirement.partition(",")[0].replace(">=", "==") for requirement in core]
+
+
 def scratch(session: nox.Session) -> Path:
     """A folder of the session's own, kept between runs."""
     return Path(session.virtualenv.location).resolve() / "scratch"
@@ -62,6 +73,16 @@ def tests(session: nox.Session) -> None:
     install(session, f"{wheel}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
     session.install("--force-reinstall", "--no-deps", str(wheel))
     session.run("pytest", *session.posargs, env={"TINKER_LOCAL_DIR": str(scratch(session) / "local")})
+
+
+@nox.session
+def lowest(session: nox.Session) -> None:
+    """The tests that need no torch, with the lowest version that pyproject.toml allows of every core dependency."""
+    wheel = built_wheel(session)
+    session.install(*lowest_versions(), f"{wheel}[server,zstd]", *without(dependencies("test"), "schemathesis"))
+    session.install("--force-reinstall", "--no-deps", str(wheel))
+    folders = ("unit", "client", "codec", "local", "testing", "cli")
+    session.run("pytest", *(session.posargs or [f"tests/{name}" for name in folders]))
 
 
 @nox.session

@@ -143,6 +143,7 @@ def test_download_of_nothing(call: Call, run: Any, tmp_path: Path) -> None:
 
 def test_push_without_a_login(call: Call, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where nobody is logged in at the hub, that is told, and how to log in."""
+    pytest.importorskip("huggingface_hub")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
     result = call("checkpoint", "push-hf", run.external)

@@ -33,7 +33,17 @@ def test_doctor_of_a_whole_server(ask: Ask, call: Call, server: str) -> None:
     value = ask("doctor")
     assert (value["base_url"], value["ok"]) == (server, True)
     found = checks(value)
-    assert list(found) == ["versions", "credential", "connection", "clock", "settings", "models", "wire", "operations"]
+    assert list(found) == [
+        "versions",
+        "installation",
+        "credential",
+        "connection",
+        "clock",
+        "settings",
+        "models",
+        "wire",
+        "operations",
+    ]
     assert {status for status, _ in found.values()} == {"ok", "note"}
     assert "protobuf and JSON" in found["wire"][1]
     assert value["operations"] == dict.fromkeys(OPERATIONS, "yes")
@@ -83,6 +93,7 @@ def test_doctor_with_a_wrong_key(
 
 def test_sample(ask: Ask, call: Call, run: Any) -> None:
     """Prompts are continued in their order, from the first model or a checkpoint; one alone is printed as it is."""
+    pytest.importorskip("transformers")
     value = ask("sample", "a", "x", "-n", "2", "--max-tokens", "3", "--temperature", "0")
     assert value["model"] == "tinker/toy"
     assert [one["prompt"] for one in value["samples"]] == ["a", "a", "x", "x"]
@@ -109,6 +120,7 @@ def write(file: Path, *lines: object) -> str:
 
 def test_train(ask: Ask, call: Call, server: str, tmp_path: Path) -> None:
     """Every form of example is learned, the loss falls, and both checkpoints can be used."""
+    pytest.importorskip("transformers")
     data = write(
         tmp_path / "data.jsonl",
         {"prompt": "ab", "completion": "cd"},
@@ -134,6 +146,7 @@ def test_train(ask: Ask, call: Call, server: str, tmp_path: Path) -> None:
 
 def test_train_fails_early(call: Call, tmp_path: Path) -> None:
     """A line that is no example is named; a model that is not there, and a file that is not, end it too."""
+    pytest.importorskip("transformers")
     data = write(tmp_path / "data.jsonl", {"text": "abc"}, {"prompt": "a"})
     result = call("train", data)
     assert result.exit_code == 1

@@ -454,6 +454,7 @@ class FakeHub:
 @pytest.fixture
 def serve_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[FakeHub], str]]:
     """Serves a hub; its address. Nothing of the user's own hub account is used."""
+    pytest.importorskip("huggingface_hub")
     import contextlib
     import socket
     import threading

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 import tinker
 from tinker.local import Settings, State
@@ -82,8 +82,9 @@ def test_losses_of_reinforcement(service: tinker.ServiceClient) -> None:
 
 def test_custom_loss(service: tinker.ServiceClient, datum: MakeDatum) -> None:
     """A loss of the user's own trains, also where the server sends no ``loss:sum``."""
+    torch = pytest.importorskip("torch")
 
-    def loss(data: list[tinker.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(data: list[tinker.Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
         total = -torch.cat(logprobs).sum()
         return total, {"mine": float(len(data))}
 
@@ -113,9 +114,12 @@ def test_state_is_saved_and_continued(service: tinker.ServiceClient, datum: Make
 
 def test_sparse_targets(service: tinker.ServiceClient) -> None:
     """Two-dimensional targets that are mostly empty train, whether or not the server reads sparse tensors."""
-    targets, weights = torch.zeros(40, 20, dtype=torch.int64), torch.zeros(40, 20)
+    targets, weights = np.zeros((40, 20), np.int64), np.zeros((40, 20), np.float32)
     targets[:, 0], weights[:, 0] = 7, 1.0
-    inputs: Any = {"target_tokens": targets, "weights": weights}
+    inputs: Any = {
+        "target_tokens": tinker.TensorData.from_numpy_sparse(targets),
+        "weights": tinker.TensorData.from_numpy_sparse(weights),
+    }
     datum = tinker.Datum(model_input=tinker.ModelInput.from_ints(range(40)), loss_fn_inputs=inputs)
     training = service.create_lora_training_client("tinker/toy", rank=4)
     assert training.forward_backward([datum], "cross_entropy").result(10).loss_fn_outputs

@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl
 import httpx
 import msgspec
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "contract"))
 
@@ -96,6 +95,7 @@ def datum(tokens: list[int], **inputs: types.TensorData) -> types.Datum:
 
 def test_the_script_of_0_7(clock: Any) -> None:
     """Training, checkpoints, samples and lists in the calling forms of 0.7.0: every recorded request is made, with equal bodies."""
+    torch = pytest.importorskip("torch")
     recording = [exchange for exchange in exchanges() if exchange.file == "legacy_070"]
     wire = Recorded(recording)
     service = tinker.ServiceClient(

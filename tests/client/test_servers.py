@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 import tinker
 from tinker._wire import proto
@@ -16,9 +16,12 @@ MakeDatum = Callable[..., tinker.Datum]
 
 def sparse_datum() -> tinker.Datum:
     """Targets that are sent sparse: 40 positions, 20 candidates each, of which the first counts."""
-    targets, weights = torch.zeros(40, 20, dtype=torch.int64), torch.zeros(40, 20)
+    targets, weights = np.zeros((40, 20), np.int64), np.zeros((40, 20), np.float32)
     targets[:, 0], weights[:, 0] = 7, 1.0
-    inputs: Any = {"target_tokens": targets, "weights": weights}
+    inputs: Any = {
+        "target_tokens": tinker.TensorData.from_numpy_sparse(targets),
+        "weights": tinker.TensorData.from_numpy_sparse(weights),
+    }
     datum = tinker.Datum(model_input=tinker.ModelInput.from_ints(range(40)), loss_fn_inputs=inputs)
     assert datum.loss_fn_inputs["weights"].is_sparse
     return datum

@@ -180,6 +180,7 @@ except RuntimeError as error:
 
 def test_packaged() -> None:
     """The packaged model's tokenizer, by transformers itself, gives a text back."""
+    pytest.importorskip("transformers")
     service = tinker.ServiceClient(base_url="local://toy")
     training = service.create_lora_training_client("tinker/toy", rank=4)
     sampler = service.create_sampling_client(base_model="tinker/toy")

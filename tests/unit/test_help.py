@@ -14,7 +14,7 @@ import tinker.types
 
 MODULES = ("tinker", "tinker.auth", "tinker.checkpoints", "tinker.errors", "tinker.lib", "tinker.observing", "tinker.types")
 PUBLIC = {
-    **{name: getattr(tinker, name) for name in dir(tinker) if not name.startswith("_")},
+    **{name: getattr(tinker, name) for name in dir(tinker) if not name.startswith("_") and name != "OPEN_VERSION"},
     **{f"types.{name}": getattr(tinker.types, name) for name in tinker.types.__all__},
 }
 
