@@ -423,6 +423,8 @@ def test_an_error_nobody_looks_at_is_logged_once(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A failed future that is dropped unseen is named in the log with its operation; what it stopped is not."""
+    gc.collect()  # what earlier tests left
+    caplog.clear()
     wire.fail("forward_backward", 422)
     futures = [training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)]
     finish(*futures)
@@ -444,6 +446,8 @@ def test_an_error_that_was_looked_at_is_not_logged(
     wire.fail("forward_backward", 422)
     failed = training.forward_backward([datum()], "cross_entropy")
     assert failed.exception(10)
+    gc.collect()  # what earlier tests left
+    caplog.clear()
     with caplog.at_level(logging.ERROR, "tinker"):
         del failed
         gc.collect()
