@@ -125,8 +125,9 @@ def download(
     >>> service = tinker.ServiceClient(base_url="local://toy")
     >>> training = service.create_lora_training_client("tinker/toy", rank=4)
     >>> saved = training.save_weights_external("doctest-of-download", ttl_seconds=3600).result(timeout=30)
-    >>> done = download(saved.path, tempfile.mkdtemp(), service=service).result(timeout=30)
-    >>> sum(file.stat().st_size for file in done.destination.iterdir()) == done.nbytes
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     done = download(saved.path, folder, service=service).result(timeout=30)
+    ...     sum(file.stat().st_size for file in done.destination.iterdir()) == done.nbytes
     True
     """
     path = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)

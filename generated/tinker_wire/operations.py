@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from . import models
 from .runtime import Operation
@@ -257,6 +259,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
             optional=False,
             request_media_types=("application/json", "application/x-protobuf"),
             response_media_types=("application/json",),
+            headers={
+                "content-encoding": str,
+            },
             deprecated=False,
         ),
         "forward": Operation(
@@ -413,6 +418,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
             optional=True,
             request_media_types=("application/json",),
             response_media_types=("application/json",),
+            headers={
+                "x-tinker-weights-access-token": str,
+            },
             deprecated=False,
         ),
         "list_checkpoints": Operation(
@@ -569,6 +577,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
             optional=False,
             request_media_types=("application/json",),
             response_media_types=("application/json",),
+            headers={
+                "x-tinker-sampling-backpressure": str,
+            },
             deprecated=False,
         ),
         "retrieve_future": Operation(
@@ -582,6 +593,11 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
             optional=False,
             request_media_types=("application/json",),
             response_media_types=("application/x-protobuf", "application/json"),
+            headers={
+                "x-tinker-request-iteration": Annotated[int, msgspec.Meta(ge=0)],
+                "x-tinker-request-type": models.RequestType,
+                "x-tinker-create-promise-roundtrip-time": Annotated[float, msgspec.Meta(ge=0)],
+            },
             deprecated=False,
         ),
         "retrieve_futures": Operation(

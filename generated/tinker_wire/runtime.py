@@ -62,6 +62,7 @@ class Operation:
     """One row of the contract: `path` is the template, `optional` says that servers may lack it.
 
     `reply` is what is answered at once, `result` what the future promises, where the answer is a future.
+    `headers` are the declared header parameters: the name in lower case, and the type that the text of a value must fit.
     """
 
     operation_id: str
@@ -75,6 +76,7 @@ class Operation:
     request_media_types: tuple[str, ...]
     response_media_types: tuple[str, ...]
     deprecated: bool
+    headers: Mapping[str, Any] = attrs.field(factory=lambda: dict[str, Any]())
 
 
 def read_open(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import sys
 import threading
@@ -60,6 +61,11 @@ class SteppedClock:
         with self._changed:
             until = self.now + seconds
             assert self._changed.wait_for(lambda: any(due <= until for due, *_ in self._waiting), timeout=10)
+        self.wake(seconds)
+
+    def wake(self, seconds: float) -> None:
+        """Move time on and wake who slept until then, if anybody."""
+        with self._changed:
             self.now += seconds
             due = [one for one in self._waiting if one[0] <= self.now]
             self._waiting = [one for one in self._waiting if one[0] > self.now]
@@ -130,6 +136,7 @@ class Wire(httpx.AsyncBaseTransport):
         self.exchanges: list[Exchange] = []
         self.faults: list[Fault] = []
         self.judge = Judge()
+        self._held: dict[str, concurrent.futures.Future[None]] = {}
         self._arrived = threading.Condition()
         self._refused: dict[tuple[str, int], Fault] = {}
 
@@ -144,6 +151,7 @@ class Wire(httpx.AsyncBaseTransport):
             self.exchanges.append(exchange)
             self._arrived.notify_all()
         fault = self._same_request(exchange) or self._fault(exchange)
+        gate = self._held.pop(operation, None)
         response: httpx.Response | None = None
         if fault is None or fault.apply:
             response = await self._inner.handle_async_request(request)
@@ -153,6 +161,8 @@ class Wire(httpx.AsyncBaseTransport):
             self._note_refusal(exchange, fault, response)
         if response is None:
             raise httpx.ReadError("the connection broke", request=request)
+        if gate is not None:
+            await asyncio.wrap_future(gate)
         exchange.status = response.status_code
         exchange.answer = await response.aread()
         if is_api and (fault is None or fault.outside is None):
@@ -210,6 +220,11 @@ class Wire(httpx.AsyncBaseTransport):
     def drop(self, operation: str, *, apply: bool, times: int = 1) -> None:
         """Break the connection of the next requests, before or after the server saw them."""
         self.faults.append(Fault(operation, lambda *_: None, apply, times))
+
+    def hold(self, operation: str) -> Callable[[], None]:
+        """Keep back the answer to the next request of an operation, until the function that is returned is called."""
+        gate = self._held[operation] = concurrent.futures.Future[None]()
+        return lambda: gate.set_result(None)
 
     def change_application(self, app: Any) -> None:
         """Hand requests to another application from now on, as after a restart."""

@@ -389,7 +389,7 @@ def test_archive_that_would_fill_the_disk(tmp_path: Path) -> None:
         unpacked(head + b"\0" * 1024, tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", tar(member("a"))[:-12]])
+@pytest.mark.parametrize("content", [b"", b"no archive", tar(member("a"))[:-12]], ids=["empty", "text", "cut"])
 def test_damaged_archives(content: bytes, tmp_path: Path) -> None:
     """What is no archive, or only a part of one, is told as such."""
     with pytest.raises(tinker.TinkerError, match="cannot be unpacked"):

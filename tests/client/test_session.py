@@ -59,7 +59,8 @@ def test_identity(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) 
 
 def test_heartbeats(connect: Connect, wire: Any, clock: Any) -> None:
     """A heartbeat goes out at once and every ten seconds, also after failures, until the server says the session is over."""
-    connect().create_lora_training_client("tinker/toy").result(10)
+    service = connect()
+    service.create_lora_training_client("tinker/toy").result(10)
     wire.wait_for("session_heartbeat", 1)
     for expected in (2, 3):
         clock.advance(10)
@@ -70,6 +71,10 @@ def test_heartbeats(connect: Connect, wire: Any, clock: Any) -> None:
     wire.fail("session_heartbeat", 410)
     clock.advance(10)
     wire.wait_for("session_heartbeat", 5)
+    for _ in range(3):
+        service.get_server_capabilities()  # by now the answer was read, and one more heartbeat would have been sent
+        clock.wake(10)
+    assert len(wire.sent("session_heartbeat")) == 5
 
 
 def test_silence_is_reported_once(connect: Connect, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -92,6 +92,7 @@ def test_bare_checkpoint_names_are_passed_on(rest: tinker.RestClient, wire: Any)
     """Where a server lists bare names, it is asked about them by their bare names."""
     wire.fail("training_runs/run/checkpoints/0001", 204, body=b"")
     rest.delete_checkpoint("run", "0001").result(10)
+    assert [one.request.method for one in wire.sent("training_runs/run/checkpoints/0001")] == ["DELETE"]
     wire.judge.bad_requests.clear()  # the contract has them with their kind
 
 

@@ -28,6 +28,24 @@ def test_an_operation_without_a_handler_is_501(make_api: MakeApi, monkeypatch: p
     assert "sequences" in api.result(api.sample(sampler))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-tinker-request-iteration", "destructive"),
+        ("x-tinker-request-iteration", "-1"),
+        ("x-tinker-request-iteration", ""),
+        ("x-tinker-create-promise-roundtrip-time", "soon"),
+        ("x-tinker-create-promise-roundtrip-time", ""),
+    ],
+)
+def test_headers_have_their_declared_types(api: Api, name: str, value: str) -> None:
+    """A declared header that is not of its type is refused with 422, which names it."""
+    future = {"request_id": f"{api.model(api.session())}:request:0"}
+    answer = api.retrieve(future, headers={name: value})
+    assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["header", name])
+    assert api.retrieve(future, headers={name: "3"}).status_code == 200
+
+
 def test_every_answer_is_of_the_promised_type(api: Api) -> None:
     """The body of each operation's answer decodes as the record that the contract names."""
     session = api.session()

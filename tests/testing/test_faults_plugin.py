@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 
 PASSING = """
@@ -38,12 +38,12 @@ def test_nothing_heavy_is_loaded():
 
 
 def run_pytest(folder: Path, content: str) -> tuple[int, str]:
-    """A run of pytest on one file, with the plugin as installed, or named where the installation is older than it."""
+    """A run of pytest on one file, with this plugin and no other one."""
     (folder / "test_it.py").write_text(content)
-    installed = any(one.value == "tinker.testing.plugin" for one in entry_points(group="pytest11"))
-    options = [] if installed else ["-p", "tinker.testing.plugin"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, check=False)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tinker.testing.plugin", str(folder)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # what others have installed is not measured
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, check=False, env=environment)
     return done.returncode, done.stdout + done.stderr
 
 

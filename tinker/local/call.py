@@ -94,7 +94,12 @@ def _bad_query(name: str, fault: str) -> Problem:
 
 
 async def receive(request: Request, operation: Operation, limit: int, offload: Offload) -> Call:
-    """Read a request. Problem 413 beyond ``limit`` bytes, also after decompression; 415 for an unknown encoding."""
+    """Read a request.
+
+    Problem 422 for a header that is not of its declared type, 413 beyond ``limit`` bytes, also after decompression, 415 for
+    an unknown encoding.
+    """
+    _check_headers(operation, request.headers)
     content = await _content(request, limit)
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "zstd":
@@ -111,6 +116,16 @@ async def receive(request: Request, operation: Operation, limit: int, offload: O
         is_near=_is_near(request),
         content=content,
     )
+
+
+def _check_headers(operation: Operation, headers: Mapping[str, str]) -> None:
+    for name, kind in operation.headers.items():
+        if name in headers:
+            try:
+                msgspec.convert(headers[name], kind, strict=False)
+            except msgspec.ValidationError as error:
+                fault = {"loc": ["header", name], "msg": str(error), "type": "value_error"}
+                raise Problem(422, [fault]) from None
 
 
 def _base_url(request: Request) -> str:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+import msgspec
 
 from .. import models
 from ..runtime import Request, header_values
@@ -15,9 +17,9 @@ def retrieve_future(
     body: models.FutureRetrieveRequest,
     *,
     expected: type[T],
-    x_tinker_request_iteration: int | None = None,
+    x_tinker_request_iteration: Annotated[int, msgspec.Meta(ge=0)] | None = None,
     x_tinker_request_type: models.RequestType | None = None,
-    x_tinker_create_promise_roundtrip_time: float | None = None,
+    x_tinker_create_promise_roundtrip_time: Annotated[float, msgspec.Meta(ge=0)] | None = None,
 ) -> Request[T]:
     """Fetch the result of a submitted request, waiting for it a while.
 
