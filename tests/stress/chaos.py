@@ -34,7 +34,7 @@ DOWN_SECONDS = 0.3
 HANG_SECONDS = 1.0  # until something on the way breaks a connection that says nothing
 GUARD_SECONDS = 600.0
 # What the official client gets over by asking again; a garbled answer it can only report.
-CURABLE: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind != "corrupt")
+CURABLE: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ("corrupt", "deep"))
 RATES = (0.0, 0.1, 0.3, 0.5)
 
 
@@ -68,7 +68,13 @@ class Outcome:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        return self.result["records"]
+        """The operations that have an outcome."""
+        return [record for record in self.result["records"] if not record["interrupted"]]
+
+    @property
+    def interrupted(self) -> list[dict[str, Any]]:
+        """The calls that were interrupted, each of which may have been made or not."""
+        return [record for record in self.result["records"] if record["interrupted"]]
 
     def summary(self) -> dict[str, Any]:
         """The totals, for people."""
@@ -81,6 +87,8 @@ class Outcome:
             "exchanges": self.totals["exchanges"],
             "faults": sum(self.totals.values()) - self.totals["exchanges"] - self.totals["restarts"],
             "restarts": self.totals["restarts"],
+            "interrupts": self.result.get("interrupts", 0),
+            "calls interrupted": len(self.interrupted),
             "steps applied": sum(map(len, self.applied.values())),
             "seconds": round(self.result["seconds"], 1),
         }
@@ -95,22 +103,28 @@ class Outcome:
         return [f"failed with another error: {one}" for one in untyped] + [f"got another's result: {one}" for one in wrong]
 
     def _of_steps(self) -> list[str]:
-        """Applied once each, in order, none left out; and everything that was said to be done was."""
+        """Applied once each, in order, none left out but interrupted calls; and everything that was said to be done was."""
         found: list[str] = []
+        lost = {(record["client"], signed(record)) for record in self.interrupted}
         for model, log in self.applied.items():
-            wanted = [sign * number for number in range(1, len(log) // 2 + 2) for sign in (1, -1)][: len(log)]
+            order = [sign * number for number in range(1, len(log) + len(lost) + 2) for sign in (1, -1)]
+            wanted = [step for step in order if step in log or (model, step) not in lost][: len(log)]
             if log != wanted:
                 found.append(f"{model} applied {log}")
-        for record in self.records:
-            if record["error"] is None and record["operation"] in ("forward_backward", "optim_step"):
-                sign = 1 if record["operation"] == "forward_backward" else -1
-                if sign * record["number"] not in self.applied.get(record["client"], ()):
-                    found.append(f"said to be done, but was not: {record}")
+        changes = [record for record in self.records if record["operation"] in ("forward_backward", "optim_step")]
+        for record in changes:
+            if record["error"] is None and signed(record) not in self.applied.get(record["client"], ()):
+                found.append(f"said to be done, but was not: {record}")
         return found
 
     def _of_the_rest(self) -> list[str]:
         left = [f"left behind: {name}: {value}" for name, value in self.result["left_behind"].items()]
         return left + [f"a secret was told: {line}" for line in self.result["secrets"]]
+
+
+def signed(record: dict[str, Any]) -> int:
+    """What the recorder lists for an operation."""
+    return record["number"] if record["operation"] == "forward_backward" else -record["number"]
 
 
 def run(
@@ -182,7 +196,7 @@ def soak(options: argparse.Namespace) -> bool:
     well = True
     plan = {"seconds": options.seconds, "training_clients": options.clients, "samplers": options.samplers}
     with ThreadPoolExecutor(options.at_once) as pool:
-        for outcome in pool.map(lambda seed: run(seed, options.rate, **plan), options.seed):
+        for outcome in pool.map(lambda seed: run(seed, options.rate, interrupted_with=seed, **plan), options.seed):
             summary, complaints = outcome.summary(), outcome.complaints()
             totals.update({name: value for name, value in summary.items() if name != "seed"})
             print(", ".join(f"{name} {value}" for name, value in summary.items()), flush=True)

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from interrupts import InterruptedCaller, Interrupts
+
 import tinker
 
 BASE_MODEL = "tinker/toy"
@@ -36,11 +38,15 @@ class Plan:
     seconds: float | None = None
     steps: int = 20
     samples: int = 3
+    interrupted_with: int | None = None  # the seed of the interrupts of another caller, in the main thread
 
 
 @dataclasses.dataclass
 class Record:
-    """One operation: ``number`` is its place in its client, ``error`` None for success, ``typed`` whether it is one of the package."""
+    """One operation: ``number`` is its place in its client, ``error`` None for success, ``typed`` whether it is one of the package.
+
+    One that was ``interrupted`` while it was called has no outcome: it may have been made or not.
+    """
 
     client: str
     operation: str
@@ -48,6 +54,7 @@ class Record:
     error: str | None = None
     typed: bool = True
     wrong: str | None = None
+    interrupted: bool = False
 
 
 class Keeper(logging.Handler):
@@ -72,6 +79,7 @@ class Work:
         ]
         self.began = time.monotonic()
         self.texts: list[str] = []
+        self.interrupts = Interrupts(plan.interrupted_with or 0)
 
     def more(self, done: int, planned: int) -> bool:
         """Whether to go on."""
@@ -82,6 +90,8 @@ class Work:
         threads.append(threading.Thread(target=lambda: asyncio.run(self.sample_all())))
         for thread in threads:
             thread.start()
+        if self.plan.interrupted_with is not None:
+            InterruptedCaller(self, self.interrupts, 2 * self.plan.steps).run()
         for thread in threads:
             thread.join()
         for service in self.services:
@@ -95,6 +105,10 @@ class Work:
             record = self.failed(client, operation, number, error)
         self.records.append(record)
         return record.error is None
+
+    def note_interrupted(self, client: str, operation: str, number: int) -> None:
+        """Write down a call of which nobody knows whether it was made."""
+        self.records.append(Record(client, operation, number, interrupted=True))
 
     def failed(self, client: str, operation: str, number: int, error: BaseException) -> Record:
         self.texts.append(f"{error!r} {error} {vars(error)!r}")
@@ -110,9 +124,8 @@ class Work:
 
     def train_one(self, index: int, done: int) -> int:
         """One training client, until it fails or all is done; how many steps it tried."""
-        service = self.services[index % len(self.services)]
         try:
-            client = service.create_lora_training_client(base_model=BASE_MODEL, rank=4).result()
+            client = self.new_client(index).result()
             name = str(client.get_info().model_id)
         except Exception as error:  # noqa: BLE001
             self.records.append(self.failed(f"creation {index}", "create", 0, error))
@@ -127,21 +140,34 @@ class Work:
             well = all(ended)
         return number
 
-    def submitted(self, client: Any, number: int) -> list[tuple[str, int, Callable[[], str | None]]]:
-        try:
+    def new_client(self, index: int) -> Any:
+        """Create a training client, on one of the services."""
+        return self.services[index % len(self.services)].create_lora_training_client(base_model=BASE_MODEL, rank=4)
+
+    def ready(self, client: Any) -> str | None:
+        """Wait for a training client."""
+        client.result(PATIENCE_SECONDS)
+        return None
+
+    def begin(self, client: Any, operation: str, number: int) -> Callable[[], str | None]:
+        """Call an operation; what is returned waits for its result."""
+        if operation == "forward_backward":
             loss = client.forward_backward([datum(number)], "cross_entropy")
-            step = client.optim_step(tinker.AdamParams(learning_rate=number * 1e-6))
+            return lambda: check_loss(loss, number)
+        step = client.optim_step(tinker.AdamParams(learning_rate=number * 1e-6))
+        return lambda: check_step(step)
+
+    def submitted(self, client: Any, number: int) -> list[tuple[str, int, Callable[[], str | None]]]:
+        operations = ["forward_backward", "optim_step"]
+        try:
+            return [(operation, number, self.begin(client, operation, number)) for operation in operations]
         except Exception as error:  # noqa: BLE001 - raised at once by a client that is broken
             raised = error
 
             def refused() -> str | None:
                 raise raised
 
-            return [("forward_backward", number, refused), ("optim_step", number, refused)]
-        return [
-            ("forward_backward", number, lambda: check_loss(loss, number)),
-            ("optim_step", number, lambda: check_step(step)),
-        ]
+            return [(operation, number, refused) for operation in operations]
 
     # Sampling
 
@@ -291,6 +317,7 @@ def main() -> None:
         "seconds": seconds,
         "records": [dataclasses.asdict(record) for record in work.records],
         "left_behind": {} if before is None else before.left(work.services),
+        "interrupts": work.interrupts.count,
         "secrets": [line[:200] for line in [*keeper.lines, *work.texts] if SECRET in line],
     }
     json.dump(result, sys.stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,6 +78,8 @@ def test_statuses(server: FaultyServer) -> None:
         (lambda server: server.hang_next("healthz", seconds=3), httpx.ReadError),
         (lambda server: server.delay_next("healthz", 31), httpx.ReadTimeout),
         (lambda server: server.slow_next("healthz", 31), httpx.ReadTimeout),
+        (lambda server: server.trickle_next("healthz", 31), httpx.ReadTimeout),
+        (lambda server: server.inform_next("healthz", seconds=31), httpx.ReadTimeout),
         (lambda server: server.go_silent(), httpx.ReadTimeout),
         (lambda server: server.go_down(), httpx.ConnectError),
     ],
@@ -101,10 +104,15 @@ def test_what_takes_time_takes_simulated_time(server: FaultyServer) -> None:
     server.slow_next("healthz", 2)
     assert get(server).json() == {"status": "ok"}
     assert clock.now == began + 36
+    server.trickle_next("healthz", 1, count=5)
+    server.inform_next("healthz", seconds=2, count=2)
+    assert get(server).json() == {"status": "ok"}
+    assert get(server).json() == {"status": "ok"}
+    assert clock.now == began + 45
     server.hang_next("healthz")
     with pytest.raises(httpx.ReadTimeout):
         get(server, read=45.0)
-    assert clock.now == began + 81
+    assert clock.now == began + 90
 
 
 def test_corrupt_bodies_have_their_length(server: FaultyServer) -> None:
@@ -112,6 +120,35 @@ def test_corrupt_bodies_have_their_length(server: FaultyServer) -> None:
     server.corrupt_next("healthz")
     answer = get(server)
     assert (answer.status_code, answer.content) == (200, b"\xff" * len(b'{"status":"ok"}'))
+
+
+@pytest.mark.parametrize("value", [b"caf\xe9", "café", b"\xff"])
+def test_headers_in_any_bytes(server: FaultyServer, value: str | bytes) -> None:
+    """A header comes in the bytes that were given, text in UTF-8, with a scripted status and with the server's answer."""
+    sent = value.encode() if isinstance(value, str) else value
+    server.header_next("healthz", "x-tea", value)
+    server.fail_next("healthz", 503, headers={"x-tea": value})
+    for status in (200, 503):
+        answer = get(server)
+        assert (answer.status_code, dict(answer.headers.raw)[b"x-tea"]) == (status, sent)
+    assert get(server).headers.get("x-tea") is None
+
+
+def test_a_body_instead(server: FaultyServer) -> None:
+    """A given body takes the place of the server's, whose status stays."""
+    server.corrupt_next("healthz", body=b"[[")
+    answer = get(server)
+    assert (answer.status_code, answer.content) == (200, b"[[")
+
+
+def test_what_is_refused(server: FaultyServer) -> None:
+    """A status that ends an exchange does not inform, and what never ends must take time."""
+    with pytest.raises(ValueError, match="200 is not an informational status"):
+        server.inform_next("healthz", 200)
+    with pytest.raises(ValueError, match="seconds greater than 0"):
+        server.inform_next("healthz", count=None)
+    with pytest.raises(ValueError, match="seconds greater than 0"):
+        server.trickle_next("healthz", 0, count=None)
 
 
 @pytest.mark.parametrize("fault", ["fail_next", "drop_next", "hang_next"])
@@ -219,6 +256,7 @@ def test_chance_hits_its_rate_in_every_way() -> None:
     """A rate of ten percent fails about that share, in each of the ways, and none of zero percent."""
     met = [fate for fate in fates(3) if fate is not None]
     assert 150 < len(met) < 250
+    assert all({True, False} == {one.answer is None for one in met if one.kind == kind} for kind in ("header", "deep"))
     assert {fate.kind for fate in met} == set(KINDS)
     assert all(fate.kind == "drop" for fate in fates(3, kinds=["drop"]) if fate)
     assert not any(fates(3, 0.0))
@@ -274,6 +312,42 @@ def test_broken_connections(live: tuple[FaultyServer, str]) -> None:
         assert client.get(HEALTH).json() == {"status": "ok"}
         server.fail_next("healthz", 418, headers={"x-tea": "green"})
         assert client.get(HEALTH).headers["x-tea"] == "green"
+
+
+def raw_answer(url: str) -> bytes:
+    """All bytes that come for one request."""
+    parsed = httpx.URL(url)
+    with socket.create_connection((parsed.host, parsed.port or 80), timeout=10) as connection:
+        connection.sendall(f"GET {HEALTH} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_what_http_libraries_do_not_send(live: tuple[FaultyServer, str]) -> None:
+    """Header bytes arrive as they are, heads byte by byte, and informational answers before the one that counts."""
+    server, url = live
+    server.header_next("healthz", "x-tea", b"gr\xfcn")
+    assert b"\r\nx-tea: gr\xfcn\r\n" in raw_answer(url)
+    server.fail_next("healthz", 599, headers={"x-tea": b"\xff"})
+    assert raw_answer(url).startswith(b"HTTP/1.1 599 Unknown\r\n")
+    server.trickle_next("healthz", 0.001, count=3)
+    assert b"\r\nx-trickle: ...\r\n" in raw_answer(url)
+    server.inform_next("healthz", 102, count=2)
+    assert raw_answer(url).startswith(b"HTTP/1.1 102 Processing\r\n\r\n" * 2 + b"HTTP/1.1 200 OK\r\n")
+    server.trickle_next("healthz", 0.001)
+    server.inform_next("healthz", seconds=0.001)
+    assert [httpx.get(url + HEALTH).json() for _ in range(3)] == [{"status": "ok"}] * 3
+
+
+@pytest.mark.parametrize("script", ["trickle_next", "inform_next"])
+def test_heads_without_end(live: tuple[FaultyServer, str], script: str) -> None:
+    """A head that never ends goes on as long as somebody listens, and ends with the port."""
+    server, url = live
+    getattr(server, script)("healthz", seconds=0.001, count=None)
+    parsed = httpx.URL(url)
+    with socket.create_connection((parsed.host, parsed.port or 80), timeout=10) as connection:
+        connection.sendall(f"GET {HEALTH} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        received = b"".join(connection.recv(1) for _ in range(200))
+    assert received.count(b"HTTP/1.1 103") >= 4 or received.endswith(b"." * 100)
 
 
 def test_down_and_up_on_the_same_port(live: tuple[FaultyServer, str]) -> None:

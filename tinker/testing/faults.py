@@ -9,6 +9,10 @@
     truncate      the head and the first half of the body come, then the connection breaks
     corrupt       the answer's body is garbage of the same length
     slow          the answer's body comes in pieces, with so much time before each
+    header        the answer has a header whose bytes are not ASCII
+    deep          the answer's body is JSON that is nested a hundred thousand times
+    trickle       the answer's head comes byte by byte, with so much time before each
+    inform        answers with a status 1xx come before the answer, with so much time after each
 
 A fault with ``applied`` happens after the server has carried the request out, one without it before.
 """
@@ -16,45 +20,68 @@ A fault with ``applied`` happens after the server has carried the request out, o
 from __future__ import annotations
 
 import difflib
+import itertools
 import random
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias, TypeVar, cast, get_args
 
 import attrs
+import httpx
 import msgspec
 from tinker_wire.operations import OPERATIONS
 
 from tinker._wire import proto
 
-Kind: TypeAlias = Literal["status", "drop", "hang", "delay", "truncate", "corrupt", "slow"]
+Kind: TypeAlias = Literal[
+    "status", "drop", "hang", "delay", "truncate", "corrupt", "slow", "header", "deep", "trickle", "inform"
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+T = TypeVar("T")
 ANY = "*"
 SLOW_PIECES = 8
+DEEP_JSON = b'{"detail":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+HeaderValue: TypeAlias = str | bytes
 
 # What overloaded and restarting servers and the proxies before them answer.
 _STATUSES = (429, 429, 500, 502, 503, 504)
+# What proxies and firewalls put into headers: Latin-1, UTF-8, and bytes of no encoding.
+_HEADER_BYTES = (b"caf\xe9", "caf\u00e9".encode(), b"\xff\xfe\x80")
+_INFORMATIONAL = (100, 102, 103)
+
+
+def _headers(given: Mapping[str, HeaderValue]) -> httpx.Headers:
+    """Headers in any bytes; text is written in UTF-8."""
+    return httpx.Headers(cast("Mapping[str, str]", given), encoding=None if isinstance(given, httpx.Headers) else "utf-8")
 
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """A whole answer."""
+    """A whole answer. Header values may be any bytes."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: httpx.Headers = attrs.field(converter=_headers)
     content: bytes = attrs.field(repr=False)
 
 
 @attrs.frozen(kw_only=True)
 class Fault:
-    """One thing that goes wrong. ``seconds`` None means for ever; ``answer`` is that of a ``status`` fault."""
+    """One thing that goes wrong. ``seconds`` and ``count`` None mean forever.
+
+    ``answer`` is sent instead of the server's, as by a ``status`` fault. ``header`` is added to the server's answer, ``body``
+    takes the place of its body. ``count`` is how many bytes trickle, or how many answers with the status ``informs`` come.
+    """
 
     kind: Kind
     applied: bool = False
     seconds: float | None = None
     answer: Answer | None = None
+    header: tuple[str, HeaderValue] | None = None
+    body: bytes | None = attrs.field(default=None, repr=False)
+    count: int | None = 1
+    informs: int = 103
 
     @property
     def name(self) -> str:
@@ -63,16 +90,53 @@ class Fault:
         return f"{self.kind}{status}{' after' if self.applied and self.kind in ('drop', 'hang', 'status') else ''}"
 
 
-def status_fault(status: int, headers: Mapping[str, str] | None = None, body: object = None, *, applied: bool = False) -> Fault:
+def status_fault(
+    status: int,
+    headers: Mapping[str, HeaderValue] | None = None,
+    body: object = None,
+    *,
+    applied: bool = False,
+    kind: Kind = "status",
+) -> Fault:
     """An answer instead of the server's; ``body`` is bytes as they are, anything else JSON, None a detail that says so."""
+    media: dict[str, HeaderValue]
     if isinstance(body, bytes):
         content, media = body, {}
     else:
         content = msgspec.json.encode({"detail": f"scripted {status}"} if body is None else body)
         media = {"content-type": "application/json"}
     return Fault(
-        kind="status", applied=applied, answer=Answer(status=status, headers={**media, **(headers or {})}, content=content)
+        kind=kind, applied=applied, answer=Answer(status=status, headers={**media, **(headers or {})}, content=content)
     )
+
+
+def altered(answer: Answer | None, fault: Fault | None) -> Answer | None:
+    """What becomes of the server's answer; None is no answer at all."""
+    if fault is not None and (fault.answer is not None or fault.kind in ("drop", "hang")):
+        return fault.answer
+    if answer is None or fault is None:
+        return answer
+    if fault.kind == "corrupt" or fault.body is not None:
+        return attrs.evolve(answer, content=garbled(answer.content) if fault.body is None else fault.body)
+    if fault.header is not None:
+        return attrs.evolve(answer, headers=httpx.Headers([*answer.headers.raw, *_headers(dict([fault.header])).raw]))
+    return answer
+
+
+def pauses(answer: Answer | None, fault: Fault | None) -> Iterator[float]:
+    """How long the client waits for each piece of the answer, or for each of what comes before it."""
+    if fault is None or answer is None:
+        return iter(())
+    if fault.kind == "slow":
+        return itertools.repeat(fault.seconds or 0.0, len(pieces(answer.content)))
+    if fault.kind in ("trickle", "inform"):
+        return repeated(fault.seconds or 0.0, fault.count)
+    return iter(())
+
+
+def repeated(value: T, count: int | None) -> Iterator[T]:
+    """The value so many times; None is forever."""
+    return itertools.repeat(value) if count is None else itertools.repeat(value, count)
 
 
 @attrs.define
@@ -193,10 +257,24 @@ def chances(
             return status_fault(draw.choice(_STATUSES), headers, applied=draw.random() < 0.3)
         if kind == "hang":
             return Fault(kind=kind, applied=applied, seconds=hang_seconds)
+        if kind in ("header", "deep"):
+            return _unusual(kind, draw)
         seconds = draw.uniform(0.0, longest_seconds)
-        return Fault(kind=kind, applied=applied, seconds=seconds / SLOW_PIECES if kind == "slow" else seconds)
+        if kind in ("slow", "trickle", "inform"):
+            informs = draw.choice(_INFORMATIONAL)
+            return Fault(kind=kind, applied=True, seconds=seconds / SLOW_PIECES, count=SLOW_PIECES, informs=informs)
+        return Fault(kind=kind, applied=applied, seconds=seconds)
 
     return chance
+
+
+def _unusual(kind: Kind, draw: random.Random) -> Fault:
+    """Odd header bytes or deep JSON, as often in an error as in the server's answer."""
+    header = ("x-chance", draw.choice(_HEADER_BYTES)) if kind == "header" else None
+    body = DEEP_JSON if kind == "deep" else None
+    if draw.random() < 0.5:
+        return status_fault(draw.choice(_STATUSES), dict([header] if header else []), body, kind=kind)
+    return Fault(kind=kind, applied=True, header=header, body=body)
 
 
 def garbled(content: bytes) -> bytes:

@@ -21,7 +21,7 @@ from tinker._retry import REFUSAL_STATUSES
 from tinker.testing import faults
 from tinker.testing.asgi import answer_of
 from tinker.testing.clock import SteppedClock
-from tinker.testing.faults import Answer, Fault, Kind, OtherForms, Script
+from tinker.testing.faults import Answer, Fault, HeaderValue, Kind, OtherForms, Script
 from tinker.testing.port import Port
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class FaultyServer:
         operation: str,
         status: int = 503,
         *,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, HeaderValue] | None = None,
         body: object = None,
         times: int = 1,
         applied: bool = False,
@@ -113,7 +113,7 @@ class FaultyServer:
         A training request that is refused as protobuf may be tried as JSON by a client that does not know yet what the server
         reads; that counts as the same request, and is answered alike.
 
-        With ``applied`` the server carries the request out first, and its own answer is lost.
+        Header values may be any bytes. With ``applied`` the server carries the request out first, and its own answer is lost.
         """
         self._script.add(operation, faults.status_fault(status, headers, body, applied=applied), times)
 
@@ -133,13 +133,38 @@ class FaultyServer:
         """Break the connection in the middle of the next answers."""
         self._script.add(operation, Fault(kind="truncate", applied=True), times)
 
-    def corrupt_next(self, operation: str, *, times: int = 1) -> None:
-        """Replace the bodies of the next answers by garbage of the same length."""
-        self._script.add(operation, Fault(kind="corrupt", applied=True), times)
+    def corrupt_next(self, operation: str, *, body: bytes | None = None, times: int = 1) -> None:
+        """Replace the bodies of the next answers by ``body``; by default by garbage of the same length."""
+        self._script.add(operation, Fault(kind="corrupt", applied=True, body=body), times)
+
+    def header_next(self, operation: str, name: str, value: HeaderValue, *, times: int = 1) -> None:
+        """Add a header to the next answers. Its value may be any bytes; text is written in UTF-8."""
+        self._script.add(operation, Fault(kind="header", applied=True, header=(name, value)), times)
 
     def slow_next(self, operation: str, seconds: float, *, times: int = 1) -> None:
         """Send the bodies of the next answers in eight pieces, after waiting for ``seconds`` before each."""
         self._script.add(operation, Fault(kind="slow", applied=True, seconds=seconds), times)
+
+    def trickle_next(self, operation: str, seconds: float, *, count: int | None = faults.SLOW_PIECES, times: int = 1) -> None:
+        """Send so many bytes of a header of the next answers one by one, after waiting for ``seconds`` before each.
+
+        With ``count`` None the head never ends.
+        """
+        _check_ends(count, seconds)
+        self._script.add(operation, Fault(kind="trickle", applied=True, seconds=seconds, count=count), times)
+
+    def inform_next(
+        self, operation: str, status: int = 103, *, seconds: float = 0.0, count: int | None = 1, times: int = 1
+    ) -> None:
+        """Send so many answers with this informational status before the next answers, and wait for ``seconds`` after each.
+
+        With ``count`` None nothing else ever comes. ValueError for a status that is not informational.
+        """
+        if not 100 <= status < 200 or status == 101:
+            raise ValueError(f"{status} is not an informational status; 100, 102 and 103 are")
+        _check_ends(count, seconds)
+        fault = Fault(kind="inform", applied=True, seconds=seconds, count=count, informs=status)
+        self._script.add(operation, fault, times)
 
     def fail_randomly(
         self,
@@ -153,7 +178,7 @@ class FaultyServer:
         """From now on let a share ``rate`` of all exchanges fail, each of ``kinds`` as often as the others.
 
         The fate of the n-th exchange of an operation depends on ``seed`` only. ``hang_seconds`` is when hanging connections
-        break after all, ``longest_seconds`` what a delay or a slow body takes at most. A rate of 0 ends it.
+        break after all, ``longest_seconds`` what a delay, or an answer that comes slowly, takes at most. A rate of 0 ends it.
         """
         chance = faults.chances(rate, seed, kinds, hang_seconds=hang_seconds, longest_seconds=longest_seconds)
         self._script.by_chance(chance)
@@ -270,11 +295,9 @@ class FaultyServer:
             answer = await self._carried_out(request, exchange.body)
         if self._life != life:
             return Delivery(None, Fault(kind="drop"))
-        if fault is not None and fault.kind in ("status", "drop", "hang"):
-            answer = fault.answer
+        answer = faults.altered(answer, fault)
+        if fault is not None and fault.kind == "status":
             self._note_refusal(exchange, answer)
-        if fault is not None and fault.kind == "corrupt" and answer is not None:
-            answer = attrs.evolve(answer, content=faults.garbled(answer.content))
         exchange.status = None if answer is None else answer.status
         return Delivery(answer, fault)
 
@@ -288,6 +311,12 @@ class FaultyServer:
     async def _carried_out(self, request: httpx.Request, body: bytes) -> Answer:
         with nullcontext() if self._clock is None else self._clock.busy():
             return await answer_of(self._app, request, body)
+
+
+def _check_ends(count: int | None, seconds: float) -> None:
+    """What never ends must take time, or simulated time would stand still."""
+    if count is None and seconds <= 0:
+        raise ValueError("count None needs seconds greater than 0")
 
 
 @attrs.frozen
@@ -333,17 +362,17 @@ class _Travel:
         answer, fault = self.delivery.answer, self.delivery.fault
         if fault is not None and fault.kind == "hang":
             await self.waited.sleep(fault.seconds)
-        if fault is not None and fault.kind == "slow" and answer is not None:
-            for _ in faults.pieces(answer.content):
-                if not self.waited.timed_out:
-                    await self.waited.sleep(fault.seconds)
+        for seconds in faults.pauses(answer, fault):
+            if self.waited.timed_out:
+                break
+            await self.waited.sleep(seconds)
         if self.waited.timed_out:
             raise httpx.ReadTimeout("the read timed out", request=self.request)
         if answer is None:
             raise httpx.ReadError("the connection broke", request=self.request)
         if fault is not None and fault.kind == "truncate":
             raise httpx.RemoteProtocolError("the connection broke in the middle of the body", request=self.request)
-        return httpx.Response(answer.status, headers=dict(answer.headers), content=answer.content, request=self.request)
+        return httpx.Response(answer.status, headers=answer.headers, content=answer.content, request=self.request)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import httpx
 from aiohttp import web
 
-from tinker.testing import faults
+from tinker.testing import faults, wire
 from tinker.testing.faults import Answer, Fault
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Serve: TypeAlias = Callable[[httpx.Request, Callable[[float], Any]], Awaitable["Delivery"]]
 
 _LOOK_SECONDS = 0.1
-_OF_THE_CONNECTION = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "date", "server"})
 
 
 class Port:
@@ -113,13 +112,27 @@ class Port:
             return _broken(request)
         if fault is not None and fault.kind in ("truncate", "slow"):
             return await self._piecewise(request, answer, fault)
+        if not wire.is_plain(answer, fault):
+            return await self._written(request, answer, fault)
         return web.Response(status=answer.status, headers=_passed_on(answer), body=answer.content)
 
     async def _hang(self, request: web.BaseRequest, seconds: float | None) -> None:
         """Until the time is over, the client has gone, or the server ends."""
         ends = math.inf if seconds is None else self._loop.time() + seconds
-        while not self._closing and request.transport is not None and self._loop.time() < ends:  # noqa: ASYNC110 - no event
+        while not self._is_over(request) and self._loop.time() < ends:  # noqa: ASYNC110 - no event
             await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, ends - self._loop.time())))
+
+    def _is_over(self, request: web.BaseRequest) -> bool:
+        return self._closing or request.transport is None
+
+    async def _written(self, request: web.BaseRequest, answer: Answer, fault: Fault | None) -> web.StreamResponse:
+        """Write the bytes of an answer that aiohttp cannot send, then end the connection."""
+        for seconds, piece in wire.written(answer, fault):
+            await self._hang(request, seconds)
+            if self._is_over(request) or request.transport is None:
+                break
+            request.transport.write(piece)
+        return _broken(request)
 
     async def _piecewise(self, request: web.BaseRequest, answer: Answer, fault: Fault) -> web.StreamResponse:
         response = web.StreamResponse(status=answer.status, headers=_passed_on(answer))
@@ -136,7 +149,7 @@ class Port:
 
 
 def _passed_on(answer: Answer) -> dict[str, str]:
-    return {name: value for name, value in answer.headers.items() if name.lower() not in _OF_THE_CONNECTION}
+    return {name: value for name, value in answer.headers.items() if name.lower() not in wire.OF_THE_CONNECTION}
 
 
 def _broken(request: web.BaseRequest, response: web.StreamResponse | None = None) -> web.StreamResponse:

@@ -1,0 +1,46 @@
+"""Answers as bytes on the wire, for what HTTP libraries do not send: odd header bytes, slow heads, informational answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http import HTTPStatus
+
+from tinker.testing.faults import Answer, Fault, repeated
+
+OF_THE_CONNECTION = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "date", "server"})
+
+
+def is_plain(answer: Answer, fault: Fault | None) -> bool:
+    """Whether any HTTP library can send it."""
+    is_special = fault is not None and fault.kind in ("trickle", "inform")
+    return not is_special and all(value.isascii() for _, value in answer.headers.raw)
+
+
+def written(answer: Answer, fault: Fault | None) -> Iterator[tuple[float, bytes]]:
+    """What is written, piece by piece, each with the seconds that pass before it. The connection ends after the last."""
+    seconds = 0.0 if fault is None else fault.seconds or 0.0
+    first, rest = _status_line(answer.status), _headers(answer) + answer.content
+    if fault is not None and fault.kind == "trickle":
+        yield 0.0, first + b"x-trickle: "
+        yield from repeated((seconds, b"."), fault.count)
+        yield 0.0, b"\r\n" + rest
+    elif fault is not None and fault.kind == "inform":
+        pause = 0.0
+        for line in repeated(_status_line(fault.informs), fault.count):
+            yield pause, line + b"\r\n"
+            pause = seconds
+        yield seconds, first + rest
+    else:
+        yield 0.0, first + rest
+
+
+def _status_line(status: int) -> bytes:
+    known = status in HTTPStatus._value2member_map_
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase if known else 'Unknown'}\r\n".encode()
+
+
+def _headers(answer: Answer) -> bytes:
+    """The headers and the empty line."""
+    kept = [(name, value) for name, value in answer.headers.raw if name.decode("latin-1").lower() not in OF_THE_CONNECTION]
+    lines = [*kept, (b"content-length", str(len(answer.content)).encode()), (b"connection", b"close")]
+    return b"".join(name + b": " + value + b"\r\n" for name, value in lines) + b"\r\n"
