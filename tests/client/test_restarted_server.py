@@ -126,11 +126,11 @@ def test_an_unknown_checkpoint_is_not_a_lost_session(
     assert len(wire.sent("create_session")) == 1
 
 
-def test_a_server_without_heartbeats(
-    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, clock: Any
-) -> None:
+def test_a_server_without_heartbeats(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
     """A server that has never answered a heartbeat is not suspected of having lost the session."""
     wire.fail("session_heartbeat", 404, times=10**9)
+    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
+    wire.wait_for("session_heartbeat")
     wire.fail("optim_step", 404)
     with pytest.raises(tinker.NotFoundError) as caught:
         training.optim_step(ADAM).result(10)
