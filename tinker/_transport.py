@@ -16,6 +16,7 @@ from tinker import errors
 from tinker._auth import Auth
 from tinker._clock import Clock
 from tinker._config import Config
+from tinker._misdirected import described
 from tinker._observers import Observers
 from tinker._pools import Answer, Call, Exchange, ExchangeFailed, Purpose
 from tinker._refused_fields import RefusedFields
@@ -181,7 +182,7 @@ class Transport:
     def _success(self, call: Call, operation: str, answer: Answer) -> Answer:
         if 200 <= answer.status < 300:
             return answer
-        error = status_error(call, answer)
+        error = status_error(call, answer, operation)
         error.retry_after = requested_delay(answer.headers, self.clock)
         raise _noted(error, operation)
 
@@ -203,7 +204,7 @@ class Transport:
         try:
             answer = await self._exchanged(call, operation)
             if answer.status >= 400:
-                error = _noted(status_error(call, answer), operation)
+                error = _noted(status_error(call, answer, operation), operation)
             return answer
         except errors.APIError as failure:
             error = failure
@@ -298,18 +299,20 @@ def connection_error(call: Call, failure: ExchangeFailed) -> errors.APIConnectio
     return errors.APIConnectionError(message=f"Connection error: {where}: {failure}.", request=_shown_request(call))
 
 
-def status_error(call: Call, answer: Answer) -> errors.APIStatusError:
+def status_error(call: Call, answer: Answer, operation: str = "") -> errors.APIStatusError:
     """The error of an answer with an error status."""
     body = parsed_body(answer)
-    text = f"Error code: {answer.status} - {body}" if body else f"Error code: {answer.status}"
+    said = described(call, answer, operation) or body
+    text = f"Error code: {answer.status} - {said}" if said else f"Error code: {answer.status}"
     kind = errors.status_error_type(answer.status)
     return kind(text, response=_shown_response(call, answer), body=body)
 
 
 def invalid_answer(call: Call, answer: Answer, message: str) -> errors.APIResponseValidationError:
     """The error of a success that does not fit the contract."""
+    fault = described(call, answer, "") or message
     return errors.APIResponseValidationError(
-        _shown_response(call, answer), parsed_body(answer), message=f"The server's answer does not fit: {message}"
+        _shown_response(call, answer), parsed_body(answer), message=f"The server's answer does not fit: {fault}"
     )
 
 
