@@ -77,6 +77,8 @@ class Fate(enum.Enum):
 
 # An optional endpoint that answers one of these does not exist on this server.
 ABSENT_STATUSES = frozenset({404, 405, 501})
+# What gateways answer for a server that they do not reach.
+GATEWAY_STATUSES = frozenset({502, 503, 504})
 # The path exists, but not for this method.
 WRONG_METHOD_STATUS = 405
 # The answer of a long poll that came to nothing yet.

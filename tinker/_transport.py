@@ -19,6 +19,7 @@ from tinker._auth import Auth, Credential
 from tinker._clock import Clock
 from tinker._closing import Closing
 from tinker._config import Config
+from tinker._misdirected import described
 from tinker._observers import Observers
 from tinker._pools import Answer, Call, Exchange, ExchangeFailed, Purpose, readable
 from tinker._refused_fields import RefusedFields
@@ -199,7 +200,7 @@ class Transport:
     def _success(self, call: Call, operation: str, answer: Answer) -> Answer:
         if 200 <= answer.status < 300:
             return answer
-        error = status_error(call, answer)
+        error = status_error(call, answer, operation)
         error.retry_after = requested_delay(answer.headers, self.clock)
         if call.confined and answer.status in _REPEATING_REDIRECTS:
             error.add_note("The request has an access token in its body, so it is not sent to another server.")
@@ -223,7 +224,7 @@ class Transport:
         try:
             answer = await self._exchanged(call, operation)
             if answer.status >= 400:
-                error = _noted(status_error(call, answer), operation)
+                error = _noted(status_error(call, answer, operation), operation)
             return answer
         except errors.APIError as failure:
             error = failure
@@ -337,18 +338,20 @@ def connection_error(call: Call, failure: ExchangeFailed) -> errors.APIConnectio
     return error
 
 
-def status_error(call: Call, answer: Answer) -> errors.APIStatusError:
+def status_error(call: Call, answer: Answer, operation: str = "") -> errors.APIStatusError:
     """The error of an answer with an error status."""
     body = parsed_body(answer)
-    text = f"Error code: {answer.status} - {_shortened(str(body))}" if body else f"Error code: {answer.status}"
+    said = described(call, answer, operation) or body
+    text = f"Error code: {answer.status} - {_shortened(str(said))}" if said else f"Error code: {answer.status}"
     kind = errors.status_error_type(answer.status)
     return kind(text, response=_shown_response(call, answer), body=body)
 
 
 def invalid_answer(call: Call, answer: Answer, message: str) -> errors.APIResponseValidationError:
     """The error of a success that does not fit the contract."""
+    fault = described(call, answer, "") or message
     return errors.APIResponseValidationError(
-        _shown_response(call, answer), parsed_body(answer), message=f"The server's answer does not fit: {_shortened(message)}"
+        _shown_response(call, answer), parsed_body(answer), message=f"The server's answer does not fit: {_shortened(fault)}"
     )
 
 

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,12 @@ def served(app: Any) -> Iterator[str]:
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
     thread.join()
+
+
+@pytest.fixture
+def serve_app() -> Callable[[Any], AbstractContextManager[str]]:
+    """Puts an application on a port for the length of a block."""
+    return served
 
 
 @pytest.fixture

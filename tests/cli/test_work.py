@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from starlette.responses import HTMLResponse, PlainTextResponse
 from tinker_wire.operations import OPERATIONS
 
 import tinker
 from tinker.cli import examples
 from tinker.cli.failing import Failure
-from tinker.local import Settings
+from tinker.local import Settings, running_server
 
 Call = Callable[..., Result]
 Ask = Callable[..., Any]
@@ -45,7 +46,7 @@ def test_doctor_of_a_whole_server(ask: Ask, call: Call, server: str) -> None:
         "operations",
     ]
     assert {status for status, _ in found.values()} == {"ok", "note"}
-    assert "protobuf and JSON" in found["wire"][1]
+    assert found["wire"][1] == "training requests go as protobuf"
     assert value["operations"] == dict.fromkeys(OPERATIONS, "yes")
     assert tinker.RestClient(base_url=server).list_sessions(limit=1000).result(10).sessions == before
     table = call("doctor", "--operations")
@@ -63,7 +64,57 @@ def test_doctor_of_a_server_that_knows_less(ask: Ask, scripted: Callable[..., st
     assert value["operations"]["create_session"] == "yes"
     found = checks(value)
     assert "search_sessions" in found["operations"][1]
-    assert found["wire"][1] == "training requests are read as JSON"
+    assert found["wire"][1] == "training requests go as JSON"
+
+
+def test_doctor_finds_the_form_as_clients_do(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str) -> None:
+    """On a server that fails on protobuf it says that requests go as JSON, and so does a client; what is chosen is said."""
+    with running_server(Settings(data_dir=tmp_path / "plain", profile="plain-json"), engine="toy") as url:
+        result = call("-f", "json", "doctor", "--base-url", url, base_url="http://127.0.0.1:9")
+        assert result.exit_code == 0
+        value = json.loads(result.stdout)
+        assert value["base_url"] == url
+        assert checks(value)["wire"] == ("ok", "training requests go as JSON, as the server answers 500 to protobuf")
+        monkeypatch.setenv("TINKER_WIRE", "proto")
+        found = checks(json.loads(call("-f", "json", "doctor", base_url=url).stdout))["wire"]
+        assert found[0] == "note"
+        assert "answers 500" in found[1]
+    monkeypatch.setenv("TINKER_WIRE", "json")
+    found = checks(json.loads(call("-f", "json", "doctor", base_url=server).stdout))["wire"]
+    assert found == ("ok", "training requests go as JSON, as TINKER_WIRE says")
+
+
+PAGE = "<!DOCTYPE html>\n<html><body>" + "<p>Welcome</p>" * 100
+
+
+@pytest.mark.parametrize(("status", "text"), [(200, PAGE), (404, PAGE), (501, PAGE), (404, "404 page not found")])
+def test_doctor_of_a_web_server(call: Call, serve_app: Any, status: int, text: str) -> None:
+    """What is no Tinker server is not in order: one line says so and what to do, and the exit code is 1."""
+    with serve_app(PlainTextResponse(text, status, media_type="text/plain" if text.startswith("404") else "text/html")) as url:
+        result = call("-f", "json", "doctor", base_url=url)
+    assert result.exit_code == 1
+    found = checks(json.loads(result.stdout))
+    assert list(found) == ["versions", "credential", "connection"]
+    assert found["connection"][0] == "FAIL"
+    assert "no Tinker API; check base_url" in found["connection"][1]
+    assert "\n" not in found["connection"][1]
+    assert "Welcome" not in result.output
+
+
+def test_a_wrong_path_is_told_in_one_line(server: str, serve_app: Any) -> None:
+    """A script whose base URL has a wrong path, or is that of a web server, is told so and not shown a page."""
+    with serve_app(HTMLResponse(PAGE, 404)) as page:
+        for url in (f"{server}/wrong", page):
+            service = tinker.ServiceClient(base_url=url, patience_seconds=0)
+            with pytest.raises(tinker.NotFoundError, match="no Tinker API; check base_url") as caught:
+                service.create_lora_training_client("tinker/toy").result(10)
+            assert "\n" not in str(caught.value)
+            assert f"POST {url}/api/v1/create_session" in str(caught.value)
+    with serve_app(HTMLResponse(PAGE)) as page, pytest.raises(tinker.APIResponseValidationError, match="check base_url"):
+        tinker.ServiceClient(base_url=page, patience_seconds=0).get_server_capabilities()
+    with serve_app(HTMLResponse(PAGE, 502)) as page, pytest.raises(tinker.InternalServerError, match="by a gateway") as gateway:
+        tinker.ServiceClient(base_url=page, patience_seconds=0).get_server_capabilities()
+    assert "base_url" not in str(gateway.value)
 
 
 def test_doctor_without_a_server(call: Call) -> None:

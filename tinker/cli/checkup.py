@@ -22,11 +22,12 @@ from tinker._auth import find_source
 from tinker._config import Config
 from tinker._installation import inspect_installation
 from tinker._pools import Answer, Purpose
-from tinker._retry import ABSENT_STATUSES, UNREADABLE_STATUSES, WRONG_METHOD_STATUS
+from tinker._retry import ABSENT_STATUSES, UNEXPECTED_STATUS, UNREADABLE_STATUSES, WRONG_METHOD_STATUS
 from tinker._runtime import Runtime
 from tinker._version import DISTRIBUTION_VERSION
 from tinker._wire import json, proto
-from tinker.errors import APIStatusError, TinkerError
+from tinker._wire.negotiate import Form, Negotiation, Trial
+from tinker.errors import APIResponseValidationError, APIStatusError, TinkerError
 from tinker.futures import APIFuture, start
 from tinker.types import Datum, ModelInput
 
@@ -40,6 +41,7 @@ _TRIES = 5
 _HARMLESS_METHOD = "PATCH"
 _NO_OPERATION = "/api/v1/no_such_operation"
 _NO_MODEL = "doctor:train:0"
+_NAMES = {"proto": "protobuf", "json": "JSON"}
 _AT_ONCE = 8
 _OPTIONAL_PACKAGES = ("torch", "transformers", "huggingface_hub", "zstandard", "starlette")
 
@@ -116,6 +118,10 @@ class _Patient:
 async def _look(patient: _Patient, findings: list[Finding]) -> Mapping[str, Support]:
     answer = await _reached(patient, findings)
     if answer is None:
+        return {}
+    fault = await _stranger(patient)
+    if fault is not None:
+        findings[-1] = Finding("connection", "FAIL", fault)
         return {}
     findings.append(_clock(patient, answer))
     for name, check in _CHECKS.items():
@@ -196,6 +202,19 @@ async def _any_answer(patient: _Patient) -> Answer:
         return Answer(error.status_code, error.response.headers, b"")
 
 
+async def _stranger(patient: _Patient) -> str | None:
+    """Why what answers is no Tinker server; None where it is, or where a credential is needed to know."""
+    try:
+        await patient.read(service_api.get_server_capabilities())
+    except APIResponseValidationError as error:
+        return str(error)
+    except APIStatusError as error:
+        return str(error) if error.status_code in ABSENT_STATUSES else None
+    except TinkerError:
+        return None
+    return None
+
+
 def _clock(patient: _Patient, answer: Answer) -> Finding:
     """By the header ``Date``, whose unit is a second."""
     try:
@@ -226,20 +245,48 @@ async def _models(patient: _Patient) -> Finding:
 
 
 async def _wire(patient: _Patient) -> Finding:
-    """A request for a model that does not exist: refused for that where its form is read, else for the form."""
-    datum = Datum(ModelInput.from_ints([1]), {"target_tokens": [1]})
-    body = proto.encode_forward_backward(_NO_MODEL, 1, [datum], "cross_entropy")
+    """What clients will do, found out as they do; with a request for a model that does not exist."""
+    choice = patient.runtime.config.wire
+    wire = Negotiation(choice)
+    wire.config_answered((await patient.runtime.server.facts()).answered)
+    first = wire.form
+    refusals: list[APIStatusError] = []
+
+    async def post(form: Form) -> Form:
+        try:
+            await patient.answer(_no_request(form))
+        except APIStatusError as error:
+            if _is_about_the_form(error):
+                refusals.append(error)
+                raise
+        return form
+
+    try:
+        found = await Trial(wire, post, has_sparse=False).once()
+    except APIStatusError as error:
+        detail = f"the server does not tell what it reads; it answers {error.status_code} to a model that it cannot know"
+        return Finding("wire", "note", f"{detail}. Training requests go as {_NAMES[first.media]} first")
+    why = ", as TINKER_WIRE says" if choice != "auto" else ""
+    if found != first:
+        why = f", as the server answers {refusals[0].status_code} to {_NAMES[first.media]}"
+    return Finding("wire", "ok", f"training requests go as {_NAMES[found.media]}{why}")
+
+
+def _no_request(form: Form) -> Request[Any]:
+    """A training request for a model that does not exist; as protobuf it is no text, like those of clients."""
+    datum = Datum(ModelInput.from_ints([1_000_000]), {"target_tokens": [1_000_000], "weights": [1.0]})
+    if form.media == "proto":
+        body = proto.encode_forward_backward(_NO_MODEL, 1, [datum], "cross_entropy")
+        return training_api.forward_backward(Binary(proto.MEDIA_TYPE, body))
     inputs = models.ForwardBackwardInput(data=json.wire_data([datum]), loss_fn="cross_entropy")
-    plain = models.ForwardBackwardRequest(forward_backward_input=inputs, model_id=_NO_MODEL, seq_id=1)
-    forms = {
-        "protobuf": training_api.forward_backward(Binary(proto.MEDIA_TYPE, body)),
-        "JSON": training_api.forward_backward(plain),
-    }
-    statuses = {name: await patient.status(request) for name, request in forms.items()}
-    read = [name for name, status in statuses.items() if status not in UNREADABLE_STATUSES]
-    if not read:
-        return Finding("wire", "note", f"the server does not tell; it answers {statuses['protobuf']} to a model it cannot know")
-    return Finding("wire", "ok", f"training requests are read as {' and '.join(read)}")
+    return training_api.forward_backward(
+        models.ForwardBackwardRequest(forward_backward_input=inputs, model_id=_NO_MODEL, seq_id=1)
+    )
+
+
+def _is_about_the_form(error: APIStatusError) -> bool:
+    """Whether a refusal may be about the form of the body. One that names the model has read it."""
+    return error.status_code in UNREADABLE_STATUSES | {UNEXPECTED_STATUS} and _NO_MODEL not in str(error.body)
 
 
 #: In this order, once the server answers.
