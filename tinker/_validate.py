@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
-from tinker.types.params import AdamParams, DimuonParams
+from tinker.types.params import AdamParams, DimuonParams, SamplingParams
 from tinker.types.paths import SCHEME
 from tinker.types.tensor_data import TensorData, dimensions
 
@@ -96,6 +97,7 @@ def check_optim_params(params: AdamParams | DimuonParams) -> None:
 def check_sample(
     prompt: ModelInput,
     num_samples: int,
+    sampling_params: SamplingParams,
     *,
     include_prompt_logprobs: bool,
     topk_prompt_logprobs: int,
@@ -107,6 +109,9 @@ def check_sample(
     """ValueError or TypeError for arguments of ``sample`` that no server can answer."""
     if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"prompt must be a ModelInput, got {type(prompt).__name__}")
+    _check_integer("num_samples", num_samples)
+    if not isinstance(sampling_params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"sampling_params must be a SamplingParams, got {type(sampling_params).__name__}")
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
     counts = {
@@ -115,15 +120,28 @@ def check_sample(
         "prompt_alt_tokens_k": prompt_alt_tokens_k,
     }
     for name, count in counts.items():
+        _check_integer(name, count)
         if count < 0:
             raise ValueError(f"{name} must not be negative, got {count}")
     if prompt_logprobs_last_n is not None:
         if not include_prompt_logprobs:
             raise ValueError("prompt_logprobs_last_n needs include_prompt_logprobs=True")
+        _check_integer("prompt_logprobs_last_n", prompt_logprobs_last_n)
         if prompt_logprobs_last_n < 1:
             raise ValueError(f"prompt_logprobs_last_n must be at least 1, got {prompt_logprobs_last_n}")
     if target_prompt_logprobs is not None:
         _check_targets(prompt, target_prompt_logprobs)
+
+
+def _check_integer(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
+
+
+def check_timeout(timeout: float | None) -> None:
+    """TypeError unless the timeout is a number of seconds, of Python or numpy, or None."""
+    if timeout is not None and not isinstance(timeout, numbers.Real):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
 
 
 def _check_targets(prompt: ModelInput, targets: TensorData) -> None:

@@ -9,9 +9,10 @@ import logging
 import weakref
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinker._loop import LoopThread, loop_thread, must_pass
+from tinker._validate import check_timeout
 from tinker.errors import ClientClosedError, PrecedingRequestFailed, copy_error
 from tinker.observing import QueueCallback, QueueObserver, Timings
 
@@ -56,6 +57,7 @@ class APIFuture(concurrent.futures.Future[T]):
         Raises TimeoutError when time is up; the operation goes on and can be waited for again. RuntimeError on the loop
         thread of this package, where blocking would never end.
         """
+        check_timeout(timeout)
         if not self.done():
             self._refuse_to_block()
         try:
@@ -67,6 +69,7 @@ class APIFuture(concurrent.futures.Future[T]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As :meth:`result`, giving the error instead of raising it, None for success."""
+        check_timeout(timeout)
         if not self.done():
             self._refuse_to_block()
         error = super().exception(timeout)
@@ -89,6 +92,7 @@ class APIFuture(concurrent.futures.Future[T]):
 
     async def result_async(self, timeout: float | None = None) -> T:
         """Await the result, at most ``timeout`` seconds; TimeoutError then, and the operation is cancelled."""
+        check_timeout(timeout)
         if timeout is None:
             return await self
         try:
@@ -158,6 +162,16 @@ class APIFuture(concurrent.futures.Future[T]):
             self._unseen.dismiss()
         for function in self._on_received:
             function()
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes; with this method it would believe in every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Say of a name that only the result can have how to get the result."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_") and not isinstance(self, SelfFuture):
+                operation = self.__dict__.get("operation") or "an operation"
+                message += f": it is the future of {operation}; call .result() or await it for the result"
+            raise AttributeError(message, name=name, obj=self)
 
     def _cancel_task(self) -> None:
         if self._task is not None:

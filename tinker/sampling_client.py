@@ -63,6 +63,7 @@ class _Wanted:
         check_sample(
             self.prompt,
             self.num_samples,
+            self.params,
             include_prompt_logprobs=self.prompt_logprobs,
             topk_prompt_logprobs=self.topk_prompt_logprobs,
             topk_sample_logprobs=self.topk_sample_logprobs,
@@ -108,7 +109,8 @@ class SamplingClient(SelfFuture):
         start(self, lambda: self._opened(opened))
 
     def __repr__(self) -> str:
-        return f"<SamplingClient {self._sampling_session_id or 'being created'}>"
+        session_id = getattr(self, "_sampling_session_id", None)  # absent in a subclass that does not call __init__
+        return f"<SamplingClient {session_id or 'being created'}>"
 
     def sample(
         self,
@@ -128,7 +130,7 @@ class SamplingClient(SelfFuture):
         ``topk_sample_logprobs`` the k most likely tokens of each prompt or sampled position. ``target_prompt_logprobs``, an
         int64 tensor ``[len(prompt) - 1, K]``, scores given tokens (-1: none) at each prompt position after the first.
 
-        Raises ValueError at once for arguments no server can answer.
+        Raises ValueError or TypeError at once for arguments no server can answer.
         """
         wanted = _Wanted(
             prompt,

@@ -94,7 +94,8 @@ class TrainingClient(SelfFuture):
         start(self, lambda: self._created(create, called))
 
     def __repr__(self) -> str:
-        return f"<TrainingClient {self._model.model_id if self._model else 'being created'}>"
+        model = getattr(self, "_model", None)  # absent in a subclass that does not call __init__
+        return f"<TrainingClient {model.model_id if model else 'being created'}>"
 
     # ---------------------------------------------------------------------------------------------------------- operations
 

@@ -56,7 +56,14 @@ def test_fences_are_of_known_languages() -> None:
     """A block is run, checked or mere output; a language that no test looks at is refused."""
     for page in pages():
         found = {language for language, _ in FENCES.findall(page.read_text())}
-        assert found <= {"python", "sh", "text"}, f"{page.name}: {found}"
+        assert found <= {"python", "sh", "text", "toml"}, f"{page.name}: {found}"
+
+
+@pytest.mark.parametrize("name", pages_with("toml"))
+def test_settings(name: str) -> None:
+    """What a page shows of a TOML file can be read."""
+    for block in blocks(DOCS / name, "toml"):
+        assert tomllib.loads(block)
 
 
 @pytest.mark.parametrize("name", pages_with("sh"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -43,6 +44,16 @@ def test_one_place_has_the_version() -> None:
     assert (where["path"], where["expression"]) == ("tinker/_version.py", "DISTRIBUTION_VERSION")
     if inspect_installation().owners:
         assert importlib.metadata.version("tinker") == DISTRIBUTION_VERSION
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is not a checkout")
+def test_source_distribution() -> None:
+    """The source distribution has every file and folder of the repository, so that the tests run from it."""
+    command = ["git", "ls-files"]
+    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    included = {name.removeprefix("/") for name in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]}
+    always = {".gitignore", "pyproject.toml"}
+    assert {name.partition("/")[0] for name in tracked} - always == included
 
 
 # Extras
