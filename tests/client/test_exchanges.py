@@ -82,7 +82,9 @@ def test_redirects_end(connect: Connect, wire: Any, count: int, followed: bool) 
     assert len(wire.sent("get_server_capabilities")) == 6
 
 
-@pytest.mark.parametrize(("status", "followed"), [(301, True), (302, True), (303, True), (307, True), (308, True), (304, False)])
+@pytest.mark.parametrize(
+    ("status", "followed"), [(301, True), (302, True), (303, True), (307, True), (308, True), (304, False)]
+)
 def test_which_redirects_a_question_follows(connect: Connect, wire: Any, status: int, followed: bool) -> None:
     """Questions follow every kind of redirect; other answers of the 300s are errors."""
     redirect(wire, PATH, status=status)
@@ -91,9 +93,7 @@ def test_which_redirects_a_question_follows(connect: Connect, wire: Any, status:
 
 
 @pytest.mark.parametrize(("status", "followed"), [(301, False), (302, False), (303, False), (307, True), (308, True)])
-def test_which_redirects_a_submission_follows(
-    training: tinker.TrainingClient, wire: Any, status: int, followed: bool
-) -> None:
+def test_which_redirects_a_submission_follows(training: tinker.TrainingClient, wire: Any, status: int, followed: bool) -> None:
     """A body is sent again only where the redirect says so; others would turn the submission into a question."""
     wire.fail("optim_step", status, headers={"location": "/api/v1/optim_step"}, outside=PROXY)
     error = training.optim_step(ADAM).exception(10)
