@@ -11,7 +11,7 @@ import pytest
 
 from tinker import errors
 from tinker._clock import Clock
-from tinker._limits import THROTTLED_SECONDS, THROTTLED_SLOTS, Budget, CoolDown, Limits, shared_cool_down
+from tinker._limits import THROTTLED_SECONDS, Budget, CoolDown, shared_cool_down
 
 
 class Users:
@@ -116,8 +116,7 @@ def test_newcomers_wait_behind_those_who_wait(amount: int) -> None:
         await users.come("late", amount)
         assert users.inside == ["holds"]
         users._ends["holds"].set()
-        while "waits" not in users.inside:
-            await asyncio.sleep(0)
+        await settled()
         await users.come("later", 1)
         assert users.inside == ["waits"]
         await users.go("waits")
@@ -172,39 +171,17 @@ def test_no_capacity_admits_everybody() -> None:
 
 @attrs.define
 class Time:
-    """Simulated time, which a sleep moves on."""
+    """Simulated time."""
 
     now: float = 1000.0
-    slept: list[float] = attrs.field(factory=list)
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
 
     def clock(self) -> Clock:
-        return Clock(monotonic=lambda: self.now, wall=lambda: self.now, sleep=self.sleep, random=lambda: 0.0)
+        return Clock(monotonic=lambda: self.now, wall=lambda: self.now)
 
 
 def too_much() -> errors.APIStatusError:
     request = httpx.Request("POST", "http://server/api/v1/asample")
     return errors.RateLimitError("429", response=httpx.Response(429, request=request), body=None)
-
-
-def test_a_gate_stays_closed_for_the_longest_time_that_was_asked() -> None:
-    """A shorter cool-down does not open a gate that a longer one has closed; a longer one prolongs it."""
-    time = Time()
-    gate = CoolDown(time.clock())
-    gate.close_for(too_much(), 30.0)
-    gate.close_for(too_much(), 5.0)
-    asyncio.run(gate.passed())
-    assert time.slept == [30.0]
-    gate.close_for(too_much(), 5.0)
-    gate.close_for(too_much(), 20.0)
-    time.now += 3
-    asyncio.run(gate.passed())
-    assert time.slept == [30.0, 17.0]
-    asyncio.run(gate.passed())
-    assert time.slept == [30.0, 17.0]
 
 
 def test_who_fails_fast_is_told_the_seconds_that_are_left() -> None:
@@ -246,76 +223,3 @@ def test_gates_are_shared_by_server_and_key() -> None:
     assert shared_cool_down("http://a", "l", clock) is not gate
     assert shared_cool_down("http://a", "k", clock) is gate
     assert shared_cool_down("http://a", "k", other) is not gate
-
-
-def limits(time: Time, *, nbytes: int, fails_fast: bool = False) -> Limits:
-    gate = CoolDown(time.clock())
-    return Limits(
-        samples=Budget(None),
-        dispatch=Budget(400),
-        throttled_dispatch=Budget(THROTTLED_SLOTS),
-        prompt_nbytes=Budget(nbytes),
-        training_nbytes=Budget(None),
-        result_nbytes=Budget(None),
-        cool_down=gate,
-        fails_fast=fails_fast,
-    )
-
-
-def dispatched(chosen: Limits, nbytes: int, count: int) -> int:
-    """How many of so many samples of that size are being submitted at once."""
-
-    async def run() -> int:
-        inside = 0
-
-        async def submit() -> None:
-            nonlocal inside
-            async with chosen.sample_dispatch(nbytes):
-                inside += 1
-                await asyncio.Event().wait()
-
-        tasks = [asyncio.create_task(submit()) for _ in range(count)]
-        await settled()
-        for task in tasks:
-            task.cancel()
-        return inside
-
-    return asyncio.run(run())
-
-
-def test_submissions_are_bounded_by_slots_and_by_bytes() -> None:
-    """400 submissions at once where prompts are small, and fewer where their bytes fill the budget first."""
-    assert dispatched(limits(Time(), nbytes=10**9), 1, 1000) == 400
-    assert dispatched(limits(Time(), nbytes=1000), 100, 50) == 10
-
-
-def test_a_throttling_server_is_sent_less() -> None:
-    """After a cool-down there are ten slots, and each prompt counts twenty times; a while later all is as before."""
-    time = Time()
-    chosen = limits(time, nbytes=10**9)
-    chosen.cool_down.close_for(too_much(), 1.0)
-    assert dispatched(chosen, 1, 50) == 10
-    assert time.now == 1001.0
-    chosen = limits(time, nbytes=1000)
-    chosen.cool_down.close_for(too_much(), 0.0)
-    assert dispatched(chosen, 10, 50) == 5
-    time.now += THROTTLED_SECONDS
-    assert dispatched(chosen, 10, 50) == 50
-
-
-def test_failing_fast_raises_before_a_submission() -> None:
-    """A client that fails fast raises while the gate is closed instead of waiting for it, and holds nothing then."""
-    time = Time()
-    chosen = limits(time, nbytes=1000, fails_fast=True)
-    chosen.cool_down.close_for(too_much(), 5.0)
-
-    async def submit() -> None:
-        async with chosen.sample_dispatch(1000):
-            pass
-
-    for _ in range(500):
-        with pytest.raises(errors.RateLimitError):
-            asyncio.run(submit())
-    assert time.slept == []
-    time.now += 5.0
-    asyncio.run(submit())
