@@ -86,9 +86,11 @@ def test_a_throttling_server_is_sent_less(make_limits: MakeLimits, clock: Any) -
     """After a cool-down there are ten slots, and each prompt counts twenty times; a while later all is as before."""
     limits = make_limits()
     limits.cool_down.close_for(too_much(), 1.0)
+    clock.now += 1.0
     assert dispatched(limits, 1, 50) == THROTTLED_SLOTS == 10
     limits = make_limits(1000)
     limits.cool_down.close_for(too_much(), 1.0)
+    clock.now += 1.0
     assert dispatched(limits, 10, 50) == 5
     clock.now += THROTTLED_SECONDS
     assert dispatched(limits, 10, 50) == 50
