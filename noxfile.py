@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 TORCH = "torch==2.13.0"
 COOKBOOK = "tinker-cookbook==0.6.1"
-SOURCES = ("tinker", "codegen", "tests", "benchmarks", "examples", "noxfile.py")
+SOURCES = ("tinker", "codegen", "tests", "tools", "benchmarks", "examples", "noxfile.py")
 GENERATED = ("generated", "openapi.yaml")
 
 
@@ -102,6 +102,13 @@ def chaos(session: nox.Session) -> None:
     install(session, f"{wheel}[server]")
     session.install("--force-reinstall", "--no-deps", str(wheel))
     session.run("python", "tests/stress/chaos.py", *(session.posargs or ["--seeds", "20", "--seconds", "5"]))
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Put small faults into the core modules and see whether a test fails: about half an hour; `-- MODULE ...` for some."""
+    install(session, "-e", f"{ROOT}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
+    session.run("python", "tools/mutants.py", *session.posargs)
 
 
 @nox.session

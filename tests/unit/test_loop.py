@@ -232,3 +232,14 @@ def test_futures_of_the_parent_in_a_forked_child(wait: str) -> None:
                 code = 0 if "a test" in str(error) and "parent" in str(error) else 2
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_loop_thread_knows_itself() -> None:
+    """Only the thread that runs the loop is the loop thread: waiting there would never end, so it is refused there."""
+    with loop_of_its_own() as thread:
+        answers: list[bool] = []
+        asked = threading.Event()
+        thread.call(lambda: (answers.append(thread.is_current()), asked.set()))
+        assert asked.wait(SECONDS)
+        assert answers == [True]
+        assert not thread.is_current()

@@ -1,0 +1,206 @@
+"""Servers that tell which samples are done: one poller for all samples of a client, each result fetched once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+import tinker
+
+PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=3, seed=7)
+RESULT = {"sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-0.5]}]}
+
+
+@pytest.fixture
+def sampler(connect: Callable[..., tinker.ServiceClient], wire: Any) -> tinker.SamplingClient:
+    """A sampler on a server that tells completions."""
+    wire.fail("client/config", 200, body={"sample_use_retrieve_futures": True})
+    return connect().create_sampling_client(base_model="tinker/toy").result(10)
+
+
+def sample(sampler: tinker.SamplingClient) -> tinker.APIFuture[Any]:
+    return sampler.sample(PROMPT, 1, PARAMS)
+
+
+def accept(wire: Any, *names: str) -> None:
+    """The next samples are accepted under these names."""
+    for name in names:
+        wire.fail("asample", 200, body={"request_id": name})
+
+
+def tell(wire: Any, cursor: int, *names: str) -> None:
+    """The next poll tells that these are done."""
+    done = [{"state": "finished", "request_id": name, "response_payload_uncompressed_size": 9} for name in names]
+    wire.fail("retrieve_futures", 200, body={"completions": done, "cursor": cursor})
+
+
+def results(wire: Any, count: int) -> None:
+    """The results of so many samples are there."""
+    wire.fail("retrieve_future", 200, body=RESULT, times=count)
+
+
+def round_trips(wire: Any) -> None:
+    """Let the loop do what it can."""
+    for _ in range(3):
+        tinker.RestClient(base_url="http://server", api_key="tml-secret", transport=wire).get_sampler("s").exception(10)
+
+
+def polls(wire: Any) -> list[tuple[int, list[str], float | None]]:
+    """The cursor, the reports and the time-out of every poll."""
+    sent = [one.json for one in wire.sent("retrieve_futures")]
+    return [(one["prev_cursor"], one.get("retrieved_request_ids", []), one.get("timeout")) for one in sent]
+
+
+def reported(wire: Any, count: int) -> list[str]:
+    """What the polls report, as soon as that is so much."""
+    while len(found := [name for _, names, _ in polls(wire) for name in names]) < count:
+        wire.wait_for("retrieve_futures", len(polls(wire)) + 1)
+    return sorted(found)
+
+
+def test_samples_of_our_own_server(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """Many samples at once have their results; each is fetched once, without its size alone, and reported once."""
+    futures = [sample(sampler) for _ in range(20)]
+    for future in futures:
+        assert future.result(10).sequences[0].tokens
+    names = [str(future.request_id) for future in futures]
+    assert sorted(one.json["request_id"] for one in wire.sent("retrieve_future")) == sorted(names)
+    assert reported(wire, 20) == sorted(names)
+
+
+def test_polls_go_on_from_the_cursor(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A poll says what the client knows; while somebody waits it is held, and only a report is not."""
+    accept(wire, "r1", "r2")
+    tell(wire, 3)
+    tell(wire, 5, "r1", "r2")
+    tell(wire, 5)
+    results(wire, 2)
+    futures = [sample(sampler), sample(sampler)]
+    assert [future.result(10).sequences[0].tokens for future in futures] == [[7], [7]]
+    wire.wait_for("retrieve_futures", 3)
+    assert [(cursor, timeout) for cursor, _, timeout in polls(wire)[:2]] == [(0, None), (3, None)]
+    assert polls(wire)[2][::2] == (5, 0.0)
+
+
+def test_a_sample_that_is_done_before_it_is_accepted(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A completion that comes before the answer to its submission is kept for it."""
+    accept(wire, "r1", "r2")
+    tell(wire, 1, "r2")
+    tell(wire, 2, "r1")
+    tell(wire, 2)
+    results(wire, 2)
+    accepted = wire.hold("retrieve_futures")
+    first = sample(sampler)
+    wire.wait_for("retrieve_futures")
+    answered = wire.hold("asample")
+    second = sample(sampler)
+    wire.wait_for("asample", 2)
+    accepted()
+    assert first.result(10)
+    answered()
+    assert second.result(10)
+    assert second.request_id == "r2"
+    wire.wait_for("retrieve_futures", 3)
+
+
+def test_what_is_fetched_during_a_poll_is_reported_by_the_next(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """Every fetched result is reported in one poll that is answered: neither left out nor said again."""
+    accept(wire, "r1", "r2", "r3")
+    tell(wire, 2, "r1", "r2")
+    tell(wire, 3, "r3")
+    tell(wire, 3)
+    results(wire, 3)
+    held_poll = wire.hold("retrieve_futures")
+    futures = [sample(sampler) for _ in range(3)]
+    wire.wait_for("asample", 3)
+    round_trips(wire)
+    held_fetch = wire.hold("retrieve_future")
+    second_poll = wire.hold("retrieve_futures")
+    held_poll()
+    wire.wait_for("retrieve_future", 2)
+    wire.wait_for("retrieve_futures", 2)
+    held_fetch()
+    round_trips(wire)
+    assert len(wire.sent("retrieve_futures")) == 2
+    second_poll()
+    assert all(future.result(10) for future in futures)
+    assert reported(wire, 3) == ["r1", "r2", "r3"]
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_server_without_the_endpoint(sampler: tinker.SamplingClient, wire: Any, status: int) -> None:
+    """Everybody who waits then polls alone, and the endpoint is not asked for again."""
+    wire.fail("retrieve_futures", status)
+    release = wire.hold("retrieve_futures")
+    futures = [sample(sampler), sample(sampler)]
+    wire.wait_for("asample", 2)
+    wire.wait_for("retrieve_futures")
+    round_trips(wire)
+    release()
+    for future in futures:
+        assert future.result(10).sequences[0].tokens
+    assert sample(sampler).result(10).sequences[0].tokens
+    assert len(wire.sent("retrieve_futures")) == 1
+
+
+def test_a_refused_poll_fails_who_waits(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """Each sample gets the error as its own; a later sample is polled for again."""
+    wire.fail("retrieve_futures", 403)
+    release = wire.hold("retrieve_futures")
+    futures = [sample(sampler), sample(sampler)]
+    wire.wait_for("asample", 2)
+    wire.wait_for("retrieve_futures")
+    round_trips(wire)
+    release()
+    found = [future.exception(10) for future in futures]
+    assert all(isinstance(error, tinker.PermissionDeniedError) for error in found)
+    assert found[0] is not found[1]
+    assert sample(sampler).result(10).sequences[0].tokens
+
+
+def test_passing_failures_of_polls_are_forgotten(sampler: tinker.SamplingClient, wire: Any, clock: Any) -> None:
+    """Only failures without an answer in between count together: a wait may be longer than polling is tried."""
+    accept(wire, "r1")
+    body = {"completions": [], "cursor": 0}
+    for _ in range(3):
+        wire.fail("retrieve_futures", 503)
+
+        def late(request: Any, _: bytes) -> Any:
+            clock.now += 250
+            return httpx.Response(200, json=body)
+
+        wire.answer("retrieve_futures", late)
+    tell(wire, 1, "r1")
+    tell(wire, 1)
+    results(wire, 1)
+    assert sample(sampler).result(10).sequences[0].tokens == [7]
+    wire.wait_for("retrieve_futures", 8)
+
+
+def test_a_completion_of_an_unknown_kind(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A state of tomorrow means that fetching tells what it is."""
+    accept(wire, "r1")
+    unknown = {"state": "archived", "request_id": "r1"}
+    wire.fail("retrieve_futures", 200, body={"completions": [unknown], "cursor": 1}, outside="a state of tomorrow")
+    tell(wire, 1)
+    results(wire, 1)
+    assert sample(sampler).result(10).sequences[0].tokens == [7]
+    assert wire.sent("retrieve_future")[0].json["allow_metadata_only"] is True
+    wire.wait_for("retrieve_futures", 2)
+
+
+def test_a_cancelled_sample_is_not_waited_for(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """Who cancels a sample stops the polls that nobody else needs."""
+    accept(wire, "r1")
+    tell(wire, 1)
+    release = wire.hold("retrieve_futures")
+    future = sample(sampler)
+    wire.wait_for("retrieve_futures")
+    assert future.cancel()
+    round_trips(wire)
+    release()
+    round_trips(wire)
+    assert len(wire.sent("retrieve_futures")) == 1

@@ -1,0 +1,155 @@
+"""What single exchanges carry: redirects and credentials, keys that tell repetitions, lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import tinker
+
+Connect = Callable[..., tinker.ServiceClient]
+ADAM = tinker.AdamParams()
+PROXY = "a proxy's redirect"
+PATH = "/api/v1/get_server_capabilities"
+CREDENTIALS = ("x-api-key", "authorization", "x-gateway")
+
+
+@pytest.fixture
+def anywhere(wire: Any) -> Iterator[None]:
+    """Requests that follow a redirect, or carry what the user adds, need not be what the contract has."""
+    yield
+    wire.judge.bad_requests.clear()
+
+
+def ask(service: tinker.ServiceClient) -> Any:
+    return service.create_rest_client().get_server_capabilities()
+
+
+def redirect(wire: Any, *locations: str, status: int = 307) -> None:
+    for location in locations:
+        wire.fail("get_server_capabilities", status, headers={"location": location}, outside=PROXY)
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize(
+    ("base_url", "location", "kept"),
+    [
+        ("https://server", "http://server" + PATH, False),
+        ("http://server", "https://server" + PATH, False),
+        ("http://server", "http://server:8080" + PATH, False),
+        ("http://server", "http://server.example" + PATH, False),
+        ("http://server", "//other" + PATH, False),
+        ("https://server", "https://server" + PATH, True),
+        ("http://server", PATH, True),
+        ("http://server", "get_server_capabilities?again=1", True),
+    ],
+)
+def test_credentials_stay_with_scheme_host_and_port(
+    connect: Connect, wire: Any, base_url: str, location: str, kept: bool
+) -> None:
+    """No credential goes to another origin, which the same host by another scheme or port is, too."""
+    service = connect(base_url=base_url, default_headers_overrides={"Authorization": "b", "X-Gateway": "g"})
+    redirect(wire, location)
+    wire.fail("get_server_capabilities", 200, body={"supported_models": []})
+    assert ask(service).result(10)
+    first, second = (one.request.headers for one in wire.sent("get_server_capabilities"))
+    assert all(name in first for name in CREDENTIALS)
+    assert [name in second for name in CREDENTIALS] == [kept] * 3
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_credentials_do_not_come_back(connect: Connect, wire: Any) -> None:
+    """What was left out on the way to another origin is not sent to the first one either, when that one is named again."""
+    redirect(wire, "http://elsewhere" + PATH, "http://server" + PATH)
+    wire.fail("get_server_capabilities", 200, body={"supported_models": []})
+    assert ask(connect()).result(10)
+    assert ["x-api-key" in one.request.headers for one in wire.sent("get_server_capabilities")] == [True, False, False]
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize(("count", "followed"), [(5, True), (6, False)])
+def test_redirects_end(connect: Connect, wire: Any, count: int, followed: bool) -> None:
+    """Five redirects are followed; the sixth is the answer, which is an error that shows its status."""
+    redirect(wire, *[f"{PATH}?number={number}" for number in range(count)])
+    asked = ask(connect())
+    if followed:
+        assert asked.result(10).supported_models
+    else:
+        with pytest.raises(tinker.APIStatusError, match="307"):
+            asked.result(10)
+    assert len(wire.sent("get_server_capabilities")) == 6
+
+
+@pytest.mark.parametrize(
+    ("status", "followed"), [(301, True), (302, True), (303, True), (307, True), (308, True), (304, False)]
+)
+def test_which_redirects_a_question_follows(connect: Connect, wire: Any, status: int, followed: bool) -> None:
+    """Questions follow every kind of redirect; other answers of the 300s are errors."""
+    redirect(wire, PATH, status=status)
+    error = ask(connect()).exception(10)
+    assert (error is None) is followed
+
+
+@pytest.mark.parametrize(("status", "followed"), [(301, False), (302, False), (303, False), (307, True), (308, True)])
+def test_which_redirects_a_submission_follows(training: tinker.TrainingClient, wire: Any, status: int, followed: bool) -> None:
+    """A body is sent again only where the redirect says so; others would turn the submission into a question."""
+    wire.fail("optim_step", status, headers={"location": "/api/v1/optim_step"}, outside=PROXY)
+    error = training.optim_step(ADAM).exception(10)
+    assert (error is None) is followed
+    assert {one.request.method for one in wire.sent("optim_step")} == {"POST"}
+    assert len({one.body for one in wire.sent("optim_step")}) == 1
+
+
+def test_repetitions_are_told_by_their_key(training: tinker.TrainingClient, wire: Any) -> None:
+    """All attempts of one request carry one key, every other request another one, and questions none."""
+    wire.fail("optim_step", 503, times=2)
+    for _ in range(2):
+        training.optim_step(ADAM).result(10)
+    keys = [one.request.headers["x-idempotency-key"] for one in wire.sent("optim_step")]
+    assert len(set(keys[:3])) == 1
+    assert len(set(keys)) == 2
+    others = [one for one in wire.exchanges if one.request.method == "POST" and one.operation != "optim_step"]
+    assert len({one.request.headers["x-idempotency-key"] for one in others} | set(keys)) == len(others) + 2
+    assert all("x-idempotency-key" not in one.request.headers for one in wire.exchanges if one.request.method == "GET")
+
+
+def test_bodies_say_their_length(training: tinker.TrainingClient, wire: Any, datum: Callable[..., tinker.Datum]) -> None:
+    """A body of several pieces, or a long one, is sent with its length, not in chunks of unknown number."""
+    training.forward_backward([datum(list(range(200)))], "cross_entropy").result(10)
+    (exchange,) = wire.sent("forward_backward")
+    assert exchange.request.headers["content-length"] == str(len(exchange.body))
+
+
+def test_long_error_bodies_are_cut(training: tinker.TrainingClient, wire: Any) -> None:
+    """An error keeps as much of the answer as is worth reading."""
+    wire.fail("optim_step", 404, body=b"x" * (1 << 20), outside="a proxy's page")
+    error = training.optim_step(ADAM).exception(10)
+    assert isinstance(error, tinker.NotFoundError)
+    assert len(str(error)) < 10_000
+    assert len(error.response.content) <= 65536
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [(b"", None), (b'{"detail": "no"}', {"detail": "no"}), (b"plain words", "plain words"), (b"\xff\xfe", None)],
+)
+def test_bodies_of_errors(training: tinker.TrainingClient, wire: Any, body: bytes, shown: object) -> None:
+    """The body of an error is its JSON, else its text, else None; the message has it where there is one."""
+    wire.fail("optim_step", 404, body=body, outside="any answer")
+    error = training.optim_step(ADAM).exception(10)
+    assert isinstance(error, tinker.NotFoundError)
+    assert error.body == shown
+    assert str(error) == "Error code: 404" if shown is None else str(shown) in str(error)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_the_users_query_goes_with_every_request(connect: Connect, wire: Any) -> None:
+    """A default query is added to every request; what a request says itself goes before it."""
+    rest = connect(default_query={"team": "blue", "limit": "7"}).create_rest_client()
+    rest.list_sessions(limit=3).result(10)
+    rest.get_server_capabilities().result(10)
+    asked, other = (wire.sent(name)[0].request.url.params for name in ("sessions", "get_server_capabilities"))
+    assert (asked["team"], asked.get_list("limit")) == ("blue", ["3"])
+    assert dict(other) == {"team": "blue", "limit": "7"}

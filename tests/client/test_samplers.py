@@ -1,0 +1,138 @@
+"""What a sampler knows of its model, and what it makes of servers that leave out what was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tinker
+from tinker._retry import RESUBMISSIONS
+from tinker.types import TensorData
+
+PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2, seed=7)
+Connect = Callable[..., tinker.ServiceClient]
+BARE = {"sequences": [{"stop_reason": "stop", "tokens": [1], "logprobs": [-0.5]}]}
+
+
+@pytest.fixture
+def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
+    """A sampler of the toy model."""
+    return service.create_sampling_client(base_model="tinker/toy").result(10)
+
+
+def test_options_that_are_ignored(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A server that leaves out what was asked for fails the sample; one that was not asked does not."""
+    wire.fail("retrieve_future", 200, body=BARE, times=4)
+    targets = TensorData([[1], [2]], "int64", [2, 1])
+    with pytest.raises((RuntimeError, tinker.TinkerError), match="ignored target_prompt_logprobs"):
+        sampler.sample(PROMPT, 1, PARAMS, target_prompt_logprobs=targets).result(10)
+    with pytest.raises((RuntimeError, tinker.TinkerError), match="ignored prompt_alt_tokens_k"):
+        sampler.sample(PROMPT, 1, PARAMS, prompt_alt_tokens_k=2).result(10)
+    with pytest.raises((RuntimeError, tinker.TinkerError), match="prompt"):
+        sampler.compute_logprobs(PROMPT).result(10)
+    assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences[0].tokens == [1]
+
+
+def test_options_are_sent_as_asked(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """Each argument of sample has its field; the log-probabilities of a prompt are asked for with one token."""
+    sampler.sample(PROMPT, 3, PARAMS, True, 4, 5, prompt_logprobs_last_n=2).result(10)
+    sampler.compute_logprobs(PROMPT, 2).result(10)
+    first, second = (one.json for one in wire.sent("asample"))
+    names = ("num_samples", "prompt_logprobs", "topk_prompt_logprobs", "topk_sample_logprobs", "prompt_logprobs_last_n")
+    assert [first[name] for name in names] == [3, True, 4, 5, 2]
+    assert (second["num_samples"], second["sampling_params"]["max_tokens"], second["prompt_logprobs"]) == (1, 1, True)
+    assert second["prompt_logprobs_last_n"] == 2
+    assert first["seq_id"] + 1 == second["seq_id"]
+
+
+@pytest.mark.parametrize("from_training", [False, True])
+def test_the_base_model_is_told_to_coroutines(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, from_training: bool
+) -> None:
+    """``get_base_model_async`` and ``get_base_model`` say the same, and a saved one is asked for once."""
+    path = training.save_weights_for_sampler("a").result(10).path
+    sampler = (
+        training.save_weights_and_get_sampling_client() if from_training else service.create_sampling_client(model_path=path)
+    )
+
+    async def asked() -> list[str]:
+        return await asyncio.gather(sampler.get_base_model_async(), sampler.get_base_model_async())
+
+    before = len(wire.exchanges)
+    assert asyncio.run(asked()) == ["tinker/toy"] * 2
+    assert sampler.get_base_model() == "tinker/toy"
+    asked_about = [one.operation for one in wire.exchanges[before:] if one.operation in ("weights_info", "get_info")]
+    assert len(asked_about) <= 1
+
+
+def test_a_failed_question_about_the_model_does_not_travel(service: tinker.ServiceClient, wire: Any) -> None:
+    """A sampler whose base model could not be found out pickles, and its copy asks for itself."""
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    handed = pickle.loads(pickle.dumps(sampler))
+    assert handed.get_base_model() == "tinker/toy"
+    wire.fail("samplers/" + str(handed._sampling_session_id), 403, times=1)
+    fresh = copy.deepcopy(sampler)
+    failed = fresh._base_model_future().exception(10)
+    assert isinstance(failed, tinker.PermissionDeniedError)
+    assert copy.deepcopy(fresh).get_base_model() == "tinker/toy"
+
+
+def test_what_is_lost_is_asked_for_a_few_times(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A result that is gone as often as allowed is asked for once more each time, and comes in the end."""
+    wire.fail("retrieve_future", 410, body={"detail": "expired"}, times=RESUBMISSIONS)
+    assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
+    assert [one.seq_id for one in wire.sent("asample")] == list(range(RESUBMISSIONS + 1))
+
+
+@pytest.mark.parametrize(("allowed", "told"), [(True, 1), (False, 0)])
+def test_a_cancelled_sample_is_given_up_where_the_server_allows_it(
+    connect: Connect, wire: Any, allowed: bool, told: int
+) -> None:
+    """The server is told that nobody waits any more, if it wants to know; that this fails is no matter."""
+    wire.fail("client/dynamic_config", 200, body={"sample_cancel_enabled": allowed})
+    wire.fail("cancel_future", 403, times=told)
+    sampler = connect().create_sampling_client(base_model="tinker/toy").result(10)
+    wire.wait_for("client/dynamic_config")
+    release = wire.hold("retrieve_future")
+    future = sampler.sample(PROMPT, 1, PARAMS)
+    wire.wait_for("retrieve_future")
+    assert future.cancel()
+    if told:
+        assert wire.wait_for("cancel_future")[0].json == {"request_id": future.request_id}
+    release()
+    assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
+    assert len(wire.sent("cancel_future")) == told
+
+
+def test_samplers_say_who_they_are(service: tinker.ServiceClient, wire: Any) -> None:
+    """The repr names the sampling session once there is one."""
+    release = wire.hold("create_sampling_session")
+    sampler = service.create_sampling_client(base_model="tinker/toy")
+    assert "being created" in repr(sampler)
+    release()
+    sampler.result(10)
+    assert str(wire.answers("create_sampling_session")[0]["sampling_session_id"]) in repr(sampler)
+
+
+@pytest.mark.parametrize(("nbytes", "at_once"), [(60, 2), (30, 1), (1000, 4)])
+def test_prompts_share_a_budget_of_bytes(connect: Connect, wire: Any, nbytes: int, at_once: int) -> None:
+    """Submissions wait while the prompts of the others fill what the server allows; results are not waited for."""
+    wire.fail("client/config", 200, body={"sample_dispatch_bytes_semaphore_size": nbytes})
+    service = connect()
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    arrived: list[int] = []
+    release = wire.hold("asample")
+    futures = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(4)]  # 30 bytes each, of which the first is held back
+    wire.wait_for("asample")
+    for _ in range(3):
+        service.create_rest_client().get_server_capabilities().result(10)
+    arrived.append(len(wire.sent("asample")))
+    release()
+    assert all(future.result(10).sequences for future in futures)
+    assert (arrived[0] == 1) is (at_once == 1)
+    assert len(wire.sent("asample")) == 4

@@ -1,0 +1,212 @@
+"""Waiting for results: many waiters, loops that end, cancellations that meet an outcome, polls that last."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import Any
+
+import httpx
+import pytest
+
+import tinker
+
+ADAM = tinker.AdamParams()
+Connect = Callable[..., tinker.ServiceClient]
+PENDING = {"type": "try_again", "request_id": "x", "queue_state": "active"}
+
+
+def round_trips(wire: Any) -> None:
+    """Let the loop do what it can."""
+    rest = tinker.RestClient(base_url="http://server", api_key="tml-secret", transport=wire)
+    for _ in range(3):
+        rest.get_server_capabilities().result(10)
+
+
+def test_a_loop_that_ends_while_it_waits(training: tinker.TrainingClient, wire: Any) -> None:
+    """Others still get the result when the loop of one waiter is closed before it comes."""
+    release = wire.hold("retrieve_future")
+    future = training.optim_step(ADAM)
+    loop = asyncio.new_event_loop()
+    waiter = loop.create_task(future.coroutine())
+    loop.run_until_complete(asyncio.sleep(0))
+    with pytest.raises(TimeoutError):
+        future.result(0)
+    waiter._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    release()
+    assert future.result(10).metrics is not None
+    assert training.optim_step(ADAM).result(10)
+
+
+def test_one_waiter_for_a_client_may_go(service: tinker.ServiceClient, wire: Any) -> None:
+    """A cancelled request does not cancel the creation of the client that it waited for, nor the other requests."""
+    release = wire.hold("create_sampling_session")
+    sampler = service.create_sampling_client(base_model="tinker/toy")
+    prompt, params = tinker.ModelInput.from_ints([1]), tinker.SamplingParams(max_tokens=1)
+    gone, stays = sampler.sample(prompt, 1, params), sampler.sample(prompt, 1, params)
+    wire.wait_for("create_sampling_session")
+    round_trips(wire)
+    assert gone.cancel()
+    round_trips(wire)
+    release()
+    assert stays.result(10).sequences
+    assert sampler.result(10) is sampler
+    assert len(wire.sent("asample")) == 1
+
+
+def test_a_waiter_in_a_coroutine_may_go(service: tinker.ServiceClient, wire: Any) -> None:
+    """The same for tasks: a cancelled one takes only its own request with it."""
+    release = wire.hold("create_sampling_session")
+    sampler = service.create_sampling_client(base_model="tinker/toy")
+    prompt, params = tinker.ModelInput.from_ints([1]), tinker.SamplingParams(max_tokens=1)
+
+    async def scenario() -> tinker.SampleResponse:
+        gone = asyncio.create_task(sampler.sample_async(prompt, 1, params))
+        stays = asyncio.create_task(sampler.sample_async(prompt, 1, params))
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        release()
+        return await asyncio.wait_for(stays, 10)
+
+    assert asyncio.run(scenario()).sequences
+
+
+def test_cancelling_what_is_done_changes_nothing(training: tinker.TrainingClient) -> None:
+    """A future that has its result cannot be cancelled."""
+    future = training.optim_step(ADAM)
+    result = future.result(10)
+    assert not future.cancel()
+    assert future.result(0) is result
+
+
+def test_a_cancelled_future_stays_cancelled(training: tinker.TrainingClient, wire: Any) -> None:
+    """What arrives after the cancellation is dropped without a word, and every waiter is told of the cancellation."""
+    release = wire.hold("retrieve_future")
+    future = training.optim_step(ADAM)
+    wire.wait_for("retrieve_future", 2)
+    outcomes: list[CancelledError] = []
+
+    def wait() -> None:
+        try:
+            future.result(10)
+        except CancelledError as error:
+            outcomes.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert future.cancel()
+    thread.join(10)
+    release()
+    round_trips(wire)
+    assert len(outcomes) == 1
+    assert future.cancelled()
+
+    async def awaited() -> None:
+        await future
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(awaited())
+
+
+def test_a_pending_answer_forgives_the_failures_before_it(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
+    """Only failures in a row count: a wait may last hours with a failure now and then, whatever 'later' looks like."""
+    pending = [
+        httpx.Response(200, json=PENDING),
+        httpx.Response(408, json={"queue_state": "active"}),
+        httpx.Response(408, json={"detail": "not yet"}),
+        httpx.Response(200, json={"status": "complete_metadata", "request_id": "x", "response_payload_size": 9}),
+    ]
+    for answer in pending:
+        wire.fail("retrieve_future", 503)
+
+        def late(_: httpx.Request, __: bytes, answer: httpx.Response = answer) -> httpx.Response:
+            clock.now += 250
+            return answer
+
+        wire.answer("retrieve_future", late)
+    wire.fail("retrieve_future", 503)
+    assert training.optim_step(ADAM).result(10).metrics is not None
+
+
+def test_failures_in_a_row_end_the_wait(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
+    """Nothing but failures for five minutes is the end, and the error says what is known."""
+
+    def late(_: httpx.Request, __: bytes) -> httpx.Response:
+        clock.now += 160
+        return httpx.Response(503, json={"detail": "no"})
+
+    for _ in range(2):
+        wire.answer("retrieve_future", late)
+    with pytest.raises(tinker.InternalServerError) as caught:
+        training.optim_step(ADAM).result(10)
+    assert "was accepted" in str(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("quiet", [0.4, 0.6])
+def test_held_polls_are_followed_at_once(training: tinker.TrainingClient, wire: Any, clock: Any, quiet: float) -> None:
+    """A poll that the server held is repeated without a pause; one that came back quickly is not."""
+
+    def held(_: httpx.Request, __: bytes) -> httpx.Response:
+        clock.now += quiet
+        return httpx.Response(200, json=PENDING)
+
+    for _ in range(3):
+        wire.answer("retrieve_future", held)
+    del clock.slept[:]
+    training.optim_step(ADAM).result(10)
+    assert clock.slept == ([] if quiet > 0.5 else [0.02, 0.04, 0.08])
+
+
+def test_pauses_are_short_again_after_a_held_poll(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
+    """The pauses grow anew when the server has begun to hold polls in between."""
+
+    def answered(seconds: float) -> Callable[[httpx.Request, bytes], httpx.Response]:
+        def answer(_: httpx.Request, __: bytes) -> httpx.Response:
+            clock.now += seconds
+            return httpx.Response(200, json=PENDING)
+
+        return answer
+
+    for seconds in (0, 0, 0, 5, 0, 0):
+        wire.answer("retrieve_future", answered(seconds))
+    del clock.slept[:]
+    training.optim_step(ADAM).result(10)
+    assert clock.slept == [0.02, 0.04, 0.08, 0.02, 0.04]
+
+
+def test_a_result_that_decodes_and_does_not_convert(
+    training: tinker.TrainingClient, wire: Any, datum: Callable[..., tinker.Datum]
+) -> None:
+    """Values that fit the contract one by one and not together are an answer that does not fit, asked for three times."""
+    tensor = {"data": [1.0, 2.0], "dtype": "float32", "shape": [3]}
+    output = {"loss_fn_output_type": "x", "loss_fn_outputs": [{"logprobs": tensor}], "metrics": {}}
+    wire.fail("retrieve_future", 200, body=output, times=3)
+    with pytest.raises(tinker.APIResponseValidationError, match="forward: "):
+        training.forward([datum()], "cross_entropy").result(10)
+
+
+def test_a_small_result_is_not_taken_for_a_status(training: tinker.TrainingClient, wire: Any) -> None:
+    """A result that has fields like a status, with words that mean nothing there, is a result."""
+    wire.fail("retrieve_future", 200, body={"metrics": {"m": 1.0}, "status": "complete"}, outside="more than the contract has")
+    assert training.optim_step(ADAM).result(10).metrics == {"m": 1.0}
+
+
+@pytest.mark.parametrize(("budget", "overlap"), [(10**9, True), (1, False)])
+def test_large_results_wait_for_room(connect: Connect, wire: Any, budget: int, overlap: bool) -> None:
+    """Results whose size is known are fetched as far as there is room for them, one at a time at least."""
+    wire.fail("client/config", 200, body={"inflight_response_bytes_semaphore_size": budget})
+    service = connect()
+    training = service.create_lora_training_client("tinker/toy", rank=2).result(10)
+    sizes = {"status": "complete_metadata", "request_id": "x", "response_payload_size": 50_000}
+    before = len(wire.sent("retrieve_future"))
+    wire.fail("retrieve_future", 200, body=sizes, times=2)
+    futures = [training.optim_step(ADAM), training.optim_step(ADAM)]
+    assert all(future.result(10) for future in futures)
+    asked = [one.json["allow_metadata_only"] for one in wire.sent("retrieve_future")[before:]]
+    assert sorted(asked) == [False, False, True, True]
+    assert overlap or asked.count(True) == 2

@@ -1,0 +1,183 @@
+"""The folders of checkpoints: copies that share files or do not, expiry, sizes, names that are taken."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tinker_wire import models
+
+from tinker.local.checkpoints import RECORD_FILE, CheckpointRecord, Checkpoints, check_name, checkpoint_path, folder_name
+from tinker.local.engines.protocol import EngineError
+
+
+def record(name: str, run: str = "run", created_at: float = 1.0, **fields: Any) -> CheckpointRecord:
+    return CheckpointRecord(
+        path=checkpoint_path(run, "weights", name),
+        training_run_id=run,
+        kind="weights",
+        name=name,
+        base_model="m",
+        engine_model="m",
+        lora_config=models.LoraConfig(rank=1),
+        created_at=created_at,
+        **fields,
+    )
+
+
+def fill(folder: Path) -> None:
+    (folder / "deep").mkdir()
+    (folder / "weights").write_text("123")
+    (folder / "deep" / "optimizer").write_text("45")
+
+
+@pytest.fixture
+def now() -> list[float]:
+    """The time as the server sees it."""
+    return [100.0]
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, now: list[float]) -> Checkpoints:
+    """A folder of checkpoints."""
+    return Checkpoints(tmp_path / "checkpoints", lambda: now[0])
+
+
+def no_links(*_: object, **__: object) -> None:
+    raise OSError(errno.EPERM, "no links on this disk")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_copy_has_the_same_files(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """A copy holds what its source holds, sharing the disk where that works, and outlives its source."""
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    source = checkpoints.write(record("a"), fill, overwrite=False)
+    copied = checkpoints.copy(source, record("b", run="other"))
+    assert copied.nbytes == source.nbytes == 5
+    shared = [os.stat(file).st_nlink for file in checkpoints.files(copied).values()]
+    assert shared == ([2, 2] if links else [1, 1])
+    checkpoints.delete(source)
+    assert {name: file.read_text() for name, file in checkpoints.files(copied).items()} == {
+        "deep/optimizer": "45",
+        "weights": "123",
+    }
+    assert checkpoints.list() == [copied]
+
+
+def test_a_name_that_is_taken(checkpoints: Checkpoints) -> None:
+    """A second save under a name is refused before anything is written, unless it may replace the first."""
+    checkpoints.write(record("a"), fill, overwrite=False)
+    called: list[Path] = []
+    with pytest.raises(EngineError, match="exists; choose another name"):
+        checkpoints.write(record("a", created_at=2.0), called.append, overwrite=False)
+    assert called == []
+    checkpoints.write(record("a", created_at=2.0), fill, overwrite=True)
+    found = checkpoints.get("run", "weights", "a")
+    assert found is not None
+    assert found.created_at == 2.0
+
+
+def test_a_checkpoint_ends_at_its_time(checkpoints: Checkpoints, now: list[float]) -> None:
+    """At the second at which it expires it is not there any more, its name is free, and listing removes it."""
+    kept = checkpoints.write(record("a", expires_at=110.0), fill, overwrite=False)
+    now[0] = 109.9
+    assert checkpoints.exists("run", "weights", "a")
+    assert checkpoints.list() == [kept]
+    now[0] = 110.0
+    assert not checkpoints.exists("run", "weights", "a")
+    assert checkpoints.get("run", "weights", "a") is None
+    with pytest.raises(EngineError, match="there is no checkpoint"):
+        checkpoints.find(kept.path, "weights")
+    folder = checkpoints.folder(kept)
+    assert folder.exists()
+    assert checkpoints.list() == []
+    assert not folder.exists()
+    assert checkpoints.write(record("a"), fill, overwrite=False).expires_at is None
+
+
+def test_lists_are_of_one_run_or_all_and_begin_with_the_newest(checkpoints: Checkpoints) -> None:
+    """The newest comes first; among equals the path decides."""
+    for name, run, at in (("a", "one", 1.0), ("b", "one", 3.0), ("c", "two", 2.0), ("d", "two", 2.0)):
+        checkpoints.write(record(name, run, at), fill, overwrite=False)
+    assert [one.name for one in checkpoints.list()] == ["b", "d", "c", "a"]
+    assert [one.name for one in checkpoints.list("two")] == ["d", "c"]
+    assert checkpoints.list("three") == []
+
+
+def test_a_damaged_record(checkpoints: Checkpoints) -> None:
+    """It is in nobody's list, but its name is taken, and asking for it says what is wrong."""
+    kept = checkpoints.write(record("a"), fill, overwrite=False)
+    (checkpoints.folder(kept) / RECORD_FILE).write_bytes(b"{")
+    assert checkpoints.list() == []
+    assert checkpoints.exists("run", "weights", "a")
+    with pytest.raises(EngineError, match="is damaged"):
+        checkpoints.get("run", "weights", "a")
+
+
+def test_records_can_be_changed(checkpoints: Checkpoints) -> None:
+    """A change is there for every reader, changes nothing else, and leaves no file behind."""
+    kept = checkpoints.write(record("a"), fill, overwrite=False)
+    changed = checkpoints.update(kept, public=True, expires_at=200.0)
+    assert checkpoints.get("run", "weights", "a") == changed == msgspec.structs.replace(kept, public=True, expires_at=200.0)
+    assert sorted(file.name for file in checkpoints.folder(kept).iterdir()) == [RECORD_FILE, "deep", "weights"]
+
+
+@pytest.mark.parametrize(
+    ("path", "kinds", "words"),
+    [
+        ("tinker://run/weights/b", ("weights",), "there is no checkpoint"),
+        ("tinker://run/weights/a", ("sampler_weights",), "of kind 'weights'.*made by save_weights_for_sampler"),
+        ("nonsense", ("weights",), "nonsense|tinker://"),
+    ],
+)
+def test_what_is_not_found_says_why(checkpoints: Checkpoints, path: str, kinds: Any, words: str) -> None:
+    """A path that leads nowhere, to another kind, or is none."""
+    checkpoints.write(record("a"), fill, overwrite=False)
+    with pytest.raises(EngineError, match=words):
+        checkpoints.find(path, *kinds)
+    found, folder = checkpoints.find("tinker://run/weights/a", "sampler_weights", "weights")
+    assert (found.name, (folder / "weights").read_text()) == ("a", "123")
+
+
+def test_a_save_that_fails_leaves_nothing(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """Neither a half-written checkpoint nor its draft stays, and the one before it stays as it was."""
+    checkpoints.write(record("a"), fill, overwrite=False)
+
+    def fail(folder: Path) -> None:
+        fill(folder)
+        raise RuntimeError("the disk is on fire")
+
+    with pytest.raises(RuntimeError):
+        checkpoints.write(record("a", created_at=2.0), fail, overwrite=True)
+    found = checkpoints.get("run", "weights", "a")
+    assert found is not None
+    assert found.created_at == 1.0
+    assert [file.parent.name for file in (tmp_path / "checkpoints").rglob("weights") if file.is_file()] == [folder_name("a")]
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 255, "über alles", "a.b", "..."])
+def test_names_that_can_be_saved(checkpoints: Checkpoints, name: str) -> None:
+    """Any name of up to 255 characters has a folder of its own."""
+    assert check_name(name) == name
+    checkpoints.write(record(name), fill, overwrite=False)
+    assert [one.name for one in checkpoints.list()] == [name]
+
+
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b", "a\n", "a" * 256])
+def test_names_that_cannot(name: str) -> None:
+    """A name that could not stand in a path is refused, and the error shows no more of it than fits in a line."""
+    with pytest.raises(EngineError, match="cannot name a checkpoint") as caught:
+        check_name(name)
+    assert len(str(caught.value)) < 250
+
+
+def test_folders_differ_where_names_do() -> None:
+    """Names that look alike on a disk have folders of their own, short enough for every file system."""
+    names = ["a", "A", "a b", "a_b", "a/b", "ä", "x" * 300, "x" * 301]
+    assert len({folder_name(name).lower() for name in names}) == len(names)
+    assert all(len(folder_name(name)) <= 81 for name in names)

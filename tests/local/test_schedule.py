@@ -1,0 +1,432 @@
+"""Lanes and the engine's thread: order of numbers, gaps, batches of samples, chores, and the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tinker.local.engines.protocol import EngineError
+from tinker.local.futures import Failure, Future, Futures
+from tinker.local.problem import Problem
+from tinker.local.schedule import ENDED, Chore, NumberedLane, SampleLane, Sampling, Work, Worker
+from tinker.local.settings import Settings
+
+
+class Done(msgspec.Struct):
+    """A result."""
+
+    name: str
+
+
+class Time:
+    """The clock of a server."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def futures(tmp_path: Path) -> Futures:
+    """Where results go."""
+    return Futures(Settings(data_dir=tmp_path), threading.RLock(), Time())
+
+
+@pytest.fixture
+def lane(futures: Futures) -> NumberedLane:
+    """The requests of a model; a missing number holds the others back for ten seconds."""
+    return NumberedLane(futures, 10.0)
+
+
+def work(futures: Futures, name: str, log: list[str] | None = None, error: Exception | None = None) -> Work:
+    def run(engine: Any) -> Any:
+        if log is not None:
+            log.append(name)
+        if error is not None:
+            raise error
+        return Done(name)
+
+    return Work(futures.open(name, name.encode()), run)
+
+
+def taken(lane: Any, now: float) -> bool:
+    """Whether there was a step; it is done."""
+    step = lane.take(now)
+    if step is not None:
+        step(lambda: None)
+    return step is not None
+
+
+def drain(lane: Any, now: float) -> None:
+    while taken(lane, now):
+        pass
+
+
+def test_requests_run_in_the_order_of_their_numbers(futures: Futures, lane: NumberedLane) -> None:
+    """Whatever the order in which they come; a later one waits for an earlier one that has not come yet."""
+    log: list[str] = []
+    assert lane.is_fresh
+    for number in (2, 0, 3):
+        lane.put(number, work(futures, str(number), log), 0.0)
+    assert not lane.is_fresh
+    drain(lane, 1.0)
+    assert log == ["0"]
+    assert lane.wakes_at() == 11.0
+    assert "seq_id 1" in str(lane.missing())
+    lane.put(1, work(futures, "1", log), 2.0)
+    assert (lane.wakes_at(), lane.missing()) == (None, None)
+    drain(lane, 2.0)
+    assert log == ["0", "1", "2", "3"]
+    assert not taken(lane, 100.0)
+
+
+def test_a_gap_ends_at_its_time(futures: Futures, lane: NumberedLane) -> None:
+    """A number that does not come in time is given up: the later ones run, and it is refused when it comes after all."""
+    log: list[str] = []
+    lane.put(0, work(futures, "0", log), 0.0)
+    drain(lane, 0.0)
+    lane.put(5, work(futures, "5", log), 3.0)
+    lane.put(7, work(futures, "7", log), 4.0)
+    assert lane.wakes_at() == 13.0
+    drain(lane, 12.9)
+    assert log == ["0"]
+    lane.require_free(1)
+    drain(lane, 13.0)
+    assert log == ["0", "5"]
+    for number in (0, 1, 4, 5, 7):
+        with pytest.raises(Problem, match="comes too late"):
+            lane.require_free(number)
+    lane.require_free(6)
+    assert lane.wakes_at() == 23.0
+    drain(lane, 23.0)
+    assert log == ["0", "5", "7"]
+    assert lane.wakes_at() is None
+
+
+def test_numbers_that_were_refused_hold_nobody_back(futures: Futures, lane: NumberedLane) -> None:
+    """A skipped number is used up; one that waits already, or is over, cannot be skipped."""
+    log: list[str] = []
+    lane.put(0, work(futures, "0", log), 0.0)
+    lane.put(2, work(futures, "2", log), 0.0)
+    lane.skip(1, 0.0)
+    lane.skip(2, 0.0)
+    lane.skip(0, 0.0)
+    drain(lane, 0.0)
+    assert log == ["0", "2"]
+    lane.skip(1, 0.0)
+    assert lane.wakes_at() is None
+    lane.skip(4, 5.0)
+    assert lane.wakes_at() == 15.0
+    lane.put(3, work(futures, "3", log), 6.0)
+    drain(lane, 6.0)
+    assert log == ["0", "2", "3"]
+    assert lane.number(None) == 5
+
+
+def test_free_numbers(futures: Futures, lane: NumberedLane) -> None:
+    """Who gives no number, or 0, gets the first one behind everything that was submitted, and never that of the creation."""
+    assert [lane.number(given) for given in (None, 0, 1, 7)] == [1, 1, 1, 7]
+    lane.put(0, work(futures, "0"), 0.0)
+    assert lane.number(None) == 1
+    assert lane.is_fresh
+    lane.put(3, work(futures, "3"), 0.0)
+    assert lane.number(None) == 4
+    assert not lane.is_fresh
+    drain(lane, 0.0)
+    assert lane.number(0) == 4
+    drain(lane, 10.0)
+    assert lane.number(None) == 4
+    assert lane.number(2) == 2
+
+
+def test_a_closed_lane_runs_what_can_run_and_fails_the_rest(futures: Futures, lane: NumberedLane) -> None:
+    """Requests behind a gap fail with the reason that was given; the last step comes once, after everything else."""
+    log: list[str] = []
+    ready, stuck = work(futures, "0", log), work(futures, "2", log)
+    lane.put(0, ready, 0.0)
+    lane.put(2, stuck, 0.0)
+    lane.skip(4, 0.0)
+    lane.close(Failure("over", "user"), lambda open_engine: log.append("last"))
+    drain(lane, 0.0)
+    assert log == ["0", "last"]
+    assert ready.future.outcome == Done("0")
+    assert stuck.future.outcome == Failure("over", "user")
+    assert not taken(lane, 100.0)
+    assert lane.wakes_at() is None
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [(EngineError("too long"), Failure("too long", "user")), (KeyError("k"), Failure("KeyError: 'k'", "server"))],
+)
+def test_whose_fault_a_failure_is(futures: Futures, lane: NumberedLane, error: Exception, failure: Failure) -> None:
+    """What an engine refuses is the user's fault and told as it is; anything else is the server's."""
+    failing = work(futures, "0", error=error)
+    lane.put(0, failing, 0.0)
+    drain(lane, 0.0)
+    assert failing.future.outcome == failure
+
+
+# Samples
+
+
+class Engine:
+    """Answers jobs, which are names, and refuses some of them."""
+
+    def __init__(self, *refused: str, error: type[Exception] = EngineError) -> None:
+        self.batches: list[list[str]] = []
+        self._refused, self._error = refused, error
+
+    def sample(self, jobs: list[Any]) -> list[Any]:
+        self.batches.append(list(jobs))
+        if any(job in self._refused for job in jobs):
+            raise self._error("refused")
+        return jobs
+
+
+def sampling(futures: Futures, name: str, tokens: int = 1) -> Sampling:
+    return Sampling(futures.open(name, name.encode()), tokens, lambda engine: name, Done)  # type: ignore[arg-type, return-value]
+
+
+def run_samples(lane: SampleLane, engine: Any) -> None:
+    while (step := lane.take(0.0)) is not None:
+        step(lambda: engine)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batches"),
+    [
+        ([4, 4, 2], [["0", "1", "2"]]),
+        ([4, 4, 3], [["0", "1"], ["2"]]),
+        ([11, 1], [["0"], ["1"]]),
+        ([10, 1], [["0"], ["1"]]),
+        ([1, 11, 1], [["0"], ["1"], ["2"]]),
+        ([5, 6, 4, 1], [["0"], ["1", "2"], ["3"]]),
+    ],
+)
+def test_samples_run_together_as_far_as_tokens_allow(futures: Futures, sizes: list[int], batches: list[list[str]]) -> None:
+    """Batches are filled in the order of arrival up to the limit; a sample that is too large runs alone."""
+    lane, engine = SampleLane(futures, 10), Engine()
+    every = [sampling(futures, str(number), tokens) for number, tokens in enumerate(sizes)]
+    for one in every:
+        lane.put(one)
+    run_samples(lane, engine)
+    assert engine.batches == batches
+    assert [one.future.outcome for one in every] == [Done(str(number)) for number in range(len(sizes))]
+
+
+def test_one_refused_sample_fails_alone(futures: Futures) -> None:
+    """When a batch is refused each sample runs by itself, so that only the one at fault fails."""
+    lane, engine = SampleLane(futures, 10), Engine("b")
+    every = [sampling(futures, name) for name in "abc"]
+    for one in every:
+        lane.put(one)
+    run_samples(lane, engine)
+    assert engine.batches == [["a", "b", "c"], ["a"], ["b"], ["c"]]
+    assert [one.future.outcome for one in every] == [Done("a"), Failure("refused", "user"), Done("c")]
+
+
+def test_a_broken_engine_fails_the_batch_once(futures: Futures) -> None:
+    """An engine that breaks down is not asked again for the same samples; the failure is the server's."""
+    lane, engine = SampleLane(futures, 10), Engine("b", error=ZeroDivisionError)
+    every = [sampling(futures, name) for name in "ab"]
+    for one in every:
+        lane.put(one)
+    run_samples(lane, engine)
+    assert engine.batches == [["a", "b"]]
+    assert [one.future.outcome for one in every] == [Failure("ZeroDivisionError: refused", "server")] * 2
+
+
+def test_a_job_that_cannot_be_made_touches_no_other(futures: Futures) -> None:
+    """The sample whose job fails has its error; the engine gets the rest, or nothing."""
+
+    def impossible(engine: Any) -> Any:
+        raise EngineError("no such tokens")
+
+    lane, engine = SampleLane(futures, 10), Engine()
+    bad = Sampling(futures.open("bad", b""), 1, impossible, Done)  # type: ignore[arg-type]
+    good = sampling(futures, "good")
+    lane.put(bad)
+    lane.put(good)
+    run_samples(lane, engine)
+    assert (bad.future.outcome, good.future.outcome) == (Failure("no such tokens", "user"), Done("good"))
+    assert engine.batches == [["good"]]
+    lane.put(Sampling(futures.open("worse", b""), 1, impossible, Done))  # type: ignore[arg-type]
+    run_samples(lane, engine)
+    assert engine.batches == [["good"]]
+
+
+def test_a_sample_that_nobody_wants_does_not_run(futures: Futures) -> None:
+    """What is dropped before it begins is not run; the others keep their order."""
+    lane, engine = SampleLane(futures, 10), Engine()
+    every = [sampling(futures, name) for name in "abc"]
+    for one in every:
+        lane.put(one)
+    lane.drop(every[1].future)
+    run_samples(lane, engine)
+    assert engine.batches == [["a", "c"]]
+    assert every[1].future.outcome is None
+    assert lane.take(0.0) is None
+    assert lane.wakes_at() is None
+
+
+# Chores and the thread
+
+
+def test_a_chore_is_done_from_time_to_time_while_it_is_needed() -> None:
+    """The first time after its period, then at every end of one; without a need it waits for nothing."""
+    done: list[str] = []
+    needed = [False]
+    chore = Chore(5.0, lambda: needed[0], lambda: done.append("done"))
+
+    def at(now: float) -> tuple[int, float | None]:
+        assert chore.take(now) is None
+        return len(done), chore.wakes_at()
+
+    assert at(0.0) == (0, None)
+    needed[0] = True
+    assert at(1.0) == (0, 6.0)
+    assert at(5.9) == (0, 6.0)
+    assert at(6.0) == (1, 11.0)
+    assert at(20.0) == (2, 25.0)
+    needed[0] = False
+    assert at(30.0) == (2, None)
+    needed[0] = True
+    assert at(31.0) == (2, 36.0)
+
+
+@pytest.fixture
+def make_worker() -> Any:
+    """Makes threads of an engine; they are stopped in the end."""
+    made: list[Worker] = []
+
+    def make(open_engine: Callable[[], Any] = lambda: "engine") -> Worker:
+        made.append(Worker(open_engine, threading.RLock(), Time()))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.stop(lambda: None)  # type: ignore[arg-type, return-value]
+        worker.join()
+
+
+class Steps:
+    """A lane of named steps."""
+
+    def __init__(self, log: list[str], *names: str) -> None:
+        self._log, self._names = log, list(names)
+
+    def take(self, now: float) -> Any:
+        if not self._names:
+            return None
+        name = self._names.pop(0)
+        return lambda open_engine: self._log.append(f"{name} {open_engine()}")
+
+    def wakes_at(self) -> float | None:
+        return None
+
+
+class Last:
+    """A lane of one step, which says that it was taken."""
+
+    def __init__(self) -> None:
+        self.taken = threading.Event()
+
+    def take(self, now: float) -> Any:
+        return None if self.taken.is_set() else lambda open_engine: self.taken.set()
+
+    def wakes_at(self) -> float | None:
+        return None
+
+
+def finished(worker: Worker) -> None:
+    """Wait until every lane has had its turn."""
+    last = Last()
+    worker.add(last)
+    worker.notify()
+    assert last.taken.wait(10)
+
+
+def test_lanes_take_turns_and_errands_go_first(make_worker: Any) -> None:
+    """No lane keeps another one waiting for more than one step; a removed lane is served no more."""
+    log: list[str] = []
+    worker = make_worker()
+    gone = Steps(log, "gone")
+    for lane in (Steps(log, "a1", "a2", "a3"), gone, Steps(log, "b1", "b2")):
+        worker.add(lane)
+    worker.remove(gone)
+    worker.remove(gone)
+    worker.errand(lambda open_engine: log.append("errand"))
+    finished(worker)
+    finished(worker)
+    assert log[0] == "errand"
+    assert log[1:5] == ["a1 engine", "b1 engine", "a2 engine", "b2 engine"]
+    assert "gone engine" not in log
+
+
+def test_an_engine_that_does_not_open_is_tried_again(make_worker: Any) -> None:
+    """The engine is opened by the first step that needs it, once; a failed attempt fails that step only."""
+    attempts: list[int] = []
+
+    def open_engine() -> str:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise RuntimeError("not yet")
+        return "engine"
+
+    worker, log = make_worker(open_engine), list[str]()
+
+    def careful(open_it: Callable[[], Any]) -> None:
+        try:
+            log.append(open_it())
+        except RuntimeError as error:
+            log.append(str(error))
+
+    for _ in range(3):
+        worker.errand(careful)
+    finished(worker)
+    assert log == ["not yet", "engine", "engine"]
+    assert len(attempts) == 2
+
+
+def test_a_stopped_thread_refuses_what_it_has_not_begun(make_worker: Any) -> None:
+    """Errands that did not run are given another engine, which refuses; the end is told, started or not."""
+    worker, log = make_worker(), list[str]()
+    running, release = threading.Event(), threading.Event()
+
+    def long(open_engine: Any) -> None:
+        running.set()
+        release.wait(10)
+        log.append("finished")
+
+    worker.errand(long)
+    assert running.wait(10)
+    worker.errand(lambda open_engine: log.append(f"{open_engine()}"))
+    worker.add(Steps(log, "never"))
+    worker.stop(lambda: "refused")
+    assert log == ["refused"]
+    assert worker.ended.outcome is None
+    release.set()
+    worker.join()
+    assert log == ["refused", "finished"]
+    assert worker.ended.outcome == ENDED
+    idle = make_worker()
+    idle.stop(lambda: "refused")
+    assert idle.ended.outcome == ENDED
+    idle.notify()
+    idle.join()
+
+
+def test_a_future_is_resolved_once() -> None:
+    """The first outcome stays."""
+    future = Future("f")
+    assert future.resolve(Done("a"))
+    assert not future.resolve(Done("b"))
+    assert future.outcome == Done("a")

@@ -1,0 +1,225 @@
+"""Budgets and the cool-down gate: who is admitted, in which order, and that nothing that was taken is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import attrs
+import httpx
+import pytest
+
+from tinker import errors
+from tinker._clock import Clock
+from tinker._limits import THROTTLED_SECONDS, Budget, CoolDown, shared_cool_down
+
+
+class Users:
+    """Users of a budget, each of which holds its amount until it is told to go."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.inside: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self._ends: dict[str, asyncio.Event] = {}
+
+    async def come(self, name: str, amount: int) -> None:
+        self._ends[name] = asyncio.Event()
+        self.tasks[name] = asyncio.create_task(self._use(name, amount))
+        await settled()
+
+    async def _use(self, name: str, amount: int) -> None:
+        async with self.budget.take(amount):
+            self.inside.append(name)
+            await self._ends[name].wait()
+            self.inside.remove(name)
+
+    async def go(self, *names: str) -> None:
+        for name in names:
+            self._ends[name].set()
+        await settled()
+
+    async def cancel(self, name: str) -> None:
+        self.tasks[name].cancel()
+        await settled()
+
+
+async def settled() -> None:
+    """Until every task has done what it can do."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+Scenario = Callable[[Users], Awaitable[None]]
+
+
+def play(capacity: int | None, scenario: Scenario) -> None:
+    async def run() -> None:
+        users = Users(Budget(capacity))
+        await scenario(users)
+        for task in users.tasks.values():
+            task.cancel()
+
+    asyncio.run(run())
+
+
+async def check_free(users: Users, capacity: int) -> None:
+    """Exactly this much is free: one less leaves room for another user, all of it leaves none."""
+    await users.come("most", capacity - 1)
+    await users.come("last", 1)
+    await users.come("one too many", 1)
+    assert users.inside == ["most", "last"]
+
+
+def test_what_is_taken_is_free_again() -> None:
+    """After users of all sizes, one of them larger than everything, there is as much as in the beginning."""
+
+    async def scenario(users: Users) -> None:
+        for name, amount in (("a", 4), ("b", 3), ("huge", 25), ("c", 2), ("d", 9)):
+            await users.come(name, amount)
+        assert users.inside == ["a", "b", "huge"]
+        for name in ("a", "huge", "b", "c", "d"):
+            await users.go(name)
+        assert users.inside == []
+        await check_free(users, 10)
+
+    play(10, scenario)
+
+
+def test_waiters_that_are_gone_are_not_charged() -> None:
+    """Users that are cancelled while they wait, or in the moment in which they are admitted, leave nothing taken."""
+
+    async def scenario(users: Users) -> None:
+        await users.come("holds all", 10)
+        for name, amount in (("gone", 7), ("stays", 2), ("admitted and gone", 5)):
+            await users.come(name, amount)
+        await users.cancel("gone")
+        users._ends["holds all"].set()
+        while "stays" not in users.inside:
+            await asyncio.sleep(0)
+            users.tasks["admitted and gone"].cancel()
+        await settled()
+        assert users.inside == ["stays"]
+        await users.go("stays")
+        await check_free(users, 10)
+
+    play(10, scenario)
+
+
+@pytest.mark.parametrize("amount", [1, 10])
+def test_newcomers_wait_behind_those_who_wait(amount: int) -> None:
+    """Nobody overtakes a user that waits, not even one for whom there would be room."""
+
+    async def scenario(users: Users) -> None:
+        await users.come("holds", 10)
+        await users.come("waits", 10)
+        await users.come("late", amount)
+        assert users.inside == ["holds"]
+        users._ends["holds"].set()
+        await settled()
+        await users.come("later", 1)
+        assert users.inside == ["waits"]
+        await users.go("waits")
+        assert users.inside[0] == "late"
+
+    play(10, scenario)
+
+
+def test_one_who_comes_when_room_is_made_does_not_overtake() -> None:
+    """What is given back belongs to those who wait, before anybody else can run."""
+
+    async def scenario(users: Users) -> None:
+        await users.come("holds", 1)
+        await users.come("waits", 1)
+        users._ends["holds"].set()
+        await asyncio.sleep(0)  # room is made; the one who waits has not run yet
+        await users.come("newcomer", 1)
+        assert users.inside == ["waits"]
+
+    play(1, scenario)
+
+
+def test_all_who_fit_are_admitted_together() -> None:
+    """When much becomes free, users are admitted until nothing is left."""
+
+    async def scenario(users: Users) -> None:
+        await users.come("holds", 4)
+        for name in "abcde":
+            await users.come(name, 1)
+        await users.go("holds")
+        assert users.inside == ["a", "b", "c", "d"]
+
+    play(4, scenario)
+
+
+def test_no_capacity_admits_everybody() -> None:
+    """Without a limit nobody waits."""
+
+    async def scenario(users: Users) -> None:
+        for number in range(5):
+            await users.come(str(number), 10**9)
+        assert len(users.inside) == 5
+        await users.go("0", "1")
+        await users.come("another", 1)
+        assert len(users.inside) == 4
+
+    play(None, scenario)
+
+
+# The cool-down
+
+
+@attrs.define
+class Time:
+    """Simulated time."""
+
+    now: float = 1000.0
+
+    def clock(self) -> Clock:
+        return Clock(monotonic=lambda: self.now, wall=lambda: self.now)
+
+
+def too_much() -> errors.APIStatusError:
+    request = httpx.Request("POST", "http://server/api/v1/asample")
+    return errors.RateLimitError("429", response=httpx.Response(429, request=request), body=None)
+
+
+def test_who_fails_fast_is_told_the_seconds_that_are_left() -> None:
+    """While the gate is closed every check raises the error that closed it with the time left; later it passes."""
+    time = Time()
+    gate = CoolDown(time.clock())
+    gate.check()
+    why = too_much()
+    gate.close_for(why, 30.0)
+    time.now += 10
+    with pytest.raises(errors.RateLimitError) as caught:
+        gate.check()
+    assert caught.value.retry_after == 20.0
+    assert caught.value.__cause__ is why
+    gate.close_for(caught.value, 100.0)  # it says that the gate is closed, and does not close it for longer
+    time.now += 20
+    gate.check()
+
+
+def test_throttling_ends_a_while_after_the_gate_has_opened() -> None:
+    """The server counts as throttling from the first cool-down to some seconds after the last."""
+    time = Time(now=0.25)
+    gate = CoolDown(time.clock())
+    assert not gate.throttled
+    gate.close_for(too_much(), 0.5)
+    assert gate.throttled
+    time.now = 0.75 + THROTTLED_SECONDS - 0.01
+    assert gate.throttled
+    time.now = 0.75 + THROTTLED_SECONDS
+    assert not gate.throttled
+
+
+def test_gates_are_shared_by_server_and_key() -> None:
+    """Clients of one server, one key and one clock share a gate; no others do."""
+    clock, other = Time().clock(), Time().clock()
+    gate = shared_cool_down("http://a", "k", clock)
+    assert shared_cool_down("http://a", "k", clock) is gate
+    assert shared_cool_down("http://b", "k", clock) is not gate
+    assert shared_cool_down("http://a", "l", clock) is not gate
+    assert shared_cool_down("http://a", "k", clock) is gate
+    assert shared_cool_down("http://a", "k", other) is not gate

@@ -1,0 +1,181 @@
+"""From when time is counted while something is tried again, and what is forgotten when there was progress."""
+
+from __future__ import annotations
+
+import attrs
+import httpx
+import pytest
+
+from tinker import errors
+from tinker._clock import Clock
+from tinker._observers import Observers
+from tinker._retry import PAUSE_SECONDS, READINGS, Attempts, Fate, Policy, fate_of, judge
+
+REQUEST = httpx.Request("POST", "http://server/api/v1/x")
+POLICY = Policy(name="trying", total_seconds=100.0, base_delay=1.0, max_delay=4.0, pause_seconds_total=1000.0)
+
+
+@attrs.define
+class Time:
+    """Simulated time."""
+
+    now: float = 1000.0
+
+    def attempts(self, policy: Policy = POLICY) -> Attempts:
+        async def sleep(seconds: float) -> None:
+            self.now += seconds
+
+        clock = Clock(monotonic=lambda: self.now, wall=lambda: self.now, sleep=sleep, random=lambda: 1.0)
+        return Attempts(policy, Observers(clock), "x")
+
+
+def status(code: int, **headers: str) -> errors.APIStatusError:
+    response = httpx.Response(code, headers={k.replace("_", "-"): v for k, v in headers.items()}, request=REQUEST)
+    return errors.status_error_type(code)(f"Error code: {code}", response=response, body="why")
+
+
+def garbled() -> errors.APIResponseValidationError:
+    return errors.APIResponseValidationError(httpx.Response(200, request=REQUEST), None)
+
+
+@pytest.mark.parametrize("code", [402, 429])
+def test_time_counts_from_the_last_answer_that_asked_for_patience(code: int) -> None:
+    """A server that asked for patience a moment ago is alive: other failures have their full time from then on."""
+    time = Time()
+    attempts = time.attempts(attrs.evolve(POLICY, cool_down_seconds_total=1000.0))
+    time.now += 95
+    attempts.next_delay(status(code))
+    time.now += 95
+    attempts.next_delay(status(503))
+    time.now += 10
+    with pytest.raises(errors.InternalServerError):
+        attempts.next_delay(status(503))
+
+
+@pytest.mark.parametrize(("code", "seconds"), [(402, 1000.0), (429, 500.0)])
+def test_patience_counts_from_the_first_try(code: int, seconds: float) -> None:
+    """What asks for patience is not heeded for ever: its own time is not prolonged by asking again."""
+    time = Time()
+    attempts = time.attempts(attrs.evolve(POLICY, cool_down_seconds_total=500.0))
+    end = time.now + seconds
+    while time.now + PAUSE_SECONDS <= end:
+        time.now += attempts.next_delay(status(code))
+    with pytest.raises(errors.APIStatusError):
+        attempts.next_delay(status(code))
+
+
+def test_a_try_at_the_very_end_is_made() -> None:
+    """The last delay may end exactly when the time does, and not a moment later."""
+    for late, allowed in ((99.0, True), (99.001, False)):
+        time = Time()
+        attempts = time.attempts()
+        time.now += late
+        if allowed:
+            assert attempts.next_delay(status(503)) == 1.0
+        else:
+            with pytest.raises(errors.InternalServerError):
+                attempts.next_delay(status(503))
+
+
+def test_the_last_error_says_how_often_it_was_tried() -> None:
+    """After several tries the error has a note on their number and time; a first one that is final has none."""
+    time = Time()
+    attempts = time.attempts()
+    attempts.next_delay(status(503))
+    time.now += 7.5
+    with pytest.raises(errors.NotFoundError) as caught:
+        attempts.next_delay(status(404))
+    assert caught.value.__notes__ == ["trying: 2 attempts in 7.5 s; this was the last error"]
+    with pytest.raises(errors.NotFoundError) as alone:
+        Time().attempts().next_delay(status(404))
+    assert not hasattr(alone.value, "__notes__")
+
+
+def test_progress_forgets_the_failures_before_it() -> None:
+    """After a reset delays, times and answers that could not be read count anew."""
+    time = Time()
+    attempts = time.attempts()
+    for delay in (1.0, 2.0, 4.0, 4.0):
+        assert attempts.next_delay(status(503)) == delay
+    for _ in range(READINGS - 1):
+        attempts.next_delay(garbled())
+    time.now += 99
+    attempts.reset()
+    assert attempts.count == 0
+    assert attempts.next_delay(status(503)) == 1.0
+    for _ in range(READINGS - 1):
+        attempts.next_delay(garbled())
+    time.now += 90
+    with pytest.raises(errors.APIResponseValidationError) as caught:
+        attempts.next_delay(garbled())
+    assert caught.value.__notes__ == [f"trying: {READINGS + 1} attempts in 90.0 s; this was the last error"]
+
+
+@pytest.mark.parametrize(
+    ("error", "fate"),
+    [
+        (ValueError("x"), Fate.UNSEEN),
+        (errors.APIConnectionError(request=REQUEST), Fate.UNKNOWN),
+        (errors.APITimeoutError(REQUEST), Fate.UNKNOWN),
+        (garbled(), Fate.UNKNOWN),
+        (status(400), Fate.REFUSED),
+        (status(401), Fate.UNSEEN),
+        (status(403), Fate.UNSEEN),
+        (status(404), Fate.UNSEEN),
+        (status(405), Fate.UNSEEN),
+        (status(408), Fate.UNKNOWN),
+        (status(409), Fate.REFUSED),
+        (status(410), Fate.UNKNOWN),
+        (status(413), Fate.UNSEEN),
+        (status(422), Fate.REFUSED),
+        (status(429), Fate.UNSEEN),
+        (status(500), Fate.UNKNOWN),
+        (status(501), Fate.UNSEEN),
+        (status(503), Fate.UNKNOWN),
+    ],
+)
+def test_what_became_of_a_request(error: Exception, fate: Fate) -> None:
+    """Each failure says whether the server has read the request, has refused it, or may have accepted it."""
+    assert fate_of(error) is fate
+
+
+def test_an_earlier_try_may_have_arrived() -> None:
+    """A refusal of a later try says nothing of an earlier one that was cut off; a reset forgets that one."""
+    attempts = Time().attempts()
+    attempts.next_delay(errors.APIConnectionError(request=REQUEST))
+    refusal = status(422)
+    with pytest.raises(errors.UnprocessableEntityError):
+        attempts.next_delay(refusal)
+    assert fate_of(refusal) is Fate.UNKNOWN
+    attempts = Time().attempts()
+    attempts.next_delay(status(429))
+    later = status(422)
+    with pytest.raises(errors.UnprocessableEntityError):
+        attempts.next_delay(later)
+    assert fate_of(later) is Fate.REFUSED
+    attempts = Time().attempts()
+    attempts.next_delay(errors.APIConnectionError(request=REQUEST))
+    attempts.reset()
+    forgotten = status(422)
+    with pytest.raises(errors.UnprocessableEntityError):
+        attempts.next_delay(forgotten)
+    assert fate_of(forgotten) is Fate.REFUSED
+
+
+def test_a_connection_that_never_was_carried_nothing() -> None:
+    """Where no connection was made the server has seen nothing."""
+    error = errors.APIConnectionError(request=REQUEST)
+    error.never_connected = True
+    assert fate_of(error) is Fate.UNSEEN
+    assert judge(error).value == "retry"
+
+
+@pytest.mark.parametrize("seconds", [None, 0.0, 30.0, 10_000.0])
+def test_impatience_shortens_every_kind_of_wait(seconds: float | None) -> None:
+    """A policy within some seconds is never longer than they are, and never longer than it was."""
+    policy = attrs.evolve(POLICY, cool_down_seconds_total=500.0)
+    short = policy.within(seconds)
+    limit = float("inf") if seconds is None else seconds
+    found = (short.total_seconds, short.cool_down_seconds_total, short.pause_seconds_total)
+    assert found == (min(100.0, limit), min(500.0, limit), min(1000.0, limit))
+    assert POLICY.within(20.0).cool_down_seconds_total == 20.0

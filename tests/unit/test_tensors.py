@@ -1,0 +1,132 @@
+"""TensorData: whose memory it is, sparse forms, and what cannot be one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from tinker.types import TensorData
+from tinker.types.tensor_data import dimensions, wire_nbytes
+
+
+def frozen(values: Any) -> Any:
+    array = np.asarray(values)
+    array.flags.writeable = False
+    return array
+
+
+def test_memory_is_shared_where_it_may_be_written() -> None:
+    """A writable array of the right type is kept as it is, in and out; a read-only one is copied, also for torch."""
+    torch = pytest.importorskip("torch")
+    mine = np.asarray([1.0, 2.0], np.float32)
+    for tensor in (TensorData.from_numpy(mine), TensorData(mine, "float32")):
+        assert np.shares_memory(tensor.to_numpy(), mine)
+        assert np.shares_memory(tensor.to_torch().numpy(), mine)
+    foreign = frozen(np.asarray([1.0, 2.0], np.float32))
+    for tensor in (TensorData.from_numpy(foreign), TensorData(foreign, "float32")):
+        assert not np.shares_memory(tensor.to_numpy(), foreign)
+        tensor.to_torch().add_(1)
+        assert foreign.tolist() == [1.0, 2.0]
+    tensor = TensorData([1.0, 2.0], "float32")
+    tensor.to_numpy().flags.writeable = False
+    tensor.to_torch().mul_(0)
+    assert tensor.tolist() == [1.0, 2.0]
+    assert isinstance(tensor.to_torch(), torch.Tensor)
+
+
+def test_copies_have_memory_of_their_own() -> None:
+    """A deep copy and a pickle are equal in everything and share nothing."""
+    tensor = TensorData([5.0], "float32", [2, 3], [0, 1, 1], [2])
+    for other in (copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
+        assert not np.shares_memory(other.values, tensor.values)
+        assert other.tolist() == tensor.tolist() == [[0.0, 0.0, 5.0], [0.0, 0.0, 0.0]]
+        assert (other.dtype, other.shape, other.sparse_crow_indices, other.sparse_col_indices) == (
+            "float32",
+            [2, 3],
+            [0, 1, 1],
+            [2],
+        )
+
+
+def test_values_cannot_be_set() -> None:
+    """A tensor is frozen; its repr shows everything but its values."""
+    tensor = TensorData([1, 2], "int64", [2])
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        tensor.dtype = "float32"  # type: ignore[misc]
+    assert repr(tensor) == "TensorData(dtype='int64', shape=[2], sparse_crow_indices=None, sparse_col_indices=None)"
+
+
+def test_absent_cells_have_the_pad_value() -> None:
+    """A sparse tensor is made dense with the value that is asked for; its data are the listed values only."""
+    tensor = TensorData([7, 8, 9], "int64", [3, 2], [0, 1, 1, 3], [1, 0, 1])
+    assert tensor.is_sparse
+    assert tensor.tolist() == [[0, 7], [0, 0], [8, 9]]
+    assert tensor.tolist(-1) == [[-1, 7], [-1, -1], [8, 9]]
+    assert tensor.data == [7, 8, 9]
+    assert (wire_nbytes(tensor), dimensions(tensor)) == (8 * 3 + 8 * 4 + 8 * 3, [3, 2])
+    dense = TensorData([[1.0, 2.0]], "float32")
+    assert not dense.is_sparse
+    assert (wire_nbytes(dense), dimensions(dense), dense.shape) == (8, [1, 2], None)
+
+
+@pytest.mark.parametrize(("kept", "sparse"), [(0, True), (1, True), (3, True), (4, False), (12, False)])
+def test_tensors_are_sparse_where_that_is_smaller(kept: int, sparse: bool) -> None:
+    """Row starts, columns and values are counted against the cells of the whole table."""
+    table = np.zeros((3, 4), np.float32)
+    table.reshape(-1)[:kept] = np.arange(1, kept + 1)
+    tensor = TensorData.from_numpy_sparse(table)
+    assert tensor.is_sparse is sparse
+    assert tensor.tolist() == table.tolist()
+    assert tensor.dtype == "float32"
+
+
+def test_what_is_padding_is_left_out() -> None:
+    """Another pad value, integers and other ranks keep their values."""
+    table = np.full((2, 10), -1, np.int64)
+    table[1, 3] = 5
+    tensor = TensorData.from_numpy_sparse(table, -1)
+    assert (tensor.sparse_crow_indices, tensor.sparse_col_indices, tensor.data) == ([0, 0, 1], [3], [5])
+    assert tensor.dtype == "int64"
+    assert tensor.to_numpy(-1).tolist() == table.tolist()
+    assert not TensorData.from_numpy_sparse(np.zeros(100)).is_sparse
+    with pytest.raises(TypeError, match="pad_value"):
+        TensorData.from_numpy_sparse(table, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ([1.0], "float32", None, [0, 1], [0]),
+        ([1.0], "float32", [1], [0, 1], [0]),
+        ([1.0], "float32", [1, 2], [0, 1], None),
+        ([1.0], "float32", [1, 2], None, [0]),
+        ([1.0], "float32", [1, 2], [0, 1, 1], [0]),
+        ([1.0], "float32", [1, 2], [1, 1], [0]),
+        ([1.0], "float32", [1, 2], [0, 0], [0]),
+        ([1.0, 2.0], "float32", [3, 2], [0, 2, 1, 2], [0, 1]),
+        ([1.0, 2.0], "float32", [1, 2], [0, 1], [0]),
+        ([1.0], "float32", [1, 2], [0, 1], [2]),
+        ([1.0], "float32", [1, 2], [0, 1], [-1]),
+    ],
+)
+def test_what_is_no_sparse_tensor(arguments: Any) -> None:
+    """Indices that do not fit the shape or each other are refused; those at the edges are taken."""
+    with pytest.raises(ValueError, match=r"sparse|shape"):
+        TensorData(*arguments)
+    assert TensorData([1.0, 2.0], "float32", [3, 2], [0, 1, 1, 2], [1, 0]).tolist() == [[0, 1], [0, 0], [2, 0]]
+
+
+def test_a_type_is_needed() -> None:
+    """The two types of the wire have names; without one, or with another one, there is no tensor."""
+    with pytest.raises(TypeError, match="requires `dtype`"):
+        TensorData([1.0])
+    with pytest.raises(ValueError, match="Unsupported TensorDtype"):
+        TensorData([1.0], "float64")  # type: ignore[arg-type]
+    assert TensorData(None, "int64").tolist() == []
+    assert TensorData([1, 2, 3, 4], "int64", [2, 2]).tolist() == [[1, 2], [3, 4]]
+    assert TensorData([1, 2], "float32").values.dtype == np.float32
