@@ -13,6 +13,8 @@ import attrs
 import msgspec
 import msgspec.structs
 
+from .values import prepared
+
 T = TypeVar("T")
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
@@ -111,7 +113,7 @@ def _read(value: object, tag: str, members: Mapping[str, type[msgspec.Struct]]) 
     if not isinstance(chosen, str):
         raise TypeError(f"Expected `str` as {tag}, got `{type(chosen).__name__}`")
     member = members.get(chosen)
-    return fields if member is None else msgspec.convert(fields, member)
+    return fields if member is None else msgspec.convert(fields, prepared(member))
 
 
 def path_value(name: str, value: str | int) -> str:

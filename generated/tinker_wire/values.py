@@ -6,9 +6,11 @@ from __future__ import annotations
 import base64
 import copy
 import datetime
+import os
+import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
 import msgspec.structs
@@ -18,6 +20,32 @@ if TYPE_CHECKING:
     from typing import Self
 
 Mode: TypeAlias = Literal["python", "json"]
+S = TypeVar("S")
+
+_prepared: set[object] = set()
+_preparing = threading.Lock()
+
+
+def _prepare_after_fork() -> None:
+    global _preparing
+    _preparing = threading.Lock()  # the thread that held it is not in this process
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_prepare_after_fork)
+
+
+def prepared(kind: type[S]) -> type[S]:
+    """Return a type of records that can be read on any thread.
+
+    msgspec looks at a record and those inside when it reads the first one. Two threads that do so at the same time end the
+    process with a segmentation fault.
+    """
+    if kind not in _prepared:
+        with _preparing:
+            msgspec.json.Decoder(kind)
+        _prepared.add(kind)
+    return kind
 
 
 class FieldInfo(NamedTuple):
@@ -196,7 +224,7 @@ class Record(Value, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @classmethod
     def _of_fields(cls, fields: dict[str, Any]) -> Self:
-        return msgspec.convert(fields, cls, strict=False)
+        return msgspec.convert(fields, prepared(cls), strict=False)
 
     def _replaced(self, update: dict[str, Any]) -> Self:
         return msgspec.structs.replace(self, **update)
