@@ -31,6 +31,7 @@ from tinker.testing.faults import KINDS, Kind
 
 WORKLOAD = Path(__file__).with_name("workload.py")
 DOWN_SECONDS = 0.3
+EXCHANGES_BEFORE_RESTARTS = 100  # until the work is under way
 HANG_SECONDS = 1.0  # until something on the way breaks a connection that says nothing
 GUARD_SECONDS = 600.0
 # What the official client gets over by asking again; a garbled answer it can only report.
@@ -163,6 +164,9 @@ class _Restarts:
         self._thread.join()
 
     def _run(self) -> None:
+        while self._server.totals["exchanges"] < EXCHANGES_BEFORE_RESTARTS:
+            if self._over.wait(0.05):
+                return
         for _ in range(self._count):
             if self._over.wait(self._pause):
                 return
@@ -206,6 +210,9 @@ def soak(options: argparse.Namespace) -> bool:
             well = well and not complaints
     print("total:", ", ".join(f"{name} {round(value, 1)}" for name, value in totals.items()))
     print("errors:", ", ".join(f"{name} {count}" for name, count in errors.most_common()) or "none")
+    if not totals["steps applied"]:
+        print("nothing was trained")
+        well = False
     print("no step lost or doubled, nothing left behind, no secret told" if well else "NOT as it must be")
     return well
 

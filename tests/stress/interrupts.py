@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
@@ -13,6 +14,7 @@ T = TypeVar("T")
 Wait: TypeAlias = Callable[[], "str | None"]
 IN_FLIGHT = 32
 CALLS_OF_A_CLIENT = 200
+CALLS_AT_LEAST, WITHIN_SECONDS = 200, 30.0  # so that busy machines see some interrupts as well
 SHARE = 0.5  # of the calls and the waits in which an interrupt may come
 IN_A_CALL_SECONDS, IN_A_WAIT_SECONDS = 0.0005, 0.02  # the latest moment
 
@@ -90,18 +92,21 @@ class InterruptedCaller:
 
     def __init__(self, work: Work, interrupts: Interrupts, planned: int) -> None:
         self._work, self._interrupts, self._planned = work, interrupts, planned
-        self._clients, self._done = 0, 0
+        self._clients, self._done, self._began = 0, 0, time.monotonic()
         self._pending: deque[tuple[str, int, Wait]] = deque()
 
     def run(self) -> None:
         """Call while there is work to do; then the last client and a new one must work as if nothing had happened."""
         self._change_client()
         with self._interrupts:
-            while self._work.more(self._done, self._planned):
+            while self._work.more(self._done, self._planned) or self._is_short():
                 self._go_on()
         self._finish()
         self._change_client()
         self._finish()
+
+    def _is_short(self) -> bool:
+        return self._done < CALLS_AT_LEAST and time.monotonic() - self._began < WITHIN_SECONDS
 
     def _go_on(self) -> None:
         if self._calls >= CALLS_OF_A_CLIENT:

@@ -23,6 +23,7 @@ import tinker
 
 BASE_MODEL = "tinker/toy"
 STEPS_IN_FLIGHT = 4
+FIRST_SUCCESS_SECONDS = 60.0
 PATIENCE_SECONDS = 120.0  # for a future, when all work has been submitted
 SECRET = "tml-chaos-secret"
 
@@ -77,13 +78,24 @@ class Work:
         self.services = services or [
             tinker.ServiceClient(base_url=plan.url, api_key=f"{SECRET}-{i}") for i in range(plan.services)
         ]
-        self.began = time.monotonic()
+        self.made = time.monotonic()
+        self.began: float | None = None  # when the first operation succeeded
         self.texts: list[str] = []
         self.interrupts = Interrupts(plan.interrupted_with or 0)
 
     def more(self, done: int, planned: int) -> bool:
-        """Whether to go on."""
-        return done < planned if self.plan.seconds is None else time.monotonic() - self.began < self.plan.seconds
+        """Whether to go on; the time begins with the first success."""
+        if self.plan.seconds is None:
+            return done < planned
+        if self.began is None:
+            return time.monotonic() - self.made < FIRST_SUCCESS_SECONDS
+        return time.monotonic() - self.began < self.plan.seconds
+
+    def keep(self, record: Record) -> None:
+        """Write down what came of an operation."""
+        self.records.append(record)
+        if self.began is None and record.error is None and not record.interrupted:
+            self.began = time.monotonic()
 
     def run(self) -> None:
         threads = [threading.Thread(target=self.train, args=(i,)) for i in range(self.plan.training_clients)]
@@ -103,7 +115,7 @@ class Work:
             record = Record(client, operation, number, wrong=wait())
         except Exception as error:  # noqa: BLE001 - it is what is looked at
             record = self.failed(client, operation, number, error)
-        self.records.append(record)
+        self.keep(record)
         return record.error is None
 
     def note_interrupted(self, client: str, operation: str, number: int) -> None:
@@ -185,7 +197,7 @@ class Work:
             while self.more(number, self.plan.samples):
                 number += 1
                 record = await self.sampled(sampler, index, number)
-                self.records.append(record)
+                self.keep(record)
                 if record.error is not None:
                     break
 
@@ -311,7 +323,7 @@ def main() -> None:
     before = Before() if importlib.util.find_spec("tinker._loop") is not None else None
     work = Work(plan)
     work.run()
-    seconds = time.monotonic() - work.began
+    seconds = time.monotonic() - work.made
     result = {
         "version": tinker.__version__,
         "seconds": seconds,
