@@ -20,7 +20,7 @@ from tinker._limits import DISPATCH_SLOTS, THROTTLED_SLOTS, Budget, Limits, shar
 from tinker._loop import LoopThread
 from tinker._polling import Poller
 from tinker._pools import Purpose
-from tinker._retry import ABSENT_STATUSES, GONE_STATUS, LOST_STATUSES, ONE_SHOT, START
+from tinker._retry import ABSENT_STATUSES, GONE_STATUS, LOST_STATUSES, ONE_SHOT, START, Policy
 from tinker._server import Facts, Server
 from tinker._telemetry import Telemetry
 from tinker._transport import Transport
@@ -81,6 +81,7 @@ class Session:
         self.lively: list[asyncio.Task[None]] = []
         self._closed = False
         self._beating: set[str] = set()  # the sessions of which a heartbeat was answered
+        self._lost: set[str] = set()  # those that the server has forgotten
         self.model_numbers: itertools.count[int] = itertools.count()
         self.sampler_numbers: itertools.count[int] = itertools.count()
         self.loss_numbers: itertools.count[int] = itertools.count()
@@ -106,20 +107,31 @@ class Session:
         except TinkerError as error:
             raise copy_error(error) from error.__cause__
 
-    async def in_session(self, make: Callable[[Started], Awaitable[T]]) -> T:
-        """Make a new client in the session; in a new session, when the server does not know this one any more."""
+    async def in_session(self, make: Callable[[Started], Awaitable[T]]) -> tuple[str, T]:
+        """Make a new client in the session; in a new session, when the server does not know this one any more.
+
+        Returns the id of the session too, as a later one may take its place.
+        """
         started = await self.started()
         try:
-            return await make(started)
+            return started.session_id, await make(started)
+        except SessionLostError:  # of what it is made from
+            raise
         except APIStatusError as error:
-            if not await self._is_lost(started, error):
+            if not await self._is_lost(started.session_id, error):
                 raise
             logger.warning("the server does not know session %s any more; starting a new one", started.session_id)
-        return await make(await self._renewed(started))
+        renewed = await self._renewed(started)
+        try:
+            return renewed.session_id, await make(renewed)
+        except APIStatusError as error:
+            if (lost := await self.lost_error(renewed.session_id, error)) is not None:
+                raise lost from error
+            raise
 
-    async def lost_error(self, error: Exception) -> SessionLostError | None:
-        """What to raise for a request that failed because the server has forgotten the session; None for other failures."""
-        if not isinstance(error, APIStatusError) or not await self._is_lost(await self.started(), error):
+    async def lost_error(self, session_id: str, error: Exception) -> SessionLostError | None:
+        """What to raise for a request that failed because the server has forgotten its session; None for other failures."""
+        if not isinstance(error, APIStatusError) or not await self._is_lost(session_id, error):
             return None
         lost = SessionLostError(
             f"{error.operation}: the server does not know this client's session any more; it was probably restarted. Saved "
@@ -131,15 +143,20 @@ class Session:
         lost.operation = error.operation
         return lost
 
-    async def _is_lost(self, started: Started, error: APIStatusError) -> bool:
-        """Whether a request failed because the server has forgotten the session: it knows heartbeats, but no more these."""
-        if error.status_code not in LOST_STATUSES or started.session_id not in self._beating:
+    async def _is_lost(self, session_id: str, error: APIStatusError) -> bool:
+        """Whether a request failed because the server has forgotten its session: it knows heartbeats, but no more these."""
+        if error.status_code not in LOST_STATUSES or not self._beating:
             return False
+        if session_id not in self._lost and await self._is_forgotten(session_id):
+            self._lost.add(session_id)
+        return session_id in self._lost
+
+    async def _is_forgotten(self, session_id: str) -> bool:
         try:
-            await _beat(self._transport, started.session_id)
+            await _beat(self._transport, session_id, START)
         except APIStatusError as answer:
             return answer.status_code in LOST_STATUSES
-        except APIError:
+        except TinkerError:
             return False
         return False
 
@@ -267,9 +284,9 @@ def _log_messages(created: models.CreateSessionResponse) -> None:
             logger.log(level, "%s", message)
 
 
-async def _beat(transport: Transport, session_id: str) -> None:
+async def _beat(transport: Transport, session_id: str, policy: Policy = ONE_SHOT) -> None:
     body = models.SessionHeartbeatRequest(session_id=session_id)
-    await transport.send(api.session_heartbeat(body), ONE_SHOT, Purpose.HEARTBEAT)
+    await transport.send(api.session_heartbeat(body), policy, Purpose.HEARTBEAT)
 
 
 async def _keep_alive(transport: Transport, session_id: str, beating: set[str]) -> None:

@@ -97,6 +97,7 @@ class SamplingClient(SelfFuture):
         self._numbers = itertools.count()
         self._record_stability_info = record_stability_info
         self._find_base_model = base_model
+        self._session_id = ""
         self._sampling_session_id: str | None = None
         self._base_model: APIFuture[str] | None = None
         self._tokenizer: APIFuture[_tokenizers.Source] | None = None
@@ -256,14 +257,14 @@ class SamplingClient(SelfFuture):
         async def open_in(started: Started) -> tuple[Started, str]:
             return started, await opened(started)
 
-        started, session_id = await self._runtime.session.in_session(open_in)
+        _, (started, session_id) = await self._runtime.session.in_session(open_in)
         if self._is_clone:
             self._clone_id = await self._joined(started, session_id)
         self._opened_as(started.session_id, session_id, started.facts)
 
     def _opened_as(self, session_id: str, sampling_session_id: str, facts: Facts) -> None:
         """What follows from the sampling session and this clone's number."""
-        self._sampling_session_id = sampling_session_id
+        self._session_id, self._sampling_session_id = session_id, sampling_session_id
         self._numbers = itertools.count(self._clone_id * _clones.NUMBERS_OF_A_CLONE)
         self._portable_state = _clones.SamplerState(
             base_url=self._runtime.config.base_url,
@@ -342,7 +343,7 @@ class SamplingClient(SelfFuture):
                 try:
                     return _conformant(wanted, await self._once(started, future, wanted))
                 except APIStatusError as error:
-                    if (lost := await session.lost_error(error)) is not None:
+                    if (lost := await session.lost_error(self._session_id, error)) is not None:
                         raise lost from error
                     if judge(error) is not Verdict.RESUBMIT or resubmissions == RESUBMISSIONS:
                         raise

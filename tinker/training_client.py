@@ -516,10 +516,11 @@ class TrainingClient(SelfFuture):
     async def _created(self, create: Create, called: int) -> None:
         async with self._sequencer.place(self, called) as numbers:
             try:
-                model_id = await self._runtime.session.in_session(lambda started: create(self, started, numbers))
+                created = await self._runtime.session.in_session(lambda started: create(self, started, numbers))
             except BaseException as error:
                 self._sequencer.end(self, error)
                 raise
+            self._session_id, model_id = created
             self._model = Model(model_id, None)
         self._model = Model(model_id, await self._info(model_id))
 
@@ -600,7 +601,7 @@ class TrainingClient(SelfFuture):
 
         The error is ``error`` itself, or the one that is returned.
         """
-        lost = await self._runtime.session.lost_error(error)
+        lost = None if self._session_id is None else await self._runtime.session.lost_error(self._session_id, error)
         if stops:
             self._sequencer.block(place, lost or error)
         return lost

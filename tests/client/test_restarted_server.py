@@ -136,3 +136,41 @@ def test_a_server_without_heartbeats(connect: Callable[..., tinker.ServiceClient
         training.optim_step(ADAM).result(10)
     assert not isinstance(caught.value, tinker.SessionLostError)
     wire.faults.clear()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_clients_of_a_replaced_session_say_so(
+    service: tinker.ServiceClient,
+    training: tinker.TrainingClient,
+    restart: Callable[[], None],
+    datum: MakeDatum,
+    operation: str,
+) -> None:
+    """Clients of the lost session fail likewise after another client has started a new one."""
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    restart()
+    service.create_sampling_client(base_model="tinker/toy").result(10)
+    with pytest.raises(tinker.SessionLostError, match="does not know this client's session any more"):
+        OPERATIONS[operation](training, sampler, datum()).result(10)
+
+
+def test_a_server_that_goes_down_again(training: tinker.TrainingClient, wire: Any, restart: Callable[[], None]) -> None:
+    """The question whether the session is lost is asked again when its connection breaks."""
+    restart()
+    wire.drop("session_heartbeat", apply=False, times=2)
+    with pytest.raises(tinker.SessionLostError):
+        training.optim_step(ADAM).result(10)
+
+
+def test_a_restart_before_the_second_session_has_beaten(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, restart: Callable[[], None]
+) -> None:
+    """A server that answered heartbeats of one session is known to do so; a later session may be lost before its first."""
+    restart()
+    wire.fail("session_heartbeat", 404, times=10**9)
+    again = service.create_lora_training_client("tinker/toy", rank=2)
+    again.result(10)
+    wire.fail("optim_step", 404)
+    with pytest.raises(tinker.SessionLostError):
+        again.optim_step(ADAM).result(10)
+    wire.faults.clear()

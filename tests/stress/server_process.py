@@ -1,0 +1,66 @@
+"""A real ``tinker serve`` that can be killed and started again on the same folder and port."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+
+class ServerProcess:
+    """The server of one folder. Its standard error is kept, for whoever asks why it did not come up."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = free_port()
+        self._process: subprocess.Popen[str] | None = None
+        self.kills = 0
+
+    @property
+    def url(self) -> str:
+        """The base URL, which stays the same."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start a process and wait until it accepts connections."""
+        command = [sys.executable, "-m", "tinker.cli", "serve", "--engine", "toy", "--port", str(self._port)]
+        with (self._folder / "server.log").open("a") as log:
+            self._process = subprocess.Popen(
+                [*command, "--data", str(self.data)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={name: value for name, value in os.environ.items() if not name.startswith("TINKER_")},
+            )
+        assert self._process.stdout is not None
+        if self.url not in self._process.stdout.readline():
+            raise RuntimeError(f"the server did not start: {(self._folder / 'server.log').read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        """End the process as ``kill -9`` does, wherever it happens to be."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.communicate()
+        self.kills += 1
+
+    @property
+    def data(self) -> Path:
+        """Where the server keeps its checkpoints."""
+        return self._folder / "data"
+
+
+def free_port() -> int:
+    """A port that is free, below those that the system gives to outgoing connections."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
