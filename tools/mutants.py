@@ -39,9 +39,19 @@ LONGEST_SECONDS = 600.0
 PRELOADED = ["pytest", "numpy", "msgspec", "httpx", "aiohttp", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
 OPTIONS = ["-x", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist"]
 
+TABLES = "examples/test_docs.py::test_retry_tables_are_fresh"
+URLS = "client/test_checkpoints.py::test_an_expired_url_is_renewed"
+
 #: Which tests are asked about a module; the ones most likely to notice first.
 TESTS: dict[str, list[str]] = {
-    "_retry": ["unit/test_retry.py", "unit/test_retry_times.py", "client/test_patience.py", "client/test_polling.py"],
+    "_retry": [
+        "unit/test_retry.py",
+        "unit/test_retry_times.py",
+        "client/test_patience.py",
+        "client/test_polling.py",
+        TABLES,
+        URLS,
+    ],
     "_sequencer": ["unit/test_order.py", "client/test_turns.py", "client/test_what_a_failure_stops.py"],
     "_numbering": ["client/test_turns.py", "client/test_what_a_failure_stops.py", "client/test_training.py"],
     "_polling": ["client/test_polling.py", "client/test_waiting.py", "client/test_training.py", "client/test_sampling.py"],
