@@ -37,7 +37,11 @@ SAMPLE = 12
 NEEDED = 0.95
 LONGEST_SECONDS = 600.0
 PRELOADED = ["pytest", "numpy", "msgspec", "httpx", "aiohttp", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
-OPTIONS = ["-x", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist"]
+TEST_SECONDS = 40  # of one test: a mutant may make it hang
+OPTIONS = (
+    f"-x -q --no-header --tb=short -p no:cacheprovider -p no:randomly -p no:xdist -o faulthandler_timeout={TEST_SECONDS} "
+    "-o faulthandler_exit_on_timeout=true"
+).split()
 
 TABLES = "examples/test_docs.py::test_retry_tables_are_fresh"
 URLS = "client/test_checkpoints.py::test_an_expired_url_is_renewed"
@@ -193,7 +197,7 @@ def ended(runs: list[Run], jobs: int) -> Iterator[Run]:
                 if run is None:
                     continue
                 if run.mutation is None:
-                    limits[run.module] = 3 * run.seconds + 20
+                    limits[run.module] = 2 * run.seconds + 2 * TEST_SECONDS
                     if not run.passed:
                         print((slot.folder / "output.txt").read_text()[-3000:])
                 yield run
