@@ -37,11 +37,25 @@ SAMPLE = 12
 NEEDED = 0.95
 LONGEST_SECONDS = 600.0
 PRELOADED = ["pytest", "numpy", "msgspec", "httpx", "aiohttp", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
-OPTIONS = ["-x", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist"]
+TEST_SECONDS = 40  # of one test: a mutant may make it hang
+OPTIONS = (
+    f"-x -q --no-header --tb=short -p no:cacheprovider -p no:randomly -p no:xdist -o faulthandler_timeout={TEST_SECONDS} "
+    "-o faulthandler_exit_on_timeout=true"
+).split()
+
+TABLES = "examples/test_docs.py::test_retry_tables_are_fresh"
+URLS = "client/test_checkpoints.py::test_an_expired_url_is_renewed"
 
 #: Which tests are asked about a module; the ones most likely to notice first.
 TESTS: dict[str, list[str]] = {
-    "_retry": ["unit/test_retry.py", "unit/test_retry_times.py", "client/test_patience.py", "client/test_polling.py"],
+    "_retry": [
+        "unit/test_retry.py",
+        "unit/test_retry_times.py",
+        "client/test_patience.py",
+        "client/test_polling.py",
+        TABLES,
+        URLS,
+    ],
     "_sequencer": ["unit/test_order.py", "client/test_turns.py", "client/test_what_a_failure_stops.py"],
     "_numbering": ["client/test_turns.py", "client/test_what_a_failure_stops.py", "client/test_training.py"],
     "_polling": ["client/test_polling.py", "client/test_waiting.py", "client/test_training.py", "client/test_sampling.py"],
@@ -183,7 +197,7 @@ def ended(runs: list[Run], jobs: int) -> Iterator[Run]:
                 if run is None:
                     continue
                 if run.mutation is None:
-                    limits[run.module] = 3 * run.seconds + 20
+                    limits[run.module] = 2 * run.seconds + 2 * TEST_SECONDS
                     if not run.passed:
                         print((slot.folder / "output.txt").read_text()[-3000:])
                 yield run

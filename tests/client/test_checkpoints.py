@@ -243,9 +243,10 @@ def test_a_right_checksum(fetch: Any, store: Store) -> None:
     assert fetch({"a": "http://store/a"}).nbytes == 3
 
 
-def test_an_expired_url_is_renewed(fetch: Any, store: Store) -> None:
+@pytest.mark.parametrize("status", [400, 401, 403])
+def test_an_expired_url_is_renewed(fetch: Any, store: Store, status: int) -> None:
     """A refused URL is replaced once; the error of the second refusal does not show the signature."""
-    store.give("http://store/a?sig=1", status=403)
+    store.give("http://store/a?sig=1", status=status)
     store.give("http://store/a?sig=2", b"abc")
     assert fetch({"a": "http://store/a?sig=1"}, {"a": "http://store/a?sig=2"}).nbytes == 3
     store.give("http://store/a?sig=3", status=403)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +142,22 @@ def test_a_refused_question_about_the_model_fails_the_client(service: tinker.Ser
     training = service.create_lora_training_client("tinker/toy", rank=2)
     with pytest.raises(tinker.PermissionDeniedError):
         training.result(10)
+
+
+def test_the_error_of_a_request_is_that_of_the_creation(
+    service: tinker.ServiceClient, wire: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who receives the error of a request of a client that could not be created has received that of the creation, too."""
+    gc.collect()
+    caplog.clear()
+    wire.fail("create_model", 422)
+    training = service.create_lora_training_client("tinker/toy", rank=2)
+    asked = training.optim_step(ADAM)
+    assert isinstance(asked.exception(10), tinker.UnprocessableEntityError)
+    del training, asked
+    round_trips(service)
+    gc.collect()
+    assert [one for one in caplog.messages if "never looked at" in one] == []
 
 
 def test_requests_do_not_wait_for_what_the_model_is(service: tinker.ServiceClient, wire: Any, datum: MakeDatum) -> None:

@@ -160,6 +160,39 @@ def test_image_asset_pointer_is_refused() -> None:
         proto.encode_data([Datum(ModelInput.empty()), Datum(ModelInput(chunks=[pointer]))])
 
 
+def array_nbytes(value: object) -> int:
+    """The bytes of all arrays in a decoded message."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, TensorData):
+        return value.values.nbytes
+    if isinstance(value, dict | list | tuple):
+        return sum(map(array_nbytes, value.values() if isinstance(value, dict) else value))
+    fields = getattr(value, "__dict__", None) or {name: getattr(value, name) for name in getattr(value, "__slots__", ())}
+    return array_nbytes(fields) if fields and type(value).__module__.startswith("tinker") else 0
+
+
+def read_or_refused(body: bytes, which: int) -> None:
+    """The message is read into arrays that are not much larger than it is, or refused with ProtoError."""
+    try:
+        message = READERS[which](body)
+    except proto.ProtoError:
+        return
+    assert isinstance(message, MESSAGES[which])
+    assert array_nbytes(message) <= 8 * len(body)
+
+
+def test_arrays_of_a_message_are_found() -> None:
+    """The measure that the next tests rely on sees the arrays of every kind of message."""
+    sequence = SampledSequence(stop_reason="stop", tokens=[1, 2], logprobs=[0.5, 0.5])
+    assert array_nbytes(proto.decode_sample(proto.encode_sample(SampleResponse(sequences=[sequence])))) == 16
+    body = b"".join(proto.encode_forward_backward("m", 1, [Datum(ModelInput.from_ints([1, 2]))], "ppo", {}))
+    assert array_nbytes(proto.decode_forward_backward(body)) == 8
+    output = ForwardBackwardOutput("x", [{"l": dense("float32", [1.0])}], {})
+    assert array_nbytes(proto.decode_loss_output(proto.encode_loss_output(output))) == 4
+
+
+MESSAGES = [proto.ForwardBackwardCall, ForwardBackwardOutput, SampleResponse]
 READERS = [proto.decode_forward_backward, proto.decode_loss_output, proto.decode_sample]
 
 
@@ -167,10 +200,7 @@ READERS = [proto.decode_forward_backward, proto.decode_loss_output, proto.decode
 @given(body=st.binary(max_size=200), which=st.integers(0, 2))
 def test_arbitrary_bytes_raise_proto_error_or_are_read(body: bytes, which: int) -> None:
     """No byte string makes a decoder raise anything but ProtoError, or make arrays larger than the message."""
-    try:
-        READERS[which](body)
-    except proto.ProtoError:
-        pass
+    read_or_refused(body, which)
 
 
 @settings(max_examples=300, deadline=None)
@@ -190,10 +220,7 @@ def test_damaged_messages_raise_proto_error_or_are_read(at: int, value: int, cut
         ][which]
     )
     body[at % len(body)] = value
-    try:
-        READERS[which](bytes(body[: len(body) - cut % 3]))
-    except proto.ProtoError:
-        pass
+    read_or_refused(bytes(body[: len(body) - cut % 3]), which)
 
 
 def recorded(message: str) -> list[Any]:

@@ -130,5 +130,8 @@ def test_cancelled_waiter_does_not_lose_the_budget() -> None:
         await held.__aexit__(None, None, None)
         first.cancel()
         await asyncio.wait_for(second, 5)
+        assert first.cancelled()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(budget.take().__aenter__(), 0)  # the second has the one there was
 
     asyncio.run(scenario())
