@@ -40,13 +40,12 @@ class RawServer:
         self.asked.clear()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """One connection, for one exchange."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while await self._exchanged(reader, writer):
-                pass
+            await self._exchanged(reader, writer)
         writer.close()
 
-    async def _exchanged(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _exchanged(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, target, _ = head[0].split(" ")
         headers = httpx.Headers([(name, value.strip()) for name, _, value in (line.partition(":") for line in head[1:-2])])
@@ -60,16 +59,15 @@ class RawServer:
                 self._scripted[name] = answer, times - 1
                 writer.write(answer)
                 await writer.drain()
-                return False
+                return
         answered = await answer_of(self.app, httpx.Request(method, f"{self.url}{target}", headers=headers), body)
         writer.write(raw(answered.status, answered.content, dict(answered.headers)))
         await writer.drain()
-        return True
 
 
 def raw(status: int, content: bytes = b"{}", headers: dict[str, str] | None = None, *lines: bytes) -> bytes:
     """An answer as it goes over the wire; ``lines`` are more header lines, in whatever bytes."""
-    known = {**(headers or {}), "content-length": str(len(content))}
+    known = {**(headers or {}), "content-length": str(len(content)), "connection": "close"}
     spelled = [f"{name}: {value}".encode() for name, value in known.items()]
     return b"\r\n".join([b"HTTP/1.1 %d X" % status, *spelled, *lines, b"", content])
 
