@@ -267,3 +267,18 @@ def test_recorded_samples_are_read(body: dict[str, Any]) -> None:
     assert [s.stop_reason for s in response.sequences] == [
         reasons[one.get("stop_reason", "STOP_REASON_STOP")] for one in expected
     ]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"\x1a\x02\x0a\x00", "a chunk of no known kind"),
+        (b"\x1a\x04\x0a\x02\x22\x00", "a chunk of no known kind"),
+        (b"\x1a\x02\x1a\x00", "a provenance span of no known kind"),
+        (b"\x1a\x04\x1a\x02\x1a\x00", "a provenance span of no known kind"),
+    ],
+)
+def test_kinds_of_tomorrow_are_refused(body: bytes, words: str) -> None:
+    """A datum with a part that this version does not know is refused, not read without it."""
+    with pytest.raises(proto.ProtoError, match=words):
+        proto.decode_forward_backward(body)

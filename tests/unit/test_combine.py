@@ -33,6 +33,8 @@ def test_unique_keeps_every_value() -> None:
 def test_hash_wraps_at_two_to_the_64th() -> None:
     """Hashes add up modulo 2 to the 64th, of negative values too."""
     assert combine([result(1, h__hash2=-1.0), result(1, h__hash2=2.0)]).metrics == {"h:hash2": 1}
+    assert combine([result(1, h__hash2=2.0**63), result(1, h__hash2=2.0**63)]).metrics == {"h:hash2": 0}
+    assert combine([result(1, h__hash2=2.0**64), result(1, h__hash2=5.0)]).metrics == {"h:hash2": 5}
 
 
 def test_metrics_of_some_chunks_are_left_out() -> None:

@@ -65,7 +65,7 @@ def test_absent_cells_have_the_pad_value() -> None:
     """A sparse tensor is made dense with the value that is asked for; its data are the listed values only."""
     tensor = TensorData([7, 8, 9], "int64", [3, 2], [0, 1, 1, 3], [1, 0, 1])
     assert tensor.is_sparse
-    assert tensor.tolist() == [[0, 7], [0, 0], [8, 9]]
+    assert tensor.tolist() == tensor.to_numpy().tolist() == [[0, 7], [0, 0], [8, 9]]
     assert tensor.tolist(-1) == [[-1, 7], [-1, -1], [8, 9]]
     assert tensor.data == [7, 8, 9]
     assert (wire_nbytes(tensor), dimensions(tensor)) == (8 * 3 + 8 * 4 + 8 * 3, [3, 2])
@@ -130,3 +130,12 @@ def test_a_type_is_needed() -> None:
     assert TensorData(None, "int64").tolist() == []
     assert TensorData([1, 2, 3, 4], "int64", [2, 2]).tolist() == [[1, 2], [3, 4]]
     assert TensorData([1, 2], "float32").values.dtype == np.float32
+
+
+def test_torch_gets_the_same_cells() -> None:
+    """A sparse tensor is dense for torch, zero where nothing is said otherwise."""
+    pytest.importorskip("torch")
+    tensor = TensorData([[7.0, 8.0]], "float32", [2, 2], [0, 0, 2], [0, 1])
+    assert tensor.values.shape == (2,)
+    assert tensor.to_torch().tolist() == [[0.0, 0.0], [7.0, 8.0]]
+    assert tensor.to_torch(-1).tolist() == [[-1.0, -1.0], [7.0, 8.0]]
