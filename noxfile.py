@@ -97,11 +97,11 @@ def contract(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """The randomized soak: `-- --seed N --seconds S` for one seed, twenty seeds without arguments."""
+    """The randomized soak: `-- --seed N --seconds S` for one seed, twenty seeds of each scenario without arguments."""
     wheel = built_wheel(session)
     install(session, f"{wheel}[server]")
     session.install("--force-reinstall", "--no-deps", str(wheel))
-    session.run("python", "tests/stress/chaos.py", *(session.posargs or ["--seeds", "20", "--seconds", "5"]))
+    session.run("python", "tests/stress/chaos.py", *(session.posargs or ["--seeds", "20", "--seconds", "5", "--killed", "20"]))
 
 
 @nox.session

@@ -2,6 +2,7 @@
 
     python tests/stress/chaos.py --seed 7 --seconds 5             one seed; the same seed plans the same faults
     python tests/stress/chaos.py --seeds 20 --seconds 5           seeds 0 to 19
+    python tests/stress/chaos.py --seeds 0 --killed 20            a real server that is killed and started again, seeds 0 to 19
     python tests/stress/chaos.py --official PYTHON                the same fixed work with the official client too, at several rates
 
 Afterwards it compares what the server applied with what the futures said, and looks for what was left behind. Exits with 1
@@ -14,6 +15,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -23,6 +25,8 @@ from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import kills
 
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
@@ -36,6 +40,7 @@ HANG_SECONDS = 1.0  # until something on the way breaks a connection that says n
 GUARD_SECONDS = 600.0
 # What the official client gets over by asking again; a garbled answer it can only report.
 CURABLE: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ("corrupt", "deep"))
+MOST_SERVERS = 2  # at once; a server takes a second of the processor to start
 RATES = (0.0, 0.1, 0.3, 0.5)
 
 
@@ -217,6 +222,27 @@ def soak(options: argparse.Namespace) -> bool:
     return well
 
 
+def killed(options: argparse.Namespace) -> bool:
+    """Seeds in which a ``tinker serve`` is killed; whether all went well."""
+    totals: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    well = True
+    kills.undisturbed()
+    with ThreadPoolExecutor(min(options.at_once, MOST_SERVERS)) as pool:
+        for outcome in pool.map(kills.run, range(options.killed)):
+            summary, complaints = outcome.summary(), outcome.complaints()
+            totals.update({name: value for name, value in summary.items() if name != "seed"})
+            print(", ".join(f"{name} {value}" for name, value in summary.items()), flush=True)
+            errors.update(outcome.ledger.errors)
+            for complaint in complaints[:20]:
+                print(f"  {complaint}")
+            well = well and not complaints
+    print("total:", ", ".join(f"{name} {round(value, 1)}" for name, value in totals.items()))
+    print("errors:", ", ".join(f"{name} {count}" for name, count in errors.most_common()) or "none")
+    print("every acknowledged checkpoint is whole, every run ends as without kills" if well else "NOT as it must be")
+    return well
+
+
 def compare(options: argparse.Namespace) -> bool:
     """The same work with both clients at several rates, one after the other, against a server of the same seed."""
     work = {
@@ -248,6 +274,9 @@ def main() -> None:
         "--at-once", type=int, default=1, help="seeds that run beside each other, each with a server of its own"
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="how long work is submitted")
+    parser.add_argument(
+        "--killed", type=int, default=0, help="seeds of another scenario, in which the server process is killed"
+    )
     parser.add_argument("--rate", type=float, default=0.1, help="the share of exchanges that fail")
     parser.add_argument("--clients", type=int, default=12, help="training clients, each in a thread")
     parser.add_argument("--samplers", type=int, default=200)
@@ -257,7 +286,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.seeds is not None:
         options.seed = list(range(options.seeds))
-    sys.exit(0 if (compare(options) if options.official else soak(options)) else 1)
+    if options.official:
+        sys.exit(0 if compare(options) else 1)
+    logging.getLogger("tinker").setLevel(logging.CRITICAL)  # the workload of this process; failures are counted
+    well = [soak(options)] if options.seed else []
+    well += [killed(options)] if options.killed else []
+    sys.exit(0 if all(well) else 1)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import time
@@ -82,13 +83,24 @@ class Work(Protocol):
         """Wait for an operation and write down what came of it."""
         ...
 
+    def note_failed(self, client: str, operation: str, number: int, error: Exception) -> None:
+        """Write down that an operation failed."""
+        ...
+
     def note_interrupted(self, client: str, operation: str, number: int) -> None:
         """Write down that a call was interrupted, so that nobody knows whether it was made."""
         ...
 
 
+class _Failed(Exception):
+    """Something failed, which the record says."""
+
+
 class InterruptedCaller:
-    """Trains with one client after the other. A call that is interrupted may be lost, and nothing else."""
+    """Trains with one client after the other. A call that is interrupted may be lost, and nothing else.
+
+    Ends with the first failure, so that a client that hangs is waited for once.
+    """
 
     def __init__(self, work: Work, interrupts: Interrupts, planned: int) -> None:
         self._work, self._interrupts, self._planned = work, interrupts, planned
@@ -97,6 +109,10 @@ class InterruptedCaller:
 
     def run(self) -> None:
         """Call while there is work to do; then the last client and a new one must work as if nothing had happened."""
+        with contextlib.suppress(_Failed):
+            self._run()
+
+    def _run(self) -> None:
         self._change_client()
         with self._interrupts:
             while self._work.more(self._done, self._planned) or self._is_short():
@@ -131,7 +147,8 @@ class InterruptedCaller:
         except CtrlC:
             return False
         self._client = client
-        return self._work.note(f"interrupted client {self._clients}", "create", 0, lambda: self._work.ready(client))
+        self._note(f"interrupted client {self._clients}", "create", 0, lambda: self._work.ready(client))
+        return True
 
     def _call(self) -> None:
         self._calls += 1
@@ -150,13 +167,20 @@ class InterruptedCaller:
             self._interrupts.during(self._pending[0][2], IN_A_WAIT_SECONDS)
         except CtrlC:
             return
+        except TimeoutError as error:
+            self._work.note_failed(self._name, *self._pending[0][:2], error)
+            raise _Failed from error
         except Exception:  # noqa: BLE001 - raised again for the record
             pass
         self._settle()
 
     def _settle(self) -> None:
         self._done += 1
-        self._work.note(self._name, *self._pending.popleft())
+        self._note(self._name, *self._pending.popleft())
+
+    def _note(self, client: str, operation: str, number: int, wait: Wait) -> None:
+        if not self._work.note(client, operation, number, wait):
+            raise _Failed
 
     def _settle_all(self) -> None:
         while self._pending:

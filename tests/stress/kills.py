@@ -7,7 +7,6 @@ data, so what must come of it is known from a run without kills.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import random
 import tempfile
 import threading
@@ -290,7 +289,6 @@ class KillsOutcome:
 def run(seed: int, kills: int = 3) -> KillsOutcome:
     """One seed, with a server of its own."""
     undisturbed()
-    logging.getLogger("tinker").setLevel(logging.CRITICAL)
     began, ledger = time.monotonic(), Ledger()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         server = ServerProcess(Path(folder))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kills
 import pytest
 from chaos import Outcome, Recorder, run
 from workload import SECRET, Before, Keeper, Plan, Work
@@ -77,3 +78,20 @@ def test_chaos_on_sockets() -> None:
     assert outcome.complaints() == []
     assert outcome.summary()["resolved"] > 20
     assert outcome.totals["restarts"] == 2
+
+
+def test_interrupts() -> None:
+    """A caller that is interrupted again and again loses no more than the calls in which that happened."""
+    outcome = run(3, 0.0, seconds=1.0, samplers=5, training_clients=1, restarts=0, interrupted_with=3)
+    assert outcome.complaints() == []
+    assert outcome.result["interrupts"] > 10
+    assert outcome.summary()["failed with a typed error"] == 0
+
+
+def test_a_killed_server() -> None:
+    """Whoever trains through the end of a server process goes on from the last checkpoint and gets the same weights."""
+    outcome = kills.run(5, kills=1)
+    assert outcome.complaints() == []
+    assert outcome.kills == 2  # one more before the checkpoints are looked at
+    assert outcome.ledger.errors["SessionLostError"] > 0
+    assert outcome.ledger.counts["checkpoints verified"] >= kills.WORKERS * (kills.STEPS // kills.SAVE_EVERY)

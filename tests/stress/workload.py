@@ -118,6 +118,10 @@ class Work:
         self.keep(record)
         return record.error is None
 
+    def note_failed(self, client: str, operation: str, number: int, error: Exception) -> None:
+        """Write down that an operation failed."""
+        self.records.append(self.failed(client, operation, number, error))
+
     def note_interrupted(self, client: str, operation: str, number: int) -> None:
         """Write down a call of which nobody knows whether it was made."""
         self.records.append(Record(client, operation, number, interrupted=True))
