@@ -199,7 +199,7 @@ class LossRequests:
         trial = Trial(self.started.wire, post, has_sparse=chunk.has_sparse)
         promise = await self.transport.tried(SUBMIT, trial.once, "forward_backward")
         for submission in submissions.values():
-            submission.chunk.sent(at_once=False)
+            submission.chunk.sent(at_once=submission.failures == 0)
         return promise
 
     async def _prepared(self, chunk: _Chunk, form: Form, model_id: str, number: int) -> _Submission:
