@@ -171,7 +171,7 @@ class SampleLane:
     def take(self, now: float) -> Step | None:
         if not self._queue:
             return None
-        batch, tokens = [self._queue.popleft()], 0
+        batch = [self._queue.popleft()]
         tokens = batch[0].tokens
         while self._queue and tokens + self._queue[0].tokens <= self._batch_tokens:
             tokens += self._queue[0].tokens
