@@ -162,8 +162,7 @@ class Session:
 
     async def _renewed(self, lost: Started) -> Started:
         """A new session in place of a lost one; what the server says about itself is asked anew."""
-        task = self._starting
-        if task is not None and task.done() and task.result() is lost:
+        if self._present() is lost:
             self._starting = None
             for one in self.lively:
                 one.cancel()
@@ -175,9 +174,14 @@ class Session:
     @property
     def session_id(self) -> str | None:
         """The id, None before the session exists."""
+        present = self._present()
+        return None if present is None else present.session_id
+
+    def _present(self) -> Started | None:
         task = self._starting
-        ready = task is not None and task.done() and not task.cancelled() and task.exception() is None
-        return task.result().session_id if task is not None and ready else None
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        return task.result()
 
     def adopt(self, session_id: str, facts: Facts) -> None:
         """Join a session that another client created: nothing is sent but heartbeats."""
