@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import logging
 import os
 import threading
@@ -104,7 +105,8 @@ class LoopThread:
                 loop.call_soon(self._drain)
                 self._loop = loop
             else:
-                loop.call_soon_threadsafe(self._drain)
+                with contextlib.suppress(RuntimeError):  # closed meanwhile: nothing is run any more
+                    loop.call_soon_threadsafe(self._drain)
                 return
         asyncio.set_event_loop(loop)
         while not loop.is_closed():

@@ -94,7 +94,7 @@ def test_doctor_of_a_web_server(call: Call, serve_app: Any, status: int, text: s
         result = call("-f", "json", "doctor", base_url=url)
     assert result.exit_code == 1
     found = checks(json.loads(result.stdout))
-    assert list(found) == ["versions", "credential", "connection"]
+    assert list(found) == ["versions", "installation", "credential", "connection"]
     assert found["connection"][0] == "FAIL"
     assert "no Tinker API; check base_url" in found["connection"][1]
     assert "\n" not in found["connection"][1]

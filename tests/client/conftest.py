@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import json
 import sys
 import threading
@@ -224,7 +225,12 @@ class Wire(httpx.AsyncBaseTransport):
     def hold(self, operation: str) -> Callable[[], None]:
         """Keep back the answer to the next request of an operation, until the function that is returned is called."""
         gate = self._held[operation] = concurrent.futures.Future[None]()
-        return lambda: gate.set_result(None)
+
+        def release() -> None:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # the request was given up meanwhile
+                gate.set_result(None)
+
+        return release
 
     def change_application(self, app: Any) -> None:
         """Hand requests to another application from now on, as after a restart."""
