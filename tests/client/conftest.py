@@ -163,7 +163,7 @@ class Wire(httpx.AsyncBaseTransport):
         if response is None:
             raise httpx.ReadError("the connection broke", request=request)
         if gate is not None:
-            await asyncio.wrap_future(gate)
+            await asyncio.shield(asyncio.wrap_future(gate))  # who gives up waiting does not open it
         exchange.status = response.status_code
         exchange.answer = await response.aread()
         if is_api and (fault is None or fault.outside is None):
@@ -261,7 +261,7 @@ class Wire(httpx.AsyncBaseTransport):
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[State]:
     """The server's state; its folder is the test's own."""
-    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2, gap_seconds=0.2))
+    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=5.0, gap_seconds=0.2))
     yield state
     state.close()
 

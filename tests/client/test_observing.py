@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import tinker
+from tinker._loop import loop_thread
 from tinker.observing import Event, FutureSettled, Metrics, QueueChange, RequestAttempt, RequestRetry, Timings
 from tinker.testing import SteppedClock, toy_server
 
@@ -21,6 +22,13 @@ PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(m
 
 def waiting(state: str, reason: str | None = None) -> dict[str, object]:
     return {"type": "try_again", "request_id": "x", "queue_state": state, "queue_state_reason": reason}
+
+
+def all_told() -> None:
+    """Let the I/O thread tell observers what has happened."""
+    told = threading.Event()
+    loop_thread().call(told.set)
+    assert told.wait(10)
 
 
 def test_timings(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
@@ -110,12 +118,14 @@ def test_events(connect: Connect, wire: Any, clock: Any) -> None:
     """Observers get one value for each attempt, retry, change of the queue and settled future, in order."""
     events: list[Event] = []
     training = connect(observers=[events.append]).create_lora_training_client("tinker/toy").result(10)
+    all_told()
     del events[:]
     wire.fail("optim_step", 503, headers={"retry-after": "3"})
     wire.drop("optim_step", apply=True)
     wire.fail("retrieve_future", 200, body=waiting("paused_capacity", "full"))
     future = training.optim_step(ADAM)
     future.result(10)
+    all_told()
     told = [event for event in events if "heartbeat" not in event.operation and "config" not in event.operation]
     kinds = [type(event) for event in told]
     assert kinds == [
@@ -178,11 +188,13 @@ def test_metrics(connect: Connect, wire: Any) -> None:
     """Counts, bytes and percentiles by operation; a reset begins anew."""
     metrics = Metrics()
     training = connect(observers=[metrics]).create_lora_training_client("tinker/toy").result(10)
+    all_told()
     metrics.reset()
     wire.fail("optim_step", 503, times=3)
     wire.fail("retrieve_future", 200, body=waiting("paused_capacity"))
     for _ in range(20):
         training.optim_step(ADAM).result(10)
+    all_told()
     seen = metrics.snapshot()
     assert (seen.attempts["optim_step"].count, seen.attempts["optim_step"].failed) == (23, 3)
     assert seen.retries == {"optim_step": 3}
