@@ -15,7 +15,7 @@ T = TypeVar("T")
 Wait: TypeAlias = Callable[[], "str | None"]
 IN_FLIGHT = 32
 CALLS_OF_A_CLIENT = 200
-CALLS_AT_LEAST, WITHIN_SECONDS = 200, 30.0  # so that busy machines see some interrupts as well
+CALLS_AT_LEAST, WITHIN_SECONDS = 80, 30.0  # so that busy machines see some interrupts as well
 SHARE = 0.5  # of the calls and the waits in which an interrupt may come
 IN_A_CALL_SECONDS, IN_A_WAIT_SECONDS = 0.0005, 0.02  # the latest moment
 
