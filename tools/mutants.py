@@ -37,7 +37,7 @@ SAMPLE = 12
 NEEDED = 0.95
 LONGEST_SECONDS = 600.0
 PRELOADED = ["pytest", "numpy", "msgspec", "httpx", "aiohttp", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
-TEST_SECONDS = 40  # of one test: a mutant may make it hang
+TEST_SECONDS = 20  # of one test: a mutant may make it hang
 OPTIONS = (
     f"-x -q --no-header --tb=short -p no:cacheprovider -p no:randomly -p no:xdist -o faulthandler_timeout={TEST_SECONDS} "
     "-o faulthandler_exit_on_timeout=true"
