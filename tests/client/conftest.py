@@ -251,6 +251,11 @@ class Wire(httpx.AsyncBaseTransport):
     def sent(self, operation: str) -> list[Exchange]:
         return [exchange for exchange in self.exchanges if exchange.operation == operation]
 
+    def arrives(self, operation: str, count: int, seconds: float = 1.0) -> bool:
+        """Whether there are so many requests of an operation within so many real seconds."""
+        with self._arrived:
+            return self._arrived.wait_for(lambda: len(self.sent(operation)) >= count, seconds)
+
     def wait_for(self, operation: str, count: int = 1) -> list[Exchange]:
         """The requests of an operation, as soon as there are so many."""
         with self._arrived:
