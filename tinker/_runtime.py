@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from tinker._auth import Auth, find_source
 from tinker._clock import Clock
 from tinker._config import Config
+from tinker._http import Auth, Observers, Transport, find_source, open_exchange
 from tinker._loop import LoopThread, loop_thread
-from tinker._observers import Observers
-from tinker._pools import open_exchange
-from tinker._server import Server
-from tinker._session import Description, Session, shut_down
-from tinker._telemetry import Telemetry
-from tinker._transport import Transport
+from tinker._session import Description, Server, Session, Telemetry, shut_down
 from tinker.observing import Observer
 
 if TYPE_CHECKING:

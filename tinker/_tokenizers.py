@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from tinker._extras import install_command
+from tinker._installation import install_command
 from tinker.errors import TinkerError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tinker.types.requests import GetBillingUsageRequest
 if TYPE_CHECKING:
     import httpx
 
-    from tinker._telemetry import Telemetry
+    from tinker._session import Telemetry
 
 
 class AdminClient:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tinker import _config
-from tinker._credentials import default_key
-from tinker._retry import ONE_SHOT
+from tinker._config import settings as _config
+from tinker._http import ONE_SHOT, default_key
 from tinker._runtime import open_runtime
 from tinker._session import Description
 from tinker.errors import TinkerError

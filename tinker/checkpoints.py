@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
-from tinker import _archives, _hub
-from tinker._downloads import Source, Watch, fetch
-from tinker._pools import open_files
-from tinker._retry import ABSENT_STATUSES, GONE_STATUS
+from tinker._checkpoints import Source, Watch, fetch
+from tinker._checkpoints import archives as _archives
+from tinker._checkpoints import hub as _hub
+from tinker._http import ABSENT_STATUSES, GONE_STATUS, open_files
 from tinker._validate import MIN_TTL_SECONDS
 from tinker.errors import APIError, APIStatusError, TinkerError
 from tinker.futures import APIFuture, start

@@ -18,11 +18,9 @@ from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Request
 
-from tinker._auth import read_claims
 from tinker._clock import Clock
-from tinker._pools import Purpose
+from tinker._http import ARCHIVE, Purpose, read_claims
 from tinker._rest import Rest, open_rest
-from tinker._retry import ARCHIVE
 from tinker._runtime import Runtime
 from tinker._validate import check_access_scope, check_page, check_ttl
 from tinker.admin_client import AdminClient
@@ -34,7 +32,7 @@ from tinker.types.whoami import WhoamiResponse
 if TYPE_CHECKING:
     import httpx
 
-    from tinker._telemetry import Telemetry
+    from tinker._session import Telemetry
 
 logger: logging.Logger = logging.getLogger("tinker")
 

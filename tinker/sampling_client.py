@@ -15,16 +15,23 @@ from tinker_wire import models
 from tinker_wire.api import futures as futures_api
 from tinker_wire.api import sampling as api
 
-from tinker import _clones, _tokenizers
-from tinker._chunking import PROMPT_TOKEN_NBYTES, chunk_nbytes
-from tinker._completions import Completions
-from tinker._observers import tracked
-from tinker._polling import report_pause, sample_response
-from tinker._pools import Purpose
-from tinker._retry import ABSENT_STATUSES, RESUBMISSIONS, SAMPLE, SUBMIT, Policy, Verdict, judge, sampling_policy
+from tinker import _tokenizers
+from tinker._http import (
+    ABSENT_STATUSES,
+    RESUBMISSIONS,
+    SAMPLE,
+    SUBMIT,
+    Policy,
+    Purpose,
+    Verdict,
+    judge,
+    sampling_policy,
+    tracked,
+)
 from tinker._runtime import Runtime, is_of_this_process
-from tinker._server import Facts
-from tinker._session import Started
+from tinker._sampling import portable as _clones
+from tinker._session import Completions, Facts, Started, report_pause, sample_response
+from tinker._training import PROMPT_TOKEN_NBYTES, chunk_nbytes
 from tinker._validate import check_sample
 from tinker._wire import json
 from tinker.errors import APIError, APIStatusError, TinkerError
@@ -37,7 +44,7 @@ from tinker.types.tensor_data import TensorData
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tinker._telemetry import Telemetry
+    from tinker._session import Telemetry
     from tinker.lib.retry_handler import RetryConfig
 
 logger: logging.Logger = logging.getLogger("tinker")

@@ -13,17 +13,12 @@ from tinker_wire.api import service as service_api
 from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 
-from tinker import _config
 from tinker._clock import Clock
-from tinker._custom_loss import create_handle
-from tinker._from_state import LOADED, create_then_load
-from tinker._loss_graph import trace
-from tinker._numbering import Numbers
-from tinker._observers import tracked
-from tinker._polling import json_only
-from tinker._retry import SUBMIT, UNREADABLE_STATUSES
+from tinker._config import settings as _config
+from tinker._http import SUBMIT, UNREADABLE_STATUSES, tracked
 from tinker._runtime import Runtime, is_of_this_process, open_runtime
-from tinker._session import Description, Started
+from tinker._session import Description, Started, json_only
+from tinker._training import LOADED, Numbers, create_handle, create_then_load, trace
 from tinker._validate import check_model_path
 from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import APIStatusError, ClientClosedError
@@ -40,7 +35,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from tinker._telemetry import Telemetry
+    from tinker._session import Telemetry
     from tinker.lib.retry_handler import RetryConfig
 
 T = TypeVar("T")

@@ -15,15 +15,10 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Request
 
 from tinker import _tokenizers
-from tinker._custom_loss import check_handle, custom_step, prepare_step
-from tinker._loss_requests import LossJob, loss_requests
-from tinker._numbering import Numbers
-from tinker._observers import tracked
-from tinker._polling import Expected, json_only
-from tinker._retry import ABSENT_STATUSES, SUBMIT, Fate, fate_of, sampling_policy
+from tinker._http import ABSENT_STATUSES, SUBMIT, Fate, fate_of, sampling_policy, tracked
 from tinker._runtime import Runtime, is_of_this_process
-from tinker._sequencer import Place, Sequencer
-from tinker._session import Started
+from tinker._session import Expected, Started, json_only
+from tinker._training import LossJob, Numbers, Place, Sequencer, check_handle, custom_step, loss_requests, prepare_step
 from tinker._validate import (
     check_data,
     check_loss_config,
@@ -50,7 +45,7 @@ from tinker.types.results import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tinker._telemetry import Telemetry
+    from tinker._session import Telemetry
     from tinker.lib.retry_handler import RetryConfig
 
 T = TypeVar("T")

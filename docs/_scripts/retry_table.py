@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from tinker import _retry
-from tinker._retry import Policy, Verdict, judge
+from tinker._http import retry as _retry
+from tinker._http.retry import Policy, Verdict, judge
 from tinker.errors import APIConnectionError, APIResponseValidationError, APITimeoutError, status_error_type
 
 PAGE = Path(__file__).resolve().parents[1] / "errors.md"

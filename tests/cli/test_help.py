@@ -141,7 +141,7 @@ def test_a_base_url_that_is_none(call: Callable[..., Result]) -> None:
 
 def test_no_key_for_the_hosted_service(tmp_path: Path, call: Callable[..., Result]) -> None:
     """The hosted service is not asked without a key; how to get one is told."""
-    from tinker._config import HOSTED_URL
+    from tinker._config.settings import HOSTED_URL
 
     result = call("run", "list", base_url=HOSTED_URL)
     assert result.exit_code == 1

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import tinker
-from tinker._auth import read_claims
-from tinker._credentials import default_key
+from tinker._http.auth import read_claims
+from tinker._http.credentials import default_key
 
 Connect = Callable[..., tinker.ServiceClient]
 INVALID = {"www-authenticate": 'Bearer error="invalid_token"'}

@@ -18,7 +18,7 @@ import pytest
 
 import tinker
 from tinker import checkpoints
-from tinker._archives import unpack
+from tinker._checkpoints.archives import unpack
 
 Connect = Callable[..., tinker.ServiceClient]
 FOREVER = datetime.datetime(2999, 1, 1, tzinfo=datetime.UTC)

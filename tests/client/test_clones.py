@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tinker
-from tinker._clones import NUMBERS_OF_A_CLONE
+from tinker._sampling.portable import NUMBERS_OF_A_CLONE
 from tinker.local import Settings, running_server
 
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])

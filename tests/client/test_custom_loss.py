@@ -457,7 +457,7 @@ def test_what_cannot_be_traced(service: Any, wire: Any, fn: Any, ranks: dict[str
 
 def test_functions_are_named_by_where_they_live(service: Any) -> None:
     """Operations of torch's families, math and operator are written with their public names."""
-    from tinker._loss_graph import trace
+    from tinker._training.tracing import trace
 
     def wide(logprobs: torch.Tensor) -> Any:
         values, _ = torch.sort(logprobs)

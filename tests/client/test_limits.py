@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import tinker
-from tinker._limits import DISPATCH_SLOTS, THROTTLED_SECONDS, THROTTLED_SLOTS
+from tinker._http.limits import DISPATCH_SLOTS, THROTTLED_SECONDS, THROTTLED_SLOTS
 
 Connect = Callable[..., tinker.ServiceClient]
 MakeLimits = Callable[..., Any]

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 import tinker
-from tinker._pools import CONNECT_SECONDS
-from tinker._retry import SAMPLE, sampling_policy
-from tinker._transport import SHORTEST_PATIENCE_SECONDS
+from tinker._http.engines import CONNECT_SECONDS
+from tinker._http.retry import SAMPLE, sampling_policy
+from tinker._http.transport import SHORTEST_PATIENCE_SECONDS
 from tinker.lib.retry_handler import RetryConfig
 
 Connect = Callable[..., tinker.ServiceClient]

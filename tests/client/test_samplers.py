@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tinker
-from tinker._retry import RESUBMISSIONS
+from tinker._http.retry import RESUBMISSIONS
 from tinker.types import TensorData
 
 PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2, seed=7)

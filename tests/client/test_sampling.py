@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tinker
-from tinker._retry import RESUBMISSIONS
+from tinker._http.retry import RESUBMISSIONS
 
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
 PARAMS = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])

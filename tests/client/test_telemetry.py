@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tinker
-from tinker._telemetry import EVENTS_IN_A_REQUEST, EVENTS_KEPT, FLUSH_SECONDS
+from tinker._session.telemetry import EVENTS_IN_A_REQUEST, EVENTS_KEPT, FLUSH_SECONDS
 
 Connect = Callable[..., tinker.ServiceClient]
 ADAM = tinker.AdamParams()

@@ -21,7 +21,8 @@ from replay import KEY, SESSION, Replay, as_app
 from validating import served
 
 import tinker
-from tinker import _config, types
+from tinker import types
+from tinker._config import settings as _config
 from tinker.cli import main
 from tinker.testing import SteppedClock
 

@@ -22,7 +22,8 @@ from tinker_wire.operations import OPERATIONS
 from validating import Judge, Judging, judged_server
 
 import tinker
-from tinker import _config, types
+from tinker import types
+from tinker._config import settings as _config
 from tinker.cli import main
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import tinker
-from tinker._pools import Purpose
-from tinker._retry import POLL, REST, SAMPLE, START, SUBMIT, Policy
-from tinker._session import GOOD_BYE_SECONDS
-from tinker._transport import SHORTEST_PATIENCE_SECONDS
+from tinker._http.engines import Purpose
+from tinker._http.retry import POLL, REST, SAMPLE, START, SUBMIT, Policy
+from tinker._http.transport import SHORTEST_PATIENCE_SECONDS
+from tinker._session.session import GOOD_BYE_SECONDS
 from tinker.testing import FaultyServer, SteppedClock, toy_server
 
 PROMPT, PARAMS, ADAM = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=4), tinker.AdamParams()

@@ -15,7 +15,7 @@ import pytest
 from raw_server import RawServer, raw, raw_server
 
 import tinker
-from tinker import _unpacking
+from tinker._http import unpacking as _unpacking
 
 KEY, PASSWORD, TOKEN = "tml-very-secret", "hush-hush", "eyJh.token-secret.x"
 PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import httpx
 import pytest
 
-from tinker import _pools
-from tinker._pools import AiohttpExchange, Call, ExchangeFailed, HttpxExchange, Purpose
+from tinker._http import engines as _pools
+from tinker._http.engines import AiohttpExchange, Call, ExchangeFailed, HttpxExchange, Purpose
 
 Behave = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 SHORT = 0.2

@@ -302,7 +302,7 @@ def taken_slots(service: Any) -> list[str]:
 
 
 def fresh_limits(session: Any) -> Any:
-    from tinker._session import _assembled
+    from tinker._session.session import _assembled
 
     return _assembled("x", session._starting.result().facts, session._transport).limits
 

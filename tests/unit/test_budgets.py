@@ -11,7 +11,7 @@ import pytest
 
 from tinker import errors
 from tinker._clock import Clock
-from tinker._limits import THROTTLED_SECONDS, Budget, CoolDown, shared_cool_down
+from tinker._http.limits import THROTTLED_SECONDS, Budget, CoolDown, shared_cool_down
 
 
 class Users:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tinker._chunking import split
-from tinker._combine import combine
+from tinker._training.chunks import split
+from tinker._training.combine import combine
 from tinker.types import Datum, ForwardBackwardOutput, ModelInput, TensorData
 
 

@@ -13,8 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 
 import tinker
-from tinker._extras import EXTRAS, install_command
-from tinker._installation import PACKAGE, inspect_installation
+from tinker._installation.check import PACKAGE, inspect_installation
+from tinker._installation.extras import EXTRAS, install_command
 from tinker._version import DISTRIBUTION_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tinker._clock import Clock
+from tinker._http.observers import Observers
 from tinker._loop import LoopThread, loop_thread
-from tinker._observers import Observers
 from tinker.futures import APIFuture, completed, note_queue, start
 from tinker.observing import QueueChange
 

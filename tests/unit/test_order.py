@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tinker._limits import Budget
-from tinker._sequencer import Place, Sequencer
+from tinker._http.limits import Budget
+from tinker._training.order import Place, Sequencer
 from tinker.errors import PrecedingRequestFailed
 from tinker.futures import APIFuture
 

@@ -13,8 +13,8 @@ import pytest
 
 from tinker import errors
 from tinker._clock import Clock
-from tinker._observers import Observers
-from tinker._retry import (
+from tinker._http.observers import Observers
+from tinker._http.retry import (
     HINTED_SECONDS,
     MAX_HINT_SECONDS,
     ONE_SHOT,

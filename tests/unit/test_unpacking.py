@@ -9,8 +9,8 @@ import zlib
 
 import pytest
 
-from tinker import _unpacking
-from tinker._unpacking import unpacked
+from tinker._http import unpacking as _unpacking
+from tinker._http.unpacking import unpacked
 
 CONTENT = bytes(range(256)) * 5000
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tinker_wire.runtime import Request
 
     from tinker._config import Config
-    from tinker._credentials import StoredKey
+    from tinker._http import StoredKey
     from tinker._runtime import Runtime
     from tinker.errors import TinkerError
 
@@ -34,7 +34,7 @@ def login(options: Options) -> None:
     """
     from tinker_wire.api import auth as api
 
-    from tinker._credentials import StoredKey, default_key, store_default
+    from tinker._http import StoredKey, default_key, store_default
     from tinker.types.console import CONSOLE
 
     config = _hosted(options)
@@ -84,9 +84,7 @@ def _ask(options: Options, key: str, request: Request[T]) -> T:
 
 
 async def _answered(runtime: Runtime, key: str, request: Request[T]) -> T:
-    from tinker._auth import Credential
-    from tinker._pools import Purpose
-    from tinker._retry import REST
+    from tinker._http import REST, Credential, Purpose
 
     credential, transport = Credential(key), runtime.transport
     call = transport.prepare(request, Purpose.SESSION)
@@ -101,7 +99,7 @@ async def _answered(runtime: Runtime, key: str, request: Request[T]) -> T:
 @pass_options
 def logout(options: Options) -> None:
     """Forget the stored key. A key that was made for this machine is revoked, too; another one stays good elsewhere."""
-    from tinker._credentials import default_key, remove_default
+    from tinker._http import default_key, remove_default
     from tinker.types.console import CONSOLE
 
     config = _hosted(options)

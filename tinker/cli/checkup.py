@@ -18,15 +18,21 @@ from tinker_wire.api import training as training_api
 from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Binary, Operation, Request
 
-from tinker._auth import find_source
 from tinker._config import Config
+from tinker._http import (
+    ABSENT_STATUSES,
+    UNEXPECTED_STATUS,
+    UNREADABLE_STATUSES,
+    WRONG_METHOD_STATUS,
+    Answer,
+    Purpose,
+    find_source,
+)
 from tinker._installation import inspect_installation
-from tinker._pools import Answer, Purpose
-from tinker._retry import ABSENT_STATUSES, UNEXPECTED_STATUS, UNREADABLE_STATUSES, WRONG_METHOD_STATUS
 from tinker._runtime import Runtime
+from tinker._session import Form, Negotiation, Trial
 from tinker._version import DISTRIBUTION_VERSION
 from tinker._wire import json, proto
-from tinker._wire.negotiate import Form, Negotiation, Trial
 from tinker.errors import APIResponseValidationError, APIStatusError, TinkerError
 from tinker.futures import APIFuture, start
 from tinker.types import Datum, ModelInput

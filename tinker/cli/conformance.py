@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tinker import _config
+from tinker._config import settings as _config
 from tinker.errors import TinkerError
 
 

@@ -27,7 +27,7 @@ CLOSE_SECONDS = 2.0
 
 def config_of(options: Options, api_key: str | None = None) -> Config:
     """The settings; ``api_key`` None means that of the environment. ValueError for a base URL that is none."""
-    from tinker import _config
+    from tinker._config import settings as _config
 
     return _config.load(base_url=options.base_url, api_key=api_key, patience_seconds=options.patience_seconds)
 

@@ -68,8 +68,7 @@ def serve(
     try:
         import attrs
 
-        from tinker._extras import install_command
-        from tinker._installation import inspect_installation
+        from tinker._installation import inspect_installation, install_command
         from tinker.local import Settings
         from tinker.local import serve as run
         from tinker.local.engines import choose_engine, missing_parts

@@ -24,7 +24,7 @@ from tinker.cli.output import format_size, progress, show, show_properties
 @pass_options
 def export_trace(options: Options, session_id: str, output: Path | None, url_only: bool) -> None:
     """Save the requests of a session as a trace: what waited, what ran, when. https://ui.perfetto.dev shows it."""
-    from tinker._downloads import save_url
+    from tinker._checkpoints import save_url
     from tinker.rest_client import RestClient
 
     runtime = connected(options)

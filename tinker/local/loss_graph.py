@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tinker_wire import models
 
-from tinker._extras import install_command
+from tinker._installation import install_command
 from tinker.local.engines.protocol import Engine, EngineError, Example, LossResult
 from tinker.local.loss_operations import ATTRIBUTES, DTYPES, FORMS, FUNCTIONS, METHODS, OPERATORS, SIZED
 

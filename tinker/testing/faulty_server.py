@@ -17,7 +17,7 @@ import attrs
 import httpx
 
 import tinker
-from tinker._retry import REFUSAL_STATUSES
+from tinker._http import REFUSAL_STATUSES
 from tinker.testing import faults
 from tinker.testing.asgi import answer_of
 from tinker.testing.clock import SteppedClock

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tinker_wire.values import FieldInfo, Value
 
-from tinker._extras import install_command
+from tinker._installation import install_command
 from tinker.types._arrays import (
     NumericArray,
     TensorDtype,

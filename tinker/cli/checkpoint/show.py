@@ -122,7 +122,7 @@ def _found(rest: RestClient, path: ParsedCheckpointTinkerPath) -> Checkpoint:
 
 def _weights_info(rest: RestClient, tinker_path: str) -> WeightsInfoResponse | None:
     """None where the server knows no more than the list says."""
-    from tinker._retry import ABSENT_STATUSES
+    from tinker._http import ABSENT_STATUSES
     from tinker.errors import APIStatusError
 
     try:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from tinker._extras import install_command
+from tinker._installation import install_command
 from tinker.local.engines.protocol import Engine
 
 EngineName: TypeAlias = Literal["toy", "torch"]

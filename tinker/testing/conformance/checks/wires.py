@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tinker._extras import install_command
+from tinker._installation import install_command
 from tinker._wire import compression, json, proto
 from tinker.testing.conformance.bench import Bench, Promise, plain_body
 from tinker.testing.conformance.exchange import Form

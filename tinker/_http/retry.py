@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 
 from tinker._clock import Clock
-from tinker._observers import Observers
+from tinker._http.observers import Observers
 from tinker.errors import APIConnectionError, APIError, APIResponseValidationError, APIStatusError
 from tinker.observing import RequestRetry
 

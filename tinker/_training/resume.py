@@ -10,15 +10,15 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 
-from tinker._polling import Expected, json_only
-from tinker._retry import ABSENT_STATUSES, SUBMIT
+from tinker._http import ABSENT_STATUSES, SUBMIT
+from tinker._session import Expected, json_only
 from tinker.errors import APIStatusError
 from tinker.types.paths import ParsedCheckpointTinkerPath
 
 if TYPE_CHECKING:
-    from tinker._numbering import Numbers
     from tinker._runtime import Runtime
     from tinker._session import Started
+    from tinker._training.numbers import Numbers
     from tinker.training_client import TrainingClient
 
 LOADED: Expected[models.LoadWeightsResponse] = json_only("LoadWeights", models.LoadWeightsResponse)

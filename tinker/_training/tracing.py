@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import attrs
 from tinker_wire.models import CustomLossGraph, CustomLossInput, CustomLossNode
 
-from tinker._extras import install_command
+from tinker._installation import install_command
 
 if TYPE_CHECKING:
     import torch

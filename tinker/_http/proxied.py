@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from tinker._proxies import Proxies
+from tinker._config import Proxies
 
 
 class ProxiedTransport(httpx.AsyncBaseTransport):

@@ -21,15 +21,14 @@ from numpy.typing import NDArray
 from tinker_wire import models
 from tinker_wire.api import training as training_api
 
-from tinker._extras import install_command
+from tinker._http import SUBMIT
+from tinker._installation import install_command
 from tinker._loop import LoopThread
-from tinker._loss_graph import LOGPROBS, TracedLoss
-from tinker._loss_requests import Accepted, LossJob, LossRequests, loss_requests
-from tinker._numbering import Numbers
-from tinker._polling import json_only
-from tinker._retry import SUBMIT
 from tinker._runtime import Runtime
-from tinker._session import Started
+from tinker._session import Started, json_only
+from tinker._training.loss_requests import Accepted, LossJob, LossRequests, loss_requests
+from tinker._training.numbers import Numbers
+from tinker._training.tracing import LOGPROBS, TracedLoss
 from tinker._validate import check_data
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.futures import APIFuture

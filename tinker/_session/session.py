@@ -16,15 +16,26 @@ import attrs
 from tinker_wire import models
 from tinker_wire.api import service as api
 
-from tinker._limits import DISPATCH_SLOTS, THROTTLED_SLOTS, Budget, Limits, shared_cool_down
+from tinker._http import (
+    ABSENT_STATUSES,
+    DISPATCH_SLOTS,
+    GONE_STATUS,
+    LOST_STATUSES,
+    ONE_SHOT,
+    START,
+    THROTTLED_SLOTS,
+    Budget,
+    Limits,
+    Policy,
+    Purpose,
+    Transport,
+    shared_cool_down,
+)
 from tinker._loop import LoopThread
-from tinker._polling import Poller
-from tinker._pools import Purpose
-from tinker._retry import ABSENT_STATUSES, GONE_STATUS, LOST_STATUSES, ONE_SHOT, START, Policy
-from tinker._server import Facts, Server
-from tinker._telemetry import Telemetry
-from tinker._transport import Transport
-from tinker._wire.negotiate import Negotiation
+from tinker._session.negotiation import Negotiation
+from tinker._session.results import Poller
+from tinker._session.server_config import Facts, Server
+from tinker._session.telemetry import Telemetry
 from tinker.errors import APIError, APIStatusError, ClientClosedError, SessionLostError, TinkerError, copy_error
 
 logger = logging.getLogger("tinker")

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 from tinker_wire.runtime import Request
 
-from tinker import _config
 from tinker._clock import Clock
-from tinker._observers import tracked
-from tinker._retry import REST
+from tinker._config import settings as _config
+from tinker._http import REST, tracked
 from tinker._runtime import Runtime, is_of_this_process, open_runtime
 from tinker._session import Description
 from tinker.futures import APIFuture, start

@@ -12,7 +12,7 @@ import attrs
 import msgspec
 
 from tinker._config import WireChoice
-from tinker._retry import UNEXPECTED_STATUS, UNREADABLE_STATUSES, UNSUPPORTED_MEDIA_STATUS, Verdict, judge
+from tinker._http import UNEXPECTED_STATUS, UNREADABLE_STATUSES, UNSUPPORTED_MEDIA_STATUS, Verdict, judge
 from tinker.errors import APIStatusError
 
 T = TypeVar("T")

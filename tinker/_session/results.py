@@ -12,11 +12,23 @@ from tinker_wire import models
 from tinker_wire.api import futures as api
 from tinker_wire.runtime import Request
 
-from tinker._limits import Budget
-from tinker._observers import Observers
-from tinker._pools import Answer, Call, Purpose
-from tinker._retry import FAILED_STATUSES, LOST_STATUSES, PENDING_STATUS, POLL, Attempts, Verdict, judge
-from tinker._transport import Transport, decode_json, invalid_answer
+from tinker._http import (
+    FAILED_STATUSES,
+    LOST_STATUSES,
+    PENDING_STATUS,
+    POLL,
+    Answer,
+    Attempts,
+    Budget,
+    Call,
+    Observers,
+    Purpose,
+    Transport,
+    Verdict,
+    decode_json,
+    invalid_answer,
+    judge,
+)
 from tinker._wire import json, proto
 from tinker.errors import APIError, APIStatusError, RequestFailedError
 from tinker.futures import APIFuture, note_fetched, note_queue, note_running, note_submitted

@@ -19,11 +19,10 @@ import msgspec
 from tinker_wire import models
 from tinker_wire.values import prepared
 
-from tinker import _config
+from tinker._config import settings as _config
 from tinker._loop import loop_thread
 from tinker._runtime import Runtime, open_runtime
-from tinker._server import Facts
-from tinker._session import Description
+from tinker._session import Description, Facts
 from tinker.observing import Observer
 
 if TYPE_CHECKING:

@@ -20,9 +20,7 @@ from typing import TypedDict
 from tinker_wire import models
 from tinker_wire.api import telemetry as api
 
-from tinker._pools import Purpose
-from tinker._retry import ABSENT_STATUSES, ONE_SHOT, Verdict, judge
-from tinker._transport import Transport
+from tinker._http import ABSENT_STATUSES, ONE_SHOT, Purpose, Transport, Verdict, judge
 from tinker.errors import APIError, APIStatusError, RequestFailedError, TinkerError
 from tinker.observing import Event, FutureSettled
 

@@ -13,12 +13,9 @@ from tinker_wire import models
 from tinker_wire.api import auth as auth_api
 from tinker_wire.api import service as api
 
-from tinker._auth import Credential, Source, find_command
 from tinker._config import is_sendable
+from tinker._http import ABSENT_STATUSES, ONE_SHOT, START, Credential, Purpose, Source, Transport, find_command, invalid_answer
 from tinker._loop import LoopThread
-from tinker._pools import Purpose
-from tinker._retry import ABSENT_STATUSES, ONE_SHOT, START
-from tinker._transport import Transport, invalid_answer
 from tinker.errors import APIError, APIStatusError, ClientClosedError
 
 logger = logging.getLogger("tinker")

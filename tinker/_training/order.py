@@ -17,7 +17,7 @@ import threading
 from functools import partial
 from typing import Any
 
-from tinker._numbering import Numbers
+from tinker._training.numbers import Numbers
 from tinker.errors import PrecedingRequestFailed, copy_error
 from tinker.futures import APIFuture, mark_received, on_received
 

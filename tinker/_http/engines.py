@@ -21,9 +21,9 @@ import attrs
 import msgspec
 
 from tinker._clock import Clock, Deadline
-from tinker._closing import check_open
-from tinker._proxies import Proxies
-from tinker._unpacking import ACCEPTED_ENCODINGS, unpacked
+from tinker._config import Proxies
+from tinker._http.closing import check_open
+from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpacked
 from tinker._wire.bodies import AT_ONCE, Piece
 
 if TYPE_CHECKING:
@@ -435,7 +435,7 @@ async def open_files(exchange: Exchange, config: Config) -> AsyncGenerator[httpx
     if isinstance(exchange, HttpxExchange):
         yield exchange.files()
         return
-    from tinker._proxied import ProxiedTransport
+    from tinker._http.proxied import ProxiedTransport
 
     async with _files_client(transport=ProxiedTransport(config.proxies)) as client:
         yield client

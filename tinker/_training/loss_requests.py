@@ -16,17 +16,13 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
 
-from tinker._chunking import datum_nbytes, split
-from tinker._combine import combine
-from tinker._numbering import Numbers
-from tinker._polling import loss_output
-from tinker._pools import Call, Purpose
-from tinker._retry import SUBMIT
-from tinker._session import Started
-from tinker._transport import Transport
+from tinker._http import SUBMIT, Call, Purpose, Transport
+from tinker._session import Form, Started, Trial, loss_output
+from tinker._training.chunks import datum_nbytes, split
+from tinker._training.combine import combine
+from tinker._training.numbers import Numbers
 from tinker._wire import json, proto
 from tinker._wire.bodies import BUFFERS, slices
-from tinker._wire.negotiate import Form, Trial
 from tinker.futures import APIFuture
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput

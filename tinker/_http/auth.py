@@ -18,7 +18,7 @@ import msgspec
 
 from tinker._clock import Clock
 from tinker._config import Config, is_sendable
-from tinker._credentials import default_key
+from tinker._http.credentials import default_key
 from tinker._loop import LoopThread
 from tinker.errors import AuthenticationError, TinkerError
 

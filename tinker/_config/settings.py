@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import attrs
 import msgspec
 
-from tinker._proxies import Proxies, from_environment
+from tinker._config.proxies import Proxies, from_environment
 from tinker._version import __version__
 
 HOSTED_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"

@@ -15,15 +15,15 @@ from tinker_wire import models
 from tinker_wire.runtime import Binary, Request
 
 from tinker import errors
-from tinker._auth import Auth, Credential
 from tinker._clock import Clock
-from tinker._closing import Closing
 from tinker._config import Config
-from tinker._misdirected import described
-from tinker._observers import Observers
-from tinker._pools import Answer, Call, Exchange, ExchangeFailed, Purpose, readable
-from tinker._refused_fields import RefusedFields
-from tinker._retry import UNAUTHENTICATED_STATUS, UNREADABLE_STATUSES, Attempts, Policy, requested_delay, run
+from tinker._http.auth import Auth, Credential
+from tinker._http.closing import Closing
+from tinker._http.engines import Answer, Call, Exchange, ExchangeFailed, Purpose, readable
+from tinker._http.misdirected import described
+from tinker._http.observers import Observers
+from tinker._http.refused_fields import RefusedFields
+from tinker._http.retry import UNAUTHENTICATED_STATUS, UNREADABLE_STATUSES, Attempts, Policy, requested_delay, run
 from tinker._wire import compression, json
 from tinker._wire.bodies import AT_ONCE, Piece, handed_over
 from tinker.observing import RequestAttempt

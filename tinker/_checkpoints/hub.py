@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from tinker._extras import install_command
+from tinker._installation import install_command
 from tinker.errors import TinkerError
 from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
 

@@ -14,11 +14,9 @@ from contextlib import contextmanager
 from tinker_wire import models
 from tinker_wire.api import futures as api
 
+from tinker._http import ABSENT_STATUSES, POLL, Purpose, Transport
 from tinker._loop import LoopThread
-from tinker._polling import Pace
-from tinker._pools import Purpose
-from tinker._retry import ABSENT_STATUSES, POLL
-from tinker._transport import Transport
+from tinker._session.results import Pace
 from tinker.errors import APIError, APIStatusError, TinkerError, copy_error
 
 logger = logging.getLogger("tinker")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from tinker._retry import Fate, fate_of
+from tinker._http import Fate, fate_of
 from tinker.errors import APIStatusError
 
 T = TypeVar("T")

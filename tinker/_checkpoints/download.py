@@ -20,9 +20,17 @@ from typing import IO, TYPE_CHECKING, Protocol
 import attrs
 import msgspec
 
-from tinker._pools import Answer, Call, ExchangeFailed, open_files
-from tinker._retry import DOWNLOAD, EXPIRED_URL_STATUSES
-from tinker._transport import Transport, connection_error, status_error
+from tinker._http import (
+    DOWNLOAD,
+    EXPIRED_URL_STATUSES,
+    Answer,
+    Call,
+    ExchangeFailed,
+    Transport,
+    connection_error,
+    open_files,
+    status_error,
+)
 from tinker.errors import APIConnectionError, APIError, APIStatusError, TinkerError
 from tinker.futures import APIFuture, start
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tinker._pools import Answer, Call
-from tinker._retry import ABSENT_STATUSES, GATEWAY_STATUSES
+from tinker._http.engines import Answer, Call
+from tinker._http.retry import ABSENT_STATUSES, GATEWAY_STATUSES
 
 # Every server has these, so where they are absent the URL is wrong.
 _ENTRIES = frozenset({"create_session", "get_server_capabilities"})

@@ -1,0 +1,15 @@
+"""The settings of a client, read once from arguments and the environment."""
+
+from __future__ import annotations
+
+from tinker._config.proxies import Proxies
+from tinker._config.settings import Config, WireChoice, is_sendable, local_dir, serve_api_key
+
+__all__ = [
+    "Config",
+    "Proxies",
+    "WireChoice",
+    "is_sendable",
+    "local_dir",
+    "serve_api_key",
+]

@@ -1,0 +1,3 @@
+"""The requests of one sampling client, and how a sampler gets into another process."""
+
+from __future__ import annotations
