@@ -10,7 +10,7 @@ import attrs
 
 from tinker._clock import Clock
 from tinker._config import Config
-from tinker._http import Auth, Observers, Transport, find_source, open_exchange
+from tinker._http import Auth, Observers, Transport, find_source, open_engine
 from tinker._loop import LoopThread, loop_thread
 from tinker._session import Description, Server, Session, Telemetry, shut_down
 from tinker.observing import Observer
@@ -48,7 +48,7 @@ def open_runtime(
     thread = loop_thread()
     auth = Auth(find_source(config), time, thread)
     watched = Observers(time, observers)
-    exchanges = Transport(config, time, auth, open_exchange(config, transport, time), watched)
+    exchanges = Transport(config, time, auth, open_engine(config, transport, time), watched)
     telemetry = Telemetry(exchanges) if config.telemetry else None
     if telemetry is not None:
         watched.add(telemetry)

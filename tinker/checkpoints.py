@@ -26,7 +26,7 @@ import attrs
 from tinker._checkpoints import Source, Watch, fetch
 from tinker._checkpoints import archives as _archives
 from tinker._checkpoints import hub as _hub
-from tinker._http import ABSENT_STATUSES, GONE_STATUS, open_files
+from tinker._http import is_absent, is_lost, open_files
 from tinker._validate import MIN_TTL_SECONDS
 from tinker.errors import APIError, APIStatusError, TinkerError
 from tinker.futures import APIFuture, start
@@ -266,7 +266,7 @@ async def _exported(service: ServiceClient, rest: RestClient, tinker_path: str) 
     try:
         saved = await training.save_weights_external(_EXPORT_NAME, MIN_TTL_SECONDS)
     except APIStatusError as error:
-        if error.status_code not in ABSENT_STATUSES:
+        if not is_absent(error):
             raise
         raise _NoExports(error) from error
     try:
@@ -316,7 +316,7 @@ class _Fetching:
         try:
             answer = await self._rest.get_checkpoint_archive_url_from_tinker_path(tinker_path)
         except APIStatusError as error:
-            if error.status_code in ABSENT_STATUSES | {GONE_STATUS}:
+            if is_absent(error) or is_lost(error):
                 error.add_note(f"{tinker_path} is not there, or this server gives out no checkpoints of its kind")
             raise
         return {_ARCHIVE: answer.url}, answer.expires
@@ -324,7 +324,7 @@ class _Fetching:
     async def _fetch_all(self, links: _Links, names: Sequence[str]) -> Mapping[str, Path]:
         transport, room = self._runtime.transport, asyncio.Semaphore(FILES_AT_ONCE)
         self._counts.expect(names)
-        async with open_files(transport.exchange, transport.config) as client:
+        async with open_files(transport.engine, transport.config) as client:
             source = Source(client=client, transport=transport, url=links.url)
 
             async def one(name: str) -> Path:

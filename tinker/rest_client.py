@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin
 
-import attrs
 from tinker_wire import models
 from tinker_wire.api import sampling as sampling_api
 from tinker_wire.api import service as service_api
@@ -19,7 +18,7 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Request
 
 from tinker._clock import Clock
-from tinker._http import ARCHIVE, Purpose, read_claims
+from tinker._http import ARCHIVE, read_claims
 from tinker._rest import Rest, open_rest
 from tinker._runtime import Runtime
 from tinker._validate import check_access_scope, check_page, check_ttl
@@ -224,14 +223,12 @@ class RestClient:
 
         async def url() -> models.CheckpointArchiveUrlResponse:
             transport = (await self._rest.ready()).transport
-            call = attrs.evolve(transport.prepare(request, Purpose.SESSION), follows_redirects=False)
             try:
-                answer = await transport.tried(ARCHIVE, lambda: transport.perform(call, request.operation), request.operation)
+                return (await transport.send(request, ARCHIVE, follow_redirects=False)).value
             except APIStatusError as error:
                 if "location" not in error.response.headers:
                     raise
-                return _redirected_archive(call.url, error.response.headers, transport.clock)
-            return transport.decode(request, call, answer)
+                return _redirected_archive(str(error.request.url), error.response.headers, transport.clock)
 
         return self._rest.run("get_checkpoint_archive_url", url)
 

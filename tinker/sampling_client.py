@@ -17,12 +17,12 @@ from tinker_wire.api import sampling as api
 
 from tinker import _tokenizers
 from tinker._http import (
-    ABSENT_STATUSES,
     RESUBMISSIONS,
     SAMPLE,
     SUBMIT,
     Policy,
     Purpose,
+    SampleAdmission,
     Verdict,
     judge,
     sampling_policy,
@@ -308,7 +308,7 @@ class SamplingClient(SelfFuture):
         if not started.config.sample_join_sampling_session:
             return _clones.drawn_number()
         request = api.join_sampling_session(models.JoinSamplingSessionRequest(sampling_session_id=sampling_session_id))
-        return (await self._runtime.transport.send(request, SUBMIT)).client_counter
+        return (await self._runtime.transport.send(request, SUBMIT)).value.client_counter
 
     def _base_model_future(self) -> APIFuture[str]:
         if self._base_model is None:
@@ -332,12 +332,8 @@ class SamplingClient(SelfFuture):
         assert self._sampling_session_id is not None
         base_model = await self._find_base_model()
         request = api.get_sampler(sampler_id=self._sampling_session_id)
-        try:
-            tokenizer_id = (await self._runtime.transport.send(request, SUBMIT)).tokenizer_id
-        except APIStatusError as error:
-            if error.status_code not in ABSENT_STATUSES:
-                raise
-            tokenizer_id = None
+        sampler = await self._runtime.transport.send_optional(request, SUBMIT)
+        tokenizer_id = None if sampler is None else sampler.tokenizer_id
         return _tokenizers.resolve(base_model, tokenizer_id)
 
     async def _sampled(self, future: APIFuture[Any], wanted: _Wanted) -> SampleResponse:
@@ -357,33 +353,27 @@ class SamplingClient(SelfFuture):
                     resubmissions += 1  # the promise expired before it was fetched; nothing was lost but the time of it
 
     async def _once(self, started: Started, future: APIFuture[Any], wanted: _Wanted) -> SampleResponse:
-        transport, clock, cool_down = self._runtime.transport, self._runtime.clock, started.limits.cool_down
+        transport = self._runtime.transport
         request = api.asample(self._body(wanted), x_tinker_sampling_backpressure="1")
-        call = transport.prepare(request, Purpose.SAMPLE)
         nbytes = sum(chunk_nbytes(chunk, PROMPT_TOKEN_NBYTES) for chunk in wanted.prompt.chunks)
-        began = clock.monotonic()
-
-        async def attempt() -> models.UntypedAPIFuture:
-            async with started.limits.sample_dispatch(nbytes):
-                return transport.decode(request, call, await transport.perform(call, request.operation))
-
         completions = self._completions
-        with nullcontext(0) if completions is None else completions.submission() as submission:
-            promise = await transport.tried(self._policy, attempt, request.operation, cool_down.close_for)
-            roundtrip = clock.monotonic() - began
-            note_submitted(future, promise.request_id, clock.monotonic())
-            expected = sample_response(promise.sample_sequence_ids or [])
+        with nullcontext(0) if completions is None else completions.submission() as number:
+            admit = SampleAdmission(started.limits, nbytes)
+            submission = await transport.send(request, self._policy, purpose=Purpose.SAMPLE, admit=admit)
+            request_id = submission.value.request_id
+            note_submitted(future, request_id, self._runtime.clock.monotonic())
+            expected = sample_response(submission.value.sample_sequence_ids or [])
             try:
                 if completions is None:
-                    return await started.poller.result(promise, expected, future, roundtrip)
-                size = await completions.wait(promise.request_id, submission)
+                    return await started.poller.wait(submission, expected, future)
+                size = await completions.wait(request_id, number)
                 try:
-                    return await started.poller.result(promise, expected, future, roundtrip, result_nbytes=size)
+                    return await started.poller.wait(submission, expected, future, result_nbytes=size)
                 finally:
-                    completions.fetched(promise.request_id)
+                    completions.fetched(request_id)
             except asyncio.CancelledError:
                 if started.facts.dynamic.sample_cancel_enabled:
-                    self._runtime.thread.background(self._give_up(promise.request_id), "cancel of a sample")
+                    self._runtime.thread.background(self._give_up(request_id), "cancel of a sample")
                 raise
 
     async def _give_up(self, request_id: str) -> None:
@@ -447,7 +437,7 @@ def _restored(state: _clones.SamplerState, api_key: str | None = None) -> Sampli
         if state.base_model is not None:
             return state.base_model
         request = api.get_sampler(sampler_id=state.sampling_session_id)
-        return (await runtime.transport.send(request, SUBMIT)).base_model
+        return (await runtime.transport.send(request, SUBMIT)).value.base_model
 
     return SamplingClient(
         runtime,
@@ -475,14 +465,14 @@ def open_sampler(
             base_model=base_model,
             model_path=model_path,
         )
-        created = await runtime.transport.send(api.create_sampling_session(body), SUBMIT)
+        created = (await runtime.transport.send(api.create_sampling_session(body), SUBMIT)).value
         ids.append(created.sampling_session_id)
         return created.sampling_session_id
 
     async def found_base_model() -> str:
         if base_model is not None:
             return base_model
-        sampler = await runtime.transport.send(api.get_sampler(sampler_id=ids[0]), SUBMIT)
+        sampler = (await runtime.transport.send(api.get_sampler(sampler_id=ids[0]), SUBMIT)).value
         return sampler.base_model
 
     ids: list[str] = []

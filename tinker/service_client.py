@@ -15,7 +15,7 @@ from tinker_wire.api import weights as weights_api
 
 from tinker._clock import Clock
 from tinker._config import settings as _config
-from tinker._http import SUBMIT, UNREADABLE_STATUSES, tracked
+from tinker._http import SUBMIT, is_format_refused, tracked
 from tinker._runtime import Runtime, is_of_this_process, open_runtime
 from tinker._session import Description, Started, json_only
 from tinker._training import LOADED, Numbers, create_handle, create_then_load, trace
@@ -139,9 +139,8 @@ class ServiceClient:
                 lora_config=lora,
                 optimizer_config=optimizer or models.AdamOptimizerConfig(),
             )
-            promise, roundtrip = await runtime.transport.timed(training_api.create_model(body), SUBMIT)
             expected = json_only("CreateModel", models.CreateModelResponse)
-            return (await started.poller.result(promise, expected, client, roundtrip)).model_id
+            return (await started.submit(training_api.create_model(body), expected, client)).model_id
 
         return TrainingClient(runtime, "create_lora_training_client", create)
 
@@ -196,12 +195,12 @@ class ServiceClient:
                 weights_access_token=weights_access_token,
             )
             try:
-                promise, roundtrip = await runtime.transport.timed(weights_api.load_weights(body), SUBMIT)
+                submission = await runtime.transport.send(weights_api.load_weights(body), SUBMIT)
             except APIStatusError as error:
-                if error.status_code not in UNREADABLE_STATUSES:
+                if not is_format_refused(error):
                     raise
                 return await create_then_load(runtime, client, started, numbers, body)
-            loaded = await started.poller.result(promise, LOADED, client, roundtrip)
+            loaded = await started.poller.wait(submission, LOADED, client)
             return loaded.model_id or f"{started.session_id}:train:{number}"
 
         return create
@@ -238,7 +237,7 @@ class ServiceClient:
 
         async def asked() -> models.GetServerCapabilitiesResponse:
             await runtime.server.facts()  # how the credential travels
-            return await runtime.transport.send(service_api.get_server_capabilities(), SUBMIT)
+            return (await runtime.transport.send(service_api.get_server_capabilities(), SUBMIT)).value
 
         return start(self._future("get_server_capabilities"), asked)
 

@@ -15,7 +15,7 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Request
 
 from tinker import _tokenizers
-from tinker._http import ABSENT_STATUSES, SUBMIT, Fate, fate_of, sampling_policy, tracked
+from tinker._http import SUBMIT, Fate, Reply, fate_of, sampling_policy, tracked
 from tinker._runtime import Runtime, is_of_this_process
 from tinker._session import Expected, Started, json_only
 from tinker._training import LossJob, Numbers, Place, Sequencer, check_handle, custom_step, loss_requests, prepare_step
@@ -29,7 +29,7 @@ from tinker._validate import (
     check_ttl,
 )
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
-from tinker.errors import APIStatusError, SessionLostError
+from tinker.errors import SessionLostError
 from tinker.futures import APIFuture, SelfFuture, mark_received, on_received, quiet_result, start
 from tinker.sampling_client import SamplingClient
 from tinker.types import console
@@ -521,12 +521,7 @@ class TrainingClient(SelfFuture):
 
     async def _info(self, model_id: str) -> models.GetInfoResponse | None:
         request = training_api.get_info(models.GetInfoRequest(model_id=model_id))
-        try:
-            return await self._runtime.transport.send(request, SUBMIT)
-        except APIStatusError as error:
-            if error.status_code in ABSENT_STATUSES:
-                return None
-            raise
+        return await self._runtime.transport.send_optional(request, SUBMIT)
 
     # ----------------------------------------------------------------------------------------------------------- submission
 
@@ -550,17 +545,17 @@ class TrainingClient(SelfFuture):
         transport, session = self._runtime.transport, self._runtime.session
         called = self._sequencer.now()
 
-        async def submit(numbers: Numbers, model_id: str) -> tuple[models.UntypedAPIFuture, float]:
-            async def send(number: int) -> tuple[models.UntypedAPIFuture, float]:
-                return await transport.timed(build(model_id, number), SUBMIT)
+        async def submit(numbers: Numbers, model_id: str) -> Reply[models.UntypedAPIFuture]:
+            async def send(number: int) -> Reply[models.UntypedAPIFuture]:
+                return await transport.send(build(model_id, number), SUBMIT)
 
             return await (numbers.send(send) if is_numbered else send(0))
 
         async def run() -> T:
             place = self._sequencer.place(future, called)
-            promise, roundtrip = await self._in_turn(place, submit, changes_run=changes_run)
+            submission = await self._in_turn(place, submit, changes_run=changes_run)
             poller = (await session.started()).poller
-            return await self._outcome(place, poller.result(promise, expected, future, roundtrip), changes_run=changes_run)
+            return await self._outcome(place, poller.wait(submission, expected, future), changes_run=changes_run)
 
         return start(future, run)
 

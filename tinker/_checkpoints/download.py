@@ -22,16 +22,16 @@ import msgspec
 
 from tinker._http import (
     DOWNLOAD,
-    EXPIRED_URL_STATUSES,
-    Answer,
-    Call,
     ExchangeFailed,
+    PreparedRequest,
+    RawResponse,
     Transport,
     connection_error,
+    is_expired_url,
     open_files,
     status_error,
 )
-from tinker.errors import APIConnectionError, APIError, APIStatusError, TinkerError
+from tinker.errors import APIConnectionError, APIError, TinkerError
 from tinker.futures import APIFuture, start
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def save_url(runtime: Runtime, url: str, place: Path, watch: Watch) -> APIFuture
         return url
 
     async def saved() -> int:
-        async with open_files(runtime.transport.exchange, runtime.config) as client:
+        async with open_files(runtime.transport.engine, runtime.config) as client:
             source = Source(client=client, transport=runtime.transport, url=only)
             nbytes = await fetch(source, place.name, draft, watch)
         await asyncio.to_thread(_publish, draft, place)
@@ -144,7 +144,7 @@ def _publish(draft: Path, place: Path) -> None:
 
 def _is_refused(error: APIError) -> bool:
     """What object stores answer to a signature that is too old."""
-    return isinstance(error, APIStatusError) and error.status_code in EXPIRED_URL_STATUSES
+    return is_expired_url(error)
 
 
 async def _attempt(source: Source, url: str, place: Path, watch: Watch) -> int:
@@ -158,7 +158,7 @@ async def _attempt(source: Source, url: str, place: Path, watch: Watch) -> int:
             return await _attempt(source, url, place, watch)
         if response.status_code not in (_WHOLE, _PART):
             await response.aread()
-            raise status_error(_call(url), Answer(response.status_code, response.headers, response.content))
+            raise status_error(RawResponse(_prepare(url), response.status_code, response.headers, response.content))
         return await _Receiving(response, url, place, watch).run()
 
 
@@ -170,14 +170,14 @@ async def _get(client: httpx.AsyncClient, url: str, headers: Mapping[str, str]) 
         async with client.stream("GET", url, headers={"Accept-Encoding": "identity", **headers}) as response:
             yield response
     except httpx.TimeoutException as error:
-        raise connection_error(_call(url), ExchangeFailed("the server went silent", timed_out=True)) from error
+        raise connection_error(_prepare(url), ExchangeFailed("the server went silent", timed_out=True)) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise connection_error(_call(url), ExchangeFailed(type(error).__name__)) from error
+        raise connection_error(_prepare(url), ExchangeFailed(type(error).__name__)) from error
 
 
-def _call(url: str) -> Call:
+def _prepare(url: str) -> PreparedRequest:
     """The request as errors show it, without the signature."""
-    return Call(method="GET", url=url.partition("?")[0], headers={})
+    return PreparedRequest(method="GET", url=url.partition("?")[0], headers={})
 
 
 def _conditions(part: Part | None, place: Path) -> Mapping[str, str]:
@@ -199,7 +199,7 @@ class _Receiving:
         """Receive all of it; the length of the file."""
         response = self._response
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise TinkerError(f"{_call(self._url).url} came encoded, although asked for as it is")
+            raise TinkerError(f"{_prepare(self._url).url} came encoded, although asked for as it is")
         if self._start not in (0, await asyncio.to_thread(_length, self._place)):
             raise self._broken("another range than asked for")
         checks = _Checks(response.headers, whole=response.status_code == _WHOLE)
@@ -247,10 +247,12 @@ class _Receiving:
         failed = checks.failed()
         if failed is not None:
             _forget(self._place)
-            raise TinkerError(f"{_call(self._url).url}: the content differs from its {failed} checksum; what came was removed")
+            raise TinkerError(
+                f"{_prepare(self._url).url}: the content differs from its {failed} checksum; what came was removed"
+            )
 
     def _broken(self, what: str) -> APIConnectionError:
-        return connection_error(_call(self._url), ExchangeFailed(f"the server sent {what}"))
+        return connection_error(_prepare(self._url), ExchangeFailed(f"the server sent {what}"))
 
 
 class _Checks:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 import attrs
 
@@ -30,20 +29,22 @@ class Budget:
         self._left = capacity
         self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
 
-    @asynccontextmanager
-    async def take(self, amount: int = 1) -> AsyncGenerator[None]:
+    def take(self, amount: int = 1) -> Holding:
         """Hold ``amount`` while the block runs."""
-        await self._acquire(amount)
-        try:
-            yield
-        finally:
-            self._release(amount)
+        return Holding(self, amount)
 
-    async def _acquire(self, amount: int) -> None:
+    def try_acquire(self, amount: int = 1) -> bool:
+        """Take ``amount`` now if nobody has to wait; to be given back by :meth:`release`."""
         if self._left is None:
-            return
+            return True
         if self._left > 0 and not self._waiters:
             self._left -= amount
+            return True
+        return False
+
+    async def acquire(self, amount: int = 1) -> None:
+        """Take ``amount`` when it is the caller's turn; to be given back by :meth:`release`."""
+        if self.try_acquire(amount):
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((waiter, amount))
@@ -51,10 +52,10 @@ class Budget:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self._release(amount)  # it was admitted and cancelled at once
+                self.release(amount)  # it was admitted and cancelled at once
             raise
 
-    def _release(self, amount: int) -> None:
+    def release(self, amount: int = 1) -> None:
         """Give back, and admit who waits: what they take is taken now, so that nobody who comes meanwhile overtakes them."""
         if self._left is None:
             return
@@ -64,6 +65,20 @@ class Budget:
             if not waiter.done():
                 self._left -= wanted
                 waiter.set_result(None)
+
+
+class Holding:
+    """A block that holds part of a budget."""
+
+    def __init__(self, budget: Budget, amount: int) -> None:
+        self._budget, self._amount = budget, amount
+
+    async def __aenter__(self) -> None:
+        if not self._budget.try_acquire(self._amount):
+            await self._budget.acquire(self._amount)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._budget.release(self._amount)
 
 
 @attrs.define
@@ -80,6 +95,11 @@ class CoolDown:
             return
         self._until = max(self._until, self.clock.monotonic() + seconds)
         self._why = why
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether the gate was ever closed."""
+        return self._until > 0
 
     @property
     def throttled(self) -> bool:
@@ -126,16 +146,44 @@ class Limits:
     sleep: Callable[[float], Awaitable[None]]
     fails_fast: bool = False
 
-    @asynccontextmanager
-    async def sample_dispatch(self, nbytes: int) -> AsyncGenerator[None]:
-        """Hold a slot and the prompt's bytes while a sample is being submitted; fewer slots while throttled."""
-        async with self.dispatch.take():
-            if self.fails_fast:
-                self.cool_down.check()
-            await self.cool_down.passed(self.sleep)
-            if self.cool_down.throttled:
-                async with self.throttled_dispatch.take(), self.prompt_nbytes.take(20 * nbytes):
-                    yield
+
+class SampleAdmission:
+    """What each attempt to submit a sample holds: a slot and the prompt's bytes; more of both counts while throttled."""
+
+    def __init__(self, limits: Limits, nbytes: int) -> None:
+        self._limits, self._nbytes = limits, nbytes
+        self._held: list[tuple[Budget, int]] = []
+
+    async def __aenter__(self) -> None:
+        limits, gate = self._limits, self._limits.cool_down
+        try:
+            await self._take(limits.dispatch, 1)
+            if limits.fails_fast:
+                gate.check()
+            if gate.has_closed:
+                await gate.passed(limits.sleep)
+            if gate.throttled:
+                await self._take(limits.throttled_dispatch, 1)
+                await self._take(limits.prompt_nbytes, 20 * self._nbytes)
             else:
-                async with self.prompt_nbytes.take(nbytes):
-                    yield
+                await self._take(limits.prompt_nbytes, self._nbytes)
+        except BaseException:
+            self._give_back()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._give_back()
+
+    def note_cool_down(self, error: APIStatusError, seconds: float) -> None:
+        """Close the gate that all samples under one key share."""
+        self._limits.cool_down.close_for(error, seconds)
+
+    async def _take(self, budget: Budget, amount: int) -> None:
+        if not budget.try_acquire(amount):
+            await budget.acquire(amount)
+        self._held.append((budget, amount))
+
+    def _give_back(self) -> None:
+        while self._held:
+            budget, amount = self._held.pop()
+            budget.release(amount)

@@ -1,16 +1,17 @@
-"""One generated Request -> one exchange -> its typed value or a typed error; `tried` puts the retries of `_retry` around it."""
+"""The one path of every exchange with the server: encode, retry, limit, authenticate, follow redirects, decode.
+
+`send` makes a request and tries it again as its policy says. Polls, which have their own idea of what a failure is, make single
+attempts by `send_once`.
+"""
 
 from __future__ import annotations
 
-import codecs
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
 import attrs
-import msgspec
 from tinker_wire import models
 from tinker_wire.runtime import Binary, Request
 
@@ -19,38 +20,80 @@ from tinker._clock import Clock
 from tinker._config import Config
 from tinker._http.auth import Auth, Credential
 from tinker._http.closing import Closing
-from tinker._http.engines import Answer, Call, Exchange, ExchangeFailed, Purpose, readable
-from tinker._http.misdirected import described
+from tinker._http.messages import Engine, ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker._http.observers import Observers
 from tinker._http.refused_fields import RefusedFields
-from tinker._http.retry import UNAUTHENTICATED_STATUS, UNREADABLE_STATUSES, Attempts, Policy, requested_delay, run
+from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
+from tinker._http.retry import Attempts, Policy, delay_before, requested_delay
+from tinker._http.statuses import UNAUTHENTICATED_STATUS, UNREADABLE_STATUSES, Verdict, is_absent, judge
 from tinker._wire import compression, json
 from tinker._wire.bodies import AT_ONCE, Piece, handed_over
 from tinker.observing import RequestAttempt
 
-if TYPE_CHECKING:
-    import httpx
-
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 # Somebody without patience waits this long for the answer to one try.
 SHORTEST_PATIENCE_SECONDS = 5.0
-# Of the body of an error: what is parsed, how deeply it may be nested, how much of it is shown in the message.
-_PARSED_NBYTES = 1 << 20
-_DEEPEST = 64
-_SHOWN_CHARACTERS = 4096
-_KEPT_NBYTES = 65536
 _KEY_HEADER = "X-API-Key"
 _IDEMPOTENCY_HEADER = "X-Idempotency-Key"
 _EXPIRED = 'error="invalid_token"'
 _MAX_REDIRECTS = 5
 _REPEATING_REDIRECTS = frozenset({307, 308})
 _GET_REDIRECTS = frozenset({301, 302, 303})
-_SECRET_HEADERS = frozenset(
-    {"x-api-key", "authorization", "proxy-authorization", "cf-access-client-secret", "x-tinker-weights-access-token"}
-)
 # An in-process server has no host; httpx wants one.
 _LOCAL_ORIGIN = "http://local"
+
+
+@attrs.frozen
+class Reply(Generic[T]):
+    """The decoded answer to a request, the seconds it took, and how many attempts."""
+
+    value: T
+    elapsed_seconds: float
+    attempts: int
+
+
+class Admission(Protocol):
+    """What each attempt of a request holds while it is made."""
+
+    async def __aenter__(self) -> None:
+        """Take what it needs for one attempt."""
+        ...
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Give it back."""
+        ...
+
+    def note_cool_down(self, error: errors.APIStatusError, seconds: float) -> None:
+        """Hear that the server asked for fewer requests, for so long."""
+        ...
+
+
+class Variants(Protocol[T_co]):
+    """A request that can be written in several forms, of which the server may read only some."""
+
+    @property
+    def operation(self) -> str:
+        """The operation that the log names."""
+        ...
+
+    @property
+    def reply(self) -> type[T_co]:
+        """What the answer holds, whatever the form of the request."""
+        ...
+
+    async def first(self) -> PreparedRequest:
+        """The form to begin an attempt with."""
+        ...
+
+    async def next_after(self, error: errors.APIStatusError) -> PreparedRequest:
+        """Another form for the same attempt; raises the error that says most when there is none."""
+        ...
+
+    def accept(self) -> None:
+        """Hear that the server took the last form."""
+        ...
 
 
 @attrs.frozen
@@ -60,54 +103,174 @@ class Transport:
     config: Config
     clock: Clock
     auth: Auth
-    exchange: Exchange
+    engine: Engine
     observers: Observers
     refused: RefusedFields = attrs.field(factory=RefusedFields)
     _closing: Closing = attrs.field(factory=Closing, init=False)
 
     async def sleep(self, seconds: float) -> None:
         """Sleep; ClientClosedError as soon as the client is closed."""
-        await self._closing.wait(self._asleep(seconds))
+        await self._closing.wait(self._sleep(seconds))
 
-    async def _asleep(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         await self.clock.sleep(seconds)
 
     async def close(self) -> None:
         """End what sleeps, and close the connections."""
         self._closing.close()
-        await self.exchange.aclose()
+        await self.engine.aclose()
 
-    async def send(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T:
-        """Make the exchange, retried as ``policy`` and the settings say, and decode its answer."""
-        call = self.prepare(request, purpose)
+    # ------------------------------------------------------------------------------------------------------------- sending
 
-        async def attempt() -> T:
-            return self.decode(request, call, await self.perform(call, request.operation))
-
-        return await self.tried(policy, attempt, request.operation)
-
-    async def tried(
+    async def send(
         self,
+        request: Request[T],
         policy: Policy,
-        attempt: Callable[[], Awaitable[T]],
-        what: str,
-        on_cool_down: Callable[[errors.APIStatusError, float], None] | None = None,
-    ) -> T:
-        """The outcome of ``attempt``, made again as ``policy`` and the settings say."""
-        chosen = attrs.evolve(policy.within(self.config.patience_seconds), fails_fast=self.config.fail_fast)
-        return await run(chosen, attempt, self.observers, what=what, on_cool_down=on_cool_down, sleep=self.sleep)
+        *,
+        purpose: Purpose = Purpose.SESSION,
+        admit: Admission | None = None,
+        credential: Credential | None = None,
+        check: Callable[[T], str | None] | None = None,
+        follow_redirects: bool = True,
+    ) -> Reply[T]:
+        """Send a request, again as ``policy`` and the settings say, and decode its answer.
 
-    def attempts(self, policy: Policy, what: str) -> Attempts:
-        """The failures of something that was promised, which is waited for also where submissions fail fast."""
-        return Attempts(policy.within(self.config.patience_seconds), self.observers, what)
-
-    async def timed(self, request: Request[T], policy: Policy) -> tuple[T, float]:
-        """As :meth:`send`, and the seconds that it took."""
+        ``admit`` is what each attempt needs. ``credential`` takes the place of the client's own, and hides the answer in
+        errors. ``check`` says what is wrong with an answer that decodes and is nevertheless of no use.
+        """
+        prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
+        attempts = self._submission_attempts(policy, request.operation)
         began = self.clock.monotonic()
-        return await self.send(request, policy), self.clock.monotonic() - began
+        while True:
+            try:
+                if admit is None:
+                    response = await self.send_once(prepared)
+                else:
+                    async with admit:
+                        response = await self.send_once(prepared)
+                value = _decode(response, request.reply, check)
+                return Reply(value, self.clock.monotonic() - began, attempts.count + 1)
+            except errors.APIError as error:
+                delay = self._next_delay(attempts, error, admit)
+            await self.sleep(delay)
 
-    def prepare(self, request: Request[Any], purpose: Purpose, *, compress: bool = False) -> Call:
-        """The call of a request, its body encoded; the same call serves every attempt, under one idempotency key.
+    async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
+        """As :meth:`send`, for an endpoint that not every server has: None where it is absent."""
+        try:
+            return (await self.send(request, policy, purpose=purpose)).value
+        except errors.APIStatusError as error:
+            if is_absent(error):
+                return None
+            raise
+
+    async def send_variants(self, variants: Variants[T], policy: Policy) -> Reply[T]:
+        """As :meth:`send`, for a request that can be written in several forms; an attempt may take several of them."""
+        attempts = self._submission_attempts(policy, variants.operation)
+        began = self.clock.monotonic()
+        while True:
+            try:
+                value = decode_json(await self._send_first_accepted(variants), variants.reply)
+                variants.accept()
+                return Reply(value, self.clock.monotonic() - began, attempts.count + 1)
+            except errors.APIError as error:
+                delay = attempts.next_delay(error)
+            await self.sleep(delay)
+
+    async def _send_first_accepted(self, variants: Variants[T]) -> RawResponse:
+        prepared = await variants.first()
+        while True:
+            try:
+                return await self.send_once(prepared)
+            except errors.APIStatusError as error:
+                prepared = await variants.next_after(error)
+
+    def attempts(self, policy: Policy, operation: str) -> Attempts:
+        """The failures of something that was promised, which is waited for also where submissions fail fast."""
+        return Attempts(policy.within(self.config.patience_seconds), self.observers, operation)
+
+    def _submission_attempts(self, policy: Policy, operation: str) -> Attempts:
+        chosen = policy.within(self.config.patience_seconds)
+        if self.config.fail_fast:
+            chosen = attrs.evolve(chosen, fails_fast=True)
+        return Attempts(chosen, self.observers, operation)
+
+    def _next_delay(self, attempts: Attempts, error: errors.APIError, admit: Admission | None) -> float:
+        if admit is not None and isinstance(error, errors.APIStatusError) and judge(error) is Verdict.COOL_DOWN:
+            admit.note_cool_down(error, delay_before(attempts.policy, error, attempts.count, self.clock))
+        return attempts.next_delay(error)
+
+    async def send_once(self, prepared: PreparedRequest) -> RawResponse:
+        """Make one attempt: the response when it is a success, else the APIError that it is.
+
+        A token that the server calls invalid is replaced, and the attempt made once more. So it is without fields at their
+        default, where the server refuses just those.
+        """
+        if self.refused:
+            prepared = self._without_refused(prepared)
+        response = await self._send_authenticated(prepared)
+        while response.status in UNREADABLE_STATUSES and prepared.record is not None:
+            if not self.refused.learn(prepared.operation, prepared.record, response.content):
+                break
+            prepared = self._without_refused(prepared)
+            response = await self._send_authenticated(prepared)
+        if 200 <= response.status < 300:
+            return response
+        raise self._failure(prepared, response)
+
+    async def _send_authenticated(self, prepared: PreparedRequest) -> RawResponse:
+        """Send under the credential of now, and under a new one where the server calls that invalid."""
+        if prepared.has_own_credential:
+            return await self._send_following_redirects(prepared)
+        credential = await self.auth.credential()
+        response = await self._send_following_redirects(self._under(credential, prepared))
+        if _is_expired(response) and await self.auth.replaced(credential):
+            response = await self._send_following_redirects(self._under(await self.auth.credential(), prepared))
+        return response
+
+    async def _send_following_redirects(self, prepared: PreparedRequest) -> RawResponse:
+        """Send, and tell the observers; a redirect to another origin loses every credential."""
+        attempt = _ObservedAttempt(self, prepared) if self.observers else None
+        request = prepared
+        try:
+            response = await self.engine.send(request)
+            for _ in range(_MAX_REDIRECTS):
+                redirected = _redirected(request, response)
+                if redirected is None:
+                    break
+                request = redirected
+                response = await self.engine.send(request)
+        except ExchangeFailed as failure:
+            error = connection_error(prepared, failure)
+            if attempt is not None:
+                attempt.end(None, error)
+            raise error from failure
+        except BaseException:
+            if attempt is not None:
+                attempt.end(None, None)
+            raise
+        if attempt is not None:
+            attempt.end(response, status_error(response) if response.status >= 400 else None)
+        return response
+
+    def _failure(self, prepared: PreparedRequest, response: RawResponse) -> errors.APIStatusError:
+        error = status_error(response)
+        error.retry_after = requested_delay(response.headers, self.clock)
+        if prepared.confined and response.status in _REPEATING_REDIRECTS:
+            error.add_note("The request has an access token in its body, so it is not sent to another server.")
+        return error
+
+    # ----------------------------------------------------------------------------------------------------------- preparing
+
+    def prepare(
+        self,
+        request: Request[Any],
+        purpose: Purpose,
+        *,
+        compress: bool = False,
+        credential: Credential | None = None,
+        follow_redirects: bool = True,
+    ) -> PreparedRequest:
+        """Encode a request; the same prepared request serves every attempt, under one idempotency key.
 
         ``compress`` sends a body as zstd, where this installation can.
         """
@@ -126,18 +289,21 @@ class Transport:
             body, record = compression.compressed(body), None
             headers["Content-Encoding"] = compression.CONTENT_ENCODING
         headers |= _length(body)
-        return Call(
+        prepared = PreparedRequest(
             method=request.method,
+            operation=request.operation,
             url=self._url(request, self._with_defaults(request.query) if self.config.query else request.query),
             headers=headers,
-            shown_url=self._url(request, request.query),
-            private=self._private,
+            redacted_url=self._url(request, request.query),
+            secret_headers=self._secret_headers,
             body=body,
             record=record,
             purpose=purpose,
+            follows_redirects=follow_redirects,
             confined=_holds_token(request.body),
             silence_seconds=self._silence_seconds(purpose),
         )
+        return prepared if credential is None else attrs.evolve(self._under(credential, prepared), has_own_credential=True)
 
     def _silence_seconds(self, purpose: Purpose) -> float:
         """How long a try waits for a server that says nothing. Servers hold a poll, so patience does not shorten that."""
@@ -151,125 +317,61 @@ class Transport:
         return f"{base}{request.path}?{query}" if query else f"{base}{request.path}"
 
     @property
-    def _private(self) -> frozenset[str]:
+    def _secret_headers(self) -> frozenset[str]:
         return frozenset(map(str.lower, self.config.headers)) - {"user-agent"}
 
     def _with_defaults(self, query: str) -> str:
         """The query, and what the settings add to every one, unless it is there already."""
         return urlencode({**self.config.query, **dict(parse_qsl(query, keep_blank_values=True))})
 
-    async def perform(self, call: Call, operation: str) -> Answer:
-        """One attempt: the answer when it is a success, else the APIError that it is.
+    def _under(self, credential: Credential | None, prepared: PreparedRequest) -> PreparedRequest:
+        """The request with a credential, unless the user's own headers hold one."""
+        if credential is None or _KEY_HEADER in self.config.headers:
+            return prepared
+        return attrs.evolve(prepared, headers={**prepared.headers, _KEY_HEADER: credential.secret})
 
-        A token that the server calls invalid is replaced, and the attempt made once more. So it is without fields at their
-        default, where the server refuses just those.
-        """
-        if self.refused:
-            call = self._without_refused(call, operation)
-        answer = await self._authenticated(call, operation)
-        while answer.status in UNREADABLE_STATUSES and call.record is not None:
-            if not self.refused.learn(operation, call.record, answer.content):
-                break
-            call = self._without_refused(call, operation)
-            answer = await self._authenticated(call, operation)
-        return self._success(call, operation, answer)
-
-    def _without_refused(self, call: Call, operation: str) -> Call:
-        """The call without fields that the server refuses; another body has an idempotency key of its own, always the same."""
-        record = None if call.record is None else self.refused.without(operation, call.record)
-        if record is None or record is call.record:
-            return call
+    def _without_refused(self, prepared: PreparedRequest) -> PreparedRequest:
+        """Leave out fields that the server refuses; another body has an idempotency key of its own, always the same."""
+        record = None if prepared.record is None else self.refused.without(prepared.operation, prepared.record)
+        if record is None or record is prepared.record:
+            return prepared
         body = (json.encode(record),)
-        headers = {name: value for name, value in call.headers.items() if name != "Content-Length"} | _length(body)
+        headers = {name: value for name, value in prepared.headers.items() if name != "Content-Length"} | _length(body)
         if _IDEMPOTENCY_HEADER in headers:
             headers[_IDEMPOTENCY_HEADER] = str(uuid.uuid5(uuid.NAMESPACE_OID, headers[_IDEMPOTENCY_HEADER]))
-        return attrs.evolve(call, headers=headers, body=body, record=record)
+        return attrs.evolve(prepared, headers=headers, body=body, record=record)
 
-    async def _authenticated(self, call: Call, operation: str) -> Answer:
-        """The answer under the credential of now, and under a new one where the server calls that invalid."""
-        credential = await self.auth.credential()
-        answer = await self._answered(call, operation, credential)
-        if _is_expired(answer) and await self.auth.replaced(credential):
-            answer = await self._answered(call, operation, await self.auth.credential())
-        return answer
 
-    async def perform_with(self, call: Call, operation: str, credential: Credential) -> Answer:
-        """One attempt under this very credential: for the exchange that replaces it."""
-        return self._success(call, operation, await self._answered(call, operation, credential))
+class _ObservedAttempt:
+    """One attempt, as observers hear of it."""
 
-    def _success(self, call: Call, operation: str, answer: Answer) -> Answer:
-        if 200 <= answer.status < 300:
-            return answer
-        error = status_error(call, answer, operation)
-        error.retry_after = requested_delay(answer.headers, self.clock)
-        if call.confined and answer.status in _REPEATING_REDIRECTS:
-            error.add_note("The request has an access token in its body, so it is not sent to another server.")
-        raise _noted(error, operation)
+    def __init__(self, transport: Transport, prepared: PreparedRequest) -> None:
+        self._transport, self._prepared = transport, prepared
+        self._started = transport.clock.monotonic()
 
-    async def _answered(self, call: Call, operation: str, credential: Credential | None) -> Answer:
-        if credential is not None and _KEY_HEADER not in self.config.headers:
-            call = attrs.evolve(call, headers={**call.headers, _KEY_HEADER: credential.secret})
-        return await (self._observed(call, operation) if self.observers else self._exchanged(call, operation))
-
-    async def _exchanged(self, call: Call, operation: str) -> Answer:
-        try:
-            return await self._following_redirects(call)
-        except ExchangeFailed as failure:
-            raise _noted(connection_error(call, failure), operation) from failure
-
-    async def _observed(self, call: Call, operation: str) -> Answer:
-        started = self.clock.monotonic()
-        answer: Answer | None = None
-        error: errors.APIError | None = None
-        try:
-            answer = await self._exchanged(call, operation)
-            if answer.status >= 400:
-                error = _noted(status_error(call, answer, operation), operation)
-            return answer
-        except errors.APIError as failure:
-            error = failure
-            raise
-        finally:
-            self.observers.tell(
-                RequestAttempt(
-                    operation=operation,
-                    started=started,
-                    seconds=self.clock.monotonic() - started,
-                    sent_nbytes=call.nbytes,
-                    status=None if answer is None else answer.status,
-                    received_nbytes=0 if answer is None else len(answer.content),
-                    error=error,
-                )
+    def end(self, response: RawResponse | None, error: errors.APIError | None) -> None:
+        """Tell the observers how it ended."""
+        self._transport.observers.tell(
+            RequestAttempt(
+                operation=self._prepared.operation,
+                started=self._started,
+                seconds=self._transport.clock.monotonic() - self._started,
+                sent_nbytes=self._prepared.nbytes,
+                status=None if response is None else response.status,
+                received_nbytes=0 if response is None else len(response.content),
+                error=error,
             )
-
-    async def _following_redirects(self, call: Call) -> Answer:
-        """Redirects to another origin lose every credential."""
-        answer = await self.exchange(call)
-        for _ in range(_MAX_REDIRECTS):
-            location = answer.headers.get("location")
-            follows = _REPEATING_REDIRECTS | _GET_REDIRECTS if call.method == "GET" else _REPEATING_REDIRECTS
-            if location is None or answer.status not in follows or not call.follows_redirects:
-                return answer
-            redirected = _redirected(call, location)
-            if redirected is None:
-                return answer
-            call = redirected
-            answer = await self.exchange(call)
-        return answer
-
-    def decode(self, request: Request[T], call: Call, answer: Answer) -> T:
-        """The typed value of a JSON answer; None where the operation has no content."""
-        if request.reply is None:
-            return cast("T", None)
-        return decode_json(answer, request.reply, call, request.operation)
+        )
 
 
-def decode_json(answer: Answer, kind: type[T], call: Call, operation: str) -> T:
-    """A JSON answer as ``kind``; APIResponseValidationError saying what does not fit."""
-    try:
-        return json.decode(answer.content, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _noted(invalid_answer(call, answer, f"{operation}: {error}"), operation) from error
+def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], str | None] | None) -> T:
+    """The typed value of a JSON response; None where the operation has no content."""
+    if kind is None:
+        return cast("T", None)
+    value = decode_json(response, kind)
+    if check is not None and (fault := check(value)) is not None:
+        raise invalid_response(response, fault)
+    return value
 
 
 def _length(body: Sequence[Piece]) -> dict[str, str]:
@@ -281,117 +383,25 @@ def _holds_token(body: object) -> bool:
     return isinstance(body, models.LoadWeightsRequest) and body.weights_access_token is not None
 
 
-def _is_expired(answer: Answer) -> bool:
-    return answer.status == UNAUTHENTICATED_STATUS and _EXPIRED in answer.headers.get("www-authenticate", "")
+def _is_expired(response: RawResponse) -> bool:
+    return response.status == UNAUTHENTICATED_STATUS and _EXPIRED in response.headers.get("www-authenticate", "")
 
 
-def _noted(error: errors.APIError, operation: str) -> errors.APIError:
-    error.operation = operation
-    return error
+def _redirected(request: PreparedRequest, response: RawResponse) -> PreparedRequest | None:
+    """The request to the address that a response names; None where it is none or must not be followed.
 
-
-def _redirected(call: Call, location: str) -> Call | None:
-    """The call to the new address; None where it must not go there. ExchangeFailed for an address that is none."""
+    ExchangeFailed for an address that cannot be used.
+    """
+    if response.status < 300 or not request.follows_redirects or (location := response.headers.get("location")) is None:
+        return None
+    followed = _REPEATING_REDIRECTS | _GET_REDIRECTS if request.method == "GET" else _REPEATING_REDIRECTS
+    if response.status not in followed:
+        return None
     try:
-        url = urljoin(call.url, location)
-        here, there = urlsplit(call.url), urlsplit(url)
+        url = urljoin(request.url, location)
+        here, there = urlsplit(request.url), urlsplit(url)
     except ValueError as error:
         raise ExchangeFailed(f"redirected to an address that cannot be used: {error}") from error
     if (here.scheme, here.netloc) == (there.scheme, there.netloc):
-        return attrs.evolve(call, url=url)
-    return None if call.confined else attrs.evolve(call, url=url, headers=_without_secrets(call))
-
-
-def _without_secrets(call: Call) -> dict[str, str]:
-    secret = _SECRET_HEADERS | call.private
-    return {name: value for name, value in call.headers.items() if name.lower() not in secret}
-
-
-def _shown_request(call: Call) -> httpx.Request:
-    """The request as errors show it: no body, no credentials."""
-    import httpx
-
-    headers = {name: value for name, value in _without_secrets(call).items() if name != "Content-Length"}
-    return httpx.Request(call.method, call.shown_url, headers=headers)
-
-
-def _shown_response(call: Call, answer: Answer) -> httpx.Response:
-    import httpx
-
-    hidden = {"content-encoding", "content-length", "transfer-encoding", "set-cookie"}
-    headers = [(_raw(name), _raw(value)) for name, value in answer.headers.items() if name.lower() not in hidden]
-    return httpx.Response(answer.status, headers=headers, content=answer.content[:_KEPT_NBYTES], request=_shown_request(call))
-
-
-def _raw(text: str) -> bytes:
-    """The bytes of a name or value in a header, which are not text in any known encoding."""
-    return text.encode("utf-8", "surrogateescape")
-
-
-def connection_error(call: Call, failure: ExchangeFailed) -> errors.APIConnectionError:
-    """The error of an exchange that brought no answer."""
-    where = f"{call.method} {call.shown_url}"
-    if failure.timed_out:
-        return errors.APITimeoutError(_shown_request(call), f"Request timed out: {where}: {failure}.")
-    error = errors.APIConnectionError(message=f"Connection error: {where}: {failure}.", request=_shown_request(call))
-    error.never_connected = failure.never_connected
-    return error
-
-
-def status_error(call: Call, answer: Answer, operation: str = "") -> errors.APIStatusError:
-    """The error of an answer with an error status."""
-    body = parsed_body(answer)
-    said = described(call, answer, operation) or body
-    text = f"Error code: {answer.status} - {_shortened(str(said))}" if said else f"Error code: {answer.status}"
-    kind = errors.status_error_type(answer.status)
-    return kind(text, response=_shown_response(call, answer), body=body)
-
-
-def invalid_answer(call: Call, answer: Answer, message: str) -> errors.APIResponseValidationError:
-    """The error of a success that does not fit the contract."""
-    fault = described(call, answer, "") or message
-    return errors.APIResponseValidationError(
-        _shown_response(call, answer), parsed_body(answer), message=f"The server's answer does not fit: {_shortened(fault)}"
-    )
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= _SHOWN_CHARACTERS:
-        return readable(text)
-    return f"{readable(text[:_SHOWN_CHARACTERS])}... ({len(text)} characters in all)"
-
-
-def parsed_body(answer: Answer) -> object:
-    """The JSON of an answer, else the beginning of its text (None when empty, or when it is not text)."""
-    if not answer.content:
-        return None
-    if len(answer.content) <= _PARSED_NBYTES:
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            value: object = msgspec.json.decode(answer.content)
-            if not _is_deep(value):
-                return value
-    return _beginning(answer.content)
-
-
-def _beginning(content: bytes) -> str | None:
-    """Text up to the length that is shown; a character that is cut in the middle is left out."""
-    try:
-        return codecs.getincrementaldecoder("utf-8")().decode(content[:_SHOWN_CHARACTERS])
-    except UnicodeDecodeError:
-        return None
-
-
-def _is_deep(value: object) -> bool:
-    """Whether a value is nested so deeply that showing or pickling it may fail."""
-    level = [value]
-    for _ in range(_DEEPEST):
-        level = [inner for one in level for inner in _within(one)]
-        if not level:
-            return False
-    return True
-
-
-def _within(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return cast("dict[str, object]", value).values()
-    return cast("list[object]", value) if isinstance(value, list) else ()
+        return attrs.evolve(request, url=url)
+    return None if request.confined else attrs.evolve(request, url=url, headers=headers_without_secrets(request))

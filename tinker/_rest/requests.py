@@ -51,7 +51,7 @@ class Rest:
     async def answer(self, request: Request[T]) -> T:
         """The answer, on the loop."""
         runtime = await self.ready()
-        return await runtime.transport.send(request, REST)
+        return (await runtime.transport.send(request, REST)).value
 
     async def ready(self) -> Runtime:
         """The runtime, once it is known how the credential travels. ClientClosedError after the end of its service."""

@@ -5,17 +5,16 @@ Results are told apart by their media type.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Generic, Literal, TypeAlias, TypeVar
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
 
 import attrs
 import msgspec
 
 from tinker._config import WireChoice
-from tinker._http import UNEXPECTED_STATUS, UNREADABLE_STATUSES, UNSUPPORTED_MEDIA_STATUS, Verdict, judge
+from tinker._http import Verdict, is_about_format, is_format_refused, is_unexplained, judge
 from tinker.errors import APIStatusError
 
-T = TypeVar("T")
 Media: TypeAlias = Literal["proto", "json"]
 
 # A server that fails on protobuf and takes the same request as JSON may have failed by chance once, not so often.
@@ -78,7 +77,7 @@ class Negotiation:
     def alternatives(self, error: APIStatusError, form: Form, *, has_sparse: bool) -> Iterator[Form]:
         """Other forms in which a refused request may be read, the likeliest first."""
         densifies = has_sparse and form.sparse
-        if densifies and error.status_code in UNREADABLE_STATUSES:
+        if densifies and is_format_refused(error):
             yield Form(form.media, sparse=False)
         if not self._settled and _may_be_unread(error, form):
             other: Media = "json" if form.media == "proto" else "proto"
@@ -90,60 +89,61 @@ class Negotiation:
 def _may_be_unread(error: APIStatusError, form: Form) -> bool:
     """Whether the server may not read the form. Frameworks that expect JSON may fail on protobuf, or refuse it in any way."""
     if form.media == "json":
-        return error.status_code in UNREADABLE_STATUSES
-    return error.status_code == UNEXPECTED_STATUS or judge(error) in (Verdict.FATAL, Verdict.REPEAT)
+        return is_format_refused(error)
+    return is_unexplained(error) or judge(error) is Verdict.FATAL
 
 
-class Trial(Generic[T]):
-    """The submission of one request: each try is made in the form in use, and where that may not be read in others."""
+class Trial:
+    """The submission of one request: each attempt is made in the form in use, and where that may not be read in others."""
 
-    def __init__(self, wire: Negotiation, post: Callable[[Form], Awaitable[T]], *, has_sparse: bool) -> None:
-        self._wire, self._post, self._has_sparse = wire, post, has_sparse
+    def __init__(self, wire: Negotiation, *, has_sparse: bool) -> None:
+        self._wire, self._has_sparse = wire, has_sparse
         self._rounds = 0
+        self._form = wire.form
+        self._failures_before = 0
+        self._refusals: list[tuple[Form, APIStatusError]] = []
+        self._others: Iterator[Form] = iter(())
 
-    async def once(self) -> T:
-        """What ``post`` gives for a form that is accepted; raises the refusal that says most, the others as notes."""
-        form, failures = self._wire.form, self._wire.failures
-        try:
-            value = await self._post(form)
-        except APIStatusError as error:
-            value, form = await self._otherwise(error, form)
-            if _is_unexplained(error):
-                self._wire.accepted_after_failure(form, failures, sparse_seen=self._has_sparse)
-                return value
-        self._wire.settle(form, sparse_seen=self._has_sparse)
-        return value
+    def begin(self) -> Form:
+        """The form that an attempt begins with."""
+        self._form, self._failures_before = self._wire.form, self._wire.failures
+        self._refusals = []
+        return self._form
 
-    async def _otherwise(self, error: APIStatusError, form: Form) -> tuple[T, Form]:
-        refusals = [(form, error)]
-        if self._rounds == ROUNDS:
-            raise error
-        for other in self._wire.alternatives(error, form, has_sparse=self._has_sparse):
-            try:
-                return await self._post(other), other
-            except APIStatusError as refusal:
-                refusals.append((other, refusal))
-        self._rounds += _is_unexplained(error)
-        raise self._most_telling(refusals)
+    def next_after(self, error: APIStatusError) -> Form:
+        """Another form for the same attempt. Raises the refusal that says most, the others as notes, when there is none."""
+        if not self._refusals:
+            if self._rounds == ROUNDS:
+                raise error
+            self._others = self._wire.alternatives(error, self._form, has_sparse=self._has_sparse)
+        self._refusals.append((self._form, error))
+        other = next(self._others, None)
+        if other is None:
+            self._rounds += is_unexplained(self._refusals[0][1])
+            raise self._most_telling(self._refusals)
+        self._form = other
+        return other
+
+    def accept(self) -> None:
+        """Note that the server took the last form."""
+        if self._refusals and is_unexplained(self._refusals[0][1]):
+            self._wire.accepted_after_failure(self._form, self._failures_before, sparse_seen=self._has_sparse)
+        else:
+            self._wire.settle(self._form, sparse_seen=self._has_sparse)
 
     def _most_telling(self, refusals: list[tuple[Form, APIStatusError]]) -> APIStatusError:
         """The refusal that says most. One without a reason is believed at first: the other forms may really be unread."""
         first = refusals[0]
-        told = first if _is_unexplained(first[1]) and self._rounds < ROUNDS else max(refusals, key=lambda one: _tells(one[1]))
+        told = first if is_unexplained(first[1]) and self._rounds < ROUNDS else max(refusals, key=lambda one: _tells(one[1]))
         for form, error in refusals:
             if error is not told[1]:
                 told[1].add_note(f"{form}: {error}")
         return told[1]
 
 
-def _is_unexplained(error: APIStatusError) -> bool:
-    """Whether the failure would be tried again without a second thought."""
-    return error.status_code == UNEXPECTED_STATUS or judge(error) is Verdict.REPEAT
-
-
 def _tells(error: APIStatusError) -> int:
     """How much a refusal says about the request: 0 nothing, 1 that its body is not understood, 2 what is wrong with it."""
-    if error.status_code >= UNEXPECTED_STATUS or error.status_code == UNSUPPORTED_MEDIA_STATUS:
+    if is_about_format(error):
         return 0
     try:
         faults = msgspec.convert(error.body, _Refusal).detail

@@ -13,21 +13,19 @@ from tinker_wire.api import futures as api
 from tinker_wire.runtime import Request
 
 from tinker._http import (
-    FAILED_STATUSES,
-    LOST_STATUSES,
-    PENDING_STATUS,
     POLL,
-    Answer,
     Attempts,
     Budget,
-    Call,
     Observers,
     Purpose,
+    RawResponse,
+    Reply,
     Transport,
-    Verdict,
     decode_json,
-    invalid_answer,
-    judge,
+    invalid_response,
+    is_failed_result,
+    is_lost,
+    is_pending,
 )
 from tinker._wire import json, proto
 from tinker.errors import APIError, APIStatusError, RequestFailedError
@@ -120,12 +118,11 @@ class Poller:
     result_nbytes: Budget
     json_results: bool = False
 
-    async def result(
+    async def wait(
         self,
-        promise: models.UntypedAPIFuture,
+        submission: Reply[models.UntypedAPIFuture],
         expected: Expected[T],
         future: APIFuture[Any],
-        roundtrip: float | None = None,
         *,
         result_nbytes: int | None = None,
     ) -> T:
@@ -135,15 +132,16 @@ class Poller:
         nothing but errors for five minutes ends the wait with the last of them. ``result_nbytes`` is the size of a result
         that is known to be there.
         """
-        clock = self.transport.clock
-        note_submitted(future, promise.request_id, clock.monotonic())
-        poll = _Poll(self, promise.request_id, expected, future, self.transport.attempts(POLL, api.retrieve_future.__name__))
+        clock, request_id = self.transport.clock, submission.value.request_id
+        note_submitted(future, request_id, clock.monotonic())
+        failures = self.transport.attempts(POLL, api.retrieve_future.__name__)
+        poll = _Poll(self, request_id, expected, future, failures, submission.elapsed_seconds)
         poll.result_nbytes = result_nbytes or None
         while True:
             try:
-                found = await poll.once(roundtrip if poll.iteration == 0 else None)
+                found = await poll.once()
             except APIError as error:
-                error.add_note(poll.told(error))
+                error.add_note(poll.describe(error))
                 raise
             if found is not None:
                 note_fetched(future, clock.monotonic())
@@ -164,69 +162,73 @@ class _Poll(Generic[T]):
     expected: Expected[T]
     future: APIFuture[Any]
     failures: Attempts
+    submission_seconds: float
     iteration: int = 0
     result_nbytes: int | None = None  # known once the server has told the size instead of the result
     pace: Pace = attrs.field(default=attrs.Factory(lambda poll: Pace(poll.poller.transport), takes_self=True))
 
-    async def once(self, roundtrip: float | None) -> _Found[T] | None:
+    async def once(self) -> _Found[T] | None:
         """One poll: the result, or None when there is another poll to make (any pause is over by then)."""
-        request = self._request(roundtrip)
-        started = self.poller.transport.clock.monotonic()
         self.iteration += 1
+        request = self._request()
+        started = self.poller.transport.clock.monotonic()
         try:
             if self.result_nbytes is None:
-                return await self._answered(request, started)
+                return await self._ask(request, started)
             async with self.poller.result_nbytes.take(self.result_nbytes):
-                return await self._answered(request, started)
+                return await self._ask(request, started)
         except APIError as error:
-            if isinstance(error, APIStatusError) and self._is_pending(error):
+            if isinstance(error, APIStatusError) and is_pending(error):
+                self._note_pending(error)
                 await self.pace.keep(started)
             else:
                 await self.poller.transport.sleep(self.failures.next_delay(self._final(error)))
             return None
 
-    def _request(self, roundtrip: float | None) -> Request[Any]:
+    def _request(self) -> Request[Any]:
         request = api.retrieve_future(
             models.FutureRetrieveRequest(request_id=self.request_id, allow_metadata_only=self.result_nbytes is None),
             expected=self.expected.record,
             x_tinker_request_iteration=self.iteration,
             x_tinker_request_type=self.expected.request_type,
-            x_tinker_create_promise_roundtrip_time=roundtrip,
+            x_tinker_create_promise_roundtrip_time=self.submission_seconds if self.iteration == 1 else None,
         )
         return attrs.evolve(request, accepts=(json.MEDIA_TYPE,)) if self.poller.json_results else request
 
-    async def _answered(self, request: Request[Any], started: float) -> _Found[T] | None:
+    async def _ask(self, request: Request[Any], started: float) -> _Found[T] | None:
         transport = self.poller.transport
-        call = transport.prepare(request, Purpose.POLL)
-        answer = await transport.perform(call, request.operation)
-        if answer.media_type == proto.MEDIA_TYPE:
-            return _Found(self._from_proto(call, answer))
-        status = _status(answer)
+        response = await transport.send_once(transport.prepare(request, Purpose.POLL))
+        if response.media_type == proto.MEDIA_TYPE:
+            return _Found(self._from_proto(response))
+        status = _status(response)
         if status is not None and status.error is None and status.status == _METADATA_ONLY:
-            self._note_size(status, call, answer)
+            self._note_size(status, response)
             return None
         if status is not None and await self._not_yet(status, started):
             return None
-        record = decode_json(answer, self.expected.record, call, request.operation)
+        record = decode_json(response, self.expected.record)
         try:
             return _Found(self.expected.from_json(record))
         except Exception as error:
-            raise invalid_answer(call, answer, f"{self.future.operation}: {error}") from error
+            raise self._invalid(response, str(error)) from error
 
-    def _note_size(self, status: models.FutureStatus, call: Call, answer: Answer) -> None:
+    def _invalid(self, response: RawResponse, fault: str) -> APIError:
+        return invalid_response(response, fault, self.future.operation)
+
+    def _note_size(self, status: models.FutureStatus, response: RawResponse) -> None:
         """The result is there; it is asked for in full next, after which its size alone is no answer."""
         if self.result_nbytes is not None:
-            raise invalid_answer(call, answer, f"{self.future.operation}: its size was sent again instead of the result")
+            raise self._invalid(response, "its size was sent again instead of the result")
         self.failures.reset()
         self.result_nbytes = max(0, status.response_payload_size or 0)
 
-    def _from_proto(self, call: Call, answer: Answer) -> T:
+    def _from_proto(self, response: RawResponse) -> T:
         if self.expected.from_proto is None:
-            raise invalid_answer(call, answer, f"{self.future.operation}: a protobuf body where JSON is promised")
+            raise self._invalid(response, "a protobuf body where JSON is promised")
         try:
-            return self.expected.from_proto(answer.content)
+            return self.expected.from_proto(response.content)
         except Exception as error:
-            raise invalid_answer(call, answer, f"{self.future.operation}: {error}") from error
+            raise self._invalid(response, str(error)) from error
 
     async def _not_yet(self, status: models.FutureStatus, started: float) -> bool:
         """Whether another poll is needed; raises when the request failed."""
@@ -241,19 +243,16 @@ class _Poll(Generic[T]):
             raise self._failed(status.detail, status.category)
         return False
 
-    def _is_pending(self, error: APIStatusError) -> bool:
-        if error.status_code != PENDING_STATUS:
-            return False
+    def _note_pending(self, error: APIStatusError) -> None:
         self.failures.reset()
         try:
             self._tell(msgspec.convert(error.body, models.FutureStatus))
         except msgspec.ValidationError:
             pass  # the state is a courtesy; the status alone says that the request is pending
-        return True
 
     def _final(self, error: APIError) -> APIError:
         """The error to judge; raises at once when it means that the request failed."""
-        if isinstance(error, APIStatusError) and error.status_code in FAILED_STATUSES and judge(error) is not Verdict.REPEAT:
+        if isinstance(error, APIStatusError) and is_failed_result(error):
             raise self._failed(_detail(error), None) from error
         return error
 
@@ -268,13 +267,12 @@ class _Poll(Generic[T]):
         error.operation = self.future.operation
         return error
 
-    def told(self, error: APIError) -> str:
+    def describe(self, error: APIError) -> str:
         """What is known about the request that ``error`` ends the wait for."""
         future, now = self.future, self.poller.transport.clock.monotonic()
         since = "" if future.timings.submitted is None else f" {now - future.timings.submitted:.1f} s before"
         state = f"; the server said last that it is {future.queue_state}" if future.queue_state else ""
-        gone = isinstance(error, APIStatusError) and error.status_code in LOST_STATUSES
-        lost = "; its result is not kept any more, whether it was carried out is not known" if gone else ""
+        lost = "; its result is not kept any more, whether it was carried out is not known" if is_lost(error) else ""
         return f"{future.operation}: request {self.request_id} was accepted{since}{state}{lost}"
 
     def _tell(self, status: models.FutureStatus) -> None:
@@ -299,11 +297,11 @@ def _detail(error: APIStatusError) -> object:
     return status.detail or status.error or error.body or str(error)
 
 
-def _status(answer: Answer) -> models.FutureStatus | None:
+def _status(response: RawResponse) -> models.FutureStatus | None:
     """What a small JSON answer says about the future; None when it is large or no object."""
-    if len(answer.content) > _STATUS_NBYTES:
+    if len(response.content) > _STATUS_NBYTES:
         return None
     try:
-        return json.decode(answer.content, models.FutureStatus)
+        return json.decode(response.content, models.FutureStatus)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -14,7 +14,7 @@ from tinker_wire.api import auth as auth_api
 from tinker_wire.api import service as api
 
 from tinker._config import is_sendable
-from tinker._http import ABSENT_STATUSES, ONE_SHOT, START, Credential, Purpose, Source, Transport, find_command, invalid_answer
+from tinker._http import ONE_SHOT, START, Credential, Purpose, Source, Transport, find_command, is_absent
 from tinker._loop import LoopThread
 from tinker.errors import APIError, APIStatusError, ClientClosedError
 
@@ -83,21 +83,13 @@ class Server:
 
     async def _client_config(self) -> Facts:
         request = api.client_config(self._body())
-        call = self._transport.prepare(request, Purpose.START)
-
-        async def attempt() -> Facts:
-            answer = await self._transport.perform(call, request.operation)
-            config = self._transport.decode(request, call, answer)
-            if (problem := _useless_limit(config)) is not None:
-                raise invalid_answer(call, answer, f"{request.operation}: {problem}")
-            return Facts(config, answered=True)
-
         try:
-            return await self._transport.tried(START, attempt, request.operation)
+            reply = await self._transport.send(request, START, purpose=Purpose.START, check=_useless_limit)
         except APIStatusError as error:
-            if error.status_code not in ABSENT_STATUSES:
+            if not is_absent(error):
                 raise
             return Facts(models.ClientConfigResponse(), answered=False)
+        return Facts(reply.value, answered=True)
 
     def _body(self) -> models.ClientConfigRequest:
         return models.ClientConfigRequest(sdk_version=self._transport.config.sdk_version)
@@ -107,29 +99,20 @@ class Server:
         source: Source | None = None
         if config.credential_default_source == _FROM_COMMAND:
             source = find_command(self._transport.config)
-        self._transport.auth.use_exchange(self._exchanged, source)
+        self._transport.auth.use_exchange(self._exchange, source)
 
-    async def _exchanged(self, credential: Credential) -> Credential:
+    async def _exchange(self, credential: Credential) -> Credential:
         request = auth_api.auth_token(models.AuthTokenRequest())
-        call = self._transport.prepare(request, Purpose.START)
-
-        async def attempt() -> Credential:
-            answer = await self._transport.perform_with(call, request.operation, credential)
-            jwt = Credential(self._transport.decode(request, call, answer).jwt)
-            if not is_sendable(jwt.secret):
-                hidden = attrs.evolve(answer, content=b"")
-                raise invalid_answer(call, hidden, f"{request.operation}: the token cannot be sent in a header")
-            return jwt
-
-        return await self._transport.tried(START, attempt, request.operation)
+        reply = await self._transport.send(request, START, purpose=Purpose.START, credential=credential, check=_useless_token)
+        return Credential(reply.value.jwt)
 
     async def _refresh(self, facts: Facts) -> None:
         """Ask now and again; a failure keeps what is known, a server without the endpoint is not asked again."""
         while True:
             try:
-                facts.dynamic = await self._transport.send(api.client_dynamic_config(self._body()), ONE_SHOT)
+                facts.dynamic = (await self._transport.send(api.client_dynamic_config(self._body()), ONE_SHOT)).value
             except APIError as error:
-                if isinstance(error, APIStatusError) and error.status_code in ABSENT_STATUSES:
+                if is_absent(error):
                     return
                 logger.debug("dynamic config: %s", error)
             except ClientClosedError:
@@ -156,3 +139,7 @@ def _useless_limit(config: models.ClientConfigResponse) -> str | None:
         if (value := getattr(config, name)) <= 0:
             return f"{name} must be at least 1, got {value}"
     return None
+
+
+def _useless_token(answer: models.AuthTokenResponse) -> str | None:
+    return None if is_sendable(answer.jwt) else "the token cannot be sent in a header"

@@ -10,33 +10,35 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 from tinker_wire import models
 from tinker_wire.api import service as api
+from tinker_wire.runtime import Request
 
 from tinker._http import (
-    ABSENT_STATUSES,
     DISPATCH_SLOTS,
-    GONE_STATUS,
-    LOST_STATUSES,
     ONE_SHOT,
     START,
+    SUBMIT,
     THROTTLED_SLOTS,
     Budget,
     Limits,
     Policy,
     Purpose,
     Transport,
+    is_lost,
+    is_session_over,
     shared_cool_down,
 )
 from tinker._loop import LoopThread
 from tinker._session.negotiation import Negotiation
-from tinker._session.results import Poller
+from tinker._session.results import Expected, Poller
 from tinker._session.server_config import Facts, Server
 from tinker._session.telemetry import Telemetry
 from tinker.errors import APIError, APIStatusError, ClientClosedError, SessionLostError, TinkerError, copy_error
+from tinker.futures import APIFuture
 
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
@@ -57,6 +59,10 @@ class Started:
     limits: Limits
     poller: Poller
     wire: Negotiation
+
+    async def submit(self, request: Request[models.UntypedAPIFuture], expected: Expected[T], future: APIFuture[Any]) -> T:
+        """Submit a request and wait for its result."""
+        return await self.poller.wait(await self.poller.transport.send(request, SUBMIT), expected, future)
 
     @property
     def config(self) -> models.ClientConfigResponse:
@@ -156,7 +162,7 @@ class Session:
 
     async def _is_lost(self, session_id: str, error: APIStatusError) -> bool:
         """Whether a request failed because the server has forgotten its session: it knows heartbeats, but no more these."""
-        if error.status_code not in LOST_STATUSES or not self._beating:
+        if not is_lost(error) or not self._beating:
             return False
         if session_id not in self._lost and await self._is_forgotten(session_id):
             self._lost.add(session_id)
@@ -166,7 +172,7 @@ class Session:
         try:
             await _beat(self._transport, session_id, START)
         except APIStatusError as answer:
-            return answer.status_code in LOST_STATUSES
+            return is_lost(answer)
         except TinkerError:
             return False
         return False
@@ -206,7 +212,7 @@ class Session:
     async def _start(self) -> Started:
         transport, settings = self._transport, self._transport.config
         facts = await self._server.facts()
-        created = await transport.send(
+        reply = await transport.send(
             api.create_session(
                 models.CreateSessionRequest(
                     tags=list(settings.tags),
@@ -217,10 +223,10 @@ class Session:
                 )
             ),
             START,
-            Purpose.START,
+            purpose=Purpose.START,
         )
-        _log_messages(created)
-        return self._alive(created.session_id, facts)
+        _log_messages(reply.value)
+        return self._alive(reply.value.session_id, facts)
 
     def _alive(self, session_id: str, facts: Facts) -> Started:
         self.lively.append(
@@ -254,7 +260,9 @@ class Session:
         try:
             started = await asyncio.shield(starting)
             body = models.FinishSessionRequest(reason={"type": reason}, detail=detail)
-            await self._transport.send(api.finish_session(body, session_id=started.session_id), ONE_SHOT, Purpose.HEARTBEAT)
+            await self._transport.send(
+                api.finish_session(body, session_id=started.session_id), ONE_SHOT, purpose=Purpose.HEARTBEAT
+            )
         except Exception as error:  # it ends by itself when heartbeats stop
             logger.debug("session finish: %s", error, exc_info=not isinstance(error, TinkerError))
         if self._telemetry is not None:
@@ -301,7 +309,7 @@ def _log_messages(created: models.CreateSessionResponse) -> None:
 
 async def _beat(transport: Transport, session_id: str, policy: Policy = ONE_SHOT) -> None:
     body = models.SessionHeartbeatRequest(session_id=session_id)
-    await transport.send(api.session_heartbeat(body), policy, Purpose.HEARTBEAT)
+    await transport.send(api.session_heartbeat(body), policy, purpose=Purpose.HEARTBEAT)
 
 
 async def _keep_alive(transport: Transport, session_id: str, beating: set[str]) -> None:
@@ -314,7 +322,7 @@ async def _keep_alive(transport: Transport, session_id: str, beating: set[str]) 
             beating.add(session_id)
             heard, warned = clock.monotonic(), False
         except APIError as error:
-            if isinstance(error, APIStatusError) and _no_more_beats(error):
+            if is_session_over(error):
                 return
             if not warned and clock.monotonic() - heard > SILENCE_WARNING_SECONDS:
                 warned = True
@@ -324,8 +332,3 @@ async def _keep_alive(transport: Transport, session_id: str, beating: set[str]) 
         except Exception:
             logger.exception("session %s: a heartbeat failed; the next one follows", session_id)
         await clock.sleep(HEARTBEAT_SECONDS)
-
-
-def _no_more_beats(error: APIStatusError) -> bool:
-    absent = error.status_code in ABSENT_STATUSES and error.status_code != 404  # 404 may be one lost record
-    return error.status_code == GONE_STATUS or absent

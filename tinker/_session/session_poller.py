@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from tinker_wire import models
 from tinker_wire.api import futures as api
 
-from tinker._http import ABSENT_STATUSES, POLL, Purpose, Transport
+from tinker._http import POLL, Purpose, Transport, decode_json, is_absent
 from tinker._loop import LoopThread
 from tinker._session.results import Pace
-from tinker.errors import APIError, APIStatusError, TinkerError, copy_error
+from tinker.errors import APIError, TinkerError, copy_error
 
 logger = logging.getLogger("tinker")
 
@@ -106,7 +106,7 @@ class Completions:
             try:
                 is_news = await self._once()
             except APIError as error:
-                if isinstance(error, APIStatusError) and error.status_code in ABSENT_STATUSES:
+                if is_absent(error):
                     self._give_up()
                     return
                 await self._transport.sleep(attempts.next_delay(error))
@@ -128,8 +128,8 @@ class Completions:
                 retrieved_request_ids=sorted(reported),
             )
         )
-        call = self._transport.prepare(request, Purpose.POLL)
-        answer = self._transport.decode(request, call, await self._transport.perform(call, request.operation))
+        response = await self._transport.send_once(self._transport.prepare(request, Purpose.POLL))
+        answer = decode_json(response, models.FuturesRetrieveResponse)
         self._fetched -= reported
         self._cursor = answer.cursor
         return sum(map(self._done, answer.completions)) > 0

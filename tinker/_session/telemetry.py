@@ -20,8 +20,8 @@ from typing import TypedDict
 from tinker_wire import models
 from tinker_wire.api import telemetry as api
 
-from tinker._http import ABSENT_STATUSES, ONE_SHOT, Purpose, Transport, Verdict, judge
-from tinker.errors import APIError, APIStatusError, RequestFailedError, TinkerError
+from tinker._http import ONE_SHOT, Purpose, Transport, Verdict, is_absent, is_user_fault, judge
+from tinker.errors import APIError, RequestFailedError, TinkerError
 from tinker.observing import Event, FutureSettled
 
 logger = logging.getLogger("tinker")
@@ -107,14 +107,14 @@ class Telemetry:
         while self._events and self.wanted:
             batch = [self._events.popleft() for _ in range(min(len(self._events), EVENTS_IN_A_REQUEST))]
             try:
-                await self._transport.send(api.telemetry(self._request(batch)), ONE_SHOT, Purpose.HEARTBEAT)
+                await self._transport.send(api.telemetry(self._request(batch)), ONE_SHOT, purpose=Purpose.HEARTBEAT)
             except APIError as error:
                 self._refused(error, batch)
                 return
 
     def _refused(self, error: APIError, batch: list[models.TelemetryEvent]) -> None:
         logger.debug("telemetry: %s", error)
-        if isinstance(error, APIStatusError) and error.status_code in ABSENT_STATUSES:
+        if is_absent(error):
             self.wanted = False
             self._events.clear()
         elif judge(error) is not Verdict.FATAL:
@@ -164,7 +164,7 @@ def is_user_error(error: BaseException) -> bool:
 def _is_users(error: BaseException) -> bool:
     if isinstance(error, RequestFailedError):
         return error.category == "user"
-    return isinstance(error, APIStatusError) and 400 <= error.status_code < 500 and error.status_code != 408
+    return is_user_fault(error)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from tinker_wire import models
 from tinker_wire.api import training as training_api
 
-from tinker._http import SUBMIT
 from tinker._installation import install_command
 from tinker._loop import LoopThread
 from tinker._runtime import Runtime
@@ -187,8 +186,7 @@ async def create_handle(runtime: Runtime, traced: TracedLoss, future: APIFuture[
         graph=traced.graph,
     )
     try:
-        promise, roundtrip = await runtime.transport.timed(training_api.create_custom_loss(body), SUBMIT)
-        created = await started.poller.result(promise, _CREATED, future, roundtrip)
+        created = await started.submit(training_api.create_custom_loss(body), _CREATED, future)
     except BaseException:
         session.loss_keys.discard(handle.key)
         raise

@@ -16,13 +16,14 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
 
-from tinker._http import SUBMIT, Call, Purpose, Transport
+from tinker._http import SUBMIT, PreparedRequest, Purpose, Reply, Transport
 from tinker._session import Form, Started, Trial, loss_output
 from tinker._training.chunks import datum_nbytes, split
 from tinker._training.combine import combine
 from tinker._training.numbers import Numbers
 from tinker._wire import json, proto
 from tinker._wire.bodies import BUFFERS, slices
+from tinker.errors import APIStatusError
 from tinker.futures import APIFuture
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
@@ -31,8 +32,8 @@ from tinker.types.tensor_data import TensorData
 # Bodies beyond this are encoded off the loop thread.
 _LARGE_NBYTES = 1 << 20
 
-Accepted: TypeAlias = tuple[models.UntypedAPIFuture, float]
-"""What the server promised for one chunk, and how many seconds it took to promise it."""
+Accepted: TypeAlias = Reply[models.UntypedAPIFuture]
+"""What the server promised for one chunk."""
 
 
 @attrs.frozen
@@ -78,7 +79,7 @@ class _Chunk:
         parts = proto.encode_data(self.data)
         return BUFFERS.joined(parts) if self.nbytes > _LARGE_NBYTES else memoryview(b"".join(parts))
 
-    def sent(self, *, at_once: bool) -> None:
+    def release(self, *, at_once: bool) -> None:
         """The server has it. Its memory may be used again if no broken attempt can be sending it still."""
         if self._encoded is not None and at_once:
             BUFFERS.give(self._encoded)
@@ -131,7 +132,7 @@ class LossRequests:
         if failed is None:
             return cast("list[Accepted]", outcomes)
         numbers.abandon(first, outcomes)
-        self._note_accepted(failed, sum(isinstance(one, tuple) for one in outcomes))
+        self._note_accepted(failed, sum(isinstance(one, Reply) for one in outcomes))
         raise failed
 
     def _note_accepted(self, error: BaseException, count: int) -> None:
@@ -158,85 +159,67 @@ class LossRequests:
     async def result(self, accepted: Sequence[Accepted], future: APIFuture[Any]) -> ForwardBackwardOutput:
         """Wait for the chunks and put their results together."""
         expected = loss_output("Forward" if self.job.forward_only else "ForwardBackward")
-        wait = self.started.poller.result
+        wait = self.started.poller.wait
         if len(accepted) == 1:
-            return combine([await wait(accepted[0][0], expected, future, accepted[0][1])])
-        waits = (wait(promise, expected, future, roundtrip) for promise, roundtrip in accepted)
-        return combine(await asyncio.gather(*waits))
+            return combine([await wait(accepted[0], expected, future)])
+        return combine(await asyncio.gather(*(wait(one, expected, future) for one in accepted)))
 
     async def _send_chunk(self, chunk: _Chunk, model_id: str, number: int) -> Accepted:
         """Submit one chunk; one that is refused is tried in the other forms the server may read, under the same number."""
-        clock = self.transport.clock
+        submission = _ChunkSubmission(self, chunk, model_id, number)
         async with self.started.limits.training_nbytes.take(chunk.nbytes):
-            began = clock.monotonic()
-            send = self._send if self.started.wire.is_settled else self._send_in_forms
-            return await send(chunk, model_id, number), clock.monotonic() - began
+            reply = await self.transport.send_variants(submission, SUBMIT)
+        submission.release(attempts=reply.attempts)
+        return reply
 
-    async def _send(self, chunk: _Chunk, model_id: str, number: int) -> models.UntypedAPIFuture:
-        """Submit in the form that is known to be read; sparse tensors may still turn out not to be."""
 
-        async def post(form: Form) -> models.UntypedAPIFuture:
-            submission = await self._prepared(chunk, form, model_id, number)
-            promise = await self.transport.tried(SUBMIT, submission.once, submission.operation)
-            submission.chunk.sent(at_once=submission.failures == 0)
-            return promise
+class _ChunkSubmission:
+    """One chunk under its number, in the forms that it may be sent in; each is the same request in every attempt."""
 
-        return await Trial(self.started.wire, post, has_sparse=chunk.has_sparse).once()
+    operation: str = training_api.forward_backward.__name__
+    reply: type[models.UntypedAPIFuture] = models.UntypedAPIFuture
 
-    async def _send_in_forms(self, chunk: _Chunk, model_id: str, number: int) -> models.UntypedAPIFuture:
-        """Submit while it is not known what the server reads: every try is made in each form that it may read."""
-        submissions: dict[Form, _Submission] = {}
+    def __init__(self, requests: LossRequests, chunk: _Chunk, model_id: str, number: int) -> None:
+        self._requests, self._chunk, self._model_id, self._number = requests, chunk, model_id, number
+        self._trial = Trial(requests.started.wire, has_sparse=chunk.has_sparse)
+        self._prepared: dict[Form, PreparedRequest] = {}
 
-        async def post(form: Form) -> models.UntypedAPIFuture:
-            if form not in submissions:
-                submissions[form] = await self._prepared(chunk, form, model_id, number)
-            return await submissions[form].once()
+    async def first(self) -> PreparedRequest:
+        """The chunk in the form in use."""
+        return await self._in_form(self._trial.begin())
 
-        trial = Trial(self.started.wire, post, has_sparse=chunk.has_sparse)
-        promise = await self.transport.tried(SUBMIT, trial.once, "forward_backward")
-        for submission in submissions.values():
-            submission.chunk.sent(at_once=submission.failures == 0)
-        return promise
+    async def next_after(self, error: APIStatusError) -> PreparedRequest:
+        """The chunk in another form that the server may read; raises the refusal that says most when there is none."""
+        return await self._in_form(self._trial.next_after(error))
 
-    async def _prepared(self, chunk: _Chunk, form: Form, model_id: str, number: int) -> _Submission:
-        """The chunk as it is sent in this form; every attempt of it is the same call."""
-        transport, job, written = self.transport, self.job, chunk.written(form)
+    def accept(self) -> None:
+        """Note that the server took the last form."""
+        self._trial.accept()
+
+    def release(self, *, attempts: int) -> None:
+        """The server has it. Memory is used again if no broken attempt can be sending it still."""
+        for form in self._prepared:
+            self._chunk.written(form).release(at_once=attempts == len(self._prepared) == 1)
+
+    async def _in_form(self, form: Form) -> PreparedRequest:
+        if form not in self._prepared:
+            self._prepared[form] = await self._prepare(form)
+        return self._prepared[form]
+
+    async def _prepare(self, form: Form) -> PreparedRequest:
+        job, written, transport = self._requests.job, self._chunk.written(form), self._requests.transport
         if form.media == "proto":
-            head = proto.forward_backward_head(model_id, number, job.loss_fn, job.config, forward_only=job.forward_only)
+            head = proto.forward_backward_head(
+                self._model_id, self._number, job.loss_fn, job.config, forward_only=job.forward_only
+            )
             body = Binary(proto.MEDIA_TYPE, [*head, *slices(await written.encode())])
             request = training_api.forward_backward(body)
         else:
-            request = written.json_request(job, model_id, number)
-        compress = self.started.config.proto_compress_fwdbwd and form.media == "proto"
-        prepare = partial(transport.prepare, request, Purpose.UPLOAD, compress=compress)
-        long = written.nbytes > _LARGE_NBYTES and (compress or form.media != "proto")
-        call = await asyncio.to_thread(prepare) if long else prepare()
-        return _Submission(transport, written, request, call)
-
-
-@attrs.define
-class _Submission:
-    """One chunk in one form, ready to be sent. ``failures`` counts the attempts that failed."""
-
-    transport: Transport
-    chunk: _Chunk
-    request: Request[models.UntypedAPIFuture]
-    call: Call
-    failures: int = 0
-
-    @property
-    def operation(self) -> str:
-        """Its operation: forward only is one of its own in JSON."""
-        return self.request.operation
-
-    async def once(self) -> models.UntypedAPIFuture:
-        """One attempt."""
-        try:
-            answer = await self.transport.perform(self.call, self.operation)
-            return self.transport.decode(self.request, self.call, answer)
-        except BaseException:
-            self.failures += 1
-            raise
+            request = written.json_request(job, self._model_id, self._number)
+        compress = self._requests.started.config.proto_compress_fwdbwd and form.media == "proto"
+        if written.nbytes > _LARGE_NBYTES and (compress or form.media != "proto"):
+            return await asyncio.to_thread(transport.prepare, request, Purpose.UPLOAD, compress=compress)
+        return transport.prepare(request, Purpose.UPLOAD, compress=compress)
 
 
 def _dense(datum: Datum) -> Datum:

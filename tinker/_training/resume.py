@@ -10,9 +10,8 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 
-from tinker._http import ABSENT_STATUSES, SUBMIT
+from tinker._http import SUBMIT
 from tinker._session import Expected, json_only
-from tinker.errors import APIStatusError
 from tinker.types.paths import ParsedCheckpointTinkerPath
 
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ async def create_then_load(
         lora_config=origin.lora,
         optimizer_config=body.optimizer_config or models.AdamOptimizerConfig(),
     )
-    promise, roundtrip = await runtime.transport.timed(training_api.create_model(create), SUBMIT)
-    model_id = (await started.poller.result(promise, CREATED, client, roundtrip)).model_id
+    model_id = (await started.submit(training_api.create_model(create), CREATED, client)).model_id
     load = msgspec.structs.replace(
         body,
         session_id=None,
@@ -59,20 +57,17 @@ async def create_then_load(
         model_id=model_id,
         seq_id=numbers.take(),
     )
-    promise, roundtrip = await runtime.transport.timed(weights_api.load_weights(load), SUBMIT)
-    await started.poller.result(promise, LOADED, client, roundtrip)
+    await started.submit(weights_api.load_weights(load), LOADED, client)
     return model_id
 
 
 async def _origin(runtime: Runtime, path: str) -> _Origin:
     """Asked of the checkpoint; of its training run on servers that do not know the former."""
-    try:
-        info = await runtime.transport.send(weights_api.weights_info(models.WeightsInfoRequest(tinker_path=path)), SUBMIT)
-    except APIStatusError as error:
-        if error.status_code not in ABSENT_STATUSES:
-            raise
+    transport = runtime.transport
+    info = await transport.send_optional(weights_api.weights_info(models.WeightsInfoRequest(tinker_path=path)), SUBMIT)
+    if info is None:
         run_id = ParsedCheckpointTinkerPath.from_tinker_path(path).training_run_id
-        run = await runtime.transport.send(training_api.get_training_run(training_run_id=run_id), SUBMIT)
+        run = (await transport.send(training_api.get_training_run(training_run_id=run_id), SUBMIT)).value
         return _Origin(run.base_model, models.LoraConfig(rank=run.lora_rank or DEFAULT_RANK))
     lora = models.LoraConfig(
         rank=info.lora_rank or DEFAULT_RANK,

@@ -84,15 +84,9 @@ def _ask(options: Options, key: str, request: Request[T]) -> T:
 
 
 async def _answered(runtime: Runtime, key: str, request: Request[T]) -> T:
-    from tinker._http import REST, Credential, Purpose
+    from tinker._http import REST, Credential
 
-    credential, transport = Credential(key), runtime.transport
-    call = transport.prepare(request, Purpose.SESSION)
-
-    async def attempt() -> T:
-        return transport.decode(request, call, await transport.perform_with(call, request.operation, credential))
-
-    return await transport.tried(REST, attempt, request.operation)
+    return (await runtime.transport.send(request, REST, credential=Credential(key))).value
 
 
 @click.command()

@@ -24,8 +24,9 @@ from tinker._http import (
     UNEXPECTED_STATUS,
     UNREADABLE_STATUSES,
     WRONG_METHOD_STATUS,
-    Answer,
     Purpose,
+    RawResponse,
+    decode_json,
     find_source,
 )
 from tinker._installation import inspect_installation
@@ -98,13 +99,13 @@ class _Patient:
         """Its connections."""
         return self._runtime
 
-    async def answer(self, request: Request[Any]) -> Answer:
+    async def answer(self, request: Request[Any]) -> RawResponse:
         """One exchange. TinkerError for every refusal, and for none in time."""
         transport = self._runtime.transport
-        call = transport.prepare(request, Purpose.SESSION)
+        prepared = transport.prepare(request, Purpose.SESSION)
         try:
             async with asyncio.timeout(self._seconds):
-                return await transport.perform(call, request.operation)
+                return await transport.send_once(prepared)
         except TimeoutError:
             raise TinkerError(f"no answer within {self._seconds:g} s (--patience)") from None
 
@@ -117,19 +118,19 @@ class _Patient:
 
     async def read(self, request: Request[Any]) -> Any:
         """The value of the answer."""
-        transport = self._runtime.transport
-        return transport.decode(request, transport.prepare(request, Purpose.SESSION), await self.answer(request))
+        assert request.reply is not None
+        return decode_json(await self.answer(request), request.reply)
 
 
 async def _look(patient: _Patient, findings: list[Finding]) -> Mapping[str, Support]:
-    answer = await _reached(patient, findings)
-    if answer is None:
+    headers = await _reached(patient, findings)
+    if headers is None:
         return {}
     fault = await _stranger(patient)
     if fault is not None:
         findings[-1] = Finding("connection", "FAIL", fault)
         return {}
-    findings.append(_clock(patient, answer))
+    findings.append(_clock(patient, headers))
     for name, check in _CHECKS.items():
         try:
             findings.append(await check(patient))
@@ -177,15 +178,15 @@ def _credential(config: Config) -> Finding:
     return Finding("credential", "ok", f"the key stored in {config.credentials_file}")
 
 
-async def _reached(patient: _Patient, findings: list[Finding]) -> Answer | None:
-    """The first answer, None without one; how long answers take."""
+async def _reached(patient: _Patient, findings: list[Finding]) -> Mapping[str, str] | None:
+    """The headers of an answer, None without one; how long answers take."""
     clock = patient.runtime.clock
     seconds: list[float] = []
-    answer: Answer | None = None
+    headers: Mapping[str, str] = {}
     try:
         for _ in range(_TRIES):
             began = clock.monotonic()
-            answer = await _any_answer(patient)
+            headers = await _any_headers(patient)
             seconds.append(clock.monotonic() - began)
     except TinkerError as error:
         findings.append(Finding("connection", "FAIL", str(error)))
@@ -193,19 +194,19 @@ async def _reached(patient: _Patient, findings: list[Finding]) -> Answer | None:
     first, *others = seconds
     detail = f"answers in {_ms(statistics.median(others))}, the first one, which connects, in {_ms(first)}"
     findings.append(Finding("connection", "ok", detail))
-    return answer
+    return headers
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms"
 
 
-async def _any_answer(patient: _Patient) -> Answer:
-    """Whatever it says: it shows that somebody is there."""
+async def _any_headers(patient: _Patient) -> Mapping[str, str]:
+    """Those of any answer, which shows that somebody is there."""
     try:
-        return await patient.answer(service_api.healthz())
+        return (await patient.answer(service_api.healthz())).headers
     except APIStatusError as error:
-        return Answer(error.status_code, error.response.headers, b"")
+        return error.response.headers
 
 
 async def _stranger(patient: _Patient) -> str | None:
@@ -221,10 +222,10 @@ async def _stranger(patient: _Patient) -> str | None:
     return None
 
 
-def _clock(patient: _Patient, answer: Answer) -> Finding:
+def _clock(patient: _Patient, headers: Mapping[str, str]) -> Finding:
     """By the header ``Date``, whose unit is a second."""
     try:
-        theirs = email.utils.parsedate_to_datetime(answer.headers.get("date", "")).timestamp()
+        theirs = email.utils.parsedate_to_datetime(headers.get("date", "")).timestamp()
     except ValueError:
         return Finding("clock", "note", "the server does not say what time it is")
     skew = patient.runtime.clock.wall() - theirs
@@ -258,17 +259,12 @@ async def _wire(patient: _Patient) -> Finding:
     first = wire.form
     refusals: list[APIStatusError] = []
 
-    async def post(form: Form) -> Form:
-        try:
-            await patient.answer(_no_request(form))
-        except APIStatusError as error:
-            if _is_about_the_form(error):
-                refusals.append(error)
-                raise
-        return form
-
+    trial = Trial(wire, has_sparse=False)
+    found = trial.begin()
     try:
-        found = await Trial(wire, post, has_sparse=False).once()
+        while (refusal := await _refusal(patient, found)) is not None:
+            refusals.append(refusal)
+            found = trial.next_after(refusal)
     except APIStatusError as error:
         detail = f"the server does not tell what it reads; it answers {error.status_code} to a model that it cannot know"
         return Finding("wire", "note", f"{detail}. Training requests go as {_NAMES[first.media]} first")
@@ -276,6 +272,16 @@ async def _wire(patient: _Patient) -> Finding:
     if found != first:
         why = f", as the server answers {refusals[0].status_code} to {_NAMES[first.media]}"
     return Finding("wire", "ok", f"training requests go as {_NAMES[found.media]}{why}")
+
+
+async def _refusal(patient: _Patient, form: Form) -> APIStatusError | None:
+    """What the server says against a form; None where it reads it."""
+    try:
+        await patient.answer(_no_request(form))
+    except APIStatusError as error:
+        if _is_about_the_form(error):
+            return error
+    return None
 
 
 def _no_request(form: Form) -> Request[Any]:

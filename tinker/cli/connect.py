@@ -46,7 +46,7 @@ def _close(runtime: Runtime) -> None:
     from tinker.futures import APIFuture, start
 
     with suppress(TimeoutError):
-        start(APIFuture("close"), runtime.transport.exchange.aclose).result(CLOSE_SECONDS)
+        start(APIFuture("close"), runtime.transport.engine.aclose).result(CLOSE_SECONDS)
 
 
 def rest_client(options: Options) -> RestClient:

@@ -122,12 +122,12 @@ def _found(rest: RestClient, path: ParsedCheckpointTinkerPath) -> Checkpoint:
 
 def _weights_info(rest: RestClient, tinker_path: str) -> WeightsInfoResponse | None:
     """None where the server knows no more than the list says."""
-    from tinker._http import ABSENT_STATUSES
+    from tinker._http import is_absent
     from tinker.errors import APIStatusError
 
     try:
         return rest.get_weights_info_by_tinker_path(tinker_path).result()
     except APIStatusError as error:
-        if error.status_code not in ABSENT_STATUSES:
+        if not is_absent(error):
             raise
         return None

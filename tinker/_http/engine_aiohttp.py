@@ -1,0 +1,178 @@
+"""The aiohttp engine: one pool of connections for each purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, cast
+
+import attrs
+
+from tinker._config import Proxies
+from tinker._http.closing import check_open
+from tinker._http.messages import PreparedRequest, Purpose, RawResponse
+from tinker._http.phase import ANSWER_SECONDS, CONNECT_SECONDS, MAX_ANSWER_NBYTES, Phase, connect_seconds, extend
+from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpacked
+from tinker._wire.bodies import AT_ONCE, Piece
+
+if TYPE_CHECKING:
+    import aiohttp
+    from yarl import URL
+
+
+@attrs.frozen
+class _Pool:
+    """An aiohttp session, and the slots for exchanges over it. Waiting for a slot is not waiting for the server."""
+
+    session: aiohttp.ClientSession
+    slots: asyncio.Semaphore
+
+
+class AiohttpEngine:
+    """One pool for each purpose, opened on first use."""
+
+    def __init__(self, proxies: Proxies | None = None) -> None:
+        self._proxies = proxies or Proxies()
+        self._pools: dict[Purpose, _Pool] = {}
+        self._closed = False
+
+    async def send(self, request: PreparedRequest) -> RawResponse:
+        check_open(self._closed)
+        phase = Phase(request)
+        try:
+            return await self._answer(request, self._pools.get(request.purpose.pool) or self._open(request.purpose.pool), phase)
+        except Exception as error:  # noqa: BLE001 - whatever the engine makes of what a server sends
+            failure = phase.failure(error)
+        check_open(self._closed)
+        raise failure  # here, so that it is without the engine's error, which holds the request's headers, and its frames
+
+    async def _answer(self, request: PreparedRequest, pool: _Pool, phase: Phase) -> RawResponse:
+        proxy = self._proxies.of(request.url)
+        headers, tunnel_headers = _headers(request, proxy)
+        async with (
+            pool.slots,
+            asyncio.timeout(connect_seconds(request) + request.silence_seconds) as limit,
+            pool.session.request(
+                request.method,
+                _url(request.url),
+                data=_payload(request, limit),
+                headers=headers,
+                allow_redirects=False,
+                proxy=None if proxy is None else _proxy_url(proxy),
+                proxy_headers=tunnel_headers,
+                timeout=_timeout(request.silence_seconds),
+            ) as response,
+        ):
+            phase.has_begun = True
+            _limit(limit, ANSWER_SECONDS)
+            headers_of_answer = cast("Mapping[str, str]", response.headers)
+            body = await _read(response)
+        return RawResponse(
+            request, response.status, headers_of_answer, await unpacked(body, headers_of_answer.get("Content-Encoding", ""))
+        )
+
+    def _open(self, purpose: Purpose) -> _Pool:
+        import aiohttp
+
+        connections = min(purpose.connections, _spare_descriptors())
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=connections, ttl_dns_cache=300),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=1 << 20,
+            auto_decompress=False,
+            headers={"Accept-Encoding": ACCEPTED_ENCODINGS},
+        )
+        pool = self._pools[purpose] = _Pool(session, asyncio.Semaphore(connections))
+        return pool
+
+    async def aclose(self) -> None:
+        self._closed = True
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            await pool.session.close()
+
+
+def _payload(request: PreparedRequest, limit: asyncio.Timeout) -> Piece | AsyncIterator[Piece] | None:
+    if not request.body:
+        return None
+    return request.body[0] if len(request.body) == 1 and request.nbytes <= AT_ONCE else _pieces(request, limit)
+
+
+async def _pieces(request: PreparedRequest, limit: asyncio.Timeout) -> AsyncIterator[Piece]:
+    """The body, of which each piece must be taken in time: a server that stops reading ends the exchange, too."""
+    for piece in request.body:
+        _limit(limit, request.silence_seconds)
+        yield piece
+    _limit(limit, request.silence_seconds)  # for the whole head of the answer, so that one that trickles in ends as well
+
+
+def _limit(limit: asyncio.Timeout, seconds: float) -> None:
+    """End the exchange after so many seconds, unless it is over, as by an answer that came early."""
+    with contextlib.suppress(RuntimeError):
+        limit.reschedule(asyncio.get_running_loop().time() + seconds)
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body, as it was sent. A length beyond the limit, announced or met, fails the exchange."""
+    if (response.content_length or 0) > MAX_ANSWER_NBYTES:
+        raise ValueError(f"the answer is larger than {MAX_ANSWER_NBYTES} bytes")
+    if response.content_length is not None:
+        return await response.read()
+    received = bytearray()
+    async for piece in response.content.iter_any():
+        extend(received, piece)
+    return bytes(received)
+
+
+def _headers(request: PreparedRequest, proxy: str | None) -> tuple[Mapping[str, str], Mapping[str, str] | None]:
+    """The headers of the exchange, and of the tunnel to its server: a proxy's password is in those that the proxy reads."""
+    credential = None if proxy is None else _credential(proxy)
+    if credential is None or request.url.startswith("https:"):
+        return request.headers, credential
+    return {**request.headers, **credential}, None
+
+
+@lru_cache
+def _proxy_url(proxy: str) -> URL:
+    """Without name and password: errors show the address."""
+    return _url(proxy).with_user(None)
+
+
+@lru_cache
+def _credential(proxy: str) -> Mapping[str, str] | None:
+    url = _url(proxy)
+    if url.user is None:
+        return None
+    basic = base64.b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
+    return {"Proxy-Authorization": f"Basic {basic}"}
+
+
+@lru_cache(maxsize=512)
+def _url(url: str) -> URL:
+    """Parsed once: a client asks few different URLs. Encoded already; `:` and `/` in ids stay as they are."""
+    from yarl import URL
+
+    return URL(url, encoded=True)
+
+
+@lru_cache
+def _timeout(silence_seconds: float) -> aiohttp.ClientTimeout:
+    import aiohttp
+
+    connect = min(CONNECT_SECONDS, silence_seconds)
+    return aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=silence_seconds)
+
+
+@lru_cache(maxsize=1)
+def _spare_descriptors() -> int:
+    """Half of what the process may have open; two pools may be full at once."""
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return max(16, soft // 2 - 32)
+    except (ImportError, OSError, ValueError):
+        return 256

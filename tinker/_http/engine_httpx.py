@@ -1,0 +1,99 @@
+"""The httpx engine: an injected transport, or the server of this process; and the client for files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tinker._clock import Clock, Deadline
+from tinker._http.closing import check_open
+from tinker._http.messages import PreparedRequest, Purpose, RawResponse
+from tinker._http.phase import ANSWER_SECONDS, CONNECT_SECONDS, Phase, connect_seconds, extend
+from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpacked
+from tinker._wire.bodies import AT_ONCE
+
+if TYPE_CHECKING:
+    import httpx
+
+
+class HttpxEngine:
+    """An httpx transport: one that was injected, or the ASGI application of this process."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport, clock: Clock | None = None) -> None:
+        self._transport = transport
+        self._clock = clock or Clock()
+        self._client: httpx.AsyncClient | None = None
+        self._deadlines: set[Deadline] = set()
+        self._closed = False
+
+    async def send(self, request: PreparedRequest) -> RawResponse:
+        import httpx
+
+        check_open(self._closed)
+        phase = Phase(request)
+        try:
+            return await self._answer(request, phase)
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, TimeoutError, ValueError) as error:
+            failure = phase.failure(error)
+        check_open(self._closed)
+        raise failure
+
+    async def _answer(self, request: PreparedRequest, phase: Phase) -> RawResponse:
+        """The transport may know no timeouts, nor tell when a large body has been sent."""
+        sending = 0.0 if request.nbytes <= AT_ONCE else ANSWER_SECONDS
+        async with self._clock.deadline(connect_seconds(request) + request.silence_seconds + sending) as deadline:
+            self._deadlines.add(deadline)
+            try:
+                response = await self._begin(request)
+                phase.has_begun = True
+                deadline.extend(ANSWER_SECONDS)
+                body, encoding = await _read_httpx(response)
+            finally:
+                self._deadlines.discard(deadline)
+        return RawResponse(request, response.status_code, response.headers, await unpacked(body, encoding))
+
+    async def _begin(self, request: PreparedRequest) -> httpx.Response:
+        import httpx
+
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                transport=self._transport,
+                follow_redirects=False,
+                trust_env=False,
+                headers={"Accept-Encoding": ACCEPTED_ENCODINGS},
+            )
+        timeout = httpx.Timeout(request.silence_seconds, connect=connect_seconds(request))
+        built = self._client.build_request(
+            request.method, request.url, headers=dict(request.headers), content=b"".join(request.body), timeout=timeout
+        )
+        return await self._client.send(built, stream=True)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        for deadline in self._deadlines:
+            deadline.expire()
+        if self._client is not None:
+            await self._client.aclose()
+
+    def files(self) -> httpx.AsyncClient:
+        """A client over the same transport, not to be closed."""
+        return open_files_client(transport=self._transport)
+
+
+async def _read_httpx(response: httpx.Response) -> tuple[bytes, str]:
+    """The body and how it is packed; a transport that has read it already has unpacked it, too."""
+    if response.is_stream_consumed:
+        return response.content, ""
+    received = bytearray()
+    try:
+        async for piece in response.aiter_raw():
+            extend(received, piece)
+    finally:
+        await response.aclose()
+    return bytes(received), response.headers.get("Content-Encoding", "")
+
+
+def open_files_client(**how: Any) -> httpx.AsyncClient:
+    import httpx
+
+    timeout = httpx.Timeout(Purpose.SESSION.read_seconds, connect=CONNECT_SECONDS)
+    return httpx.AsyncClient(follow_redirects=True, max_redirects=5, trust_env=False, timeout=timeout, **how)

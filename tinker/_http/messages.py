@@ -1,0 +1,113 @@
+"""What travels: a prepared request, the raw response to it, and the failure of an exchange that brought none."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Protocol
+
+import attrs
+import msgspec
+
+from tinker._wire.bodies import Piece
+
+_LONGEST_REASON = 500  # characters of what a failure says about itself, which may be the server's words
+
+
+class Purpose(enum.Enum):
+    """What a connection is for: (connections at once, seconds without a byte before it counts as dead)."""
+
+    UPLOAD = (8, 120.0)
+    SAMPLE = (512, 60.0)
+    POLL = (1000, 45.0)  # servers hold a poll for up to 40 s
+    SESSION = (8, 60.0)
+    START = (8, 20.0)  # tried for a minute: a connection that has died must leave time for others
+    HEARTBEAT = (2, 10.0)
+
+    @property
+    def connections(self) -> int:
+        """Most connections at once; more exchanges wait for one."""
+        return self.value[0]
+
+    @property
+    def read_seconds(self) -> float:
+        """Longest silence of the server."""
+        return self.value[1]
+
+    @property
+    def pool(self) -> Purpose:
+        """The purpose whose connections are used: what starts a session warms those for what follows."""
+        return Purpose.SESSION if self is Purpose.START else self
+
+
+@attrs.frozen(kw_only=True)
+class PreparedRequest:
+    """A request, encoded. ``body`` is in pieces, which may be sent one by one; ``record`` is what it was made of, for JSON.
+
+    ``headers`` may hold secrets: ``secret_headers`` names (in lower case) those of the user. So may ``url``; ``redacted_url``
+    does not. A body that is ``confined`` holds one too, and is not sent to another server by a redirect. ``silence_seconds``
+    is how long the server may say nothing.
+    """
+
+    method: str
+    operation: str = ""
+    url: str = attrs.field(repr=False)
+    headers: Mapping[str, str] = attrs.field(repr=False)
+    redacted_url: str = attrs.field(default=attrs.Factory(lambda request: request.url, takes_self=True))
+    secret_headers: frozenset[str] = frozenset()
+    body: tuple[Piece, ...] = attrs.field(default=(), repr=False)
+    record: msgspec.Struct | None = attrs.field(default=None, repr=False)
+    purpose: Purpose = Purpose.SESSION
+    follows_redirects: bool = True
+    confined: bool = False
+    has_own_credential: bool = False
+    silence_seconds: float = attrs.field(default=attrs.Factory(lambda request: request.purpose.read_seconds, takes_self=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the body."""
+        return sum(map(len, self.body))
+
+
+@attrs.frozen
+class RawResponse:
+    """What came back for ``request``, read completely; header names are found in any case."""
+
+    request: PreparedRequest = attrs.field(repr=False)
+    status: int
+    headers: Mapping[str, str]
+    content: bytes = attrs.field(repr=False)
+
+    @property
+    def media_type(self) -> str:
+        """The media type without parameters, lower case."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+class ExchangeFailed(Exception):
+    """No complete answer came. ``timed_out``: not in time; ``never_connected``: nothing can have arrived either."""
+
+    def __init__(self, message: str, *, timed_out: bool = False, never_connected: bool = False) -> None:
+        super().__init__(readable(message)[:_LONGEST_REASON])
+        self.timed_out = timed_out
+        self.never_connected = never_connected
+
+
+def readable(text: str) -> str:
+    """Text that any encoding can write: header bytes that are not UTF-8 arrive as surrogates, which none can."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class Engine(Protocol):
+    """Send one request, return one response; ExchangeFailed when none comes, ClientClosedError once it is closed.
+
+    Redirects are responses.
+    """
+
+    async def send(self, request: PreparedRequest) -> RawResponse:
+        """Make the exchange."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        ...

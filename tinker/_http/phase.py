@@ -1,0 +1,64 @@
+"""How far an exchange has come, and what that makes of its failure; the limits of both engines."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from typing import TYPE_CHECKING
+
+import attrs
+
+from tinker._http.messages import ExchangeFailed, PreparedRequest
+
+if TYPE_CHECKING:
+    import aiohttp
+
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 600.0  # for the body of an answer whose head has come, so that one that trickles in ends as well
+MAX_ANSWER_NBYTES = 2 << 30
+
+
+@attrs.define
+class Phase:
+    """How far an exchange has come, which says what its failure means."""
+
+    request: PreparedRequest
+    has_begun: bool = False
+
+    def failure(self, error: Exception) -> ExchangeFailed:
+        """What is told about what went wrong."""
+        import aiohttp
+        import httpx
+
+        if isinstance(error, TimeoutError | httpx.TimeoutException):
+            return ExchangeFailed(self._lateness(error), timed_out=True)
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return ExchangeFailed(_unreachable(error), never_connected=True)
+        said = error.message if isinstance(error, aiohttp.ClientResponseError) else error  # which shows the whole address
+        return ExchangeFailed(f"{type(error).__name__}: {said}", never_connected=isinstance(error, httpx.ConnectError))
+
+    def _lateness(self, error: Exception) -> str:
+        if not self.has_begun:
+            return f"no answer within {self.request.silence_seconds:g} s"
+        if type(error) is TimeoutError:  # ours; engines have classes of their own for a server that sends nothing
+            return f"the answer began to come and was not complete after {ANSWER_SECONDS:g} s"
+        return f"the answer began to come and then nothing more for {self.request.silence_seconds:g} s"
+
+
+def connect_seconds(request: PreparedRequest) -> float:
+    return min(CONNECT_SECONDS, request.silence_seconds)
+
+
+def _unreachable(error: aiohttp.ClientConnectorError) -> str:
+    """In the words of the system, where it has some: TLS has its own, and so have names that nobody knows."""
+    failure = error.os_error
+    if isinstance(failure, ssl.SSLError) or not failure.errno:
+        return f"{type(error).__name__}: {error}"
+    why = os.strerror(failure.errno) if failure.errno > 0 else failure.strerror
+    return f"cannot connect to {error.host}:{error.port}: {why}"
+
+
+def extend(received: bytearray, piece: bytes) -> None:
+    received += piece
+    if len(received) > MAX_ANSWER_NBYTES:
+        raise ValueError(f"the answer is larger than {MAX_ANSWER_NBYTES} bytes")

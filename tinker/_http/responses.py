@@ -1,0 +1,165 @@
+"""Raw responses -> typed values and typed errors. What errors show of an exchange holds no credential."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import attrs
+import msgspec
+
+from tinker import errors
+from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse, readable
+from tinker._http.statuses import ABSENT_STATUSES, GATEWAY_STATUSES
+from tinker._wire import json
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+
+# Of the body of an error: what is parsed, how deeply it may be nested, how much of it is shown in the message.
+_PARSED_NBYTES = 1 << 20
+_DEEPEST = 64
+_SHOWN_CHARACTERS = 4096
+_KEPT_NBYTES = 65536
+_SECRET_HEADERS = frozenset(
+    {"x-api-key", "authorization", "proxy-authorization", "cf-access-client-secret", "x-tinker-weights-access-token"}
+)
+# Every server has these, so where they are absent the URL is wrong.
+_ENTRIES = frozenset({"create_session", "get_server_capabilities"})
+_PAGE_STARTS = (b"<!doctype html", b"<html")
+_ADVICE = "check base_url (TINKER_BASE_URL)"
+
+
+def decode_json(response: RawResponse, kind: type[T]) -> T:
+    """Decode a JSON response as ``kind``; APIResponseValidationError saying what does not fit."""
+    try:
+        return json.decode(response.content, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid_response(response, str(error)) from error
+
+
+def headers_without_secrets(request: PreparedRequest) -> dict[str, str]:
+    """The headers that may be shown, and sent to another server."""
+    secret = _SECRET_HEADERS | request.secret_headers
+    return {name: value for name, value in request.headers.items() if name.lower() not in secret}
+
+
+def _redacted_request(request: PreparedRequest) -> httpx.Request:
+    """Return the request as errors show it: no body, no credentials."""
+    import httpx
+
+    headers = {name: value for name, value in headers_without_secrets(request).items() if name != "Content-Length"}
+    return httpx.Request(request.method, request.redacted_url, headers=headers)
+
+
+def _redacted_response(response: RawResponse) -> httpx.Response:
+    import httpx
+
+    hidden = {"content-encoding", "content-length", "transfer-encoding", "set-cookie"}
+    headers = [(_raw(name), _raw(value)) for name, value in response.headers.items() if name.lower() not in hidden]
+    content = response.content[:_KEPT_NBYTES]
+    return httpx.Response(response.status, headers=headers, content=content, request=_redacted_request(response.request))
+
+
+def _raw(text: str) -> bytes:
+    """The bytes of a name or value in a header, which are not text in any known encoding."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> errors.APIConnectionError:
+    """The error of an exchange that brought no response."""
+    where = f"{request.method} {request.redacted_url}"
+    shown = _redacted_request(request)
+    error: errors.APIConnectionError
+    if failure.timed_out:
+        error = errors.APITimeoutError(shown, f"Request timed out: {where}: {failure}.")
+    else:
+        error = errors.APIConnectionError(message=f"Connection error: {where}: {failure}.", request=shown)
+        error.never_connected = failure.never_connected
+    error.operation = request.operation
+    return error
+
+
+def status_error(response: RawResponse) -> errors.APIStatusError:
+    """The error of a response with an error status."""
+    body = parse_body(response)
+    said = _describe_misdirection(response) or body
+    text = f"Error code: {response.status} - {_shorten(str(said))}" if said else f"Error code: {response.status}"
+    kind = errors.status_error_type(response.status)
+    error = kind(text, response=_redacted_response(response), body=body)
+    error.operation = response.request.operation
+    return error
+
+
+def invalid_response(response: RawResponse, fault: str, operation: str = "") -> errors.APIResponseValidationError:
+    """The error of a success that does not fit the contract; ``fault`` says how. ``operation`` is whose result it holds."""
+    said = _describe_misdirection(response, of_success=True) or f"{operation or response.request.operation}: {fault}"
+    if response.request.has_own_credential:  # a secret was asked for, and this may be one
+        response = attrs.evolve(response, content=b"")
+    message = f"The server's answer does not fit: {_shorten(said)}"
+    error = errors.APIResponseValidationError(_redacted_response(response), parse_body(response), message=message)
+    error.operation = response.request.operation
+    return error
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= _SHOWN_CHARACTERS:
+        return readable(text)
+    return f"{readable(text[:_SHOWN_CHARACTERS])}... ({len(text)} characters in all)"
+
+
+def parse_body(response: RawResponse) -> object:
+    """Parse the JSON of a response, else return the beginning of its text (None when empty, or when it is not text)."""
+    if not response.content:
+        return None
+    if len(response.content) <= _PARSED_NBYTES:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            value: object = msgspec.json.decode(response.content)
+            if not _is_deep(value):
+                return value
+    return _beginning(response.content)
+
+
+def _beginning(content: bytes) -> str | None:
+    """Text up to the length that is shown; a character that is cut in the middle is left out."""
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(content[:_SHOWN_CHARACTERS])
+    except UnicodeDecodeError:
+        return None
+
+
+def _is_deep(value: object) -> bool:
+    """Whether a value is nested so deeply that showing or pickling it may fail."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [inner for one in level for inner in _within(one)]
+        if not level:
+            return False
+    return True
+
+
+def _within(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return cast("dict[str, object]", value).values()
+    return cast("list[object]", value) if isinstance(value, list) else ()
+
+
+def is_web_page(response: RawResponse) -> bool:
+    """Whether the response is for a browser."""
+    return response.media_type == "text/html" or response.content[:64].lstrip().lower().startswith(_PAGE_STARTS)
+
+
+def _describe_misdirection(response: RawResponse, *, of_success: bool = False) -> str | None:
+    """What to say of a response that no Tinker server gives: a web server, a gateway, a wrong path. None for any other."""
+    where = f"{response.request.method} {response.request.redacted_url}"
+    if is_web_page(response):
+        if response.status in GATEWAY_STATUSES:
+            return f"{where} was answered with a web page, by a gateway in front of the server"
+        return f"{where} was answered with a web page, so there is no Tinker API; {_ADVICE}"
+    if not of_success and response.request.operation in _ENTRIES and response.status in ABSENT_STATUSES:
+        return f"{where} does not exist, so there is no Tinker API; {_ADVICE}"
+    return None

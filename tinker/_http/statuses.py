@@ -1,0 +1,177 @@
+"""What a failure means. The only module that knows statuses of the API.
+
+    status or failure              verdict      meaning
+    -----------------------------  -----------  -------------------------------------------------------------
+    no connection, time-out        RETRY        try again after a growing, random delay
+    408, 425, 500 and above        RETRY        as above
+    429                            COOL_DOWN    as above, and everybody who shares the limit slows down
+    402                            PAUSE        the account is blocked; try again every few seconds for a while
+    410                            RESUBMIT     the promise is gone; asking again cannot help
+    a success that cannot be read  REPEAT       something on the way spoiled it; the same request again, three times in all
+    400 without a body             REPEAT       as above: proxies say so, servers say why
+    501, 505 and any other status  FATAL        trying again cannot help
+
+``x-should-retry: true`` or ``false`` on an answer overrides RETRY and FATAL.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from tinker.errors import APIConnectionError, APIError, APIResponseValidationError, APIStatusError
+
+
+class Verdict(enum.Enum):
+    """What to do about a failure."""
+
+    RETRY = "retry"
+    COOL_DOWN = "cool down"
+    PAUSE = "pause"
+    RESUBMIT = "resubmit"
+    REPEAT = "repeat"
+    FATAL = "fatal"
+
+
+class Fate(enum.Enum):
+    """What became of a request that failed."""
+
+    UNSEEN = "unseen"  # the server has not read it
+    REFUSED = "refused"  # the server read it, and does not carry it out
+    UNKNOWN = "unknown"  # the server may have accepted it
+
+
+_BY_STATUS = {
+    402: Verdict.PAUSE,
+    408: Verdict.RETRY,
+    410: Verdict.RESUBMIT,
+    425: Verdict.RETRY,
+    429: Verdict.COOL_DOWN,
+    501: Verdict.FATAL,
+    505: Verdict.FATAL,
+}
+# An optional endpoint that answers one of these does not exist on this server.
+ABSENT_STATUSES = frozenset({404, 405, 501})
+# What gateways answer for a server that they do not reach.
+GATEWAY_STATUSES = frozenset({502, 503, 504})
+# The path exists, but not for this method.
+WRONG_METHOD_STATUS = 405
+# The answer of a long poll that came to nothing yet.
+_PENDING_STATUSES = frozenset({408})
+# These on a submission may mean that the server does not read the form of the body.
+UNREADABLE_STATUSES = frozenset({400, 415, 422})
+# Of these, the one that is about the form alone.
+_UNSUPPORTED_MEDIA_STATUS = 415
+# What a server answers that did not expect its own failure; some fail so on the form of a body.
+UNEXPECTED_STATUS = 500
+_UNEXPECTED_STATUSES = frozenset({UNEXPECTED_STATUS})
+# These say that a request was read, its number included, and is not carried out.
+REFUSAL_STATUSES = frozenset({400, 409, 422})
+# Below 500, these alone leave open whether the server accepted the request.
+_UNKNOWN_STATUSES = frozenset({408, 410})
+# These on a poll say, with a text, that the request failed.
+_FAILED_STATUSES = frozenset({400, 422})
+# The credential is refused.
+UNAUTHENTICATED_STATUS = 401
+# Without a body it is an answer of a proxy in front of the server.
+_PROXY_STATUS = 400
+# What object stores answer to a signed URL that has expired.
+_EXPIRED_URL_STATUSES = frozenset({400, 401, 403})
+# The session is over.
+_GONE_STATUSES = frozenset({410})
+# The server does not know a session, or something that was made in it.
+LOST_STATUSES = _GONE_STATUSES | {404}
+
+
+def judge(error: BaseException) -> Verdict:
+    """The verdict on a failure; FATAL for anything that is not an APIError."""
+    if isinstance(error, APIConnectionError):
+        return Verdict.RETRY
+    if isinstance(error, APIResponseValidationError):
+        return Verdict.REPEAT
+    if not isinstance(error, APIStatusError):
+        return Verdict.FATAL
+    status = error.status_code
+    verdict = _BY_STATUS.get(status, Verdict.RETRY if status >= 500 else Verdict.FATAL)
+    if status == _PROXY_STATUS and error.body is None:
+        verdict = Verdict.REPEAT
+    wish = error.response.headers.get("x-should-retry")
+    if wish == "false" and verdict in (Verdict.RETRY, Verdict.COOL_DOWN, Verdict.REPEAT):
+        return Verdict.FATAL
+    if wish == "true" and verdict is Verdict.FATAL:
+        return Verdict.RETRY
+    return verdict
+
+
+def fate_of(error: BaseException) -> Fate:
+    """What became of the request, over all of its attempts: one that may have been accepted is not refused by a later one."""
+    if not isinstance(error, APIError):
+        return Fate.UNSEEN  # nothing was sent
+    return Fate.UNKNOWN if error.may_have_arrived else _last_fate(error)
+
+
+def _last_fate(error: APIError) -> Fate:
+    if isinstance(error, APIConnectionError):
+        return Fate.UNSEEN if error.never_connected else Fate.UNKNOWN
+    if not isinstance(error, APIStatusError):
+        return Fate.UNKNOWN
+    status = error.status_code
+    if status in REFUSAL_STATUSES:
+        return Fate.REFUSED
+    if status in ABSENT_STATUSES or (status < 500 and status not in _UNKNOWN_STATUSES):
+        return Fate.UNSEEN
+    return Fate.UNKNOWN
+
+
+def has_status(error: BaseException, statuses: frozenset[int]) -> bool:
+    """Whether a failure is an answer with one of these statuses."""
+    return isinstance(error, APIStatusError) and error.status_code in statuses
+
+
+def is_absent(error: BaseException) -> bool:
+    """Whether the server does not have an optional endpoint."""
+    return has_status(error, ABSENT_STATUSES)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the server does not know a session, or something that was made in it."""
+    return has_status(error, LOST_STATUSES)
+
+
+def is_pending(error: BaseException) -> bool:
+    """Whether a long poll came to nothing yet."""
+    return has_status(error, _PENDING_STATUSES)
+
+
+def is_failed_result(error: BaseException) -> bool:
+    """Whether a poll was told that the request failed."""
+    return has_status(error, _FAILED_STATUSES) and judge(error) is not Verdict.REPEAT
+
+
+def is_expired_url(error: BaseException) -> bool:
+    """Whether an object store refused a signed URL, probably because it has expired."""
+    return has_status(error, _EXPIRED_URL_STATUSES)
+
+
+def is_session_over(error: BaseException) -> bool:
+    """Whether the answer to a heartbeat means that no other one is wanted; 404 may be one lost record."""
+    return has_status(error, (ABSENT_STATUSES | _GONE_STATUSES) - {404})
+
+
+def is_format_refused(error: BaseException) -> bool:
+    """Whether a refusal may mean that the server does not read the form of the body."""
+    return has_status(error, UNREADABLE_STATUSES)
+
+
+def is_unexplained(error: BaseException) -> bool:
+    """Whether a server failed without a reason; some fail so on the form of a body."""
+    return has_status(error, _UNEXPECTED_STATUSES) or judge(error) is Verdict.REPEAT
+
+
+def is_about_format(error: APIStatusError) -> bool:
+    """Whether a refusal says nothing about what is in the body."""
+    return error.status_code >= UNEXPECTED_STATUS or error.status_code == _UNSUPPORTED_MEDIA_STATUS
+
+
+def is_user_fault(error: BaseException) -> bool:
+    """Whether the answer says that the request was wrong."""
+    return isinstance(error, APIStatusError) and 400 <= error.status_code < 500 and not is_pending(error)
