@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 
 from tinker._http import retry as _retry
-from tinker._http.retry import Policy, Verdict, judge
+from tinker._http.retry import Policy
+from tinker._http.statuses import Verdict, judge
 from tinker.errors import APIConnectionError, APIResponseValidationError, APITimeoutError, status_error_type
 
 PAGE = Path(__file__).resolve().parents[1] / "errors.md"
@@ -89,7 +90,7 @@ def tables() -> str:
 
 def with_tables(page: str) -> str:
     """The page with the tables as the code has them now."""
-    marks = re.compile(r"(<!-- tables of _retry\.py: .*? -->\n).*?(<!-- end of the tables -->)", re.DOTALL)
+    marks = re.compile(r"(<!-- tables of retry\.py: .*? -->\n).*?(<!-- end of the tables -->)", re.DOTALL)
     assert marks.search(page), "docs/errors.md has lost its marks"
     return marks.sub(lambda found: f"{found[1]}\n{tables()}\n\n{found[2]}", page)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tinker
-from tinker._http.engines import Purpose
+from tinker._http.messages import Purpose
 from tinker._http.retry import POLL, REST, SAMPLE, START, SUBMIT, Policy
 from tinker._http.transport import SHORTEST_PATIENCE_SECONDS
 from tinker._session.session import GOOD_BYE_SECONDS

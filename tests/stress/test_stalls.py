@@ -9,21 +9,29 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import httpx
 import pytest
 
-from tinker._http import engines as _pools
-from tinker._http.engines import AiohttpExchange, Call, ExchangeFailed, HttpxExchange, Purpose
+from tinker._http import engine_aiohttp, engine_httpx, phase
+from tinker._http.engine_aiohttp import AiohttpEngine
+from tinker._http.engine_httpx import HttpxEngine
+from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose
 
 Behave = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 SHORT = 0.2
+
+
+def give_answers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let an answer that has begun take so long."""
+    for module in (engine_aiohttp, engine_httpx, phase):
+        monkeypatch.setattr(module, "ANSWER_SECONDS", seconds)
 
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Patience of a fraction of a second, as these are real sockets."""
     monkeypatch.setattr(Purpose, "read_seconds", property(lambda _: SHORT))
-    monkeypatch.setattr(_pools, "ANSWER_SECONDS", SHORT)
-    _pools._timeout.cache_clear()
+    give_answers(monkeypatch, SHORT)
+    engine_aiohttp._timeout.cache_clear()
     yield
-    _pools._timeout.cache_clear()
+    engine_aiohttp._timeout.cache_clear()
 
 
 def exchange(behave: Behave, nbytes: int) -> None:
@@ -45,10 +53,12 @@ def exchange(behave: Behave, nbytes: int) -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1 << 16)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         body = tuple(bytes(min(1 << 20, nbytes)) for _ in range(-(-nbytes // (1 << 20))))
-        call = Call(method="POST", url=url, headers={"Content-Length": str(nbytes)}, body=body, purpose=Purpose.UPLOAD)
-        client = AiohttpExchange()
+        call = PreparedRequest(
+            method="POST", url=url, headers={"Content-Length": str(nbytes)}, body=body, purpose=Purpose.UPLOAD
+        )
+        client = AiohttpEngine()
         try:
-            await asyncio.wait_for(client(call), 60)
+            await asyncio.wait_for(client.send(call), 60)
         finally:
             over.set()
             await client.aclose()
@@ -126,7 +136,7 @@ def test_every_stall_ends(behave: Behave, says: str, nbytes: int) -> None:
 
 def test_a_body_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that says nothing more in the middle of an answer is not waited for as long as one that trickles."""
-    monkeypatch.setattr(_pools, "ANSWER_SECONDS", 60.0)
+    give_answers(monkeypatch, 60.0)
     with pytest.raises(ExchangeFailed, match=STOPPED) as caught:
         exchange(stop_in_the_body, 100)
     assert caught.value.timed_out
@@ -135,7 +145,7 @@ def test_a_body_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_waiting_for_a_connection_is_not_waiting_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind as many exchanges as there may be connections another one waits, and has its full time after that."""
     monkeypatch.setattr(Purpose, "connections", property(lambda _: 1))
-    monkeypatch.setattr(_pools, "ANSWER_SECONDS", 60.0)
+    give_answers(monkeypatch, 60.0)
     monkeypatch.setattr(Purpose, "read_seconds", property(lambda _: 2 * SHORT))
 
     async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -148,8 +158,8 @@ def test_waiting_for_a_connection_is_not_waiting_for_the_server(monkeypatch: pyt
     async def scenario() -> list[int]:
         server = await asyncio.start_server(slowly, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        client = AiohttpExchange()
-        answers = await asyncio.gather(*(client(Call(method="GET", url=url, headers={})) for _ in range(3)))
+        client = AiohttpEngine()
+        answers = await asyncio.gather(*(client.send(PreparedRequest(method="GET", url=url, headers={})) for _ in range(3)))
         await client.aclose()
         server.close()
         return [answer.status for answer in answers]
@@ -168,7 +178,7 @@ def test_a_transport_that_trickles_ends_too() -> None:
 
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Trickling()))
     with pytest.raises(ExchangeFailed) as caught:
-        asyncio.run(HttpxExchange(transport)(Call(method="GET", url="http://server/", headers={})))
+        asyncio.run(HttpxEngine(transport).send(PreparedRequest(method="GET", url="http://server/", headers={})))
     assert caught.value.timed_out
 
 
@@ -180,10 +190,10 @@ def test_answers_of_a_transport_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             while True:
                 yield bytes(100)
 
-    monkeypatch.setattr(_pools, "MAX_ANSWER_NBYTES", 1000)
+    monkeypatch.setattr(phase, "MAX_ANSWER_NBYTES", 1000)
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Endless()))
     with pytest.raises(ExchangeFailed, match="larger than"):
-        asyncio.run(HttpxExchange(transport)(Call(method="GET", url="http://server/", headers={})))
+        asyncio.run(HttpxEngine(transport).send(PreparedRequest(method="GET", url="http://server/", headers={})))
 
 
 async def refuse_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -23,12 +23,11 @@ from tinker._http.retry import (
     SAMPLE,
     START,
     SUBMIT,
+    Attempts,
     Policy,
-    Verdict,
-    judge,
     retry_after,
-    run,
 )
+from tinker._http.statuses import Verdict, judge
 
 REQUEST = httpx.Request("POST", "http://server/api/v1/x")
 
@@ -84,7 +83,7 @@ def status(code: int, body: object = "why", **headers: str) -> errors.APIStatusE
     ],
 )
 def test_verdicts(error: BaseException, verdict: Verdict) -> None:
-    """Each failure has the verdict of the table at the top of _retry.py."""
+    """Each failure has the verdict of the table at the top of statuses.py."""
     assert judge(error) is verdict
 
 
@@ -113,13 +112,15 @@ def attempt_run(failures: Iterable[errors.APIError], policy: Policy, random: flo
     """Run an attempt that fails with each of these in turn and then succeeds; the clock, and the value or the error."""
     time, left = FakeTime(), iter(failures)
 
-    async def attempt() -> str:
-        if (failure := next(left, None)) is not None:
-            raise failure
+    attempts = Attempts(policy, Observers(time.clock(random)), "x")
+
+    async def tried() -> str:
+        while (failure := next(left, None)) is not None:
+            await time.sleep(attempts.next_delay(failure))
         return "done"
 
     try:
-        return time, asyncio.run(run(policy, attempt, Observers(time.clock(random)), what="x"))
+        return time, asyncio.run(tried())
     except errors.APIError as error:
         return time, error
 

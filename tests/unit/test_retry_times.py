@@ -9,7 +9,8 @@ import pytest
 from tinker import errors
 from tinker._clock import Clock
 from tinker._http.observers import Observers
-from tinker._http.retry import PAUSE_SECONDS, READINGS, Attempts, Fate, Policy, fate_of, judge
+from tinker._http.retry import PAUSE_SECONDS, READINGS, Attempts, Policy
+from tinker._http.statuses import Fate, fate_of, judge
 
 REQUEST = httpx.Request("POST", "http://server/api/v1/x")
 POLICY = Policy(name="trying", total_seconds=100.0, base_delay=1.0, max_delay=4.0, pause_seconds_total=1000.0)
