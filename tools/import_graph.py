@@ -25,7 +25,6 @@ Arrow = tuple[str, str]
 PACKAGE = "tinker"
 FACE = "__init__"
 TYPES_ONLY: frozenset[Way] = frozenset({"types"})
-NO_WAYS: frozenset[Way] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -167,12 +166,12 @@ class Graph:
 def draw_graph(imports: Iterable[Import], rooms: Iterable[str]) -> Graph:
     """The graph of these imports among these rooms."""
     kept = tuple(sorted(set(rooms)))
-    arrows: dict[Arrow, frozenset[Way]] = {}
+    arrows: dict[Arrow, set[Way]] = {}
     for found in imports:
         start, end = found.arrow
         if start != end and start in kept and end in kept:
-            arrows[start, end] = arrows.get((start, end), NO_WAYS) | {found.way}
-    return Graph(kept, dict(sorted(arrows.items())))
+            arrows.setdefault((start, end), set()).add(found.way)
+    return Graph(kept, {arrow: frozenset(ways) for arrow, ways in sorted(arrows.items())})
 
 
 def floors(rooms: Iterable[str], arrows: Iterable[Arrow]) -> dict[str, int]:
