@@ -1,7 +1,8 @@
 """The import graph as a picture: floors are rows, rooms boxes, arrows curves. Plain SVG, the same bytes for the same graph.
 
-Everything is drawn in ``currentColor``, so that the picture has the colour of the text around it, on light and dark pages. An
-arrow that goes down is grey; one that does not go down is coloured, and dashed when only type checkers follow it.
+Everything is drawn in ``currentColor``: inside a page the picture has the colour of the text around it, as a file of its own it
+follows the reader's light or dark setting. An arrow that goes down is grey; one that does not go down is coloured, and dashed
+when only type checkers follow it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from import_graph import TYPES_ONLY, Arrow, Graph
 BOX_HEIGHT, ROW_HEIGHT, GAP, MARGIN = 24, 64, 14, 16
 CHARACTER_WIDTH = 7.2
 UPWARD = "#d1495b"
+STYLE = "svg:root{color:#24292f}@media(prefers-color-scheme:dark){svg:root{color:#d0d7de}}"  # of a file, not of the page around
 SWEEPS = 4
 
 Boxes = dict[str, tuple[float, float, float]]  # left, top, width
@@ -66,7 +68,7 @@ def _head(width: float, height: float, title: str) -> list[str]:
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" fill="none"'
         ' stroke="currentColor" font-family="ui-monospace, monospace" font-size="12">',
-        f"<title>{escape(title)}</title>",
+        f"<title>{escape(title)}</title><style>{STYLE}</style>",
     ]
 
 
