@@ -1,0 +1,95 @@
+"""The shape of the house: which way imports point, and what the client does without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from import_graph import Import, find_imports, find_modules
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = find_modules(ROOT)
+IMPORTS = find_imports(MODULES)
+
+#: Packages from the ground up; what is not there is not looked for. A room imports none of a later line.
+LAYERS = (
+    ("types",),
+    ("_wire",),
+    ("_http",),
+    ("_session",),
+    ("_training", "_sampling", "_checkpoints"),
+    tuple(sorted({module.room for module in MODULES.values() if module.room.endswith("_client")})),
+    ("lib", "proto"),
+)
+LEVELS = {room: level for level, layer in enumerate(LAYERS) for room in layer}
+
+#: What is no part of the client, and what the client asks of it nevertheless.
+APART = ("local", "testing", "cli")
+ASKED_BY_CLIENT = {
+    "tinker.local": "the server of base_url='local://' is imported by name when it is first used, and in one place"
+}
+
+
+def complain(problems: Iterable[str], advice: str) -> None:
+    """Fail with every problem on a line of its own."""
+    listed = list(dict.fromkeys(problems))  # an import of two names is one line
+    if listed:
+        pytest.fail("\n".join([advice, *listed]), pytrace=False)
+
+
+def shown(found: Import) -> str:
+    """Where an import is, and what of."""
+    return f"{found.importer.path.relative_to(ROOT)}:{found.line}: imports {found.target} ({found.way})"
+
+
+def test_there_is_something_to_look_at() -> None:
+    """A test of the structure that finds no modules would pass always."""
+    assert len(MODULES) > 100
+    assert len(IMPORTS) > 300
+    assert {"types", "_wire"} <= {module.room for module in MODULES.values()}
+
+
+def test_packages_import_downwards_only() -> None:
+    """Clients, then training, sampling and checkpoints, then the session, HTTP, the codec, and the types at the bottom."""
+    wrong = [found for found in IMPORTS if all(room in LEVELS for room in found.arrow)]
+    complain(
+        (shown(found) for found in wrong if LEVELS[found.arrow[0]] < LEVELS[found.arrow[1]] and found.way != "types"),
+        "These imports run upwards. Move what is needed to the lower package, or hand it in as an argument:",
+    )
+
+
+def test_internals_import_no_client() -> None:
+    """What a client is made of works without one."""
+    complain(
+        (
+            shown(found)
+            for found in IMPORTS
+            if found.arrow[0].startswith("_") and found.arrow[0] != "__init__"
+            if found.arrow[1].endswith("_client") and found.way != "types"
+        ),
+        "A private module must not import a client. Pass what it needs of the client as an argument:",
+    )
+
+
+def test_the_client_imports_neither_server_nor_test_kit_nor_commands() -> None:
+    """``pip install`` without extras must be enough for the client, and importing it must stay cheap."""
+    across = [found for found in IMPORTS if found.arrow[1] in APART and found.arrow[0] not in APART]
+    complain(
+        map(shown, (found for found in across if found.target not in ASKED_BY_CLIENT)),
+        "The client must not import these. Move what both need into the client; if there is no other way, say why in ASKED_BY_CLIENT:",
+    )
+    for target in ASKED_BY_CLIENT:
+        places = [shown(found) for found in across if found.target == target]
+        assert len(places) == 1, "\n".join([f"{target} must be imported in one place, and inside a function:", *places])
+        assert "(lazy)" in places[0], f"{places[0]}: must be imported inside a function"
+
+
+def test_generated_code_imports_nothing_of_the_client() -> None:
+    """The bindings can be used without the client, and so they cannot send."""
+    bindings = find_modules(ROOT / "generated", "tinker_wire")
+    both = {**MODULES, **bindings}
+    complain(
+        (shown(found) for found in find_imports(both) if found.importer.name in bindings and found.target not in bindings),
+        "tinker_wire must not import tinker. Change the templates in codegen/:",
+    )

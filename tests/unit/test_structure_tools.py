@@ -1,0 +1,126 @@
+"""The scripts that measure the structure see what is there: imports of every kind, floors, repeated names, participles."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from call_trace import Entry, follow, is_control
+from drawing import draw
+from import_graph import Graph, draw_graph, find_imports, find_modules
+from naming import is_named_by_participle, repeated_types
+from structure import body_lines
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    """A checkout with these files."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+FILES = {
+    "tinker/__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tinker.top import Top\n",
+    "tinker/top.py": "from tinker import middle\nfrom tinker._pack.inner import thing\n",
+    "tinker/middle.py": "import typing\nif typing.TYPE_CHECKING:\n    import tinker.top\nelse:\n    from ._pack import thing\n",
+    "tinker/_pack/__init__.py": "from .inner import thing\n",
+    "tinker/_pack/inner.py": "def thing():\n    from ..middle import x\n    import_module('tinker.top')\n",
+}
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Graph:
+    """The graph of FILES."""
+    modules = find_modules(write(tmp_path, FILES))
+    return draw_graph(find_imports(modules), {module.room for module in modules.values()})
+
+
+def test_an_import_is_seen_wherever_it_stands(graph: Graph) -> None:
+    """Relative ones, those of functions, for type checkers, and by name; inside a package there are none."""
+    assert graph.arrows == {
+        ("__init__", "top"): {"face"},
+        ("_pack", "middle"): {"lazy"},
+        ("_pack", "top"): {"lazy"},
+        ("middle", "_pack"): {"runtime"},
+        ("middle", "top"): {"types"},
+        ("top", "_pack"): {"runtime"},
+        ("top", "middle"): {"runtime"},
+    }
+
+
+def test_floors_follow_imports_at_run_time(graph: Graph) -> None:
+    """What is against them is upward, and a ring is one even when it is closed inside a function."""
+    assert graph.floors == {"_pack": 1, "middle": 2, "top": 3, "__init__": 4}
+    assert graph.upward == [("_pack", "middle"), ("_pack", "top"), ("middle", "top")]
+    assert graph.circles == [("_pack", "middle", "top")]
+
+
+def test_the_drawing_is_an_svg_document_that_does_not_change(graph: Graph) -> None:
+    """The same graph gives the same bytes, with a box for each room and a curve for each arrow."""
+    drawing = draw(graph, "a & b")
+    assert drawing == draw(graph, "a & b")
+    tags = [element.tag.rpartition("}")[2] for element in ElementTree.fromstring(drawing).iter()]
+    assert (tags.count("rect"), tags.count("path")) == (4, 7)
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("def opened(): ...", True),
+        ("async def _handed_over(): ...", True),
+        ("def source_taken() -> str: ...", True),
+        ("def open(): ...", False),
+        ("def read_seed(): ...", False),
+        ("def check_accepted(): ...", False),
+        ("def cancelled() -> bool: ...", False),
+        ("@property\ndef created(self) -> str: ...", False),
+        ("@functools.cached_property\ndef shown(self): ...", False),
+        ("def __init_subclassed__(self): ...", False),
+    ],
+)
+def test_participles_are_told_from_verbs(source: str, named: bool) -> None:
+    """Properties and predicates may be participles; what does something is a verb."""
+    (function,) = ast.parse(source).body
+    assert isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+    assert is_named_by_participle(function) is named
+
+
+def test_a_type_name_counts_once_for_each_file(tmp_path: Path) -> None:
+    """Classes and aliases, with an underscore or without; not constants, and not what is inside a function."""
+    write(
+        tmp_path,
+        {
+            "a.py": "class Answer: ...\nclass Row: ...\nLIMITS = A | B\nSource = dict[str, int]\n",
+            "b.py": "try:\n    class _Answer: ...\nexcept ImportError:\n    class _Answer: ...\nLIMITS = A | B\n",
+            "c.py": "Source: TypeAlias = int\ndef f():\n    class Row: ...\n",
+        },
+    )
+    repeated = repeated_types(sorted(tmp_path.glob("*.py")))
+    assert {name: [place.path.name for place in places] for name, places in repeated.items()} == {
+        "Answer": ["a.py", "b.py"],
+        "Source": ["a.py", "c.py"],
+    }
+
+
+def test_a_route_counts_moves_and_returns(tmp_path: Path) -> None:
+    """Three files, four moves, two of them back; the types, accessors and properties are not opened by a reader."""
+    route = follow([Entry(name, "f", 1, False) for name in ("a", "b", "b", "a", "c", "a")])
+    assert (route.calls, route.files, route.moves, route.returns) == (6, 3, 4, 2)
+    source = "class A:\n    @property\n    def p(self):\n        return g()\n\ndef accessor():\n    return g\n\ndef f():\n    return g()\n"
+    root = write(tmp_path, {"tinker/a.py": source, "tinker/types/a.py": source})
+    assert is_control(Entry("tinker/a.py", "f", 9, False), root)
+    assert not is_control(Entry("tinker/a.py", "p", 2, False), root)
+    assert not is_control(Entry("tinker/a.py", "accessor", 6, False), root)
+    assert not is_control(Entry("tinker/types/a.py", "f", 9, False), root)
+    assert not is_control(Entry("<attrs generated>", "__init__", 1, False), root)
+
+
+def test_docstring_and_decorators_are_no_part_of_a_length() -> None:
+    """So documentation is never shortened for a figure."""
+    (function,) = ast.parse('@cache\ndef f():\n    """One.\n\n    Two.\n    """\n    a = 1\n    return a\n').body
+    assert isinstance(function, ast.FunctionDef)
+    assert body_lines(function) == 3

@@ -1,0 +1,255 @@
+"""Follow one real operation from the user's call until its bytes go to aiohttp, and say through which files it went.
+
+As a script (``python tools/call_trace.py ROOT``) it imports the ``tinker`` of ROOT, starts a toy server on a port, makes each
+operation of OPERATIONS twice to warm up and then a few times with a profile function in every thread, and prints what it saw as
+JSON: every call of a Python function in ``tinker/`` and ``generated/``, in order. Of these times the one with the fewest calls
+is taken, because a heartbeat or a poll may come in between.
+
+As a module it counts. All of these count *entries*; a coroutine that goes on after a wait is not entered again. A *move* is an
+entry into another file than that of the entry before it; a *return* is a move to a file that was left before.
+
+*Control only* leaves out what a reader of the path would not open:
+
+- the value types (``tinker/types/``), the codec (``tinker/_wire/``), generated code, and everything outside ``tinker/``, as the
+  methods that attrs and msgspec write;
+- the server and its wire, which run in the same process (``tinker/local/``, ``tinker/testing/``);
+- comprehensions, generator expressions and lambdas;
+- properties, and functions that only return a name, an attribute or a constant;
+- special methods but for ``__init__``, ``__call__`` and those of ``with``.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+#: The method, and the end of the path that its request is posted to.
+OPERATIONS = {"forward_backward": "/forward_backward", "sample": "/asample"}
+TIMES = 5
+WAIT_SECONDS = 60.0
+NOT_CONTROL = ("types", "_wire", "local", "testing", "cli")
+SPECIAL_CONTROL = frozenset({"__init__", "__call__", "__enter__", "__exit__", "__aenter__", "__aexit__"})
+_COROUTINE_FLAGS = 0x80 | 0x200  # coroutines and asynchronous generators
+
+
+class Entry(NamedTuple):
+    """One call: the file relative to the root, the function's name and first line, whether a coroutine went on."""
+
+    path: str
+    name: str
+    line: int
+    resumed: bool
+
+
+class Trace(NamedTuple):
+    """The calls until the socket, and how many coroutines of ``tinker`` waited above it."""
+
+    entries: list[Entry]
+    awaits: int
+
+
+@dataclass(frozen=True)
+class Route:
+    """The files of some entries, in order, without repetition of the same file."""
+
+    calls: int
+    chain: list[str]
+
+    @property
+    def files(self) -> int:
+        return len(set(self.chain))
+
+    @property
+    def moves(self) -> int:
+        return max(0, len(self.chain) - 1)
+
+    @property
+    def returns(self) -> int:
+        return len(self.chain) - self.files
+
+
+def trace(root: Path) -> dict[str, Trace]:
+    """The trace of each operation, made in a process of its own."""
+    script = [sys.executable, str(Path(__file__).resolve()), str(root)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=10 * WAIT_SECONDS)
+    if done.returncode:
+        raise RuntimeError(f"the operations could not be traced in {root}:\n{done.stderr}")
+    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {name: Trace([Entry(*entry) for entry in entries], awaits) for name, (entries, awaits) in seen.items()}
+
+
+def follow(entries: list[Entry]) -> Route:
+    """The path of these entries."""
+    chain: list[str] = []
+    for entry in entries:
+        if not chain or chain[-1] != entry.path:
+            chain.append(entry.path)
+    return Route(len(entries), chain)
+
+
+def follow_all(found: Trace) -> Route:
+    """The path of everything that was called."""
+    return follow([entry for entry in found.entries if not entry.resumed])
+
+
+def follow_control(found: Trace, root: Path) -> Route:
+    """The path of what a reader opens."""
+    return follow([entry for entry in found.entries if not entry.resumed and is_control(entry, root)])
+
+
+def is_control(entry: Entry, root: Path) -> bool:
+    """Whether a reader of the path opens this function."""
+    words = Path(entry.path).parts
+    if words[0] != "tinker" or words[1] in NOT_CONTROL or entry.name.startswith("<"):
+        return False
+    if entry.name.startswith("__") and entry.name not in SPECIAL_CONTROL:
+        return False
+    return (entry.name, entry.line) not in trivial_functions(root / entry.path)
+
+
+@cache
+def trivial_functions(path: Path) -> frozenset[tuple[str, int]]:
+    """Properties and accessors of a file, by name and first line."""
+    found = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef))
+    return frozenset((node.name, _first_line(node)) for node in found if _is_trivial(node))
+
+
+def _is_trivial(node: ast.FunctionDef) -> bool:
+    if any(ast.unparse(decorator).endswith("property") for decorator in node.decorator_list):
+        return True
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    returned = body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
+    return isinstance(returned, (ast.Name, ast.Attribute, ast.Constant))
+
+
+def _first_line(node: ast.FunctionDef) -> int:
+    """Where the code object says that it begins: at the first decorator."""
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+
+
+class _Recorder:
+    """The profile function. It records between :meth:`start` and the moment when aiohttp is asked for the path."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = f"{root}{os.sep}"
+        self._suffix: str | None = None
+        self._seen: set[FrameType] = set()
+        self._entries: list[Entry] = []
+        self._awaits = 0
+        self.reached = threading.Event()
+
+    def start(self, suffix: str) -> None:
+        self._entries, self._seen, self._awaits = [], set(), 0
+        self.reached.clear()
+        self._suffix = suffix
+
+    def see(self, frame: FrameType, event: str, _: object) -> None:
+        path = frame.f_code.co_filename
+        if self._suffix is None or event != "call" or not self._is_ours(path):
+            return
+        code = frame.f_code
+        resumed = frame in self._seen
+        self._seen.add(frame)
+        self._entries.append(Entry(path.removeprefix(self._root), code.co_name, code.co_firstlineno, resumed))
+
+    def reach(self, url: str, frame: FrameType | None) -> None:
+        """aiohttp is asked for a URL; ``frame`` asks it."""
+        if self._suffix is None or not url.partition("?")[0].endswith(self._suffix):
+            return
+        self._suffix = None
+        self._awaits = sum(1 for path, flags in _stack(frame) if self._is_ours(path) and flags & _COROUTINE_FLAGS)
+        self.reached.set()
+
+    def take(self) -> Trace:
+        return Trace(self._entries, self._awaits)
+
+    def _is_ours(self, path: str) -> bool:
+        """In the client, or made for it: the server runs in this process, too."""
+        inside = path.removeprefix(self._root)
+        if "tinker_wire" in path:
+            return True
+        return inside != path and inside.startswith("tinker" + os.sep) and inside.split(os.sep)[1] not in ("local", "testing")
+
+
+def _stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_code.co_flags
+        frame = frame.f_back
+
+
+def _listen_to_aiohttp(recorder: _Recorder) -> None:
+    import aiohttp
+
+    session: Any = aiohttp.ClientSession
+    request: Callable[..., Any] = session._request
+
+    def _request(self: object, method: str, url: object, **options: object) -> object:
+        recorder.reach(str(url), inspect.currentframe())
+        return request(self, method, url, **options)
+
+    session._request = _request
+
+
+def _operations(url: str) -> dict[str, Callable[[], Any]]:
+    """Each operation as one call; the creation of its client is over."""
+    import numpy as np
+
+    import tinker
+
+    client: Any = tinker.ServiceClient(base_url=url, api_key="tml-trace")
+    trainer = client.create_lora_training_client("tinker/toy")
+    sampler = client.create_sampling_client(base_model="tinker/toy")
+    prompt = tinker.types.ModelInput.from_ints([1, 2, 3])
+    inputs: Any = {"target_tokens": np.array([2, 3, 4]), "weights": np.ones(3, np.float32)}
+    data = [tinker.types.Datum(model_input=prompt, loss_fn_inputs=inputs)]
+    params = tinker.types.SamplingParams(max_tokens=4)
+    return {
+        "forward_backward": lambda: trainer.forward_backward(data, "cross_entropy"),
+        "sample": lambda: sampler.sample(prompt, 1, params),
+    }
+
+
+def _record(recorder: _Recorder, suffix: str, operation: Callable[[], Any]) -> Trace:
+    recorder.start(suffix)
+    future = operation()
+    if not recorder.reached.wait(WAIT_SECONDS):
+        raise RuntimeError(f"no request to …{suffix} came to aiohttp within {WAIT_SECONDS:g} s")
+    future.result(timeout=WAIT_SECONDS)
+    return recorder.take()
+
+
+def _record_all(root: Path) -> dict[str, Trace]:
+    sys.path[:0] = [str(root), str(root / "generated")]
+    recorder = _Recorder(root)
+    threading.setprofile(recorder.see)  # before the client makes its thread
+    sys.setprofile(recorder.see)
+    import tinker
+    from tinker.testing import toy_server
+
+    if not Path(tinker.__file__).is_relative_to(root):
+        raise RuntimeError(f"tinker was imported from {tinker.__file__}, not from {root}")
+    _listen_to_aiohttp(recorder)
+    found: dict[str, Trace] = {}
+    with toy_server() as server, server.on_port() as url:
+        for name, operation in _operations(url).items():
+            for _ in range(2):
+                operation().result(timeout=WAIT_SECONDS)
+            runs = [_record(recorder, OPERATIONS[name], operation) for _ in range(TIMES)]
+            found[name] = min(runs, key=lambda run: len(run.entries))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(_record_all(Path(sys.argv[1]).resolve())), flush=True)
+    os._exit(0)  # nothing here needs a tidy end
