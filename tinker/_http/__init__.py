@@ -6,7 +6,7 @@ from tinker._http.auth import Auth, Credential, Source, find_command, find_sourc
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
 from tinker._http.engines import Answer, Call, ExchangeFailed, Purpose, open_exchange, open_files
 from tinker._http.limits import DISPATCH_SLOTS, THROTTLED_SLOTS, Budget, Limits, shared_cool_down
-from tinker._http.observers import Observers, tracked
+from tinker._http.observers import Observers
 from tinker._http.retry import (
     ABSENT_STATUSES,
     ARCHIVE,
@@ -93,5 +93,4 @@ __all__ = [
     "shared_cool_down",
     "status_error",
     "store_default",
-    "tracked",
 ]
