@@ -288,7 +288,7 @@ async def take_over(future: APIFuture[T]) -> T:
     return future.result(0)
 
 
-def _call_back(fn: Callable[[Any], object], future: APIFuture[Any]) -> None:
+def _call_back(fn: Callable[[Any], object], future: Any) -> None:
     if failure_of(future) is not None:
         future.receipt.mark_received()
     try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from tinker.futures import APIFuture, start
+from tinker.errors import copy_error
+from tinker.futures import APIFuture, failure_of, start
 from tinker.observing import QueueObserver, Timings
 
 if TYPE_CHECKING:
@@ -37,7 +38,16 @@ class ReadyClient:
 
     def future(self) -> APIFuture[Self]:
         """A future whose result is the client; for ``concurrent.futures.wait`` and code that asks for one."""
-        return start(APIFuture(self._ready.operation), self.coroutine)
+        future: APIFuture[Self] = APIFuture(self._ready.operation)
+        future.receipt = self._ready.receipt  # whoever receives the error of the one has received that of the other
+        return start(future, self._follow)
+
+    async def _follow(self) -> Self:
+        await self._ready.wait()
+        if (error := failure_of(self._ready)) is not None:
+            raise copy_error(error)
+        self._ready.result(0)
+        return self
 
     def done(self) -> bool:
         """Whether the creation has ended, in whatever way."""

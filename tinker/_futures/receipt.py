@@ -21,7 +21,8 @@ class Receipt:
 
     def expect(self, operation: str, error: BaseException) -> None:
         """Log ``error`` in the end, unless it is received or passed on by then."""
-        self._unseen = _Unseen(operation, error)
+        if self._unseen is None:
+            self._unseen = _Unseen(operation, error)
 
     def add_action(self, action: Callable[[], object]) -> None:
         """Have ``action()`` called when the user receives the error; add it before the future is settled."""
