@@ -16,6 +16,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from tinker._clock import Clock
@@ -52,12 +53,17 @@ class LoopThread:
             loop.call_soon_threadsafe(self._drain)
         self._woken_for = drains
 
-    def task(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
-        """A task owned by this thread; call only on the loop. Who made it looks at its outcome; see :meth:`background`."""
+    def task(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        name: str | None = None,
+        settle: Callable[[asyncio.Task[T]], object] | None = None,
+    ) -> asyncio.Task[T]:
+        """A task owned by this thread, whose outcome goes to ``settle``; call only on the loop. See :meth:`background`, too."""
         assert self._loop is not None
         task = self._loop.create_task(coroutine, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._retire)
+        task.add_done_callback(self._retire if settle is None else partial(self._settle, settle))
         return task
 
     def background(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -77,6 +83,10 @@ class LoopThread:
         if self._beside is None:
             self._beside = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="tinker-user")
         return await asyncio.get_running_loop().run_in_executor(self._beside, _contained, function)
+
+    def _settle(self, settle: Callable[[asyncio.Task[T]], object], task: asyncio.Task[T]) -> None:
+        self._tasks.discard(task)
+        settle(task)
 
     def _retire(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -1,10 +1,14 @@
-"""The collaborators of one service client, wired into one frozen value. It has no methods: what to do is in the clients."""
+"""The collaborators of one service client, wired into one frozen value, and the one way an operation of a client starts.
+
+The value has no methods: what to do is in the clients.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import attrs
 
@@ -13,10 +17,14 @@ from tinker._config import Config
 from tinker._http import Auth, Observers, Transport, find_source, open_engine
 from tinker._loop import LoopThread, loop_thread
 from tinker._session import Description, Server, Session, Telemetry, shut_down
-from tinker.observing import Observer
+from tinker.futures import APIFuture, failure_of, on_done, start
+from tinker.observing import FutureSettled, Observer
 
 if TYPE_CHECKING:
     import httpx
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 @attrs.frozen(eq=False)
@@ -57,6 +65,46 @@ def open_runtime(
     runtime = Runtime(config, time, thread, exchanges, server, session, telemetry)
     weakref.finalize(runtime, _abandon, thread, exchanges, server, session).atexit = False
     return runtime
+
+
+def run(
+    runtime: Runtime,
+    operation: str,
+    function: Callable[[APIFuture[T], *Ts], Coroutine[Any, Any, T]],
+    *args: *Ts,
+    parent: APIFuture[Any] | None = None,
+) -> APIFuture[T]:
+    """Start an operation: run the coroutine ``function(future, *args)`` on the loop thread, and return that future at once.
+
+    Operations start in the order of the calls. The observers of the runtime hear of the outcome, and those that observe the
+    queue of ``parent``, the creation of a client, hear of this request's too.
+
+    Raises RuntimeError in a child made by ``fork``, where the runtime's thread does not run.
+    """
+    if not is_of_this_process(runtime):
+        raise RuntimeError(f"{operation}: this client belongs to another process, the parent of this one")
+    future: APIFuture[T] = APIFuture(operation)
+    future.progress.queued = runtime.clock.monotonic()
+    if parent is not None:
+        future.progress.observers = parent.progress.observers
+    if observers := runtime.transport.observers:
+        on_done(future, partial(_tell_outcome, observers, future))
+    return start(future, function, future, *args)
+
+
+def _tell_outcome(observers: Observers, future: APIFuture[Any], _: object) -> None:
+    queued = future.progress.queued
+    assert queued is not None
+    observers.tell(
+        FutureSettled(
+            operation=future.operation,
+            request_id=future.request_id,
+            seconds=observers.clock.monotonic() - queued,
+            timings=future.timings,
+            error=failure_of(future),
+            cancelled=future.cancelled(),
+        )
+    )
 
 
 def is_of_this_process(runtime: Runtime) -> bool:

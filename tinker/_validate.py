@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from tinker.types.model_input import ModelInput
 from tinker.types.params import AdamParams, DimuonParams, SamplingParams
 from tinker.types.paths import SCHEME
 from tinker.types.tensor_data import TensorData, dimensions
+
+if TYPE_CHECKING:
+    from tinker._sampling import SampleOptions
 
 _POLICY_INPUTS = frozenset(
     {
@@ -94,47 +98,37 @@ def check_optim_params(params: AdamParams | DimuonParams) -> None:
             raise ValueError(f"{type(params).__name__}.{name} must be finite, got {getattr(params, name)}")
 
 
-def check_sample(
-    prompt: ModelInput,
-    num_samples: int,
-    sampling_params: SamplingParams,
-    *,
-    include_prompt_logprobs: bool,
-    topk_prompt_logprobs: int,
-    topk_sample_logprobs: int,
-    target_prompt_logprobs: TensorData | None,
-    prompt_alt_tokens_k: int,
-    prompt_logprobs_last_n: int | None,
-) -> None:
+def check_sample(prompt: ModelInput, options: SampleOptions) -> None:
     """ValueError or TypeError for arguments of ``sample`` that no server can answer."""
     if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"prompt must be a ModelInput, got {type(prompt).__name__}")
-    _check_integer("num_samples", num_samples)
-    if not isinstance(sampling_params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"sampling_params must be a SamplingParams, got {type(sampling_params).__name__}")
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-    counts = {
-        "topk_prompt_logprobs": topk_prompt_logprobs,
-        "topk_sample_logprobs": topk_sample_logprobs,
-        "prompt_alt_tokens_k": prompt_alt_tokens_k,
-    }
-    for name, count in counts.items():
+    params = options.sampling_params
+    _check_integer("num_samples", options.num_samples)
+    if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
+    if options.num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {options.num_samples}")
+    for name in options.COUNTS:
+        count = getattr(options, name)
         _check_integer(name, count)
         if count < 0:
             raise ValueError(f"{name} must not be negative, got {count}")
-    if prompt_logprobs_last_n is not None:
-        if not include_prompt_logprobs:
-            raise ValueError("prompt_logprobs_last_n needs include_prompt_logprobs=True")
-        _check_integer("prompt_logprobs_last_n", prompt_logprobs_last_n)
-        if prompt_logprobs_last_n < 1:
-            raise ValueError(f"prompt_logprobs_last_n must be at least 1, got {prompt_logprobs_last_n}")
-    if target_prompt_logprobs is not None:
-        _check_targets(prompt, target_prompt_logprobs)
+    if options.prompt_logprobs_last_n is not None:
+        _check_last_n(options.prompt_logprobs_last_n, options.include_prompt_logprobs)
+    if options.target_prompt_logprobs is not None:
+        _check_targets(prompt, options.target_prompt_logprobs)
+
+
+def _check_last_n(last_n: int, include_prompt_logprobs: bool) -> None:
+    if not include_prompt_logprobs:
+        raise ValueError("prompt_logprobs_last_n needs include_prompt_logprobs=True")
+    _check_integer("prompt_logprobs_last_n", last_n)
+    if last_n < 1:
+        raise ValueError(f"prompt_logprobs_last_n must be at least 1, got {last_n}")
 
 
 def _check_integer(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
 
 

@@ -27,14 +27,14 @@ from tinker._checkpoints import Source, Watch, fetch
 from tinker._checkpoints import archives as _archives
 from tinker._checkpoints import hub as _hub
 from tinker._http import is_absent, is_lost, open_files
+from tinker._runtime import Runtime, run
 from tinker._validate import MIN_TTL_SECONDS
 from tinker.errors import APIError, APIStatusError, TinkerError
-from tinker.futures import APIFuture, start
+from tinker.futures import APIFuture
 from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
 
 if TYPE_CHECKING:
     from tinker._clock import Clock
-    from tinker._runtime import Runtime
     from tinker.rest_client import RestClient
     from tinker.service_client import ServiceClient
 
@@ -137,11 +137,11 @@ def download(
         raise FileExistsError(f"Target directory already exists: {place}")
     if service is not None and (base_url is not None or api_key is not None):
         raise ValueError("base_url and api_key are those of the service client; give neither")
-    future: APIFuture[Download] = APIFuture("download")
-    run = partial(_run, path, place, form, overwrite, progress or _unwatched)
+    job = _Job(path, place, form, overwrite, progress or _unwatched)
     if service is not None:
-        return start(future, partial(run, service))
-    return start(future, partial(_run_alone, run, base_url, api_key))
+        return run(_runtime_of(service), "download", job.run, service)
+    own = _open_service(base_url, api_key)
+    return run(_runtime_of(own), "download", job.run_and_close, own)
 
 
 def push_to_hub(
@@ -210,33 +210,42 @@ def _unwatched(_: Progress) -> None:
 # How a checkpoint becomes files. Everything below runs on the loop, with the disk in other threads.
 
 
-async def _run_alone(
-    run: Callable[[ServiceClient], Coroutine[Any, Any, Download]], base_url: str | None, api_key: str | None
-) -> Download:
-    """With a service client that lives as long as this."""
+def _open_service(base_url: str | None, api_key: str | None) -> ServiceClient:
     from tinker.service_client import ServiceClient
 
-    async with ServiceClient(base_url=base_url, api_key=api_key) as service:
-        return await run(service)
+    return ServiceClient(base_url=base_url, api_key=api_key)
 
 
-async def _run(
-    path: ParsedCheckpointTinkerPath,
-    place: Path,
-    form: Form,
-    overwrite: bool,
-    progress: Callable[[Progress], None],
-    service: ServiceClient,
-) -> Download:
-    rest = service.create_rest_client()
-    fetching = _Fetching(service._runtime(), rest, place, progress)  # pyright: ignore[reportPrivateUsage]
-    if path.checkpoint_type == "external":
-        await fetching.files_of(path.tinker_path)
-    elif form == "archive" or path.checkpoint_type == "sampler":
-        await fetching.archive_of(path.tinker_path)
-    else:
-        await _export(fetching, service, rest, path.tinker_path, may_be_archive=form == "auto")
-    return await asyncio.to_thread(fetching.put_in_place, path.tinker_path, overwrite)
+def _runtime_of(service: ServiceClient) -> Runtime:
+    return service._runtime()  # pyright: ignore[reportPrivateUsage]
+
+
+@attrs.frozen
+class _Job:
+    """One download, checked."""
+
+    path: ParsedCheckpointTinkerPath
+    place: Path
+    form: Form
+    overwrite: bool
+    progress: Callable[[Progress], None]
+
+    async def run_and_close(self, future: APIFuture[Download], service: ServiceClient) -> Download:
+        """Run with a service client that lives as long as this."""
+        async with service:
+            return await self.run(future, service)
+
+    async def run(self, _: APIFuture[Download], service: ServiceClient) -> Download:
+        """Make the files, fetch them, and put them in place."""
+        rest, tinker_path = service.create_rest_client(), self.path.tinker_path
+        fetching = _Fetching(_runtime_of(service), rest, self.place, self.progress)
+        if self.path.checkpoint_type == "external":
+            await fetching.files_of(tinker_path)
+        elif self.form == "archive" or self.path.checkpoint_type == "sampler":
+            await fetching.archive_of(tinker_path)
+        else:
+            await _export(fetching, service, rest, tinker_path, may_be_archive=self.form == "auto")
+        return await asyncio.to_thread(fetching.put_in_place, tinker_path, self.overwrite)
 
 
 async def _export(

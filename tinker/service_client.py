@@ -6,27 +6,25 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from tinker_wire import models
 from tinker_wire.api import service as service_api
-from tinker_wire.api import training as training_api
-from tinker_wire.api import weights as weights_api
 
 from tinker._clock import Clock
 from tinker._config import settings as _config
-from tinker._http import SUBMIT, is_format_refused, tracked
-from tinker._runtime import Runtime, is_of_this_process, open_runtime
-from tinker._session import Description, Started, json_only
-from tinker._training import LOADED, Numbers, create_handle, create_then_load, trace
+from tinker._http import SUBMIT
+from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
+from tinker._session import Description
+from tinker._training import NewModel, SavedModel, TrainingRun, create_handle, trace
 from tinker._validate import check_model_path
 from tinker.custom_loss import LossHandle, PerDatumLossFn
-from tinker.errors import APIStatusError, ClientClosedError
-from tinker.futures import APIFuture, completed, start
+from tinker.errors import ClientClosedError
+from tinker.futures import APIFuture, completed
 from tinker.observing import Observer
 from tinker.rest_client import RestClient
-from tinker.sampling_client import SamplingClient, open_sampler
-from tinker.training_client import Create, TrainingClient
+from tinker.sampling_client import SamplingClient, open_sampling_client
+from tinker.training_client import TrainingClient
 from tinker.types import console
 from tinker.types.params import LoraConfig, OptimizerConfig
 
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 
     from tinker._session import Telemetry
     from tinker.lib.retry_handler import RetryConfig
-
-T = TypeVar("T")
 
 
 class ServiceClient:
@@ -128,21 +124,8 @@ class ServiceClient:
         if not (train_mlp or train_attn or train_unembed):
             raise ValueError("At least one of train_mlp, train_attn, or train_unembed must be True")
         lora = LoraConfig(rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn)
-        runtime = self._runtime()
-
-        async def create(client: TrainingClient, started: Started, numbers: Numbers) -> str:
-            body = models.CreateModelRequest(
-                session_id=started.session_id,
-                model_seq_id=next(runtime.session.model_numbers),
-                base_model=base_model,
-                user_metadata=_plain(user_metadata),
-                lora_config=lora,
-                optimizer_config=optimizer or models.AdamOptimizerConfig(),
-            )
-            expected = json_only("CreateModel", models.CreateModelResponse)
-            return (await started.submit(training_api.create_model(body), expected, client)).model_id
-
-        return TrainingClient(runtime, "create_lora_training_client", create)
+        model = NewModel(base_model=base_model, lora=lora, optimizer=optimizer, user_metadata=_plain(user_metadata))
+        return TrainingClient(TrainingRun(self._runtime(), "create_lora_training_client", model))
 
     def create_training_client_from_state(
         self,
@@ -153,8 +136,8 @@ class ServiceClient:
         optimizer: OptimizerConfig | None = None,
     ) -> TrainingClient:
         """A new training run that starts from the weights saved at ``path``, with a fresh optimizer."""
-        load = self._load(path, base_model, user_metadata, weights_access_token, optimizer, with_optimizer=False)
-        return TrainingClient(self._runtime(), "create_training_client_from_state", load)
+        model = _saved_model(path, base_model, user_metadata, weights_access_token, optimizer, with_optimizer=False)
+        return TrainingClient(TrainingRun(self._runtime(), "create_training_client_from_state", model))
 
     def create_training_client_from_state_with_optimizer(
         self,
@@ -164,46 +147,8 @@ class ServiceClient:
         weights_access_token: str | None = None,
     ) -> TrainingClient:
         """A new training run that continues from the weights and the optimizer state saved at ``path``."""
-        load = self._load(path, base_model, user_metadata, weights_access_token, None, with_optimizer=True)
-        return TrainingClient(self._runtime(), "create_training_client_from_state_with_optimizer", load)
-
-    def _load(
-        self,
-        path: str,
-        base_model: str | None,
-        user_metadata: Mapping[str, object] | None,
-        weights_access_token: str | None,
-        optimizer: OptimizerConfig | None,
-        *,
-        with_optimizer: bool,
-    ) -> Create:
-        check_model_path(path)
-        if isinstance(base_model, Mapping):  # 0.4 to 0.7 had ``user_metadata`` in this place
-            base_model, user_metadata = None, cast("Mapping[str, object]", base_model)
-        runtime = self._runtime()
-
-        async def create(client: TrainingClient, started: Started, numbers: Numbers) -> str:
-            number = next(runtime.session.model_numbers)
-            body = models.LoadWeightsRequest(
-                session_id=started.session_id,
-                model_seq_id=number,
-                base_model=base_model,
-                user_metadata=_plain(user_metadata),
-                path=path,
-                optimizer=with_optimizer,
-                optimizer_config=optimizer,
-                weights_access_token=weights_access_token,
-            )
-            try:
-                submission = await runtime.transport.send(weights_api.load_weights(body), SUBMIT)
-            except APIStatusError as error:
-                if not is_format_refused(error):
-                    raise
-                return await create_then_load(runtime, client, started, numbers, body)
-            loaded = await started.poller.wait(submission, LOADED, client)
-            return loaded.model_id or f"{started.session_id}:train:{number}"
-
-        return create
+        model = _saved_model(path, base_model, user_metadata, weights_access_token, None, with_optimizer=True)
+        return TrainingClient(TrainingRun(self._runtime(), "create_training_client_from_state_with_optimizer", model))
 
     # ------------------------------------------------------------------------------------------------------------- sampling
 
@@ -224,7 +169,13 @@ class ServiceClient:
         if model_path is not None:
             check_model_path(model_path)
             base_model = None
-        return open_sampler(self._runtime(), base_model, model_path, retry_config, record_stability_info)
+        return open_sampling_client(
+            self._runtime(),
+            base_model=base_model,
+            model_path=model_path,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+        )
 
     # -------------------------------------------------------------------------------------------------------------- service
 
@@ -234,12 +185,7 @@ class ServiceClient:
 
     def _capabilities(self) -> APIFuture[models.GetServerCapabilitiesResponse]:
         runtime = self._runtime()
-
-        async def asked() -> models.GetServerCapabilitiesResponse:
-            await runtime.server.facts()  # how the credential travels
-            return (await runtime.transport.send(service_api.get_server_capabilities(), SUBMIT)).value
-
-        return start(self._future("get_server_capabilities"), asked)
+        return run(runtime, "get_server_capabilities", _get_server_capabilities, runtime)
 
     def create_custom_loss(self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> APIFuture[LossHandle]:
         """Trace a loss per datum, so that a server that can computes it; for ``TrainingClient.forward_backward_custom``.
@@ -263,8 +209,7 @@ class ServiceClient:
         """
         traced = trace(fn, input_ranks)
         runtime = self._runtime()
-        future: APIFuture[LossHandle] = self._future("create_custom_loss")
-        return start(future, lambda: create_handle(runtime, traced, future))
+        return run(runtime, "create_custom_loss", create_handle, runtime, traced)
 
     def create_rest_client(self) -> RestClient:
         """A client for what the server keeps, on the same connections and credential."""
@@ -288,11 +233,9 @@ class ServiceClient:
     def close(self, status: models.ClientSessionFinishReasonType = "success", detail: str | None = None) -> APIFuture[None]:
         """End the session and say how it went. Requests made later fail. Closing again does nothing."""
         already, self._closed = self._closed, True
-        if already or self._opened is None:
+        if already or self._opened is None or not is_of_this_process(self._opened):
             return completed(None, "close")
-        session = self._opened.session
-        future: APIFuture[None] = APIFuture("close")
-        return start(future, lambda: session.close(status, detail))
+        return run(self._opened, "close", _close, self._opened, status, detail)
 
     def __enter__(self) -> Self:
         if self._closed:
@@ -324,9 +267,6 @@ class ServiceClient:
                     observers=self._observers,
                 )
             return self._opened
-
-    def _future(self, operation: str) -> APIFuture[Any]:
-        return tracked(APIFuture[Any](operation), self._runtime().transport.observers)
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
@@ -382,6 +322,41 @@ class ServiceClient:
     async def get_server_capabilities_async(self) -> models.GetServerCapabilitiesResponse:
         """:meth:`get_server_capabilities` without blocking."""
         return await self._capabilities()
+
+
+async def _get_server_capabilities(
+    _: APIFuture[models.GetServerCapabilitiesResponse], runtime: Runtime
+) -> models.GetServerCapabilitiesResponse:
+    await runtime.server.facts()  # how the credential travels
+    return (await runtime.transport.send(service_api.get_server_capabilities(), SUBMIT)).value
+
+
+async def _close(
+    _: APIFuture[None], runtime: Runtime, status: models.ClientSessionFinishReasonType, detail: str | None
+) -> None:
+    await runtime.session.close(status, detail)
+
+
+def _saved_model(
+    path: str,
+    base_model: str | None,
+    user_metadata: Mapping[str, object] | None,
+    weights_access_token: str | None,
+    optimizer: OptimizerConfig | None,
+    *,
+    with_optimizer: bool,
+) -> SavedModel:
+    check_model_path(path)
+    if isinstance(base_model, Mapping):  # 0.4 to 0.7 had ``user_metadata`` in this place
+        base_model, user_metadata = None, cast("Mapping[str, object]", base_model)
+    return SavedModel(
+        path=path,
+        base_model=base_model,
+        user_metadata=_plain(user_metadata),
+        weights_access_token=weights_access_token,
+        optimizer=optimizer,
+        with_optimizer=with_optimizer,
+    )
 
 
 def _plain(metadata: Mapping[str, object] | None) -> dict[str, object] | None:

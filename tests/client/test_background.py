@@ -96,7 +96,7 @@ def test_samples_that_nobody_waits_for_are_forgotten(connect: Connect, wire: Any
     sampler = shared_poller(connect, wire)
     kept = sampler.sample(PROMPT, 1, PARAMS)
     kept.result(10)
-    completions = sampler._completions
+    completions = sampler._sampler.completions
     assert completions is not None
     unknown = [{"state": "finished", "request_id": f"given up {i}", "response_payload_uncompressed_size": 1} for i in range(50)]
     for done in range(2):
@@ -108,7 +108,7 @@ def test_samples_that_nobody_waits_for_are_forgotten(connect: Connect, wire: Any
 def test_a_sample_that_is_done_before_its_submission_is_answered(connect: Connect, wire: Any) -> None:
     """Its completion is kept until it is asked for, also while other submissions end."""
     sampler = shared_poller(connect, wire)
-    completions = sampler._completions
+    completions = sampler._sampler.completions
     assert completions is not None
     told: list[object] = []
 
@@ -121,7 +121,7 @@ def test_a_sample_that_is_done_before_its_submission_is_answered(connect: Connec
         told.append(dict(completions._early))
 
     done = threading.Event()
-    thread = sampler._runtime.thread
+    thread = sampler._sampler.runtime.thread
     thread.call(lambda: thread.task(scenario()).add_done_callback(lambda _: done.set()))
     assert done.wait(10)
     assert told == [{"early": (7, 2)}, 7, {}]

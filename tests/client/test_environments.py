@@ -99,7 +99,7 @@ def test_workers_get_functions_with_samplers_in_them(live: tinker.ServiceClient,
     worker = (
         "import cloudpickle, sys\n"
         "rollout = cloudpickle.loads(sys.stdin.buffer.read())\n"
-        "print([rollout(5), next(rollout.__closure__[-1].cell_contents._numbers)])\n"
+        "print([rollout(5), next(rollout.__closure__[-1].cell_contents._sampler.numbers)])\n"
     )
     answers = []
     for _ in range(2):
@@ -107,7 +107,7 @@ def test_workers_get_functions_with_samplers_in_them(live: tinker.ServiceClient,
         assert done.returncode == 0, done.stderr.decode()
         answers.append(ast.literal_eval(done.stdout.decode()))
     assert [tokens for tokens, _ in answers] == [[list(expected)] * 5] * 2
-    assert len({number for _, number in answers} | {next(sampler._numbers)}) == 3
+    assert len({number for _, number in answers} | {next(sampler._sampler.numbers)}) == 3
 
 
 def test_samplers_in_an_actor(live: tinker.ServiceClient, live_server: str) -> None:

@@ -68,7 +68,7 @@ def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module")
 def rest(training: tinker.TrainingClient) -> tinker.RestClient:
     """What the server of the run keeps."""
-    return tinker.RestClient(training._runtime)
+    return tinker.RestClient(training._run.runtime)
 
 
 def listed(rest: tinker.RestClient, training: tinker.TrainingClient) -> set[str]:

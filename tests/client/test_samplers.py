@@ -77,7 +77,7 @@ def test_a_failed_question_about_the_model_does_not_travel(service: tinker.Servi
     assert handed.get_base_model() == "tinker/toy"
     wire.fail("samplers/" + str(handed._sampling_session_id), 403, times=1)
     fresh = copy.deepcopy(sampler)
-    failed = fresh._base_model_future().exception(10)
+    failed = fresh._sampler.base_model().exception(10)
     assert isinstance(failed, tinker.PermissionDeniedError)
     assert copy.deepcopy(fresh).get_base_model() == "tinker/toy"
 

@@ -446,7 +446,7 @@ def test_an_error_nobody_looks_at_is_logged_at_exit() -> None:
         "import concurrent.futures, tinker\n"
         "service = tinker.ServiceClient(base_url='local://toy')\n"
         "client = service.create_lora_training_client('no/such-model')\n"
-        "concurrent.futures.wait([client])\n"
+        "concurrent.futures.wait([client.future()])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.count("create_lora_training_client failed, and its error was never looked at: BadRequestError") == 1
@@ -481,7 +481,7 @@ def test_a_sampler_of_a_failed_save(wire: Any, training: tinker.TrainingClient) 
     """A save of unknown fate for a sampler stops the run until the sampler's error is received."""
     wire.fail("save_weights_for_sampler", 503, headers={"x-should-retry": "false"})
     sampler = training.save_weights_and_get_sampling_client()
-    finish(sampler)
+    finish(sampler.future())
     assert isinstance(training.optim_step(ADAM).exception(10), tinker.PrecedingRequestFailed)
     assert isinstance(sampler.exception(10), tinker.InternalServerError)
     assert training.optim_step(ADAM).result(10)

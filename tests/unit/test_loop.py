@@ -17,7 +17,7 @@ import pytest
 from tinker._clock import Clock
 from tinker._http.observers import Observers
 from tinker._loop import LoopThread, loop_thread
-from tinker.futures import APIFuture, completed, note_queue, start
+from tinker.futures import APIFuture, completed, start
 from tinker.observing import QueueChange
 
 SECONDS = 10.0
@@ -205,7 +205,7 @@ def test_observers_that_raise(error: BaseException, caplog: pytest.LogCaptureFix
     observers = Observers(Clock(), [fail, seen.append])
     event = QueueChange(operation="a test", request_id="r", state="active", reason=None)
     done = threading.Event()
-    loop_thread().call(lambda: (note_queue(future, "active", None), observers.tell(event), done.set()))
+    loop_thread().call(lambda: (future.progress.note_queue("active", None), observers.tell(event), done.set()))
     assert done.wait(SECONDS)
     assert seen == [("active", None), event]
     assert "an observer of the queue failed" in caplog.text

@@ -31,13 +31,12 @@ from tinker._http import (
     open_files,
     status_error,
 )
+from tinker._runtime import Runtime, run
 from tinker.errors import APIConnectionError, APIError, TinkerError
-from tinker.futures import APIFuture, start
+from tinker.futures import APIFuture
 
 if TYPE_CHECKING:
     import httpx
-
-    from tinker._runtime import Runtime
 
 PIECE_NBYTES = 1 << 20
 _WHOLE, _PART, _UNCHANGED, _BEYOND = 200, 206, 304, 416
@@ -122,19 +121,20 @@ async def fetch(source: Source, name: str, place: Path, watch: Watch) -> int:
 
 def save_url(runtime: Runtime, url: str, place: Path, watch: Watch) -> APIFuture[int]:
     """Save what one signed URL leads to as the file ``place``, which is replaced when all of it is there; its length."""
+    return run(runtime, "save_url", _save, runtime, url, place, watch)
+
+
+async def _save(_: APIFuture[int], runtime: Runtime, url: str, place: Path, watch: Watch) -> int:
     draft = place.with_name(f".{place.name}.partial")
 
     async def only(_: str, __: str | None) -> str:
         return url
 
-    async def saved() -> int:
-        async with open_files(runtime.transport.engine, runtime.config) as client:
-            source = Source(client=client, transport=runtime.transport, url=only)
-            nbytes = await fetch(source, place.name, draft, watch)
-        await asyncio.to_thread(_publish, draft, place)
-        return nbytes
-
-    return start(APIFuture("save_url"), saved)
+    async with open_files(runtime.transport.engine, runtime.config) as client:
+        source = Source(client=client, transport=runtime.transport, url=only)
+        nbytes = await fetch(source, place.name, draft, watch)
+    await asyncio.to_thread(_publish, draft, place)
+    return nbytes
 
 
 def _publish(draft: Path, place: Path) -> None:

@@ -14,7 +14,7 @@ from tinker._http.limits import (
     shared_cool_down,
 )
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
-from tinker._http.observers import Observers, tracked
+from tinker._http.observers import Observers
 from tinker._http.responses import connection_error, decode_json, invalid_response, status_error
 from tinker._http.retry import (
     ARCHIVE,
@@ -114,5 +114,4 @@ __all__ = [
     "shared_cool_down",
     "status_error",
     "store_default",
-    "tracked",
 ]

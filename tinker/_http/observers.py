@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from functools import partial
-from typing import Any, TypeVar
 
 from tinker._clock import Clock
 from tinker._loop import must_pass
-from tinker.futures import APIFuture, failure_of, on_done
-from tinker.observing import Event, FutureSettled, Observer, Timings
+from tinker.observing import Event, Observer
 
 logger = logging.getLogger("tinker")
 NEWS_SECONDS = 30.0
-F = TypeVar("F", bound=APIFuture[Any])
 
 
 class Observers:
@@ -53,26 +49,3 @@ class Observers:
             return False
         self._told[subject] = now
         return True
-
-
-def tracked(future: F, observers: Observers) -> F:
-    """The future of a method that was called now, which the observers hear of when it is settled."""
-    began = observers.clock.monotonic()
-    future.timings = Timings(queued=began)
-    if observers:
-        on_done(future, partial(_settled, observers, began))
-    return future
-
-
-def _settled(observers: Observers, began: float, future: Any) -> None:
-    cancelled = future.cancelled()
-    observers.tell(
-        FutureSettled(
-            operation=future.operation,
-            request_id=future.request_id,
-            seconds=observers.clock.monotonic() - began,
-            timings=future.timings,
-            error=failure_of(future),
-            cancelled=cancelled,
-        )
-    )

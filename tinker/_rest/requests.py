@@ -11,10 +11,10 @@ from tinker_wire.runtime import Request
 
 from tinker._clock import Clock
 from tinker._config import settings as _config
-from tinker._http import REST, tracked
-from tinker._runtime import Runtime, is_of_this_process, open_runtime
+from tinker._http import REST
+from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
-from tinker.futures import APIFuture, start
+from tinker.futures import APIFuture
 
 if TYPE_CHECKING:
     import httpx
@@ -46,7 +46,7 @@ class Rest:
 
     def run(self, operation: str, make: Callable[[], Coroutine[Any, Any, T]]) -> APIFuture[T]:
         """Run the coroutine that ``make`` returns, which asks more than one thing."""
-        return start(tracked(APIFuture[T](operation), self.runtime.transport.observers), make)
+        return run(self.runtime, operation, _await_made, make)
 
     async def answer(self, request: Request[T]) -> T:
         """The answer, on the loop."""
@@ -59,6 +59,10 @@ class Rest:
         runtime.session.check_open()
         await runtime.server.facts()
         return runtime
+
+
+async def _await_made(_: APIFuture[T], make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    return await make()
 
 
 def open_rest(

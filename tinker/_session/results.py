@@ -29,7 +29,7 @@ from tinker._http import (
 )
 from tinker._wire import json, proto
 from tinker.errors import APIError, APIStatusError, RequestFailedError
-from tinker.futures import APIFuture, note_fetched, note_queue, note_running, note_submitted
+from tinker.futures import APIFuture
 from tinker.observing import QueueChange
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
@@ -133,7 +133,7 @@ class Poller:
         that is known to be there.
         """
         clock, request_id = self.transport.clock, submission.value.request_id
-        note_submitted(future, request_id, clock.monotonic())
+        future.progress.note_submitted(request_id, clock.monotonic())
         failures = self.transport.attempts(POLL, api.retrieve_future.__name__)
         poll = _Poll(self, request_id, expected, future, failures, submission.elapsed_seconds)
         poll.result_nbytes = result_nbytes or None
@@ -144,7 +144,7 @@ class Poller:
                 error.add_note(poll.describe(error))
                 raise
             if found is not None:
-                note_fetched(future, clock.monotonic())
+                future.progress.note_fetched(clock.monotonic())
                 return found.value
 
 
@@ -282,8 +282,8 @@ class _Poll(Generic[T]):
         observers = self.poller.transport.observers
         report_pause(observers, operation, state, reason)
         if state == _RUNNING:
-            note_running(self.future, observers.clock.monotonic())
-        if note_queue(self.future, state, reason) and observers:
+            self.future.progress.note_running(observers.clock.monotonic())
+        if self.future.progress.note_queue(state, reason) and observers:
             event = QueueChange(operation=operation, request_id=self.request_id, state=state, reason=reason)
             observers.tell(event)
 

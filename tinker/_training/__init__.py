@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+from tinker._training import requests
 from tinker._training.chunks import PROMPT_TOKEN_NBYTES, chunk_nbytes
-from tinker._training.custom_loss import check_handle, create_handle, custom_step, prepare_step
-from tinker._training.loss_requests import LossJob, loss_requests
-from tinker._training.numbers import Numbers
-from tinker._training.order import Place, Sequencer
-from tinker._training.resume import LOADED, create_then_load
+from tinker._training.creation import NewModel, SavedModel
+from tinker._training.custom_loss import check_handle, create_handle, prepare_loss
+from tinker._training.loss_requests import LossJob
+from tinker._training.run import SavedForSampling, TrainingRun
 from tinker._training.tracing import trace
 
 __all__ = [
-    "LOADED",
     "LossJob",
-    "Numbers",
+    "NewModel",
     "PROMPT_TOKEN_NBYTES",
-    "Place",
-    "Sequencer",
+    "SavedForSampling",
+    "SavedModel",
+    "TrainingRun",
     "check_handle",
     "chunk_nbytes",
     "create_handle",
-    "create_then_load",
-    "custom_step",
-    "loss_requests",
-    "prepare_step",
+    "prepare_loss",
+    "requests",
     "trace",
 ]

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from tinker_wire import models
 from tinker_wire.api import training as training_api
 
+from tinker._http import Transport
 from tinker._installation import install_command
 from tinker._loop import LoopThread
 from tinker._runtime import Runtime
 from tinker._session import Started, json_only
-from tinker._training.loss_requests import Accepted, LossJob, LossRequests, loss_requests
+from tinker._training.loss_requests import Accepted, LossJob, LossRequests, prepare_loss_requests
 from tinker._training.numbers import Numbers
 from tinker._training.tracing import LOGPROBS, TracedLoss
 from tinker._validate import check_data
@@ -168,7 +169,7 @@ def check_handle(handle: LossHandle, data: Sequence[Datum], session_id: str | No
                 raise ValueError(f"datum[{index}]: {name} has shape {shape}; {handle.name!r} takes {one.rank} dimensions")
 
 
-async def create_handle(runtime: Runtime, traced: TracedLoss, future: APIFuture[LossHandle]) -> LossHandle:
+async def create_handle(future: APIFuture[LossHandle], runtime: Runtime, traced: TracedLoss) -> LossHandle:
     """The handle of a traced loss in this session, uploaded where the server asks for it. ValueError when there is one."""
     session = runtime.session
     started = await session.started()
@@ -199,20 +200,24 @@ _CREATED = json_only("CreateCustomLoss", models.CreateCustomLossResponse)
 
 
 @attrs.frozen
-class Prepared:
+class PreparedLoss:
     """A step whose arguments are checked: the user's datums, those of the forward pass, and the loss."""
 
     data: list[Datum]
     reduced: list[Datum]
     evaluate: Evaluate
 
+    async def forward(self, transport: Transport, started: Started) -> LossRequests:
+        """Cut and encode the forward pass."""
+        return await prepare_loss_requests(transport, started, self.reduced, _FORWARD)
 
-def prepare_step(data: Sequence[Datum], loss_fn: CustomLossFn | LossWithGradients | LossHandle) -> Prepared:
+
+def prepare_loss(data: Sequence[Datum], loss_fn: CustomLossFn | LossWithGradients | LossHandle) -> PreparedLoss:
     """Check the arguments of a step; errors as of :func:`evaluator` and ``forward_backward``."""
     evaluate = evaluator(loss_fn)
     reduced = [_reduced(datum) for datum in data]
     check_data(reduced, "cross_entropy")
-    return Prepared(list(data), reduced, evaluate)
+    return PreparedLoss(list(data), reduced, evaluate)
 
 
 def _reduced(datum: Datum) -> Datum:
@@ -231,7 +236,7 @@ class CustomStep:
     """One step, ready for its turn."""
 
     thread: LoopThread
-    prepared: Prepared
+    prepared: PreparedLoss
     forward: LossRequests
     future: APIFuture[ForwardBackwardOutput]
 
@@ -245,9 +250,9 @@ class CustomStep:
         await backward.encode()
         return Underway(evaluated, backward, await backward.submit(numbers, model_id))
 
-    async def result(self, underway: Underway, future: APIFuture[Any]) -> ForwardBackwardOutput:
+    async def result(self, underway: Underway) -> ForwardBackwardOutput:
         """The result of the backward pass, with the user's loss and metrics in it."""
-        output = await underway.backward.result(underway.accepted, future)
+        output = await underway.backward.result(underway.accepted, self.future)
         return attrs.evolve(output, metrics=_merged(output.metrics, underway.evaluated))
 
 
@@ -258,14 +263,6 @@ class Underway:
     evaluated: Evaluated
     backward: LossRequests
     accepted: list[Accepted]
-
-
-async def custom_step(
-    runtime: Runtime, started: Started, prepared: Prepared, future: APIFuture[ForwardBackwardOutput]
-) -> CustomStep:
-    """Cut and encode the forward pass, ahead of the turn."""
-    forward = await loss_requests(runtime.transport, started, prepared.reduced, _FORWARD)
-    return CustomStep(runtime.thread, prepared, forward, future)
 
 
 def _logprobs(data: Sequence[Datum], output: ForwardBackwardOutput) -> Logprobs:

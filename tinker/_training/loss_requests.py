@@ -230,7 +230,7 @@ def _dense(datum: Datum) -> Datum:
     return attrs.evolve(datum, loss_fn_inputs=inputs)
 
 
-async def loss_requests(transport: Transport, started: Started, data: Sequence[Datum], job: LossJob) -> LossRequests:
+async def prepare_loss_requests(transport: Transport, started: Started, data: Sequence[Datum], job: LossJob) -> LossRequests:
     """Cut ``data`` by the server's limits; what is sent as protobuf is encoded now, ahead of the turn."""
     limits = started.config
     pieces = split(data, limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)

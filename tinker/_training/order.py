@@ -14,12 +14,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from functools import partial
 from typing import Any
 
 from tinker._training.numbers import Numbers
 from tinker.errors import PrecedingRequestFailed, copy_error
-from tinker.futures import APIFuture, mark_received, on_received
+from tinker.futures import APIFuture
 
 
 class Sequencer:
@@ -27,7 +26,7 @@ class Sequencer:
 
     def __init__(self) -> None:
         self.numbers = Numbers()
-        self._tail: asyncio.Future[None] | None = None
+        self._last: _Turn | None = None
         self._positions = itertools.count()
         self._ticks = itertools.count()
         self._blocks: list[Block] = []
@@ -39,9 +38,8 @@ class Sequencer:
 
     def place(self, future: APIFuture[Any], called: int) -> Place:
         """The next place in the queue, of an operation that was called at the moment ``called``."""
-        place = Place(self, self._tail, future, next(self._positions), called)
-        self._tail = place.done
-        return place
+        turn = self._last = _Turn(self._last)
+        return Place(self, turn, future, next(self._positions), called)
 
     def end(self, creation: APIFuture[Any], error: BaseException) -> None:
         """There is no run: fail every later place with ``error``."""
@@ -51,18 +49,18 @@ class Sequencer:
         """Stop the places behind ``place`` until the user has received ``error`` from its future."""
         block = Block(self, place, error)
         self._blocks.append(block)
-        on_received(place.future, block.receive)
+        place.future.receipt.add_action(block.receive)
 
     def check(self, place: Place) -> None:
         """Raise what keeps ``place``, whose turn it is, from being sent."""
         if self._ended is not None:
             creation, error = self._ended
-            on_received(place.future, partial(mark_received, creation))
+            place.future.receipt.add_action(creation.receipt.mark_received)
             raise _noted(copy_error(error))
         self._blocks = [block for block in self._blocks if block.received is None or place.called < block.received]
         block = next((block for block in self._blocks if block.position < place.position), None)
         if block is not None:
-            on_received(place.future, block.receive)
+            place.future.receipt.add_action(block.receive)
             raise block.error_for(place.future.operation)
 
 
@@ -71,28 +69,55 @@ def _noted(error: BaseException) -> BaseException:
     return error
 
 
+class _Turn:
+    """A link of the queue. Its turn comes when every earlier one is over, from which time on it may be over itself."""
+
+    __slots__ = ("_after", "_has_come", "_is_over", "_waiter")
+
+    def __init__(self, before: _Turn | None) -> None:
+        self._after: _Turn | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_over = False
+        self._has_come = before is None or before._is_past()
+        if before is not None and not self._has_come:
+            before._after = self
+
+    async def wait(self) -> None:
+        """Wait until it comes."""
+        if not self._has_come:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def end(self) -> None:
+        """Let the next one come, as soon as every earlier one is over."""
+        self._is_over = True
+        turn = self
+        while turn._is_past() and (after := turn._after) is not None:
+            after._come()
+            turn = after
+
+    def _is_past(self) -> bool:
+        return self._has_come and self._is_over
+
+    def _come(self) -> None:
+        self._has_come = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
 class Place:
     """``async with place`` waits for the turn and holds it."""
 
-    def __init__(
-        self,
-        sequencer: Sequencer,
-        before: asyncio.Future[None] | None,
-        future: APIFuture[Any],
-        position: int,
-        called: int,
-    ) -> None:
+    def __init__(self, sequencer: Sequencer, turn: _Turn, future: APIFuture[Any], position: int, called: int) -> None:
         self._sequencer = sequencer
-        self._before = before
+        self._turn = turn
         self.future = future
         self.position = position
         self.called = called
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Numbers:
         try:
-            if self._before is not None:
-                await asyncio.shield(self._before)
+            await self._turn.wait()
             self._sequencer.check(self)
         except BaseException:
             self.leave()
@@ -102,19 +127,9 @@ class Place:
     async def __aexit__(self, *_: object) -> None:
         self.leave()
 
-    def _open(self, _: asyncio.Future[None]) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
-
     def leave(self) -> None:
         """Let the next place have its turn, as soon as every earlier one is done."""
-        if self.done.done():
-            return
-        if self._before is None or self._before.done():
-            self.done.set_result(None)
-            self._before = None
-        else:
-            self._before.add_done_callback(self._open)
+        self._turn.end()
 
 
 class Block:

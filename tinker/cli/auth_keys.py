@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tinker._http import StoredKey
     from tinker._runtime import Runtime
     from tinker.errors import TinkerError
+    from tinker.futures import APIFuture
 
 T = TypeVar("T")
 
@@ -77,13 +78,13 @@ def _asked() -> str:
 
 def _ask(options: Options, key: str, request: Request[T]) -> T:
     """One exchange under this very key, also where others need a token that it is exchanged for."""
-    from tinker.futures import APIFuture, start
+    from tinker._runtime import run
 
     runtime = connected(options, key)
-    return start(APIFuture[T](request.operation), lambda: _answered(runtime, key, request)).result()
+    return run(runtime, request.operation, _answered, runtime, key, request).result()
 
 
-async def _answered(runtime: Runtime, key: str, request: Request[T]) -> T:
+async def _answered(_: APIFuture[T], runtime: Runtime, key: str, request: Request[T]) -> T:
     from tinker._http import REST, Credential
 
     return (await runtime.transport.send(request, REST, credential=Credential(key))).value

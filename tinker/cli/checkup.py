@@ -9,7 +9,6 @@ import platform
 import re
 import statistics
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tinker_wire import CONTRACT_VERSION, models
@@ -30,12 +29,12 @@ from tinker._http import (
     find_source,
 )
 from tinker._installation import inspect_installation
-from tinker._runtime import Runtime
+from tinker._runtime import Runtime, run
 from tinker._session import Form, Negotiation, Trial
 from tinker._version import DISTRIBUTION_VERSION
 from tinker._wire import json, proto
 from tinker.errors import APIResponseValidationError, APIStatusError, TinkerError
-from tinker.futures import APIFuture, start
+from tinker.futures import APIFuture
 from tinker.types import Datum, ModelInput
 
 Status: TypeAlias = Literal["ok", "note", "FAIL"]
@@ -82,9 +81,8 @@ def examine(config: Config, connect: Callable[[], Runtime], exchange_seconds: fl
     findings = [_versions(), _installation(), _credential(config)]
     operations: dict[str, Support] = dict.fromkeys(OPERATIONS, "unknown")
     if findings[-1].status != "FAIL":
-        patient = _Patient(connect(), exchange_seconds or None)
-        found: APIFuture[Mapping[str, Support]] = APIFuture("doctor")
-        operations |= start(found, partial(_look, patient, findings)).result()
+        runtime = connect()
+        operations |= run(runtime, "doctor", _look, _Patient(runtime, exchange_seconds or None), findings).result()
     return Examination(config.base_url, findings, operations)
 
 
@@ -122,7 +120,7 @@ class _Patient:
         return decode_json(await self.answer(request), request.reply)
 
 
-async def _look(patient: _Patient, findings: list[Finding]) -> Mapping[str, Support]:
+async def _look(_: APIFuture[Mapping[str, Support]], patient: _Patient, findings: list[Finding]) -> Mapping[str, Support]:
     headers = await _reached(patient, findings)
     if headers is None:
         return {}

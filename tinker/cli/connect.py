@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tinker._config import Config
     from tinker._runtime import Runtime
     from tinker.admin_client import AdminClient
+    from tinker.futures import APIFuture
     from tinker.rest_client import RestClient
     from tinker.service_client import ServiceClient
 
@@ -43,10 +44,14 @@ def connected(options: Options, api_key: str | None = None) -> Runtime:
 
 
 def _close(runtime: Runtime) -> None:
-    from tinker.futures import APIFuture, start
+    from tinker._runtime import run
 
     with suppress(TimeoutError):
-        start(APIFuture("close"), runtime.transport.engine.aclose).result(CLOSE_SECONDS)
+        run(runtime, "close", _close_connections, runtime).result(CLOSE_SECONDS)
+
+
+async def _close_connections(_: APIFuture[None], runtime: Runtime) -> None:
+    await runtime.transport.engine.aclose()
 
 
 def rest_client(options: Options) -> RestClient:

@@ -2,7 +2,7 @@
 
 from tinker.admin_client import AdminClient
 from tinker.custom_loss import LossHandle, PerDatumLossFn
-from tinker.futures import APIFuture, AwaitableConcurrentFuture
+from tinker.lib.public_interfaces.api_future import APIFuture, AwaitableConcurrentFuture
 from tinker.rest_client import RestClient
 from tinker.sampling_client import SamplingClient
 from tinker.service_client import ServiceClient

@@ -1,0 +1,8 @@
+"""What a future keeps besides its outcome: how far its request has come, and whether anybody has received its error."""
+
+from __future__ import annotations
+
+from tinker._futures.progress import Progress
+from tinker._futures.receipt import Receipt
+
+__all__ = ["Progress", "Receipt"]

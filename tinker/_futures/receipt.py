@@ -1,0 +1,69 @@
+"""Whether the user has received the error of a future; one that nobody received is logged, once."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import weakref
+from collections.abc import Callable
+
+logger = logging.getLogger("tinker")
+
+
+class Receipt:
+    """What is to happen when the user receives the error of one future. May be used from any thread."""
+
+    __slots__ = ("_actions", "_unseen")
+
+    def __init__(self) -> None:
+        self._actions: tuple[Callable[[], object], ...] = ()
+        self._unseen: _Unseen | None = None
+
+    def expect(self, operation: str, error: BaseException) -> None:
+        """Log ``error`` in the end, unless it is received or passed on by then."""
+        if self._unseen is None:
+            self._unseen = _Unseen(operation, error)
+
+    def add_action(self, action: Callable[[], object]) -> None:
+        """Have ``action()`` called when the user receives the error; add it before the future is settled."""
+        self._actions += (action,)
+
+    def mark_received(self) -> None:
+        """Note that the user has the error, if only that of an operation that failed because of it."""
+        self.mark_passed_on()
+        for action in self._actions:
+            action()
+
+    def mark_passed_on(self) -> None:
+        """Note that another future fails with the error, so that this one has nothing to log."""
+        if self._unseen is not None:
+            self._unseen.dismiss()
+
+
+class _Unseen:
+    """A failure that nobody has looked at yet; logged when it is collected or at exit."""
+
+    def __init__(self, operation: str, error: BaseException) -> None:
+        self._operation = operation or "an operation"
+        self._text: str | None = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
+        _all_unseen.add(self)
+
+    def dismiss(self) -> None:
+        self._text = None
+
+    def report(self) -> None:
+        text, self._text = self._text, None
+        if text is not None:
+            logger.error("%s failed, and its error was never looked at: %s", self._operation, text)
+
+    def __del__(self) -> None:
+        self.report()
+
+
+_all_unseen: weakref.WeakSet[_Unseen] = weakref.WeakSet()
+
+
+@atexit.register
+def _report_all_unseen() -> None:
+    for unseen in tuple(_all_unseen):
+        unseen.report()

@@ -1,0 +1,64 @@
+"""What is asked of one sample: the options as one value, from the call to the wire."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+from tinker_wire import models
+
+from tinker._wire import json
+from tinker.types.model_input import ModelInput
+from tinker.types.params import SamplingParams
+from tinker.types.tensor_data import TensorData
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of ``SamplingClient.sample`` but for the prompt, by their names there.
+
+    A record of msgspec, as thousands of them are made at once. What has the name of a field of the contract's ``SampleRequest``
+    goes there as it is.
+    """
+
+    num_samples: int
+    sampling_params: SamplingParams
+    include_prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: TensorData | None = None
+    prompt_alt_tokens_k: int = 0
+    prompt_logprobs_last_n: int | None = None
+
+    #: Those that count something, for which 0 stands for nothing.
+    COUNTS: ClassVar = ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k")
+
+    @classmethod
+    def from_arguments(cls, arguments: dict[str, Any]) -> Self:
+        """The options among the ``locals()`` of a method that has arguments of these names, and ``self`` and ``prompt``."""
+        del arguments["self"], arguments["prompt"]
+        return cls(**arguments)
+
+    def to_wire(
+        self, prompt: ModelInput, *, sampling_session_id: str | None, seq_id: int, record_stability_info: bool
+    ) -> models.SampleRequest:
+        """The request's body."""
+        fields = msgspec.structs.asdict(self)
+        fields["prompt_logprobs"] = fields.pop("include_prompt_logprobs")
+        fields["sampling_params"] = _readable(self.sampling_params)
+        if self.target_prompt_logprobs is not None:
+            fields["target_prompt_logprobs"] = json.wire_tensor(self.target_prompt_logprobs, "target_prompt_logprobs")
+        return models.SampleRequest(
+            prompt=json.wire_model_input(prompt),
+            sampling_session_id=sampling_session_id,
+            seq_id=seq_id,
+            record_stability_info=record_stability_info,
+            **fields,
+        )
+
+
+def _readable(params: SamplingParams) -> SamplingParams:
+    """One stop text goes as a list of one: every server reads that, and some read nothing else."""
+    return msgspec.structs.replace(params, stop=[params.stop]) if isinstance(params.stop, str) else params

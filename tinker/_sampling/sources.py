@@ -1,0 +1,68 @@
+"""Where the sampling session of a client comes from, and how the base model of its weights is found."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import attrs
+from tinker_wire import models
+from tinker_wire.api import sampling as api
+
+from tinker._http import SUBMIT
+from tinker._runtime import Runtime
+from tinker._session import Started
+
+
+class SamplerSource(Protocol):
+    """Opens the sampling session of one client."""
+
+    async def open_session(self, runtime: Runtime, started: Started) -> str:
+        """Return the id of the sampling session."""
+        ...
+
+    async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
+        """Return the name of the base model."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class StoredModel:
+    """A base model or saved weights, one of which is given: a sampling session of the client's own."""
+
+    base_model: str | None
+    model_path: str | None
+
+    async def open_session(self, runtime: Runtime, started: Started) -> str:
+        """Create a sampling session and return its id."""
+        body = models.CreateSamplingSessionRequest(
+            session_id=started.session_id,
+            sampling_session_seq_id=next(runtime.session.sampler_numbers),
+            base_model=self.base_model,
+            model_path=self.model_path,
+        )
+        return (await runtime.transport.send(api.create_sampling_session(body), SUBMIT)).value.sampling_session_id
+
+    async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
+        """Return what was given, else ask the server."""
+        return await ask_base_model(runtime, sampling_session_id) if self.base_model is None else self.base_model
+
+
+@attrs.frozen(kw_only=True)
+class SharedSession:
+    """The sampling session of another client, which may be in another process. ``base_model`` None is not known yet."""
+
+    sampling_session_id: str
+    base_model: str | None
+
+    async def open_session(self, runtime: Runtime, started: Started) -> str:
+        """Return the id, which is known."""
+        return self.sampling_session_id
+
+    async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
+        """Return what is known, else ask the server."""
+        return await ask_base_model(runtime, sampling_session_id) if self.base_model is None else self.base_model
+
+
+async def ask_base_model(runtime: Runtime, sampling_session_id: str) -> str:
+    """Return the base model of a sampling session, as the server says."""
+    return (await runtime.transport.send(api.get_sampler(sampler_id=sampling_session_id), SUBMIT)).value.base_model

@@ -1,0 +1,238 @@
+"""The samples of one client: submitted within the server's limits, submitted again where their promise expired, waited for.
+
+Operations are called from any thread; everything else happens on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from typing import Any, TypeVar, TypeVarTuple
+
+import msgspec
+from tinker_wire import models
+from tinker_wire.api import futures as futures_api
+from tinker_wire.api import sampling as api
+
+from tinker import _tokenizers
+from tinker._http import RESUBMISSIONS, SAMPLE, SUBMIT, Policy, Purpose, SampleAdmission, Verdict, judge
+from tinker._runtime import Runtime, is_of_this_process, run
+from tinker._sampling import portable
+from tinker._sampling.request import SampleOptions
+from tinker._sampling.sources import SamplerSource
+from tinker._session import Completions, Facts, Started, sample_response
+from tinker._training import PROMPT_TOKEN_NBYTES, chunk_nbytes
+from tinker.errors import APIError, APIStatusError, TinkerError
+from tinker.futures import APIFuture, wait_before
+from tinker.types.model_input import ModelInput
+from tinker.types.results import SampleResponse
+
+logger: logging.Logger = logging.getLogger("tinker")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Sampler:
+    """What a client samples from, made from now on. ``created`` is the future of that; operations wait for it."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        operation: str,
+        source: SamplerSource,
+        *,
+        policy: Policy = SAMPLE,
+        record_stability_info: bool = False,
+        is_clone: bool = False,
+    ) -> None:
+        self.runtime = runtime
+        self.session_id: str | None = None
+        self.numbers = itertools.count()
+        self.completions: Completions | None = None
+        self._source = source
+        self._policy = policy
+        self._record_stability_info = record_stability_info
+        self._is_clone = is_clone
+        self._clone_id = 0
+        self._client_session_id = ""
+        self._state: portable.SamplerState | None = None
+        self._base_model: APIFuture[str] | None = None
+        self._tokenizer: APIFuture[_tokenizers.Source] | None = None
+        self.created: APIFuture[None] = run(runtime, operation, self._create)
+
+    # ----------------------------------------------------------------------------------------- operations, from any thread
+
+    def sample(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[SampleResponse]:
+        """Sample continuations of the prompt."""
+        return self._run("sample", self._sample, prompt, options)
+
+    def compute_logprobs(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[list[float | None]]:
+        """The log-probabilities of the prompt, which the options ask for."""
+        return self._run("compute_logprobs", self._compute_logprobs, prompt, options)
+
+    def base_model(self) -> APIFuture[str]:
+        """The name of the base model; asked for once."""
+        if self._base_model is None:
+            self._base_model = self._run("get_base_model", self._find_base_model)
+        return self._base_model
+
+    def tokenizer(self) -> APIFuture[_tokenizers.Source]:
+        """Where the tokenizer is; asked for until there is an answer."""
+        known = self._tokenizer
+        if known is None or (known.done() and known.exception() is not None):
+            known = self._tokenizer = self._run("get_tokenizer", self._find_tokenizer)
+        return known
+
+    def state(self) -> portable.SamplerState:
+        """What another process needs to make this sampler again. Blocks until it exists."""
+        self.created.result()
+        assert self._state is not None
+        known = self._base_model
+        name = known.result() if known is not None and known.done() and known.exception() is None else None
+        return msgspec.structs.replace(self._state, base_model=name)
+
+    def _run(self, operation: str, function: Callable[[APIFuture[T], *Ts], Coroutine[Any, Any, T]], *args: *Ts) -> APIFuture[T]:
+        if not is_of_this_process(self.runtime):
+            self._reinit_after_fork()
+        return run(self.runtime, operation, function, *args, parent=self.created)
+
+    def _reinit_after_fork(self) -> None:
+        """In a child made by ``fork``: go on as a clone, with a thread and connections of this process."""
+        state = self.state()
+        self.runtime = portable.runtime_for(state)
+        self._clone_id = portable.drawn_number()
+        facts = Facts(state.client_config, answered=True, dynamic=state.dynamic_config)
+        self._note_created(state.session_id, state.sampling_session_id, facts)
+
+    # -------------------------------------------------------------------------------------------------------------- creation
+
+    async def _create(self, _: APIFuture[None]) -> None:
+        client_session_id, (started, session_id) = await self.runtime.session.in_session(self._open_in)
+        if self._is_clone:
+            self._clone_id = await self._join(started, session_id)
+        self._note_created(client_session_id, session_id, started.facts)
+
+    async def _open_in(self, started: Started) -> tuple[Started, str]:
+        return started, await self._source.open_session(self.runtime, started)
+
+    def _note_created(self, client_session_id: str, session_id: str, facts: Facts) -> None:
+        """Note what follows from the sampling session and this clone's number."""
+        self._client_session_id, self.session_id = client_session_id, session_id
+        self.numbers = itertools.count(self._clone_id * portable.NUMBERS_OF_A_CLONE)
+        self._state = portable.SamplerState(
+            base_url=self.runtime.config.base_url,
+            session_id=client_session_id,
+            sampling_session_id=session_id,
+            base_model=None,
+            record_stability_info=self._record_stability_info,
+            client_config=facts.config,
+            dynamic_config=facts.dynamic,
+            origin=portable.origin_of(self.runtime),
+        )
+        if facts.config.sample_use_retrieve_futures:
+            target = models.SamplingSessionFuturesTarget(sampling_session_id=session_id, cloned_sampler_id=self._clone_id)
+            self.completions = Completions(self.runtime.transport, self.runtime.thread, target)
+
+    async def _join(self, started: Started, session_id: str) -> int:
+        """A number for this clone: given by the server where it does that, else drawn."""
+        if not started.config.sample_join_sampling_session:
+            return portable.drawn_number()
+        request = api.join_sampling_session(models.JoinSamplingSessionRequest(sampling_session_id=session_id))
+        return (await self.runtime.transport.send(request, SUBMIT)).value.client_counter
+
+    # --------------------------------------------------------------------------------------------------------- information
+
+    async def _find_base_model(self, future: APIFuture[str]) -> str:
+        await wait_before(self.created, future)
+        assert self.session_id is not None
+        return await self._source.find_base_model(self.runtime, self.session_id)
+
+    async def _find_tokenizer(self, future: APIFuture[_tokenizers.Source]) -> _tokenizers.Source:
+        await wait_before(self.created, future)
+        assert self.session_id is not None
+        base_model = await self._source.find_base_model(self.runtime, self.session_id)
+        sampler = await self.runtime.transport.send_optional(api.get_sampler(sampler_id=self.session_id), SUBMIT)
+        tokenizer_id = None if sampler is None else sampler.tokenizer_id
+        return _tokenizers.resolve(base_model, tokenizer_id)
+
+    # --------------------------------------------------------------------------------------------------------------- samples
+
+    async def _compute_logprobs(
+        self, future: APIFuture[list[float | None]], prompt: ModelInput, options: SampleOptions
+    ) -> list[float | None]:
+        response = await self._sample(future, prompt, options)
+        if response.prompt_logprobs is None:
+            raise _Unsupported("the server sent no prompt logprobs")
+        return response.prompt_logprobs
+
+    async def _sample(self, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions) -> SampleResponse:
+        """Sample, again where the promise expired before it was fetched: nothing is lost then but the time of it."""
+        await wait_before(self.created, future)
+        session = self.runtime.session
+        started = await session.started()
+        async with started.limits.samples.take():
+            submissions = 0
+            while True:
+                submissions += 1
+                try:
+                    return _check_answer(options, await self._submit(started, future, prompt, options))
+                except APIStatusError as error:
+                    if (lost := await session.lost_error(self._client_session_id, error)) is not None:
+                        raise lost from error
+                    if judge(error) is not Verdict.RESUBMIT or submissions > RESUBMISSIONS:
+                        raise
+
+    async def _submit(
+        self, started: Started, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions
+    ) -> SampleResponse:
+        body = options.to_wire(
+            prompt,
+            sampling_session_id=self.session_id,
+            seq_id=next(self.numbers),
+            record_stability_info=self._record_stability_info,
+        )
+        request = api.asample(body, x_tinker_sampling_backpressure="1")
+        nbytes = sum(chunk_nbytes(chunk, PROMPT_TOKEN_NBYTES) for chunk in prompt.chunks)
+        admit = SampleAdmission(started.limits, nbytes)
+        completions = self.completions
+        with nullcontext(0) if completions is None else completions.submission() as number:
+            submission = await self.runtime.transport.send(request, self._policy, purpose=Purpose.SAMPLE, admit=admit)
+            request_id = submission.value.request_id
+            future.progress.note_submitted(request_id, self.runtime.clock.monotonic())
+            expected = sample_response(submission.value.sample_sequence_ids or [])
+            try:
+                if completions is None:
+                    return await started.poller.wait(submission, expected, future)
+                size = await completions.wait(request_id, number)
+                try:
+                    return await started.poller.wait(submission, expected, future, result_nbytes=size)
+                finally:
+                    completions.fetched(request_id)
+            except asyncio.CancelledError:
+                if started.facts.dynamic.sample_cancel_enabled:
+                    self.runtime.thread.background(self._cancel(request_id), "cancel of a sample")
+                raise
+
+    async def _cancel(self, request_id: str) -> None:
+        """Tell the server that nobody waits any more; it is no matter when that fails."""
+        request = futures_api.cancel_future(models.CancelFutureRequest(request_id=request_id))
+        try:
+            await self.runtime.transport.send(request, SUBMIT)
+        except APIError as error:
+            logger.debug("cancel of %s: %s", request_id, error)
+
+
+class _Unsupported(TinkerError, RuntimeError):
+    """The server does not do what was asked of it."""
+
+
+def _check_answer(options: SampleOptions, response: SampleResponse) -> SampleResponse:
+    """The response; TinkerError when the server ignored what older servers do not know."""
+    if options.prompt_alt_tokens_k and response.prompt_alt_tokens is None:
+        raise _Unsupported("the server ignored prompt_alt_tokens_k; it does not know alternative tokens")
+    if options.target_prompt_logprobs is not None and response.target_prompt_logprobs is None:
+        raise _Unsupported("the server ignored target_prompt_logprobs; it does not know them")
+    return response

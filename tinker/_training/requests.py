@@ -1,0 +1,163 @@
+"""The requests of a training run that are one JSON body: what is sent, and what the result becomes.
+
+Which model it is for and which number it carries is filled in when its turn has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import attrs
+import msgspec
+from tinker_wire import models
+from tinker_wire.api import training as training_api
+from tinker_wire.api import weights as weights_api
+from tinker_wire.runtime import Request
+
+from tinker._http import SUBMIT, Reply, Transport
+from tinker._session import Expected, json_only
+from tinker.types.params import AdamParams, DimuonParams
+from tinker.types.results import SaveWeightsExternalResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse
+
+T = TypeVar("T")
+
+_LATER = ""  # in the place of the model's id, until it is known
+
+
+@attrs.frozen(kw_only=True)
+class RunRequest(Generic[T]):
+    """One request of a run. Where it ``changes_run``, its failure stops later ones until the user has the error."""
+
+    operation: str
+    build: Callable[[Any], Request[models.UntypedAPIFuture]]
+    body: msgspec.Struct
+    expected: Expected[T]
+    changes_run: bool = True
+    is_numbered: bool = True
+    sampler_numbers: Iterator[int] | None = None
+
+    async def submit(self, transport: Transport, model_id: str, number: int) -> Reply[models.UntypedAPIFuture]:
+        """Send it under this number."""
+        filled: dict[str, object] = {"model_id": model_id}
+        if self.is_numbered:
+            filled["seq_id"] = number
+        if self.sampler_numbers is not None:
+            filled["sampling_session_seq_id"] = next(self.sampler_numbers)
+        return await transport.send(self.build(msgspec.structs.replace(self.body, **filled)), SUBMIT)
+
+
+def optim_step(params: AdamParams | DimuonParams) -> RunRequest[models.OptimStepResponse]:
+    """An optimizer step."""
+    adam = params if isinstance(params, AdamParams) else None
+    other = params if isinstance(params, DimuonParams) else None
+    return RunRequest(
+        operation="optim_step",
+        build=training_api.optim_step,
+        body=models.OptimStepRequest(model_id=_LATER, adam_params=adam, optimizer_params=other),
+        expected=json_only("OptimStep", models.OptimStepResponse),
+    )
+
+
+def save_state(
+    name: str, ttl_seconds: int | None, overwrite: bool, user_metadata: Mapping[str, str] | None
+) -> RunRequest[SaveWeightsResponse]:
+    """A save of weights and optimizer state."""
+    return RunRequest(
+        operation="save_state",
+        build=weights_api.save_weights,
+        body=models.SaveWeightsRequest(
+            model_id=_LATER, path=name, ttl_seconds=ttl_seconds, overwrite=overwrite, user_metadata=_strings(user_metadata)
+        ),
+        expected=Expected("SaveWeights", models.SaveWeightsResponse, lambda answer: SaveWeightsResponse(path=answer.path)),
+        changes_run=False,
+    )
+
+
+def save_weights_for_sampler(
+    name: str, ttl_seconds: int | None, user_metadata: Mapping[str, str] | None
+) -> RunRequest[SaveWeightsForSamplerResponse]:
+    """A save of weights to sample from."""
+    return RunRequest(
+        operation="save_weights_for_sampler",
+        build=weights_api.save_weights_for_sampler,
+        body=models.SaveWeightsForSamplerRequest(
+            model_id=_LATER, path=name, ttl_seconds=ttl_seconds, user_metadata=_strings(user_metadata)
+        ),
+        expected=Expected(
+            "SaveWeightsForSampler",
+            models.SaveWeightsForSamplerResponseInternal,
+            lambda answer: SaveWeightsForSamplerResponse(path=_present(answer.path, "path")),
+        ),
+        changes_run=False,
+    )
+
+
+def save_for_sampling_session(kind: models.SamplingClientKind, sampler_numbers: Iterator[int]) -> RunRequest[str]:
+    """A save of weights under no name; the result is the id of a sampling session on them."""
+    return RunRequest(
+        operation="save_weights_and_get_sampling_client",
+        build=weights_api.save_weights_for_sampler,
+        body=models.SaveWeightsForSamplerRequest(model_id=_LATER, kind=kind),
+        expected=Expected(
+            "SaveWeightsForSampler",
+            models.SaveWeightsForSamplerResponseInternal,
+            lambda answer: _present(answer.sampling_session_id, "sampling_session_id"),
+        ),
+        changes_run=False,
+        sampler_numbers=sampler_numbers,
+    )
+
+
+def save_weights_external(
+    name: str, ttl_seconds: int | None, recipients: Sequence[str] | None
+) -> RunRequest[SaveWeightsExternalResponse]:
+    """A save of weights as files to download."""
+    return RunRequest(
+        operation="save_weights_external",
+        build=weights_api.save_weights_external,
+        body=models.SaveWeightsExternalRequest(
+            model_id=_LATER, path=name, ttl_seconds=ttl_seconds, age_encryption_recipients=recipients
+        ),
+        expected=Expected(
+            "SaveWeightsExternal",
+            models.SaveWeightsExternalResponseInternal,
+            lambda answer: SaveWeightsExternalResponse(path=_present(answer.path, "path")),
+        ),
+        changes_run=False,
+    )
+
+
+def load_state(
+    operation: str, path: str, weights_access_token: str | None, *, with_optimizer: bool
+) -> RunRequest[models.LoadWeightsResponse]:
+    """A load of saved weights."""
+    body = models.LoadWeightsRequest(path=path, optimizer=with_optimizer, weights_access_token=weights_access_token)
+    return RunRequest(
+        operation=operation,
+        build=weights_api.load_weights,
+        body=body,
+        expected=json_only("LoadWeights", models.LoadWeightsResponse),
+    )
+
+
+def unload_model() -> RunRequest[models.UnloadModelResponse]:
+    """The end of a run; it carries no number."""
+    return RunRequest(
+        operation="unload_model",
+        build=training_api.unload_model,
+        body=models.UnloadModelRequest(model_id=_LATER),
+        expected=json_only("UnloadModel", models.UnloadModelResponse),
+        changes_run=False,
+        is_numbered=False,
+    )
+
+
+def _strings(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
+    return None if metadata is None else dict(metadata)
+
+
+def _present(value: str | None, field: str) -> str:
+    if value is None:
+        raise ValueError(f"the server's answer lacks {field}")
+    return value

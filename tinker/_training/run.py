@@ -1,0 +1,196 @@
+"""One training run: its model, the order and numbers of its requests, and what their failures stop.
+
+Operations are called from any thread and take their place in the order by that; everything else happens on the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+import attrs
+from tinker_wire import models
+from tinker_wire.api import training as training_api
+
+from tinker._http import SUBMIT, Fate, fate_of
+from tinker._runtime import Runtime, run
+from tinker._session import Started
+from tinker._training.creation import Creation
+from tinker._training.custom_loss import CustomStep, PreparedLoss
+from tinker._training.loss_requests import LossJob, prepare_loss_requests
+from tinker._training.numbers import Numbers
+from tinker._training.order import Place, Sequencer
+from tinker._training.requests import RunRequest, save_for_sampling_session
+from tinker.errors import SessionLostError
+from tinker.futures import APIFuture, take_over
+from tinker.types.datum import Datum
+from tinker.types.results import ForwardBackwardOutput
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Model:
+    """A model that exists on the server; ``info`` None is one about which the server does not say anything, or not yet."""
+
+    model_id: str
+    info: models.GetInfoResponse | None = None
+
+
+class TrainingRun:
+    """A run that is being created from now on. ``created`` is the future of that; operations wait for it by their order."""
+
+    def __init__(self, runtime: Runtime, operation: str, creation: Creation) -> None:
+        self.runtime = runtime
+        self.model: Model | None = None
+        self._session_id: str | None = None
+        self._order = Sequencer()
+        self.created: APIFuture[None] = run(runtime, operation, self._create, creation, self._order.now())
+
+    # ----------------------------------------------------------------------------------------- operations, from any thread
+
+    def send(self, request: RunRequest[T]) -> APIFuture[T]:
+        """Send one request in its turn and wait for its result."""
+        return run(self.runtime, request.operation, self._send, request, self._order.now(), parent=self.created)
+
+    def compute_loss(self, operation: str, data: list[Datum], job: LossJob) -> APIFuture[ForwardBackwardOutput]:
+        """Compute a loss that the server knows, in as many requests as the data takes."""
+        return run(self.runtime, operation, self._compute_loss, data, job, self._order.now(), parent=self.created)
+
+    def compute_custom_loss(self, prepared: PreparedLoss) -> APIFuture[ForwardBackwardOutput]:
+        """Compute a loss of the user's: a forward pass, the user's function, and a backward pass, in one turn."""
+        now = self._order.now()
+        return run(self.runtime, "forward_backward_custom", self._compute_custom_loss, prepared, now, parent=self.created)
+
+    def save_for_sampling(self, kind: models.SamplingClientKind) -> SavedForSampling:
+        """Save the weights under no name, for a sampling client."""
+        return SavedForSampling(self, self.send(save_for_sampling_session(kind, self.runtime.session.sampler_numbers)))
+
+    # ---------------------------------------------------------------------------------------------------------- the model
+
+    def info(self) -> models.GetInfoResponse:
+        """What the model is; call when it is created. LookupError when the server does not say."""
+        assert self.model is not None
+        if self.model.info is None:
+            raise LookupError("this server does not say what its models are (it has no get_info)")
+        return self.model.info
+
+    async def base_model(self) -> str:
+        """The name of the base model, once the model is created."""
+        await self.created
+        info = self.info()
+        return info.model_data.model_name or info.model_name or ""
+
+    async def _create(self, future: APIFuture[None], creation: Creation, called: int) -> None:
+        session = self.runtime.session
+        async with self._order.place(future, called) as numbers:
+            try:
+                created = await session.in_session(partial(creation.create, self.runtime, numbers, future))
+            except BaseException as error:
+                self._order.end(future, error)
+                raise
+            self._session_id, model_id = created
+            self.model = Model(model_id)
+        self.model = Model(model_id, await self._get_info(model_id))
+
+    async def _get_info(self, model_id: str) -> models.GetInfoResponse | None:
+        request = training_api.get_info(models.GetInfoRequest(model_id=model_id))
+        return await self.runtime.transport.send_optional(request, SUBMIT)
+
+    # ----------------------------------------------------------------------------------------------- requests, on the loop
+
+    async def _send(self, future: APIFuture[T], request: RunRequest[T], called: int) -> T:
+        place = self._order.place(future, called)
+        async with self._turn(place, changes_run=request.changes_run) as (numbers, model_id):
+            submit = partial(request.submit, self.runtime.transport, model_id)
+            submission = await (numbers.send(submit) if request.is_numbered else submit(0))
+        poller = (await self.runtime.session.started()).poller
+        async with self._result_of(place, changes_run=request.changes_run):
+            return await poller.wait(submission, request.expected, future)
+
+    async def _compute_loss(
+        self, future: APIFuture[ForwardBackwardOutput], data: Sequence[Datum], job: LossJob, called: int
+    ) -> ForwardBackwardOutput:
+        place, changes_run = self._order.place(future, called), not job.forward_only
+        async with self._preparation_of(place, changes_run=changes_run) as started:
+            requests = await prepare_loss_requests(self.runtime.transport, started, data, job)
+        async with self._turn(place, changes_run=changes_run) as (numbers, model_id):
+            accepted = await requests.submit(numbers, model_id)
+        async with self._result_of(place, changes_run=changes_run):
+            return await requests.result(accepted, future)
+
+    async def _compute_custom_loss(
+        self, future: APIFuture[ForwardBackwardOutput], prepared: PreparedLoss, called: int
+    ) -> ForwardBackwardOutput:
+        place = self._order.place(future, called)
+        async with self._preparation_of(place) as started:
+            step = CustomStep(self.runtime.thread, prepared, await prepared.forward(self.runtime.transport, started), future)
+        async with self._turn(place) as (numbers, model_id):
+            underway = await step.submit(numbers, model_id)
+        async with self._result_of(place):
+            return await step.result(underway)
+
+    # ------------------------------------------------------------------------------------------ turns, and what failures stop
+
+    @asynccontextmanager
+    async def _preparation_of(self, place: Place, *, changes_run: bool = True) -> AsyncGenerator[Started]:
+        """Hold what is done ahead of the turn, in the session; when it fails, the place is left."""
+        try:
+            yield await self.runtime.session.started()
+        except BaseException as error:
+            if changes_run and isinstance(error, Exception):
+                self._order.block(place, error)
+            place.leave()
+            raise
+
+    @asynccontextmanager
+    async def _turn(self, place: Place, *, changes_run: bool = True) -> AsyncGenerator[tuple[Numbers, str]]:
+        """Hold what is sent in the turn. What has begun to be sent is sent to the end, also when the future is cancelled."""
+        async with place as numbers:
+            assert self.model is not None
+            with place.future.shield():
+                try:
+                    yield numbers, self.model.model_id
+                except Exception as error:
+                    await self._fail(place, error, stops=changes_run or fate_of(error) is Fate.UNKNOWN)
+                    raise
+
+    @asynccontextmanager
+    async def _result_of(self, place: Place, *, changes_run: bool = True) -> AsyncGenerator[None]:
+        """Hold the wait for the result of what the server has accepted."""
+        try:
+            yield
+        except Exception as error:
+            await self._fail(place, error, stops=changes_run)
+            raise
+
+    async def _fail(self, place: Place, error: Exception, *, stops: bool) -> None:
+        """Note a failure, which, if it ``stops`` later requests, does so until the user has its error.
+
+        Raises SessionLostError in the place of ``error`` where that is what it means.
+        """
+        lost: SessionLostError | None = None
+        if self._session_id is not None:
+            lost = await self.runtime.session.lost_error(self._session_id, error)
+        if stops:
+            self._order.block(place, lost or error)
+        if lost is not None:
+            raise lost from error
+
+
+@attrs.frozen
+class SavedForSampling:
+    """Weights of a run that are saved for a sampling client: where its sampling session comes from."""
+
+    run: TrainingRun
+    saved: APIFuture[str]
+
+    async def open_session(self, runtime: Runtime, started: Started) -> str:
+        """The id of the sampling session, when the weights are saved."""
+        return await take_over(self.saved)
+
+    async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
+        """The base model of the run."""
+        return await self.run.base_model()
