@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from server_harness import Api, custom_loss_body, datum, loss_body, node
 
-from tinker.local.engines.protocol import Example, LossResult
+from tinker.local.engines import LossResult, TrainingExample
 from tinker.local.engines.toy import ToyEngine
 
 TOKENS = [104, 101, 300, 7]
@@ -98,7 +98,7 @@ class NotingEngine(ToyEngine):
 
     def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
         if backward:
-            examples: list[Example] = list(data)
+            examples: list[TrainingExample] = list(data)
             self.weights = [np.asarray(example.loss_inputs["weights"]).tolist() for example in examples]
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
 
@@ -184,7 +184,8 @@ def test_the_torch_engine_computes_them_too(tmp_path: Any) -> None:
     """The same graph on a real model: its loss falls with steps on it."""
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
-    from tinker.local.engines.torch import PACKAGED_MODEL, TorchEngine
+    from tinker.local.engines import PACKAGED_MODEL
+    from tinker.local.engines.torch import TorchEngine
     from tinker.local.settings import Settings
     from tinker.local.state import State
 
@@ -398,7 +399,7 @@ def test_a_datum_must_fit_the_loss(api: Api, one: dict[str, Any], said: str) -> 
 
 def test_only_what_is_listed_exists() -> None:
     """Every name that a graph may use is a function of torch, math or operator, or a method of tensors; none is private."""
-    from tinker.local.loss_operations import ATTRIBUTES, FUNCTIONS, METHODS, OPERATORS
+    from tinker.local.losses.operations import ATTRIBUTES, FUNCTIONS, METHODS, OPERATORS
 
     owners = {"torch": torch, "torch.nn.functional": torch.nn.functional, "math": math, "operator": operator}
     for target in set(FUNCTIONS.values()) - {"getattr"}:

@@ -12,7 +12,7 @@ from server_harness import Api, Clock, GatedEngine, MakeApi, custom_loss_body, l
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.store import MAX_LOGS
+from tinker.local.storage.sessions import MAX_LOGS
 
 SESSION = {"tags": [], "sdk_version": "1"}
 PATH = {"session_id": "s", "sampler_id": "s", "training_run_id": "r", "checkpoint_id": "weights/c"}

@@ -11,10 +11,9 @@ import pytest
 from server_harness import PROTO, Api, GatedBatchingEngine, GatedEngine, MakeApi, datum, sample_body
 
 from tinker._wire import proto
-from tinker.local.engines import PACKAGED
-from tinker.local.engines.protocol import SampleJob, SampleResult
+from tinker.local.engines import PACKAGED_FOLDER, SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.snapshots import IN_MEMORY, SPOOL
+from tinker.local.storage.snapshots import IN_MEMORY, SPOOL
 
 
 def save_for_sampler(api: Api, model: str, seq_id: int, **fields: Any) -> Any:
@@ -50,7 +49,7 @@ def test_a_sampler_can_be_asked_what_it_is(api: Api) -> None:
     """Its base model and tokenizer, and its checkpoint where it has one."""
     session = api.session()
     base = api.sampler(session)
-    known = {"sampler_id": base, "base_model": "tinker/toy", "tokenizer_id": str(PACKAGED)}
+    known = {"sampler_id": base, "base_model": "tinker/toy", "tokenizer_id": str(PACKAGED_FOLDER)}
     assert api.ok("get_sampler", sampler_id=base) == known
     path = api.result(save_for_sampler(api, api.model(session), 1, path="a"))["path"]
     stored = api.sampler(session, 1, model_path=path)

@@ -50,7 +50,7 @@ class Guard:
         return name in self._hosts or is_this_machine(name)
 
 
-def guarded(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:
+def guard_app(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:
     """The application as it is served on ``host``: behind a guard unless clients need a key."""
     if settings.api_key is not None:
         return app

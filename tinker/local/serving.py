@@ -13,16 +13,14 @@ from contextlib import contextmanager
 import uvicorn
 
 from tinker.local.app import create_app
-from tinker.local.engines import EngineName, open_engine
-from tinker.local.engines.protocol import Engine
-from tinker.local.guard import guarded
+from tinker.local.engines import Engine, EngineName, open_engine
+from tinker.local.guard import guard_app
 from tinker.local.hosts import is_this_machine
-from tinker.local.schedule import OpenEngine
+from tinker.local.scheduling import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
 
 log: logging.Logger = logging.getLogger("tinker.local")
-
 KEEP_ALIVE_SECONDS = 75  # longer than clients pause between requests; a shorter one cuts connections under them
 
 
@@ -32,7 +30,7 @@ class _Server(uvicorn.Server):
     def __init__(self, state: State, host: str = "127.0.0.1") -> None:
         self._state = state
         config = uvicorn.Config(
-            guarded(create_app(state), state.settings, host),
+            guard_app(create_app(state), state.settings, host),
             log_level="warning",
             access_log=False,
             ws="none",
@@ -92,7 +90,7 @@ def running_server(
 
     The end of the block fails what is pending and ends every thread of the server.
     """
-    with serve_in_thread(State(_opener(engine, model), settings)) as url:
+    with serve_in_thread(State(_engine_opener(engine, model), settings)) as url:
         yield url
 
 
@@ -121,7 +119,7 @@ def serve_in_thread(state: State) -> Generator[str]:
         listener.close()
 
 
-def _opener(engine: Engine | EngineName, model: str | None) -> OpenEngine:
+def _engine_opener(engine: Engine | EngineName, model: str | None) -> OpenEngine:
     if isinstance(engine, str):
         return functools.partial(open_engine, engine, model)
     return lambda: engine

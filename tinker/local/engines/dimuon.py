@@ -18,7 +18,6 @@ import math
 from typing import Any, TypeVar
 
 M = TypeVar("M")
-
 STEPS = 8
 # The quintic of Muon: its slope at 0 makes small singular values grow fast, and it maps [0, 1.2] into about [0.7, 1.2].
 LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
@@ -39,7 +38,7 @@ def newton_schulz(matrix: M) -> M:
     return result
 
 
-def direction(momentum: M) -> M:
+def orthogonal_direction(momentum: M) -> M:
     """Where a matrix with this momentum goes: orthogonalised, of Frobenius norm sqrt(min(rows, columns))."""
     p: Any = newton_schulz(momentum)
     size = _norm(p)

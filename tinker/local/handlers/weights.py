@@ -1,0 +1,278 @@
+"""Handlers of weights: saves and loads, which run in the order of the model's requests, and checkpoints at rest."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from email.utils import format_datetime
+
+import msgspec
+from starlette.responses import Response
+from tinker_wire import models
+
+from tinker.local.call import APICall
+from tinker.local.engines import Engine, EngineError
+from tinker.local.errors import APIProblem, conflict, not_found
+from tinker.local.operations import (
+    Save,
+    check_ttl,
+    creation_step,
+    describe_saved_model,
+    find_addressed,
+    find_checkpoint,
+    load_checkpoint,
+    optimizer_config,
+    public_checkpoint,
+    require_checkpoint,
+)
+from tinker.local.scheduling import enqueue_idempotent, fingerprint
+from tinker.local.state import State
+from tinker.local.storage import CheckpointRecord, checkpoint_path
+
+
+async def save_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
+    """Weights and optimizer state under a name; without one, under the request's number."""
+    request = call.read(models.SaveWeightsRequest)
+    with state.lock:
+        save = Save.of(state, call, request, "weights")
+
+        def run(engine: Engine) -> models.SaveWeightsResponse:
+            return models.SaveWeightsResponse(path=save.run(engine, overwrite=request.overwrite).path)
+
+        return save.accepted(run, save.check if request.overwrite else save.reserve)
+
+
+async def save_weights_for_sampler(state: State, call: APICall) -> models.UntypedAPIFuture:
+    """Weights to sample from: under a name on disk, or as a sampling session."""
+    request = call.read(models.SaveWeightsForSamplerRequest)
+    with state.lock:
+        if request.path is None and request.sampling_session_seq_id is not None:
+            return _save_as_session(state, call, request, request.sampling_session_seq_id)
+        save = Save.of(state, call, request, "sampler_weights")
+
+        def run(engine: Engine) -> models.SaveWeightsForSamplerResponseInternal:
+            return models.SaveWeightsForSamplerResponseInternal(path=save.run(engine, overwrite=False).path)
+
+        return save.accepted(run, save.reserve)
+
+
+async def save_weights_external(state: State, call: APICall) -> models.UntypedAPIFuture:
+    """Weights to download, as the engine writes them: PEFT's own files where torch trains."""
+    request = call.read(models.SaveWeightsExternalRequest)
+
+    def prepare() -> None:
+        if request.age_encryption_recipients:
+            raise APIProblem(400, "this server writes files as they are; leave age_encryption_recipients out")
+        save.reserve()
+
+    with state.lock:
+        save = Save.of(state, call, request, "external_weights")
+
+        def run(engine: Engine) -> models.SaveWeightsExternalResponseInternal:
+            record = save.run(engine, overwrite=False)
+            return models.SaveWeightsExternalResponseInternal(path=record.path, size_bytes=record.nbytes)
+
+        return save.accepted(run, prepare)
+
+
+def _save_as_session(
+    state: State, call: APICall, request: models.SaveWeightsForSamplerRequest, sampler_number: int
+) -> models.UntypedAPIFuture:
+    model = state.store.model(request.model_id)
+    sampler = state.store.new_sampler(model.session, sampler_number, model.base_model, None, None)
+    sampler.asked_as = model.asked_as
+
+    def run(engine: Engine) -> models.SaveWeightsForSamplerResponseInternal:
+        try:
+            model.require_made()
+            if request.kind == "inflight":
+                model.inflight = engine.snapshot(model.model_id)
+                sampler.weights = model.inflight_weights
+            else:
+                sampler.weights = state.snapshots.save(engine, model.model_id)
+        except Exception:
+            with state.lock:
+                state.store.drop_sampler(sampler)
+            raise
+        return models.SaveWeightsForSamplerResponseInternal(sampling_session_id=sampler.sampler_id)
+
+    prepare: Callable[[], None] = lambda: state.store.add_sampler(sampler_number, sampler)  # noqa: E731
+    number = model.lane.number(request.seq_id)
+    return enqueue_idempotent(state, call.name, model, number, fingerprint(request), run, prepare=prepare)
+
+
+async def load_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
+    """A checkpoint into a model: into one that exists (by id), or into a new one (by session and number)."""
+    request = call.read(models.LoadWeightsRequest)
+    if request.model_id is not None:
+        return _load_into_model(state, call, request, request.model_id)
+    if request.session_id is None or request.model_seq_id is None:
+        raise APIProblem(422, "either model_id, or session_id together with model_seq_id, says where to load")
+    return await _load_into_new_model(state, call, request, request.session_id, request.model_seq_id)
+
+
+def _load_into_model(state: State, call: APICall, request: models.LoadWeightsRequest, model_id: str) -> models.UntypedAPIFuture:
+    def run(engine: Engine) -> models.LoadWeightsResponse:
+        model.require_made()
+        load_checkpoint(state, engine, model, request)
+        return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
+
+    def check_first() -> None:
+        if state.settings.profile.loads_first_only and not model.lane.is_fresh:
+            raise APIProblem(400, f"LoadWeights is not permitted with seq_id {number}")
+
+    with state.lock:
+        model = state.store.model(model_id)
+        number = model.lane.number(request.seq_id)
+        same = fingerprint(msgspec.structs.replace(request, weights_access_token=None))
+        return enqueue_idempotent(state, call.name, model, number, same, run, prepare=check_first)
+
+
+async def _load_into_new_model(
+    state: State, call: APICall, request: models.LoadWeightsRequest, session_id: str, number: int
+) -> models.UntypedAPIFuture:
+    engine = await state.engine()
+
+    def run(engine: Engine) -> models.LoadWeightsResponse:
+        work(engine)
+        return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
+
+    new = describe_saved_model(state, engine, request)
+    with state.lock:
+        model = new.add(state, session_id, number)
+        work = creation_step(model, lambda engine: load_checkpoint(state, engine, model, request))
+        same = fingerprint(msgspec.structs.replace(request, weights_access_token=None))
+        return enqueue_idempotent(state, call.name, model, 0, same, run)
+
+
+async def list_checkpoints(state: State, call: APICall) -> models.CheckpointsListResponse:
+    """Those of one run, the newest first."""
+    run = call.path["training_run_id"]
+    records = await state.offload_always(lambda: state.checkpoints.list(run))
+    with state.lock:
+        if not records and state.store.find_model(run) is None:
+            raise not_found("training run", run)
+    return models.CheckpointsListResponse(checkpoints=[public_checkpoint(record) for record in records])
+
+
+async def list_user_checkpoints(state: State, call: APICall) -> models.CheckpointsListResponse:
+    """A page of all, the newest first."""
+    limit, offset = call.integer("limit", 100), call.integer("offset", 0)
+    records = await state.offload_always(state.checkpoints.list)
+    page = [public_checkpoint(record) for record in records[offset : offset + limit]]
+    cursor = models.Cursor(offset=offset, limit=limit, total_count=len(records))
+    return models.CheckpointsListResponse(checkpoints=page, cursor=cursor)
+
+
+async def weights_info(state: State, call: APICall) -> models.WeightsInfoResponse:
+    """Of what base model, with which adapter and optimizer. Problem 400 for what is no path, 404 for what is not here."""
+    record = find_checkpoint(state, call.read(models.WeightsInfoRequest).tinker_path)
+    config = record.lora_config
+    return models.WeightsInfoResponse(
+        base_model=record.base_model,
+        optimizer_config=optimizer_config(record.optimizer),
+        is_lora=True,
+        lora_rank=config.rank,
+        train_unembed=config.train_unembed,
+        train_mlp=config.train_mlp,
+        train_attn=config.train_attn,
+    )
+
+
+async def delete_checkpoint(state: State, call: APICall) -> None:
+    """For good. Samplers that have its weights in memory go on."""
+    with state.lock:
+        record = find_addressed(state, call)
+        state.checkpoints.delete(record)
+        state.usage.record_deletion(record)
+        state.audit.record_checkpoint("checkpoint_deleted", record)
+
+
+async def publish_checkpoint(state: State, call: APICall) -> None:
+    """Notes that everybody may use it; 409 when that is so. This server has one user, so nothing else changes."""
+    _set_public(state, call, True)
+
+
+async def unpublish_checkpoint(state: State, call: APICall) -> None:
+    """The reverse."""
+    _set_public(state, call, False)
+
+
+def _set_public(state: State, call: APICall, public: bool) -> None:
+    with state.lock:
+        record = find_addressed(state, call)
+        if record.public == public:
+            raise conflict(f"the checkpoint {record.path} is {'public' if public else 'private'} already")
+        state.checkpoints.update(record, public=public)
+        state.audit.record_checkpoint("checkpoint_published" if public else "checkpoint_unpublished", record)
+
+
+async def set_checkpoint_ttl(state: State, call: APICall) -> None:
+    """When it goes, counted from now; null keeps it for ever."""
+    seconds = call.read(models.SetCheckpointTtlRequest).ttl_seconds
+    check_ttl(seconds)
+    with state.lock:
+        record = find_addressed(state, call)
+        state.checkpoints.update(record, expires_at=None if seconds is None else state.now() + seconds)
+        state.audit.record_checkpoint("checkpoint_ttl_set", record, ttl_seconds=seconds)
+
+
+async def copy_weights(state: State, call: APICall) -> models.CopyWeightsResponse:
+    """A copy of the same kind and name in a run of its own, which cannot be trained on. The files are shared on disk."""
+    request = call.read(models.CopyWeightsRequest)
+    check_ttl(request.ttl_seconds)
+    source = find_checkpoint(state, request.source_path)
+    with state.lock:
+        run = _new_run(state, request)
+    record = msgspec.structs.replace(
+        source,
+        path=checkpoint_path(run, source.kind, source.name),
+        training_run_id=run,
+        created_at=state.now(),
+        expires_at=None if request.ttl_seconds is None else state.now() + request.ttl_seconds,
+        public=False,
+        session_id=request.session_id,
+        project_id=request.destination_project_id or source.project_id,
+    )
+    try:
+        await state.offload_always(lambda: state.checkpoints.copy(source, record))
+    except EngineError as error:
+        raise conflict(str(error)) from error
+    with state.lock:
+        state.audit.record_checkpoint("checkpoint_copied", record, source=source.path)
+    return models.CopyWeightsResponse(tinker_path=record.path)
+
+
+def _new_run(state: State, request: models.CopyWeightsRequest) -> str:
+    """The id of the copy's run: the one that the client numbered, else a new one."""
+    if request.session_id is None or request.model_seq_id is None:
+        return str(uuid.uuid4())
+    session = state.store.live_session(request.session_id)
+    run = state.settings.profile.names.model(session.session_id, request.model_seq_id)
+    if request.model_seq_id in session.models or state.checkpoints.list(run):
+        raise conflict(f"the training run {run!r} exists; choose another model_seq_id")
+    return run
+
+
+async def get_external_weights_urls(state: State, call: APICall) -> models.ExternalWeightsUrlsResponse:
+    """A link to each file; they end after ``link_seconds``."""
+    record = find_addressed(state, call, "external_weights")
+    urls = {name: state.links.file_url(call.base_url, record, name) for name in state.checkpoints.files(record)}
+    _record_download(state, record)
+    return models.ExternalWeightsUrlsResponse(urls=urls, expires=state.links.expires_at())
+
+
+async def get_checkpoint_archive(state: State, call: APICall) -> Response:
+    """A redirect to a tar.gz of all files. A bare name is that of weights to sample from."""
+    if "/" in call.path["checkpoint_id"]:
+        record = find_addressed(state, call, "weights", "sampler_weights")
+    else:
+        record = require_checkpoint(state, call.path["training_run_id"], "sampler_weights", call.path["checkpoint_id"])
+    location = state.links.archive_url(call.base_url, record)
+    _record_download(state, record)
+    return Response(None, 302, {"location": location, "expires": format_datetime(state.links.expires_at(), usegmt=True)})
+
+
+def _record_download(state: State, record: CheckpointRecord) -> None:
+    with state.lock:
+        state.audit.record_checkpoint("checkpoint_read", record, "download")

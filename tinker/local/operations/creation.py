@@ -1,0 +1,81 @@
+"""How a model comes to be: what it will be, and the step that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+from tinker_wire import models
+
+from tinker.local.engines import AdapterSpec, Engine
+from tinker.local.errors import APIProblem
+from tinker.local.state import State
+from tinker.local.storage import ModelRecord, SessionRecord
+
+
+@attrs.frozen(kw_only=True)
+class NewModel:
+    """What a model will be. ``asked_as`` is what the client called its base model."""
+
+    base_model: str
+    asked_as: str | None = None
+    spec: AdapterSpec
+    optimizer: str
+    user_metadata: models.Metadata | None
+
+    def add(self, state: State, session_id: str, number: int) -> ModelRecord:
+        """The model of that number, new or as it is. Call with the state's lock held."""
+        state.require_open()
+        session = state.store.live_session(session_id)
+        return state.store.add_model(session, number, lambda model_id: self._make(state, session, model_id))
+
+    def _make(self, state: State, session: SessionRecord, model_id: str) -> ModelRecord:
+        return ModelRecord(
+            model_id=model_id,
+            session=session,
+            base_model=self.base_model,
+            asked_as=self.asked_as,
+            spec=self.spec,
+            lane=state.new_lane(),
+            last_request_at=state.now(),
+            optimizer=self.optimizer,
+            user_metadata=self.user_metadata,
+        )
+
+
+def creation_step(model: ModelRecord, make: Callable[[Engine], object]) -> Callable[[Engine], None]:
+    """Makes the model, and notes on it when that fails, so that its later requests can say why they fail."""
+
+    def run(engine: Engine) -> None:
+        try:
+            make(engine)
+        except Exception as error:
+            model.broken = str(error)
+            raise
+
+    return run
+
+
+def check_rank(state: State, spec: AdapterSpec) -> None:
+    """Problem 400 for a rank that no adapter may have here."""
+    limit = state.settings.max_rank
+    if not 1 <= spec.rank <= limit:
+        raise APIProblem(400, f"rank is {spec.rank}; 1 to {limit} is possible (max_rank)")
+
+
+def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:
+    """What the engine is asked for; without a configuration its defaults."""
+    if config is None:
+        return AdapterSpec()
+    return AdapterSpec(
+        rank=config.rank,
+        seed=config.seed,
+        train_unembed=config.train_unembed,
+        train_mlp=config.train_mlp,
+        train_attn=config.train_attn,
+    )
+
+
+def lora_config(spec: AdapterSpec) -> models.LoraConfig:
+    """The inverse of :func:`adapter_spec`."""
+    return models.LoraConfig(**attrs.asdict(spec))

@@ -1,0 +1,58 @@
+"""The checkpoint that a request names, and the times to live that one may have."""
+
+from __future__ import annotations
+
+from tinker.local.call import APICall
+from tinker.local.engines import EngineError
+from tinker.local.errors import APIProblem, not_found
+from tinker.local.state import State
+from tinker.local.storage import CHECKPOINT_KINDS, CheckpointKind, CheckpointRecord, checkpoint_path
+from tinker.types.paths import ParsedCheckpointTinkerPath
+
+SHORTEST_TTL, LONGEST_TTL = 3600, 315_360_000  # an hour, ten years
+
+
+def check_ttl(seconds: int | None) -> None:
+    """Problem 400 for a time to live that is not possible; None is for ever."""
+    if seconds is not None and not SHORTEST_TTL <= seconds <= LONGEST_TTL:
+        raise APIProblem(400, f"ttl_seconds is {seconds}; {SHORTEST_TTL} to {LONGEST_TTL} is possible")
+
+
+def find_checkpoint(state: State, path: str) -> CheckpointRecord:
+    """The checkpoint of a tinker path of any kind. Problem 400 for what is no path, 404 for what is not here."""
+    try:
+        ParsedCheckpointTinkerPath.from_tinker_path(path)
+    except ValueError as error:
+        raise APIProblem(400, str(error)) from error
+    try:
+        return state.checkpoints.find(path, *CHECKPOINT_KINDS)[0]
+    except EngineError as error:
+        raise APIProblem(404, str(error)) from error
+
+
+def find_addressed(state: State, call: APICall, *kinds: CheckpointKind) -> CheckpointRecord:
+    """The checkpoint that the path names. Problem 400 for a wrong name, 404 when it is not here, 425 while it is written."""
+    run, wanted = call.path["training_run_id"], call.path["checkpoint_id"]
+    kind, _, name = wanted.rpartition("/")
+    if kind not in (kinds or CHECKPOINT_KINDS):
+        expected = " or ".join(f"'{kind}/<name>'" for kind in kinds or CHECKPOINT_KINDS)
+        raise APIProblem(
+            400, f"Invalid checkpoint identifier {wanted!r}. Expected {expected}, where <name> is one path segment."
+        )
+    return require_checkpoint(state, run, kind, name)
+
+
+def require_checkpoint(state: State, run: str, kind: CheckpointKind, name: str) -> CheckpointRecord:
+    """The checkpoint. Problem 404 when it is not here, 425 while it is written."""
+    path = checkpoint_path(run, kind, name)
+    try:
+        record = state.checkpoints.get(run, kind, name)
+    except EngineError as error:
+        raise APIProblem(404, str(error)) from error
+    if record is not None:
+        return record
+    with state.lock:
+        model = state.store.find_model(run)
+        if model is not None and path in model.names:
+            raise APIProblem(425, f"the checkpoint {path} is still being written", {"retry-after": "1"})
+    raise not_found("checkpoint", path)

@@ -1,0 +1,50 @@
+"""Which samples of one client have completed, in order: what ``retrieve_futures`` tells."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+from tinker.local.storage.notifier import Notifier
+
+MAX_COMPLETIONS = 20_000  # completions that nobody asks for; their results are not kept that long either
+
+
+@attrs.frozen
+class Completion:
+    """The request that completed; ``place`` is 1 for the first one."""
+
+    place: int
+    request_id: str
+    failed: bool
+
+
+class CompletionLog:
+    """The completions of one client. Guarded by the lock of the state."""
+
+    def __init__(self) -> None:
+        self._completions: deque[Completion] = deque(maxlen=MAX_COMPLETIONS)
+        self._count = 0
+        self._bell = Notifier()
+
+    @property
+    def cursor(self) -> int:
+        """The place of the last one."""
+        return self._count
+
+    def add(self, request_id: str, *, failed: bool) -> None:
+        """One more has completed."""
+        self._count += 1
+        self._completions.append(Completion(self._count, request_id, failed))
+        self._bell.ring()
+
+    def after(self, cursor: int) -> list[Completion]:
+        """Those behind a cursor. The ones up to it are forgotten."""
+        while self._completions and self._completions[0].place <= cursor:
+            self._completions.popleft()
+        return list(self._completions)
+
+    async def wait(self, cursor: int, seconds: float) -> None:
+        """Until there is one behind the cursor, or for that long."""
+        await self._bell.wait(lambda: self._count > cursor, seconds)
