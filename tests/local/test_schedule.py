@@ -78,10 +78,10 @@ def test_requests_run_in_the_order_of_their_numbers(futures: FutureStore, lane: 
     assert not lane.is_fresh
     drain(lane, 1.0)
     assert log == ["0"]
-    assert lane.wakes_at() == 11.0
-    assert "seq_id 1" in str(lane.missing())
+    assert lane.next_wake() == 11.0
+    assert "seq_id 1" in str(lane.describe_gap())
     lane.put(1, work(futures, "1", log), 2.0)
-    assert (lane.wakes_at(), lane.missing()) == (None, None)
+    assert (lane.next_wake(), lane.describe_gap()) == (None, None)
     drain(lane, 2.0)
     assert log == ["0", "1", "2", "3"]
     assert not taken(lane, 100.0)
@@ -94,7 +94,7 @@ def test_a_gap_ends_at_its_time(futures: FutureStore, lane: ModelQueue) -> None:
     drain(lane, 0.0)
     lane.put(5, work(futures, "5", log), 3.0)
     lane.put(7, work(futures, "7", log), 4.0)
-    assert lane.wakes_at() == 13.0
+    assert lane.next_wake() == 13.0
     drain(lane, 12.9)
     assert log == ["0"]
     lane.require_free(1)
@@ -104,10 +104,10 @@ def test_a_gap_ends_at_its_time(futures: FutureStore, lane: ModelQueue) -> None:
         with pytest.raises(APIProblem, match="comes too late"):
             lane.require_free(number)
     lane.require_free(6)
-    assert lane.wakes_at() == 23.0
+    assert lane.next_wake() == 23.0
     drain(lane, 23.0)
     assert log == ["0", "5", "7"]
-    assert lane.wakes_at() is None
+    assert lane.next_wake() is None
 
 
 def test_numbers_that_were_refused_hold_nobody_back(futures: FutureStore, lane: ModelQueue) -> None:
@@ -121,29 +121,29 @@ def test_numbers_that_were_refused_hold_nobody_back(futures: FutureStore, lane: 
     drain(lane, 0.0)
     assert log == ["0", "2"]
     lane.skip(1, 0.0)
-    assert lane.wakes_at() is None
+    assert lane.next_wake() is None
     lane.skip(4, 5.0)
-    assert lane.wakes_at() == 15.0
+    assert lane.next_wake() == 15.0
     lane.put(3, work(futures, "3", log), 6.0)
     drain(lane, 6.0)
     assert log == ["0", "2", "3"]
-    assert lane.number(None) == 5
+    assert lane.assign_number(None) == 5
 
 
 def test_free_numbers(futures: FutureStore, lane: ModelQueue) -> None:
     """Who gives no number, or 0, gets the first one behind everything that was submitted, and never that of the creation."""
-    assert [lane.number(given) for given in (None, 0, 1, 7)] == [1, 1, 1, 7]
+    assert [lane.assign_number(given) for given in (None, 0, 1, 7)] == [1, 1, 1, 7]
     lane.put(0, work(futures, "0"), 0.0)
-    assert lane.number(None) == 1
+    assert lane.assign_number(None) == 1
     assert lane.is_fresh
     lane.put(3, work(futures, "3"), 0.0)
-    assert lane.number(None) == 4
+    assert lane.assign_number(None) == 4
     assert not lane.is_fresh
     drain(lane, 0.0)
-    assert lane.number(0) == 4
+    assert lane.assign_number(0) == 4
     drain(lane, 10.0)
-    assert lane.number(None) == 4
-    assert lane.number(2) == 2
+    assert lane.assign_number(None) == 4
+    assert lane.assign_number(2) == 2
 
 
 def test_a_closed_lane_runs_what_can_run_and_fails_the_rest(futures: FutureStore, lane: ModelQueue) -> None:
@@ -159,7 +159,7 @@ def test_a_closed_lane_runs_what_can_run_and_fails_the_rest(futures: FutureStore
     assert ready.future.outcome == Done("0")
     assert stuck.future.outcome == RequestFailure("over", "user")
     assert not taken(lane, 100.0)
-    assert lane.wakes_at() is None
+    assert lane.next_wake() is None
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_a_sample_that_nobody_wants_does_not_run(futures: FutureStore) -> None:
     assert engine.batches == [["a", "c"]]
     assert every[1].future.outcome is None
     assert lane.take(0.0) is None
-    assert lane.wakes_at() is None
+    assert lane.next_wake() is None
 
 
 # Chores and the thread
@@ -288,7 +288,7 @@ def test_a_chore_is_done_from_time_to_time_while_it_is_needed() -> None:
 
     def at(now: float) -> tuple[int, float | None]:
         assert chore.take(now) is None
-        return len(done), chore.wakes_at()
+        return len(done), chore.next_wake()
 
     assert at(0.0) == (0, None)
     needed[0] = True
@@ -321,15 +321,15 @@ class Steps:
     """A lane of named steps."""
 
     def __init__(self, log: list[str], *names: str) -> None:
-        self._log, self._names = log, list(names)
+        self._log, self._ids = log, list(names)
 
     def take(self, now: float) -> Any:
-        if not self._names:
+        if not self._ids:
             return None
-        name = self._names.pop(0)
+        name = self._ids.pop(0)
         return lambda open_engine: self._log.append(f"{name} {open_engine()}")
 
-    def wakes_at(self) -> float | None:
+    def next_wake(self) -> float | None:
         return None
 
 
@@ -342,7 +342,7 @@ class Last:
     def take(self, now: float) -> Any:
         return None if self.taken.is_set() else lambda open_engine: self.taken.set()
 
-    def wakes_at(self) -> float | None:
+    def next_wake(self) -> float | None:
         return None
 
 
@@ -412,14 +412,14 @@ def test_a_stopped_thread_refuses_what_it_has_not_begun(make_worker: Any) -> Non
     worker.add(Steps(log, "never"))
     worker.stop(lambda: "refused")
     assert log == ["refused"]
-    assert worker.ended.outcome is None
+    assert worker.closed.outcome is None
     release.set()
     worker.join()
     assert log == ["refused", "finished"]
-    assert worker.ended.outcome == WORKER_CLOSED
+    assert worker.closed.outcome == WORKER_CLOSED
     idle = make_worker()
     idle.stop(lambda: "refused")
-    assert idle.ended.outcome == WORKER_CLOSED
+    assert idle.closed.outcome == WORKER_CLOSED
     idle.notify()
     idle.join()
 

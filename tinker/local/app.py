@@ -136,14 +136,16 @@ def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[
         state.accounts.admit(operation.operation_id, read_credential(request.headers))
         _check_offered(profile.absent.get(operation.operation_id))
         call = await receive(request, operation, state.settings.max_request_bytes, state.offload)
-        call = call.rewritten(profile)
-        return _to_response(await handler(state, call), lambda content: profile.reshaped(call.name, call.content, content))
+        call = call.apply(profile)
+        return _to_response(
+            await handler(state, call), lambda content: profile.rewrite_answer(call.name, call.content, content)
+        )
 
     async def endpoint(request: Request) -> Response:
         try:
             return await answered(request)
         except APIProblem as problem:
-            return _error_response(profile.refusal(problem))
+            return _error_response(profile.rewrite_problem(problem))
         except RecursionError:
             return _error_response(APIProblem(422, "the body is nested too deeply"))
         except ClientDisconnect:

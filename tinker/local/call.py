@@ -24,7 +24,7 @@ Offload: TypeAlias = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
 class APICall:
     """What was asked: the operation, the parts of the path, the query, the headers (lower case) and the plain body.
 
-    ``base_url`` is where the client found this server, without a trailing slash. ``is_near`` says that the client runs on
+    ``base_url`` is where the client found this server, without a trailing slash. ``is_local_client`` says that the client runs on
     this machine, as far as the connection tells: through a tunnel it seems to.
     """
 
@@ -33,7 +33,7 @@ class APICall:
     query: Mapping[str, str] = attrs.field(factory=lambda: dict[str, str](), repr=False)
     headers: Mapping[str, str] = attrs.field(factory=lambda: dict[str, str](), repr=False)
     base_url: str = ""
-    is_near: bool = False
+    is_local_client: bool = False
     content: bytes = attrs.field(default=b"", repr=False)
 
     @property
@@ -62,20 +62,20 @@ class APICall:
             raise APIProblem(415, f"{self.name} takes application/json")
         return read_body(self.content, kind)
 
-    def rewritten(self, profile: Profile) -> APICall:
+    def apply(self, profile: Profile) -> APICall:
         """The call as the profile wants it read. Problem when the profile refuses it."""
-        return self if self.is_proto else attrs.evolve(self, content=profile.rewritten(self.name, self.content))
+        return self if self.is_proto else attrs.evolve(self, content=profile.rewrite_request(self.name, self.content))
 
     # The query
 
-    def integer(self, name: str, default: int) -> int:
+    def query_integer(self, name: str, default: int) -> int:
         """A number of the query, at least 0. Problem 422 for anything else."""
         text = self.query.get(name, str(default))
         if not (text.isascii() and text.isdigit() and len(text) <= 400):
             raise _query_problem(name, f"{text!r} is no whole number from 0 on")
         return int(text)
 
-    def word(self, name: str, known: Sequence[str]) -> str:
+    def query_choice(self, name: str, known: Sequence[str]) -> str:
         """One of the ``known`` words of the query, by default the first. Problem 422 for another one."""
         text = self.query.get(name, known[0])
         if text not in known:
@@ -112,7 +112,7 @@ async def receive(request: Request, operation: Operation, limit: int, offload: O
         query=dict(request.query_params),
         headers=request.headers,
         base_url=_find_base_url(request),
-        is_near=_is_local_client(request),
+        is_local_client=_is_local_client(request),
         content=content,
     )
 

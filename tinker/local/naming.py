@@ -27,8 +27,8 @@ def check_base_model(state: State, engine: Engine, name: str) -> str:
         raise APIProblem(
             400, f"base model {name!r} is not offered; this server has {engine.base_model!r}{explain_absence(name)}"
         )
-    if name not in state.foreign_names and len(state.foreign_names) < MAX_LOGGED_NAMES:
-        state.foreign_names.add(name)
+    if name not in state.other_model_names and len(state.other_model_names) < MAX_LOGGED_NAMES:
+        state.other_model_names.add(name)
         log.warning("a client asks for %r: %s", name, single_model_warning(engine))
     return name
 
@@ -46,13 +46,13 @@ def tokenizer_for(call: APICall, engine: Engine) -> str:
     name = engine.tokenizer_id
     if not Path(name).is_dir():
         return name
-    if call.is_near and ":" not in name:  # clients take what follows a colon for a revision
+    if call.is_local_client and ":" not in name:  # clients take what follows a colon for a revision
         return name
     if Path(name) == PACKAGED_FOLDER:
         return PACKAGED_TOKENIZER
     return f"{engine.base_model.replace(':', '_')} (a folder of the server)"
 
 
-def visible_name(call: APICall, name: str, asked_as: str | None) -> str:
+def visible_name(call: APICall, name: str, requested_name: str | None) -> str:
     """The base model's name in an answer about what this client asked for under another name."""
-    return asked_as if asked_as is not None and call.is_near else name
+    return requested_name if requested_name is not None and call.is_local_client else name

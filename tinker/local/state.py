@@ -72,7 +72,7 @@ class State:
         self.checkpoints: Checkpoints = Checkpoints(self.settings.data_dir, now, self._owner)
         self.snapshots: Snapshots = Snapshots(self.settings.data_dir, self._owner)
         self.telemetry: deque[models.TelemetryEvent] = deque(maxlen=self.settings.max_telemetry_events)
-        self.foreign_names: set[str] = set()  # of base models, which clients were given another one for
+        self.other_model_names: set[str] = set()  # of base models, which clients were given another one for
         self.samples: SampleQueue = SampleQueue(self.futures, self.settings.sample_batch_tokens)
         self._worker = Worker(open_engine, self.lock, clock)
         self._worker.add(self.samples)
@@ -106,7 +106,7 @@ class State:
         assert self._worker.engine is not None
         return self._worker.engine
 
-    def new_lane(self) -> ModelQueue:
+    def new_queue(self) -> ModelQueue:
         """A lane for the requests of one more model."""
         lane = ModelQueue(self.futures, self.settings.gap_seconds)
         self._worker.add(lane)
@@ -118,12 +118,12 @@ class State:
 
     def _drop(self, model: ModelRecord) -> None:
         """Forget a model's weights once what was submitted for it has run."""
-        leftovers = RequestFailure(f"model {model.model_id!r} {model.closed}", "user")
-        model.lane.close(leftovers, lambda open_engine: self._forget(model, open_engine))
+        leftovers = RequestFailure(f"model {model.model_id!r} {model.closed_reason}", "user")
+        model.queue.close(leftovers, lambda open_engine: self._forget(model, open_engine))
         self.notify()
 
     def _forget(self, model: ModelRecord, open_engine: OpenEngine) -> None:
-        self._worker.remove(model.lane)
+        self._worker.remove(model.queue)
         self.snapshots.forget(model.model_id)
         open_engine().drop_adapter(model.model_id)
 
@@ -156,7 +156,7 @@ class State:
     async def aclose(self) -> None:
         """As :meth:`close`, without blocking the loop while the step runs."""
         self.begin_close()
-        await self._worker.ended.wait()
+        await self._worker.closed.wait()
         self.close()
 
     def begin_close(self) -> None:

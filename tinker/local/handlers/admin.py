@@ -20,7 +20,7 @@ MAX_RANGE = datetime.timedelta(days=14)
 
 async def get_audit_log(state: State, call: APICall) -> models.AuditLogResponse:
     """What the user did, oldest first."""
-    kind, day = call.word("event_type", AUDIT_KINDS), call.query.get("day")
+    kind, day = call.query_choice("event_type", AUDIT_KINDS), call.query.get("day")
     if day is not None and not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", day):
         raise APIProblem(422, [{"loc": ["query", "day"], "msg": f"{day!r} is no day like 2026-01-31", "type": "value_error"}])
     with state.lock:

@@ -29,7 +29,7 @@ async def retrieve_future(state: State, call: APICall) -> msgspec.Struct | Respo
     if isinstance(outcome, RequestFailure) and profile.failed_status != 200:
         raise APIProblem(profile.failed_status, outcome.error)
     media_type, content = await _encode_result(state, future, outcome, proto_wanted=call.accepts_proto and profile.protobuf)
-    if request.allow_metadata_only and profile.announces and len(content) > state.settings.inline_result_bytes:
+    if request.allow_metadata_only and profile.announces_size and len(content) > state.settings.inline_result_bytes:
         future.encoded = media_type, content
         return models.FutureMetadataResponse(request_id=future.request_id, response_payload_size=len(content))
     future.encoded = None
@@ -42,7 +42,7 @@ async def retrieve_futures(state: State, call: APICall) -> models.FuturesRetriev
     request = call.read(models.FuturesRetrieveRequest)
     hold = state.settings.hold_seconds
     with state.lock:
-        log = state.store.sampler(request.target.sampling_session_id).log(request.target.cloned_sampler_id)
+        log = state.store.sampler(request.target.sampling_session_id).completion_log(request.target.cloned_sampler_id)
         for request_id in request.retrieved_request_ids:
             state.futures.release(request_id)
     await log.wait(request.prev_cursor, hold if request.timeout is None else min(request.timeout, hold))
@@ -104,7 +104,7 @@ def _try_again(future: ServerFuture, old: bool, profile: Profile) -> msgspec.Str
         queue_state_reason=reason,
         detail=reason or "still queued or running",
     )
-    content = msgspec.json.encode(profile.pending(msgspec.to_builtins(status)))
+    content = msgspec.json.encode(profile.pending_body(msgspec.to_builtins(status)))
     return Response(content, status_code=408, media_type=json.MEDIA_TYPE)
 
 
@@ -118,7 +118,7 @@ async def _encode_result(
         return future.encoded
     content = await state.offload(future.nbytes, lambda: _encode_or_fail(outcome, media_type))
     if media_type == json.MEDIA_TYPE:
-        content = state.settings.profile.result(type(outcome), content)
+        content = state.settings.profile.rewrite_result(type(outcome), content)
     return media_type, content
 
 

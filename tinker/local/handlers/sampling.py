@@ -41,7 +41,7 @@ async def create_sampling_session(state: State, call: APICall) -> models.CreateS
         if sampler is None:
             number = request.sampling_session_seq_id
             sampler = state.store.new_sampler(session, number, base_model, request.model_path, weights)
-            sampler.asked_as = request.base_model
+            sampler.requested_name = request.base_model
             state.store.add_sampler(number, sampler)
     return models.CreateSamplingSessionResponse(sampling_session_id=sampler.sampler_id)
 
@@ -50,7 +50,7 @@ def _find_existing(
     state: State, session: SessionRecord, request: models.CreateSamplingSessionRequest, base_model: str
 ) -> SamplerRecord | None:
     """The sampling session that the same request made before."""
-    found = session.samplers.get(request.sampling_session_seq_id) if state.settings.profile.names.by_number else None
+    found = session.samplers.get(request.sampling_session_seq_id) if state.settings.profile.ids.by_number else None
     same = found is not None and (found.base_model, found.model_path) == (base_model, request.model_path)
     return found if same else None
 
@@ -59,7 +59,7 @@ async def join_sampling_session(state: State, call: APICall) -> models.JoinSampl
     """The number of one more client: 1, 2, 3, ..."""
     request = call.read(models.JoinSamplingSessionRequest)
     with state.lock:
-        return models.JoinSamplingSessionResponse(client_counter=state.store.sampler(request.sampling_session_id).join())
+        return models.JoinSamplingSessionResponse(client_counter=state.store.sampler(request.sampling_session_id).add_client())
 
 
 def _find_source(state: State, engine: Engine, base_model: str | None, path: str | None) -> tuple[LoadWeights, str]:
@@ -91,7 +91,7 @@ async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
         sampler = state.store.sampler(call.path["sampler_id"])
     return models.GetSamplerResponse(
         sampler_id=sampler.sampler_id,
-        base_model=visible_name(call, sampler.base_model, sampler.asked_as),
+        base_model=visible_name(call, sampler.base_model, sampler.requested_name),
         model_path=sampler.model_path,
         tokenizer_id=tokenizer_for(call, engine),
     )
@@ -127,10 +127,10 @@ def _enqueue(
     key = f"{owner}:request:{request.seq_id if numbered else uuid.uuid4()}"
     sequence_ids = [f"{key}:sequence:{index}" for index in range(request.num_samples)]
     same = fingerprint(request)
-    request_id = state.futures.submitted(key, same)
+    request_id = state.futures.find_request_id(key, same)
     if request_id is None:
-        log = None if sampler is None else sampler.log((request.seq_id or 0) // CLIENT_NUMBERS)
-        future = state.futures.open(key, same, None if sampler is None else sampler.session.span("asample", owner))
+        log = None if sampler is None else sampler.completion_log((request.seq_id or 0) // CLIENT_NUMBERS)
+        future = state.futures.open(key, same, None if sampler is None else sampler.session.new_span("asample", owner))
         future.is_sample = True
         if sampler is not None and log is not None:
             future.on_done = _completion_logger(log)

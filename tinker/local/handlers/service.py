@@ -72,8 +72,8 @@ MAX_RESULTS = 200
 
 async def list_sessions(state: State, call: APICall) -> models.ListSessionsResponse:
     """A page of ids, the newest first."""
-    limit, offset = call.integer("limit", 20), call.integer("offset", 0)
-    call.word("access_scope", SCOPES)
+    limit, offset = call.query_integer("limit", 20), call.query_integer("offset", 0)
+    call.query_choice("access_scope", SCOPES)
     with state.lock:
         page = state.store.sessions()[offset : offset + limit]
     return models.ListSessionsResponse(sessions=[session.session_id for session in page])
@@ -81,7 +81,7 @@ async def list_sessions(state: State, call: APICall) -> models.ListSessionsRespo
 
 async def get_session(state: State, call: APICall) -> models.GetSessionResponse:
     """The models and samplers of one session."""
-    call.word("access_scope", SCOPES)
+    call.query_choice("access_scope", SCOPES)
     with state.lock:
         session = state.store.session(call.path["session_id"])
         return models.GetSessionResponse(

@@ -47,7 +47,7 @@ async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
     check_rank(state, spec)
     new = NewModel(
         base_model=base_model,
-        asked_as=request.base_model,
+        requested_name=request.base_model,
         spec=spec,
         optimizer=optimizer,
         user_metadata=request.user_metadata,
@@ -69,9 +69,9 @@ async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
     engine = await state.engine()
     with state.lock:
         model = state.store.model(request.model_id)
-    if model.broken is not None:
-        raise APIProblem(400, f"model {model.model_id!r} was not created: {model.broken}")
-    name = visible_name(call, model.base_model, model.asked_as)
+    if model.creation_error is not None:
+        raise APIProblem(400, f"model {model.model_id!r} was not created: {model.creation_error}")
+    name = visible_name(call, model.base_model, model.requested_name)
     return models.GetInfoResponse(
         model_id=model.model_id,
         model_data=models.ModelData(model_name=name, tokenizer_id=tokenizer_for(call, engine)),
@@ -115,7 +115,7 @@ async def _enqueue_protobuf(state: State, call: APICall) -> models.UntypedAPIFut
         return request, fingerprint_protobuf(request)
 
     if not state.settings.profile.protobuf:
-        raise state.settings.profile.unread
+        raise state.settings.profile.protobuf_problem
     try:
         request, same = await state.offload(len(call.content), read)
     except proto.ProtoError as error:
@@ -152,12 +152,12 @@ def _enqueue_loss(
     data: Callable[[], list[Datum]],
 ) -> models.UntypedAPIFuture:
     def run(engine: Engine) -> ForwardBackwardOutput:
-        model.require_made()
+        model.require_created()
         return compute_loss(state, engine, model, loss, data())
 
     with state.lock:
         model = state.store.model(model_id)
-        return enqueue_idempotent(state, operation, model, model.lane.number(seq_id), same, run)
+        return enqueue_idempotent(state, operation, model, model.queue.assign_number(seq_id), same, run)
 
 
 async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -168,13 +168,13 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
         state.require_open()
         session = state.store.live_session(request.session_id)
         key = f"{session.session_id}:custom_loss:{request.custom_loss_seq_id}"
-        request_id = state.futures.submitted(key, same)
+        request_id = state.futures.find_request_id(key, same)
         if request_id is None:
             if len(session.losses) >= state.settings.max_custom_losses:
                 limit = f"max_custom_losses={state.settings.max_custom_losses}"
                 raise APIProblem(403, f"this session has as many custom losses as it may have ({limit})")
             session.losses[key] = check_custom_loss(request)
-            future = state.futures.open(key, same, session.span(call.name, session.session_id))
+            future = state.futures.open(key, same, session.new_span(call.name, session.session_id))
             state.futures.resolve(future, models.CreateCustomLossResponse(loss_id=key))
             request_id = future.request_id
     return models.UntypedAPIFuture(request_id=request_id)
@@ -185,12 +185,12 @@ async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
     request = call.read(models.OptimStepRequest)
 
     def run(engine: Engine) -> models.OptimStepResponse:
-        model.require_made()
+        model.require_created()
         return models.OptimStepResponse(metrics=engine.optim_step(model.model_id, step_params(model, request)))
 
     with state.lock:
         model = state.store.model(request.model_id)
-        return enqueue_idempotent(state, call.name, model, model.lane.number(request.seq_id), fingerprint(request), run)
+        return enqueue_idempotent(state, call.name, model, model.queue.assign_number(request.seq_id), fingerprint(request), run)
 
 
 async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -203,15 +203,15 @@ async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
 
     with state.lock:
         model = state.store.model(request.model_id)
-        answer = enqueue_idempotent(state, call.name, model, model.lane.number(None), fingerprint(request), run)
+        answer = enqueue_idempotent(state, call.name, model, model.queue.assign_number(None), fingerprint(request), run)
         state.store.close_model(model, "was unloaded")
         return answer
 
 
 async def list_training_runs(state: State, call: APICall) -> models.TrainingRunsResponse:
     """A page of all, the most recently used first; with a project those of that project."""
-    limit, offset = call.integer("limit", 20), call.integer("offset", 0)
-    call.word("access_scope", SCOPES)
+    limit, offset = call.query_integer("limit", 20), call.query_integer("offset", 0)
+    call.query_choice("access_scope", SCOPES)
     runs = await state.offload_always(lambda: list_runs(state, call.query.get("project_id")))
     cursor = models.Cursor(offset=offset, limit=limit, total_count=len(runs))
     return models.TrainingRunsResponse(training_runs=runs[offset : offset + limit], cursor=cursor)
@@ -219,7 +219,7 @@ async def list_training_runs(state: State, call: APICall) -> models.TrainingRuns
 
 async def get_training_run(state: State, call: APICall) -> models.TrainingRun:
     """One run. Problem 404 when it is unknown."""
-    call.word("access_scope", SCOPES)
+    call.query_choice("access_scope", SCOPES)
     wanted = call.path["training_run_id"]
     records = await state.offload_always(lambda: state.checkpoints.list(wanted))
     with state.lock:

@@ -80,11 +80,11 @@ def _save_as_session(
 ) -> models.UntypedAPIFuture:
     model = state.store.model(request.model_id)
     sampler = state.store.new_sampler(model.session, sampler_number, model.base_model, None, None)
-    sampler.asked_as = model.asked_as
+    sampler.requested_name = model.requested_name
 
     def run(engine: Engine) -> models.SaveWeightsForSamplerResponseInternal:
         try:
-            model.require_made()
+            model.require_created()
             if request.kind == "inflight":
                 model.inflight = engine.snapshot(model.model_id)
                 sampler.weights = model.inflight_weights
@@ -97,7 +97,7 @@ def _save_as_session(
         return models.SaveWeightsForSamplerResponseInternal(sampling_session_id=sampler.sampler_id)
 
     prepare: Callable[[], None] = lambda: state.store.add_sampler(sampler_number, sampler)  # noqa: E731
-    number = model.lane.number(request.seq_id)
+    number = model.queue.assign_number(request.seq_id)
     return enqueue_idempotent(state, call.name, model, number, fingerprint(request), run, prepare=prepare)
 
 
@@ -113,17 +113,17 @@ async def load_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
 
 def _load_into_model(state: State, call: APICall, request: models.LoadWeightsRequest, model_id: str) -> models.UntypedAPIFuture:
     def run(engine: Engine) -> models.LoadWeightsResponse:
-        model.require_made()
+        model.require_created()
         load_checkpoint(state, engine, model, request)
         return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
 
     def check_first() -> None:
-        if state.settings.profile.loads_first_only and not model.lane.is_fresh:
+        if state.settings.profile.loads_first_only and not model.queue.is_fresh:
             raise APIProblem(400, f"LoadWeights is not permitted with seq_id {number}")
 
     with state.lock:
         model = state.store.model(model_id)
-        number = model.lane.number(request.seq_id)
+        number = model.queue.assign_number(request.seq_id)
         same = fingerprint(msgspec.structs.replace(request, weights_access_token=None))
         return enqueue_idempotent(state, call.name, model, number, same, run, prepare=check_first)
 
@@ -157,7 +157,7 @@ async def list_checkpoints(state: State, call: APICall) -> models.CheckpointsLis
 
 async def list_user_checkpoints(state: State, call: APICall) -> models.CheckpointsListResponse:
     """A page of all, the newest first."""
-    limit, offset = call.integer("limit", 100), call.integer("offset", 0)
+    limit, offset = call.query_integer("limit", 100), call.query_integer("offset", 0)
     records = await state.offload_always(state.checkpoints.list)
     page = [public_checkpoint(record) for record in records[offset : offset + limit]]
     cursor = models.Cursor(offset=offset, limit=limit, total_count=len(records))
@@ -248,7 +248,7 @@ def _new_run(state: State, request: models.CopyWeightsRequest) -> str:
     if request.session_id is None or request.model_seq_id is None:
         return str(uuid.uuid4())
     session = state.store.live_session(request.session_id)
-    run = state.settings.profile.names.model(session.session_id, request.model_seq_id)
+    run = state.settings.profile.ids.model(session.session_id, request.model_seq_id)
     if request.model_seq_id in session.models or state.checkpoints.list(run):
         raise conflict(f"the training run {run!r} exists; choose another model_seq_id")
     return run

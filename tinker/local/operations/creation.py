@@ -15,10 +15,10 @@ from tinker.local.storage import ModelRecord, SessionRecord
 
 @attrs.frozen(kw_only=True)
 class NewModel:
-    """What a model will be. ``asked_as`` is what the client called its base model."""
+    """What a model will be. ``requested_name`` is what the client called its base model."""
 
     base_model: str
-    asked_as: str | None = None
+    requested_name: str | None = None
     spec: AdapterSpec
     optimizer: str
     user_metadata: models.Metadata | None
@@ -34,9 +34,9 @@ class NewModel:
             model_id=model_id,
             session=session,
             base_model=self.base_model,
-            asked_as=self.asked_as,
+            requested_name=self.requested_name,
             spec=self.spec,
-            lane=state.new_lane(),
+            queue=state.new_queue(),
             last_request_at=state.now(),
             optimizer=self.optimizer,
             user_metadata=self.user_metadata,
@@ -50,7 +50,7 @@ def creation_step(model: ModelRecord, make: Callable[[Engine], object]) -> Calla
         try:
             make(engine)
         except Exception as error:
-            model.broken = str(error)
+            model.creation_error = str(error)
             raise
 
     return run

@@ -64,7 +64,7 @@ def describe_model(model: ModelRecord, records: Sequence[CheckpointRecord]) -> m
         base_model=model.base_model,
         model_owner=OWNER,
         is_lora=True,
-        corrupted=model.broken is not None,
+        corrupted=model.creation_error is not None,
         lora_rank=model.spec.rank,
         last_request_time=to_utc(model.last_request_at),
         last_checkpoint=_find_newest(records, "weights"),

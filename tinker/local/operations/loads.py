@@ -23,7 +23,7 @@ def describe_saved_model(state: State, engine: Engine, request: models.LoadWeigh
         pass  # it may be saved by a request that still waits; the load itself says so if not
     return NewModel(
         base_model=asked or name,
-        asked_as=request.base_model,
+        requested_name=request.base_model,
         spec=spec,
         optimizer=optimizer_family(request.optimizer_config),
         user_metadata=request.user_metadata,

@@ -53,6 +53,6 @@ def require_checkpoint(state: State, run: str, kind: CheckpointKind, name: str) 
         return record
     with state.lock:
         model = state.store.find_model(run)
-        if model is not None and path in model.names:
+        if model is not None and path in model.reserved_paths:
             raise APIProblem(425, f"the checkpoint {path} is still being written", {"retry-after": "1"})
     raise not_found("checkpoint", path)

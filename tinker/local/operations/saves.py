@@ -48,7 +48,7 @@ class Save:
     def of(cls, state: State, call: APICall, request: SaveRequest, kind: CheckpointKind) -> Save:
         """Call with the state's lock held, which is held until it is accepted."""
         model = state.store.model(request.model_id)
-        number = model.lane.number(request.seq_id)
+        number = model.queue.assign_number(request.seq_id)
         name = f"{number:06d}" if request.path is None else request.path
         return cls(state=state, call=call, request=request, kind=kind, model=model, number=number, name=name)
 
@@ -67,7 +67,7 @@ class Save:
     def reserve(self) -> None:
         """As :meth:`check`, and Problem 409 when the name is taken."""
         self.check()
-        names = self.model.names
+        names = self.model.reserved_paths
         if self.path in names or self.state.checkpoints.exists(self.model.model_id, self.kind, self.name):
             raise conflict(name_conflict(self.path))
         names.add(self.path)
@@ -75,7 +75,7 @@ class Save:
     def run(self, engine: Engine, *, overwrite: bool) -> CheckpointRecord:
         """Write the checkpoint."""
         try:
-            self.model.require_made()
+            self.model.require_created()
             check_name(self.name)
             training = self.kind == "weights"
             record = self.state.checkpoints.write(
@@ -85,7 +85,7 @@ class Save:
             )
         finally:
             with self.state.lock:
-                self.model.names.discard(self.path)
+                self.model.reserved_paths.discard(self.path)
         self._note(record)
         return record
 

@@ -13,7 +13,7 @@ from tinker.local.errors import APIProblem, conflict, unprocessable
 from tinker.types.results import ForwardBackwardOutput
 
 JSONObject: TypeAlias = dict[str, Any]
-#: A body as it came, as it shall be read; raises Problem to refuse it.
+#: A body as it came, as it shall be read; raises APIProblem to refuse it.
 Rewrite: TypeAlias = Callable[[JSONObject], JSONObject]
 #: The body of a request (empty where there is none) and the answer to it, as the answer shall be sent.
 Reshape: TypeAlias = Callable[[JSONObject, JSONObject], JSONObject]
@@ -49,9 +49,9 @@ class Profile:
     """One server as its clients see it.
 
     ``hold_seconds``: how long a poll is held by default. ``absent``: operations that are not there, with the status of the
-    answer. ``protobuf``: whether it is read and written. ``unread``: the answer to
-    protobuf where it is not read. ``announces``: whether large results are announced by size.
-    ``pending_status``: 200 says "try again" to clients that know it; 408 never does. ``pending``: the body of such a 408,
+    answer. ``protobuf``: whether it is read and written. ``protobuf_problem``: the answer to
+    protobuf where it is not read. ``announces_size``: whether large results are announced by size.
+    ``pending_status``: 200 says "try again" to clients that know it; 408 never does. ``pending_body``: the body of such a 408,
     made from the server's own. ``failed_status``: of the poll of a failed request; 200 sends category and text.
     ``numbered_requests``: whether request ids are whole numbers. ``ordered``: whether a model's requests run in the order of
     their numbers, or of their arrival. ``loads_first_only``: whether ``load_weights`` must be the
@@ -59,19 +59,19 @@ class Profile:
 
     ``requests`` and ``answers`` change JSON bodies by operation; ``results`` change those of ``retrieve_future`` by the
     result's type. ``check_loss`` refuses a loss (name, options, data); ``loss_output`` changes what was computed for one
-    (output, examples, name, options). ``reused`` refuses a number that was used before; ``refusal`` changes any refusal.
+    (output, examples, name, options). ``reused_number`` refuses a number that was used before; ``rewrite_problem`` changes any refusal.
     """
 
     name: str
     hold_seconds: float = 30.0
     absent: Mapping[str, int] = attrs.field(factory=lambda: dict[str, int]())
-    names: IdScheme = IdScheme()
+    ids: IdScheme = IdScheme()
     numbered_requests: bool = False
     protobuf: bool = True
-    unread: APIProblem = _NO_PROTOBUF
-    announces: bool = True
+    protobuf_problem: APIProblem = _NO_PROTOBUF
+    announces_size: bool = True
     pending_status: int = 200
-    pending: Rewrite = lambda body: body
+    pending_body: Rewrite = lambda body: body
     failed_status: int = 200
     ordered: bool = True
     loads_first_only: bool = False
@@ -80,23 +80,23 @@ class Profile:
     results: Mapping[type, Rewrite] = attrs.field(factory=lambda: dict[type, Rewrite]())
     check_loss: Callable[[str, Mapping[str, float | str], Sequence[Any]], None] = _allow_loss
     loss_output: Callable[..., ForwardBackwardOutput] = _keep_output
-    reused: Callable[[str], APIProblem] = _reused_number_problem
-    refusal: Callable[[APIProblem], APIProblem] = lambda problem: problem
+    reused_number: Callable[[str], APIProblem] = _reused_number_problem
+    rewrite_problem: Callable[[APIProblem], APIProblem] = lambda problem: problem
 
     def __str__(self) -> str:
         return self.name
 
-    def rewritten(self, operation: str, content: bytes) -> bytes:
+    def rewrite_request(self, operation: str, content: bytes) -> bytes:
         """A JSON body as the server shall read it. Problem when the profile refuses it."""
         rewrite = self.requests.get(operation)
         return content if rewrite is None else _edit(content, rewrite)
 
-    def reshaped(self, operation: str, asked: bytes, answer: bytes) -> bytes:
+    def rewrite_answer(self, operation: str, asked: bytes, answer: bytes) -> bytes:
         """A JSON answer as the client shall get it."""
         reshape = self.answers.get(operation)
         return answer if reshape is None else _edit(answer, lambda body: reshape(_read_object(asked) or {}, body))
 
-    def result(self, kind: type, content: bytes) -> bytes:
+    def rewrite_result(self, kind: type, content: bytes) -> bytes:
         """A result in JSON as the client shall get it."""
         rewrite = self.results.get(kind)
         return content if rewrite is None else _edit(content, rewrite)

@@ -50,9 +50,9 @@ MINIMAL_JSON = Profile(
     name="minimal-json",
     absent={name: 404 for name in OPERATIONS if name not in _OFFERED},
     protobuf=False,
-    announces=False,
+    announces_size=False,
     pending_status=408,
-    pending=keep_fields("queue_state", "detail"),
+    pending_body=keep_fields("queue_state", "detail"),
     requests={
         "create_model": drop_fields("optimizer_config"),
         "optim_step": _read_optim_step,

@@ -10,7 +10,9 @@ from tinker.local.profiles.minimal_json import MINIMAL_JSON
 from tinker.local.profiles.skyrl import SKYRL
 from tinker.local.profiles.strict import STRICT
 
-PLAIN_JSON = Profile(name="plain-json", protobuf=False, announces=False, unread=APIProblem(500, "Internal Server Error"))
+PLAIN_JSON = Profile(
+    name="plain-json", protobuf=False, announces_size=False, protobuf_problem=APIProblem(500, "Internal Server Error")
+)
 OFFICIAL = Profile(name="official")
 PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in (OFFICIAL, SKYRL, MINIMAL_JSON, STRICT, PLAIN_JSON)}
 

@@ -48,12 +48,12 @@ def enqueue_idempotent(
     operation: str,
     model: ModelRecord,
     number: int,
-    same: bytes,
+    request_fingerprint: bytes,
     run: Callable[[Engine], RequestResult],
     *,
     prepare: Callable[[], None] | None = None,
 ) -> models.UntypedAPIFuture:
-    """Promise the result of request ``number`` of a model; ``same`` is the request's fingerprint.
+    """Promise the result of request ``number`` of a model; ``request_fingerprint`` is the request's fingerprint.
 
     The same request again answers the same future; another one under its number is Problem 409. ``prepare`` is called for
     a new request only; when it raises Problem, the number counts as used up. Call with the state's lock held.
@@ -61,12 +61,12 @@ def enqueue_idempotent(
     state.require_open()
     model.last_request_at = state.now()
     key = f"{model.model_id}:request:{number}"
-    request_id = state.futures.submitted(key, same)
+    request_id = state.futures.find_request_id(key, request_fingerprint)
     if request_id is None:
-        future = state.futures.open(key, same, model.session.span(operation, model.model_id))
+        future = state.futures.open(key, request_fingerprint, model.session.new_span(operation, model.model_id))
         future.on_poll = lambda: state.store.touch(model.session)
-        place = number if number == 0 or state.settings.profile.ordered else model.lane.number(None)
-        _enqueue(state, model.lane, place, ModelTask(future, run), prepare)
+        position = number if number == 0 or state.settings.profile.ordered else model.queue.assign_number(None)
+        _enqueue(state, model.queue, position, ModelTask(future, run), prepare)
         request_id = future.request_id
     return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
 
@@ -89,21 +89,21 @@ def skip_rejected(state: State, media_type: str, body: bytes) -> None:
     with state.lock:
         model = state.store.find_model(request.model_id)
         if model is not None:
-            model.lane.skip(request.seq_id, state.clock())
+            model.queue.skip(request.seq_id, state.clock())
             state.notify()
 
 
-def _enqueue(state: State, lane: ModelQueue, number: int, work: ModelTask, prepare: Callable[[], None] | None) -> None:
+def _enqueue(state: State, queue: ModelQueue, number: int, work: ModelTask, prepare: Callable[[], None] | None) -> None:
     now = state.clock()
     try:
-        lane.require_free(number)
+        queue.require_free(number)
         if prepare is not None:
             prepare()
     except APIProblem:
         state.futures.forget(work.future)
-        lane.skip(number, now)
+        queue.skip(number, now)
         raise
     else:
-        lane.put(number, work, now)
+        queue.put(number, work, now)
     finally:
         state.notify()

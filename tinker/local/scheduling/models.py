@@ -32,7 +32,7 @@ class ModelTask:
 class ModelQueue:
     """The requests of one model in the order of their numbers, from 0 (its creation) on.
 
-    A number that is missing holds back the ones behind it for ``gap_seconds`` and is then given up.
+    A number that is missing holds back the ones behind it for ``gap_seconds`` and is then number up.
     """
 
     def __init__(self, futures: FutureStore, gap_seconds: float) -> None:
@@ -40,34 +40,34 @@ class ModelQueue:
         self._next = 0
         self._waiting: dict[int, ModelTask | None] = {}
         self._gap_ends: float | None = None
-        self._leftovers: RequestFailure | None = None
-        self._last: Step | None = None
+        self._failure: RequestFailure | None = None
+        self._last_step: Step | None = None
 
     @property
     def is_fresh(self) -> bool:
         """Whether nothing but the model's creation has been submitted."""
         return self._next <= 1 and not self._waiting.keys() - {0}
 
-    def number(self, given: int | None) -> int:
-        """The number of a request: the one given (0 and None are none), else the next free one."""
-        return given or max(self._next, *(number + 1 for number in self._waiting), 1)
+    def assign_number(self, number: int | None) -> int:
+        """The number of a request: the one number (0 and None are none), else the next free one."""
+        return number or max(self._next, *(number + 1 for number in self._waiting), 1)
 
     def require_free(self, number: int) -> None:
-        """Problem 409 when the number is used up: given up, or refused before."""
+        """Problem 409 when the number is used up: number up, or refused before."""
         if number < self._next or number in self._waiting:
             raise conflict(f"seq_id {number} comes too late: this model has gone on to {self._next}; use a new seq_id")
 
     def put(self, number: int, work: ModelTask, now: float) -> None:
         """Queue a request under a free number."""
         self._waiting[number] = work
-        work.future.progress = self.missing
-        self._watch(now)
+        work.future.progress = self.describe_gap
+        self._update_gap(now)
 
     def skip(self, number: int, now: float) -> None:
         """A request of this number was refused: those behind it need not wait."""
         if number >= self._next and number not in self._waiting:
             self._waiting[number] = None
-            self._watch(now)
+            self._update_gap(now)
 
     def take(self, now: float) -> Step | None:
         if self._gap_ends is not None and now >= self._gap_ends:
@@ -76,34 +76,34 @@ class ModelQueue:
             work = self._waiting.pop(self._next)
             self._next += 1
             self._gap_ends = None
-            self._watch(now)
+            self._update_gap(now)
             if work is not None:
                 return lambda open_engine: work.step(self._futures, open_engine)
-        return self._end() if self._last is not None else None
+        return self._end() if self._last_step is not None else None
 
-    def wakes_at(self) -> float | None:
+    def next_wake(self) -> float | None:
         return self._gap_ends
 
-    def close(self, leftovers: RequestFailure, last: Step) -> None:
-        """No more requests: run those that can run, fail the rest with ``leftovers``, then take the step ``last``."""
-        self._leftovers, self._last = leftovers, last
+    def close(self, failure: RequestFailure, last_step: Step) -> None:
+        """No more requests: run those that can run, fail the rest with ``failure``, then take the step ``last_step``."""
+        self._failure, self._last_step = failure, last_step
 
     def _end(self) -> Step | None:
         for work in self._waiting.values():
-            if work is not None and self._leftovers is not None:
-                self._futures.resolve(work.future, self._leftovers)
+            if work is not None and self._failure is not None:
+                self._futures.resolve(work.future, self._failure)
         self._waiting.clear()
         self._gap_ends = None
-        last, self._last = self._last, None
+        last, self._last_step = self._last_step, None
         return last
 
-    def missing(self) -> str | None:
+    def describe_gap(self) -> str | None:
         """Says so when everything here waits for a number that has not arrived."""
         if self._gap_ends is None:
             return None
         return f"waiting for the request with seq_id {self._next} of this model, which has not arrived"
 
-    def _watch(self, now: float) -> None:
+    def _update_gap(self, now: float) -> None:
         if not self._waiting or self._next in self._waiting:
             self._gap_ends = None
         elif self._gap_ends is None:

@@ -46,7 +46,7 @@ class SampleQueue:
             batch.append(self._queue.popleft())
         return lambda open_engine: self._sample(batch, open_engine)
 
-    def wakes_at(self) -> float | None:
+    def next_wake(self) -> float | None:
         return None
 
     def _sample(self, batch: list[SampleTask], open_engine: OpenEngine) -> None:

@@ -21,7 +21,7 @@ class StepQueue(Protocol):
         """The next step that may run now."""
         ...
 
-    def wakes_at(self) -> float | None:
+    def next_wake(self) -> float | None:
         """When a step may become ready by itself."""
         ...
 

@@ -17,7 +17,7 @@ WORKER_CLOSED = RequestFailure("the engine's thread has ended", "server")
 
 
 class PeriodicTask:
-    """A lane that has no steps: it does something itself every ``seconds``, while there is a ``need`` for it."""
+    """A queue that has no steps: it does something itself every ``seconds``, while there is a ``need`` for it."""
 
     def __init__(self, seconds: float, need: Callable[[], bool], work: Callable[[], None]) -> None:
         self._seconds, self._need, self._work = seconds, need, work
@@ -33,7 +33,7 @@ class PeriodicTask:
             self._work()
         return None
 
-    def wakes_at(self) -> float | None:
+    def next_wake(self) -> float | None:
         return self._due
 
 
@@ -43,48 +43,48 @@ class Worker:
     def __init__(self, open_engine: OpenEngine, lock: threading.RLock, clock: Callable[[], float]) -> None:
         self._open, self._clock = open_engine, clock
         self._wake = threading.Condition(lock)
-        self._lanes: deque[StepQueue] = deque()
+        self._queues: deque[StepQueue] = deque()
         self._tasks: deque[Step] = deque()
         self._thread: threading.Thread | None = None
         self._closing = False
-        self.ended: ServerFuture = ServerFuture("the engine's thread")
+        self.closed: ServerFuture = ServerFuture("the engine's thread")
         self.engine: Engine | None = None
 
-    def add(self, lane: StepQueue) -> None:
-        """Serve one more lane."""
+    def add(self, queue: StepQueue) -> None:
+        """Serve one more queue."""
         with self._wake:
-            self._lanes.append(lane)
+            self._queues.append(queue)
 
-    def remove(self, lane: StepQueue) -> None:
+    def remove(self, queue: StepQueue) -> None:
         """Serve it no more; what waits in it never runs."""
         with self._wake:
-            if lane in self._lanes:
-                self._lanes.remove(lane)
+            if queue in self._queues:
+                self._queues.remove(queue)
 
     def submit_task(self, step: Step) -> None:
-        """Run a step of no lane, before any other."""
+        """Run a step of no queue, before any other."""
         with self._wake:
             self._tasks.append(step)
             self.notify()
 
     def notify(self) -> None:
-        """Something was put into a lane."""
+        """Something was put into a queue."""
         with self._wake:
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._run, name="tinker-engine", daemon=True)
                 self._thread.start()
             self._wake.notify()
 
-    def stop(self, refuse: OpenEngine) -> None:
-        """Take no further step; the one that runs is finished. Errands that did not run are given ``refuse`` as engine."""
+    def stop(self, on_pending: OpenEngine) -> None:
+        """Take no further step; the one that runs is finished. Errands that did not run are given ``on_pending`` as engine."""
         with self._wake:
             self._closing = True
             tasks, self._tasks = self._tasks, deque()
             self._wake.notify()
             if self._thread is None:
-                self.ended.resolve(WORKER_CLOSED)
+                self.closed.resolve(WORKER_CLOSED)
         for step in tasks:
-            step(refuse)
+            step(on_pending)
 
     def join(self) -> None:
         """Wait for the end of the thread."""
@@ -102,7 +102,7 @@ class Worker:
             while (step := self._next()) is not None:
                 step(self.open_engine)
         finally:
-            self.ended.resolve(WORKER_CLOSED)
+            self.closed.resolve(WORKER_CLOSED)
 
     def _next(self) -> Step | None:
         with self._wake:
@@ -110,11 +110,11 @@ class Worker:
                 if self._tasks:
                     return self._tasks.popleft()
                 now = self._clock()
-                for _ in range(len(self._lanes)):
-                    lane = self._lanes[0]
-                    self._lanes.rotate(-1)
-                    if (step := lane.take(now)) is not None:
+                for _ in range(len(self._queues)):
+                    queue = self._queues[0]
+                    self._queues.rotate(-1)
+                    if (step := queue.take(now)) is not None:
                         return step
-                times = [at for lane in self._lanes if (at := lane.wakes_at()) is not None]
+                times = [at for queue in self._queues if (at := queue.next_wake()) is not None]
                 self._wake.wait(max(0.0, min(times) - now) if times else None)
             return None

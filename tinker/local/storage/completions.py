@@ -26,7 +26,7 @@ class CompletionLog:
     def __init__(self) -> None:
         self._completions: deque[Completion] = deque(maxlen=MAX_COMPLETIONS)
         self._count = 0
-        self._bell = Notifier()
+        self._notifier = Notifier()
 
     @property
     def cursor(self) -> int:
@@ -37,7 +37,7 @@ class CompletionLog:
         """One more has completed."""
         self._count += 1
         self._completions.append(Completion(self._count, request_id, failed))
-        self._bell.ring()
+        self._notifier.notify_all()
 
     def after(self, cursor: int) -> list[Completion]:
         """Those behind a cursor. The ones up to it are forgotten."""
@@ -47,4 +47,4 @@ class CompletionLog:
 
     async def wait(self, cursor: int, seconds: float) -> None:
         """Until there is one behind the cursor, or for that long."""
-        await self._bell.wait(lambda: self._count > cursor, seconds)
+        await self._notifier.wait(lambda: self._count > cursor, seconds)

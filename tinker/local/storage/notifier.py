@@ -21,7 +21,7 @@ class Notifier:
         """How many wait."""
         return len(self._wakers)
 
-    def ring(self) -> None:
+    def notify_all(self) -> None:
         """Wake everybody. Make what they wait for true first."""
         with self._lock:
             wakers, self._wakers = self._wakers, []
@@ -35,9 +35,9 @@ class Notifier:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not ready():
-                    await self._rung(ready)
+                    await self._wait_for_notification(ready)
 
-    async def _rung(self, ready: Callable[[], bool]) -> None:
+    async def _wait_for_notification(self, ready: Callable[[], bool]) -> None:
         event = asyncio.Event()
         wake = functools.partial(_wake, asyncio.get_running_loop(), event)
         with self._lock:

@@ -58,7 +58,7 @@ class ServerFuture:
         self.nbytes = 0
         self._outcome: RequestOutcome | None = None
         self._lock = threading.Lock()
-        self._bell = Notifier()
+        self._notifier = Notifier()
 
     @property
     def outcome(self) -> RequestOutcome | None:
@@ -68,7 +68,7 @@ class ServerFuture:
     @property
     def waiters(self) -> int:
         """How many wait for it now."""
-        return self._bell.waiters
+        return self._notifier.waiters
 
     def resolve(self, outcome: RequestOutcome) -> bool:
         """Set the outcome and wake who waits; False when there was one already, which then stays."""
@@ -76,13 +76,13 @@ class ServerFuture:
             if self._outcome is not None:
                 return False
             self._outcome = outcome
-        self._bell.ring()
+        self._notifier.notify_all()
         self.on_done(self)
         return True
 
     async def wait(self, seconds: float | None = None) -> RequestOutcome | None:
         """The outcome once it is there, or None after ``seconds`` (None: no limit). Any number of waiters, on any loops."""
-        await self._bell.wait(lambda: self._outcome is not None, seconds)
+        await self._notifier.wait(lambda: self._outcome is not None, seconds)
         return self._outcome
 
 
@@ -107,13 +107,13 @@ class FutureStore:
         self._numbers = itertools.count(1)
         self._nbytes = 0
 
-    def submitted(self, key: str, fingerprint: bytes) -> str | None:
+    def find_request_id(self, key: str, fingerprint: bytes) -> str | None:
         """The request id of this very request if it was submitted before. Problem 409 when another one was, as ``key``."""
         with self._lock:
             future = self._kept(key)
             known = self._gone.get(key) if future is None else (future.fingerprint, future.request_id)
         if known is not None and known[0] != fingerprint:
-            raise self._settings.profile.reused(key)
+            raise self._settings.profile.reused_number(key)
         return None if known is None else known[1]
 
     def open(self, key: str, fingerprint: bytes, span: Span | None = None) -> ServerFuture:

@@ -56,7 +56,7 @@ class SessionRecord:
             raise APIProblem(400, f"session {self.session_id!r} has ended; create a new one")
         return self
 
-    def span(self, operation: str, track: str) -> Span:
+    def new_span(self, operation: str, track: str) -> Span:
         """A new line in the trace."""
         span = Span(operation=operation, track=track)
         self.spans.append(span)
@@ -65,31 +65,31 @@ class SessionRecord:
 
 @attrs.define(eq=False, kw_only=True)
 class ModelRecord:
-    """One training run. ``broken`` says why its creation failed, ``closed`` why it takes no more requests.
+    """One training run. ``creation_error`` says why its creation failed, ``closed_reason`` why it takes no more requests.
 
-    ``asked_as`` is what its client called the base model. ``optimizer`` is a family. ``inflight`` is what its inflight
-    samplers sample from; ``names`` are the checkpoint paths that accepted saves will take. ``last_request_at`` is a time of
+    ``requested_name`` is what its client called the base model. ``optimizer`` is a family. ``inflight`` is what its inflight
+    samplers sample from; ``reserved_paths`` are the checkpoint paths that accepted saves will take. ``last_request_at`` is a time of
     day.
     """
 
     model_id: str
     session: SessionRecord
     base_model: str
-    asked_as: str | None = None
+    requested_name: str | None = None
     spec: AdapterSpec
-    lane: ModelQueue
+    queue: ModelQueue
     last_request_at: float
     optimizer: str
     user_metadata: models.Metadata | None = None
-    broken: str | None = None
-    closed: str | None = None
+    creation_error: str | None = None
+    closed_reason: str | None = None
     inflight: object | None = None
-    names: set[str] = attrs.field(factory=lambda: set[str]())
+    reserved_paths: set[str] = attrs.field(factory=lambda: set[str]())
 
-    def require_made(self) -> None:
+    def require_created(self) -> None:
         """EngineError when its creation failed."""
-        if self.broken is not None:
-            raise EngineError(f"model {self.model_id!r} was not created: {self.broken}")
+        if self.creation_error is not None:
+            raise EngineError(f"model {self.model_id!r} was not created: {self.creation_error}")
 
     def inflight_weights(self, engine: Engine) -> object:
         """What inflight samplers sample from now; EngineError once the model is gone."""
@@ -100,28 +100,28 @@ class ModelRecord:
 
 @attrs.define(eq=False, kw_only=True)
 class SamplerRecord:
-    """One sampling session. ``weights`` is None until they are saved; ``clients`` is the last number given to a copy.
+    """One sampling session. ``weights`` is None until they are saved; ``client_count`` is the last number given to a copy.
 
-    ``asked_as`` is what its client called the base model.
+    ``requested_name`` is what its client called the base model.
     """
 
     sampler_id: str
     session: SessionRecord
     base_model: str
-    asked_as: str | None = None
+    requested_name: str | None = None
     model_path: str | None = None
     weights: LoadWeights | None = None
-    clients: int = 0
+    client_count: int = 0
     completions: dict[int, CompletionLog] = attrs.field(factory=lambda: dict[int, CompletionLog]())
 
-    def join(self) -> int:
+    def add_client(self) -> int:
         """The number of one more client, never given twice."""
-        if self.clients >= MAX_CLIENTS:
+        if self.client_count >= MAX_CLIENTS:
             raise APIProblem(403, f"sampling session {self.sampler_id!r} has no more numbers for clients")
-        self.clients += 1
-        return self.clients
+        self.client_count += 1
+        return self.client_count
 
-    def log(self, client: int) -> CompletionLog:
+    def completion_log(self, client: int) -> CompletionLog:
         """What has completed for one of its clients. Problem 403 when there are too many of them."""
         if client not in self.completions and len(self.completions) >= MAX_LOGS:
             raise APIProblem(403, f"sampling session {self.sampler_id!r} has {MAX_LOGS} clients; open another one")

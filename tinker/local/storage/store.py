@@ -21,7 +21,7 @@ class Store:
         self, settings: Settings, clock: Callable[[], float], now: Callable[[], float], drop: Callable[[ModelRecord], None]
     ) -> None:
         self._settings, self._clock, self._now, self._drop = settings, clock, now, drop
-        self._names = settings.profile.names
+        self._ids = settings.profile.ids
         self._live: OrderedDict[str, SessionRecord] = OrderedDict()
         self._ended: OrderedDict[str, SessionRecord] = OrderedDict()
         self._models: dict[str, ModelRecord] = {}
@@ -38,7 +38,7 @@ class Store:
         """A new session. Problem 403 when too many live."""
         self._make_room(self._count_sessions, self._settings.max_sessions, "sessions")
         session = SessionRecord(
-            session_id=self._names.session(),
+            session_id=self._ids.session(),
             request=request,
             project_id=request.project_id or DEFAULT_PROJECT,
             created_at=self._now(),
@@ -95,7 +95,7 @@ class Store:
         return len(self._live)
 
     def _count_models(self) -> int:
-        return sum(model.closed is None for model in self._models.values())
+        return sum(model.closed_reason is None for model in self._models.values())
 
     def _count_samplers(self) -> int:
         return sum(len(session.samplers) for session in self._live.values())
@@ -122,18 +122,18 @@ class Store:
 
     def add_model(self, session: SessionRecord, number: int, make: Callable[[str], ModelRecord]) -> ModelRecord:
         """The model of that number of the session, made now unless it is there. Problem 403 when too many live."""
-        if not self._names.by_number:
+        if not self._ids.by_number:
             number = len(session.models)
         if number not in session.models:
             self._make_room(self._count_models, self._settings.max_models, "models")
-            model = session.models[number] = make(self._names.model(session.session_id, number))
+            model = session.models[number] = make(self._ids.model(session.session_id, number))
             self._models[model.model_id] = model
         return session.models[number]
 
     def close_model(self, model: ModelRecord, why: str) -> None:
         """What was submitted still runs; what comes later is refused, and the weights go."""
-        if model.closed is None:
-            model.closed, model.inflight = why, None
+        if model.closed_reason is None:
+            model.closed_reason, model.inflight = why, None
             self._drop(model)
 
     def find_model(self, wanted: str) -> ModelRecord | None:
@@ -145,8 +145,8 @@ class Store:
         model = self._models.get(wanted)
         if model is None:
             raise not_found("model", wanted)
-        if model.closed is not None:
-            raise APIProblem(400, f"model {wanted!r} {model.closed}")
+        if model.closed_reason is not None:
+            raise APIProblem(400, f"model {wanted!r} {model.closed_reason}")
         self.touch(model.session)
         return model
 
@@ -157,7 +157,7 @@ class Store:
     ) -> SamplerRecord:
         """A sampling session for :meth:`add_sampler`."""
         return SamplerRecord(
-            sampler_id=self._names.sampler(session.session_id, number),
+            sampler_id=self._ids.sampler(session.session_id, number),
             session=session,
             base_model=base_model,
             model_path=model_path,
@@ -167,7 +167,7 @@ class Store:
     def add_sampler(self, number: int, sampler: SamplerRecord) -> None:
         """Problem 409 when the number is taken, 403 when too many live."""
         samplers = sampler.session.samplers
-        if not self._names.by_number:
+        if not self._ids.by_number:
             number = max(samplers, default=-1) + 1
         if number in samplers:
             raise conflict(f"{sampler.sampler_id!r} exists and samples from something else")

@@ -90,7 +90,7 @@ class DecodingRun:
         elif len(self.tokens) >= self.job.max_tokens:
             self.stop_reason = "length"
 
-    def sampled(self) -> Continuation:
+    def continuation(self) -> Continuation:
         shape = (len(self.topk_ids), self.job.topk_sample_logprobs)
         ids = np.array(self.topk_ids, np.int32).reshape(shape)
         return Continuation(
@@ -189,8 +189,8 @@ def draw(logprobs: torch.Tensor, runs: Sequence[DecodingRun]) -> torch.Tensor:
     noise = _to_column([run.noise[len(run.tokens)] if run.stop_reason is None else 0.0 for run in runs], logprobs.device)
     scaled = logprobs.double() / torch.where(temperatures == 0, 1.0, temperatures)
     probabilities = truncate(torch.softmax(scaled, dim=-1), runs)
-    heights = probabilities.cumsum(dim=-1)
-    drawn = torch.searchsorted(heights, noise * heights[:, -1:], right=True)[:, 0].clamp(max=logprobs.shape[1] - 1)
+    cumulative = probabilities.cumsum(dim=-1)
+    drawn = torch.searchsorted(cumulative, noise * cumulative[:, -1:], right=True)[:, 0].clamp(max=logprobs.shape[1] - 1)
     return torch.where(temperatures[:, 0] == 0, greedy, drawn)
 
 

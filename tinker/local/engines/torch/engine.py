@@ -144,7 +144,7 @@ class TorchEngine:
         gradient = [torch.zeros_like(parameter) for parameter in parameters]
         outputs: dict[int, Float32] = {}
         tally = LossMetrics(form, options)
-        with self._slots.worn(adapter.weights), torch.set_grad_enabled(backward):
+        with self._slots.activate(adapter.weights), torch.set_grad_enabled(backward):
             for indices in self._micro_batches([len(datum.tokens) for datum in checked]):
                 total = self._losses(indices, checked, TORCH_LOSSES[loss_fn], options, outputs, tally)
                 if backward and total is not None:
@@ -207,11 +207,11 @@ class TorchEngine:
         runs = [start_runs(job, self._end_of_text, self._decode) for job in jobs]
         prompts: dict[int, PromptScores] = {}
         for weights, indices in _group_by_weights(jobs):
-            with self._slots.worn(weights):
+            with self._slots.activate(weights):
                 for batch in _sampling_batches([run for index in indices for run in runs[index]]):
                     generate(self._model, batch, pad=next(iter(self._end_of_text), 0))
                 prompts.update(self._prompts(jobs, [i for i in indices if needs_prompt_scores(jobs[i])]))
-        done = [[run.sampled() for run in of_job] for of_job in runs]
+        done = [[run.continuation() for run in of_job] for of_job in runs]
         return [prompts.get(index, PromptScores()).result(sequences) for index, sequences in enumerate(done)]
 
     @torch.no_grad()

@@ -128,7 +128,7 @@ class LoraSlots:
         )
 
     @contextmanager
-    def worn(self, weights: LoraWeights | None) -> Generator[None]:
+    def activate(self, weights: LoraWeights | None) -> Generator[None]:
         """Inside, the model computes with these weights; with None, it is the base model exactly."""
         slot = self._slot(weights.spec) if weights else None
         for layer in self._layers():

@@ -42,8 +42,8 @@ class PromptScores:
 
 
 def needs_prompt_scores(job: SampleJob) -> bool:
-    wishes = job.prompt_logprobs, job.topk_prompt_logprobs, job.prompt_alternatives, job.prompt_targets is not None
-    return any(wishes)
+    options = job.prompt_logprobs, job.topk_prompt_logprobs, job.prompt_alternatives, job.prompt_targets is not None
+    return any(options)
 
 
 def _own_logprobs(job: SampleJob, table: torch.Tensor) -> Float32:
@@ -67,8 +67,8 @@ def _alternatives(job: SampleJob, table: torch.Tensor) -> tuple[Int32, Float32]:
         if job.temperature == 0:
             ids[block] = table[block].argmax(dim=-1, keepdim=True)
         else:
-            heights = torch.softmax(table[block].double() / job.temperature, dim=-1).cumsum(dim=-1)
-            places = torch.searchsorted(heights, noise[block] * heights[:, -1:], right=True)
+            cumulative = torch.softmax(table[block].double() / job.temperature, dim=-1).cumsum(dim=-1)
+            places = torch.searchsorted(cumulative, noise[block] * cumulative[:, -1:], right=True)
             ids[block] = places.clamp(max=table.shape[1] - 1)
     return ids.numpy().astype(np.int32), table.gather(1, ids).numpy()
 

@@ -34,11 +34,11 @@ def cumulative_distribution(row: Float32, job: SampleJob) -> tuple[Float64, Int3
     if job.top_k >= 1 or job.top_p < 1:
         ids = np.argsort(-row, kind="stable").astype(np.int32)[: job.top_k if job.top_k >= 1 else None]
     scores = row[ids].astype(np.float64)
-    heights = np.exp((scores - scores.max()) / job.temperature).cumsum()
+    cumulative = np.exp((scores - scores.max()) / job.temperature).cumsum()
     if job.top_p < 1:
-        kept = int(heights.searchsorted(job.top_p * float(heights[-1]))) + 1
-        heights, ids = heights[:kept], ids[:kept]
-    return heights, ids
+        kept = int(cumulative.searchsorted(job.top_p * float(cumulative[-1]))) + 1
+        cumulative, ids = cumulative[:kept], ids[:kept]
+    return cumulative, ids
 
 
 def find_faults(job: SampleJob, vocabulary: int) -> Iterator[str]:

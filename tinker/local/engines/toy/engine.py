@@ -70,7 +70,7 @@ class ToyWeights:
     spec: AdapterSpec
     tensors: Tensors
     rows: dict[int, Float32] = attrs.field(factory=lambda: dict[int, Float32]())
-    heights: dict[DistributionKey, tuple[Float64, Int32]] = attrs.field(
+    cumulative: dict[DistributionKey, tuple[Float64, Int32]] = attrs.field(
         factory=lambda: dict[DistributionKey, tuple[Float64, Int32]]()
     )
 
@@ -237,8 +237,8 @@ class ToyEngine:
         noise: list[float] = rng.random(job.max_tokens).tolist()
         last, tokens, logprobs, reason = int(job.tokens[-1]), list[int](), list[float](), "length"
         while len(tokens) < job.max_tokens:
-            heights, ids = self._heights(weights, last, job)
-            place = int(np.searchsorted(heights, noise[len(tokens)] * float(heights[-1]), side="right"))
+            cumulative, ids = self._cumulative(weights, last, job)
+            place = int(np.searchsorted(cumulative, noise[len(tokens)] * float(cumulative[-1]), side="right"))
             following = int(ids[min(place, len(ids) - 1)])
             tokens.append(following)
             logprobs.append(float(self._row(weights, last)[following]))
@@ -271,8 +271,8 @@ class ToyEngine:
         noise = np.random.default_rng([seed, 0, 1]).random((len(job.tokens) - 1, job.prompt_alternatives))
         ids, logprobs = np.empty(noise.shape, np.int32), np.empty(noise.shape, np.float32)
         for row, last in enumerate(job.tokens[:-1].tolist()):
-            heights, tokens = self._heights(weights, last, whole)
-            places = cast("NDArray[np.intp]", np.searchsorted(heights, noise[row] * heights[-1], side="right"))
+            cumulative, tokens = self._cumulative(weights, last, whole)
+            places = cast("NDArray[np.intp]", np.searchsorted(cumulative, noise[row] * cumulative[-1], side="right"))
             ids[row] = tokens[places.clip(max=len(tokens) - 1)]
             logprobs[row] = self._row(weights, last)[ids[row]]
         return ids, logprobs
@@ -297,14 +297,14 @@ class ToyEngine:
             row = weights.rows[last] = self._net.row(weights.tensors, last)
         return row
 
-    def _heights(self, weights: ToyWeights, last: int, job: SampleJob) -> tuple[Float64, Int32]:
+    def _cumulative(self, weights: ToyWeights, last: int, job: SampleJob) -> tuple[Float64, Int32]:
         """The cumulative distribution to draw from after ``last``, and the token of each of its steps."""
         key = (last, job.temperature, job.top_k, job.top_p)
-        found = weights.heights.get(key)
+        found = weights.cumulative.get(key)
         if found is None:
-            if len(weights.heights) * self._vocabulary >= CACHED_CELLS:
-                weights.heights.clear()
-            found = weights.heights[key] = cumulative_distribution(self._row(weights, last), job)
+            if len(weights.cumulative) * self._vocabulary >= CACHED_CELLS:
+                weights.cumulative.clear()
+            found = weights.cumulative[key] = cumulative_distribution(self._row(weights, last), job)
         return found
 
     def _check_job(self, job: SampleJob) -> None:
