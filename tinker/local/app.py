@@ -99,7 +99,7 @@ register_url_convertor("checkpoint", _CheckpointId())
 
 
 def create_app(state: State) -> Starlette:
-    """The application that serves ``state``. Where lifespan events are sent, the end of the application closes it."""
+    """Return the application that serves ``state``. Where lifespan events are sent, its end closes the state."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -113,12 +113,12 @@ def create_app(state: State) -> Starlette:
 
 
 def _generality(path: str) -> tuple[int, int, str]:
-    """Routes are tried in order: fixed words before parameters, longer paths before shorter ones."""
+    """Sort routes, which are tried in order: fixed words before parameters, longer paths before shorter ones."""
     return path.count("{"), -path.count("/"), path
 
 
 def _route(state: State, path: str) -> Route:
-    """All operations of one path."""
+    """Make the route of one path, with all its operations."""
     rows = {row.method: row for row in OPERATIONS.values() if row.path == path}
     handlers = {method: HANDLERS.get(row.operation_id, _not_implemented) for method, row in rows.items()}
     endpoints = {method: _endpoint(state, row, handlers[method]) for method, row in rows.items()}
@@ -158,7 +158,7 @@ def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[
 
 
 async def _not_implemented(state: State, call: APICall) -> None:
-    """An operation of the contract that has no handler yet."""
+    """Refuse an operation of the contract that has no handler yet."""
     raise APIProblem(501, f"this server does not implement {call.name}")
 
 
@@ -184,6 +184,6 @@ def _error_response(problem: APIProblem) -> Response:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    """An unknown path or method."""
+    """Answer an unknown path or method."""
     assert isinstance(error, HTTPException)
     return _error_response(APIProblem(error.status_code, f"{error.detail}: {request.method} {request.url.path}", error.headers))

@@ -57,26 +57,26 @@ class APICall:
         return proto.MEDIA_TYPE in self.headers.get("accept", "")
 
     def read(self, kind: type[T]) -> T:
-        """The JSON body. Problem 415 for protobuf, 422 when it does not fit."""
+        """Decode the JSON body. Raises APIProblem 415 for protobuf, 422 when it does not fit."""
         if self.is_proto:
             raise APIProblem(415, f"{self.name} takes application/json")
         return read_body(self.content, kind)
 
     def apply(self, profile: Profile) -> APICall:
-        """The call as the profile wants it read. Problem when the profile refuses it."""
+        """Return the call as the profile wants it read. Raises APIProblem when the profile refuses it."""
         return self if self.is_proto else attrs.evolve(self, content=profile.rewrite_request(self.name, self.content))
 
     # The query
 
     def query_integer(self, name: str, default: int) -> int:
-        """A number of the query, at least 0. Problem 422 for anything else."""
+        """Return an integer of the query, at least 0. Raises APIProblem 422 for anything else."""
         text = self.query.get(name, str(default))
         if not (text.isascii() and text.isdigit() and len(text) <= 400):
             raise _query_problem(name, f"{text!r} is no whole number from 0 on")
         return int(text)
 
     def query_choice(self, name: str, known: Sequence[str]) -> str:
-        """One of the ``known`` words of the query, by default the first. Problem 422 for another one."""
+        """Return one of the ``known`` words of the query, by default the first. Raises APIProblem 422 for another one."""
         text = self.query.get(name, known[0])
         if text not in known:
             raise _query_problem(name, f"{text!r} is none of {', '.join(known)}")
@@ -84,7 +84,7 @@ class APICall:
 
 
 def read_credential(headers: Mapping[str, str]) -> bytes:
-    """The bytes of ``X-API-Key`` as they came; empty without one."""
+    """Return the bytes of ``X-API-Key`` as they came; empty without one."""
     return headers.get("x-api-key", "").encode("latin-1")
 
 
@@ -95,7 +95,7 @@ def _query_problem(name: str, fault: str) -> APIProblem:
 async def receive(request: Request, operation: Operation, limit: int, offload: Offload) -> APICall:
     """Read a request.
 
-    Problem 422 for a header that is not of its declared type, 413 beyond ``limit`` bytes, also after decompression, 415 for
+    APIProblem 422 for a header that is not of its declared type, 413 beyond ``limit`` bytes, also after decompression, 415 for
     an unknown encoding.
     """
     _check_headers(operation, request.headers)
@@ -128,7 +128,7 @@ def _check_headers(operation: Operation, headers: Mapping[str, str]) -> None:
 
 
 def _find_base_url(request: Request) -> str:
-    """Where the client found this server: behind a proxy that keeps the Host header, the proxy's address."""
+    """Return the URL by which the client found this server; behind a proxy that keeps the Host header, the proxy's."""
     root: str = request.scope.get("root_path", "")
     return f"{request.scope['scheme']}://{request.headers.get('host', '')}{root}"
 

@@ -21,7 +21,7 @@ from tinker.local.storage import FILES_PATH, TRACE_MEDIA_TYPE, CheckpointKind, C
 
 
 def download_route(state: State) -> Route:
-    """Where links lead."""
+    """Make the route that links lead to."""
 
     async def download(request: Request) -> Response:
         try:
@@ -35,7 +35,7 @@ def download_route(state: State) -> Route:
 
 
 def _find_file(state: State, claims: Mapping[str, Any]) -> Response | None:
-    """The file; None when it is gone. Blocks."""
+    """Find the file; None when it is gone. Blocks."""
     if claims.get("what") == "trace":
         content = state.exports.content(claims["session"])
         return None if content is None else Response(content, media_type=TRACE_MEDIA_TYPE)
@@ -54,7 +54,7 @@ def _find_file(state: State, claims: Mapping[str, Any]) -> Response | None:
 
 
 def _archive_response(checkpoints: Checkpoints, record: CheckpointRecord) -> Response:
-    """A temporary file, removed once it is sent."""
+    """Pack a checkpoint into a temporary file, which is removed once it is sent."""
     handle, name = tempfile.mkstemp(suffix=".tar.gz")
     with os.fdopen(handle, "wb") as stream, tarfile.open(fileobj=stream, mode="w:gz") as archive:
         for member, file in checkpoints.files(record).items():

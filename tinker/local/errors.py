@@ -18,15 +18,15 @@ class APIProblem(Exception):
 
 
 def not_found(what: str, name: str) -> APIProblem:
-    """404, naming what is unknown."""
+    """Make a 404 that names what is unknown."""
     return APIProblem(404, f"{what} {name!r} is not known to this server")
 
 
 def conflict(detail: str) -> APIProblem:
-    """409 that asks clients not to try again: no waiting makes it go away."""
+    """Make a 409 that asks clients not to try again, because waiting does not help."""
     return APIProblem(409, detail, {"x-should-retry": "false"})
 
 
 def unprocessable(field: str, fault: str, kind: str = "value_error") -> APIProblem:
-    """422 that names one field of the body."""
+    """Make a 422 that names one field of the body."""
     return APIProblem(422, [{"loc": ["body", *field.split(".")], "msg": fault, "type": kind}])

@@ -51,7 +51,7 @@ class Guard:
 
 
 def guard_app(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:
-    """The application as it is served on ``host``: behind a guard unless clients need a key."""
+    """Return the application as it is served on ``host``: behind a guard unless clients need a key."""
     if settings.api_key is not None:
         return app
     names = {socket.gethostname() if host in EVERY_ADDRESS else host, *settings.allowed_hosts}
@@ -61,7 +61,7 @@ def guard_app(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:
 
 
 def hostname(url: str) -> str:
-    """The name or address in a URL, in lower case; empty where there is none."""
+    """Return the name or address in a URL, in lower case; empty where there is none."""
     try:
         return (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:
@@ -69,7 +69,7 @@ def hostname(url: str) -> str:
 
 
 def _netloc(url: str) -> str:
-    """The host and port of a URL as they stand there; empty where there are none."""
+    """Return the host and port of a URL as written; empty where there are none."""
     try:
         return urlsplit(url).netloc
     except ValueError:

@@ -25,7 +25,7 @@ _running: dict[tuple[str, Path], tuple[State, ASGIApp]] = {}
 
 
 def in_process_app(url: str, data_dir: Path | None = None) -> ASGIApp:
-    """The application behind a ``local://`` URL; the same one each time, made on the first call, opened on first use.
+    """Return the application behind a ``local://`` URL; the same one each time, made on the first call, opened on first use.
 
     ``local://`` trains the packaged model with torch, or a toy where torch is not installed. ``local://toy`` is the toy.
     ``local:///absolute/path`` and ``local://org/name`` load that model with torch. A query sets what the server passes for,
@@ -52,7 +52,7 @@ def close_in_process() -> None:
 
 
 def _parse_url(url: str) -> tuple[str, str]:
-    """The model's name, empty for the default one, and the profile's."""
+    """Return the model's name, empty for the default one, and the profile's."""
     if not url.startswith(SCHEME):
         raise ValueError(f"a server in this process has a URL that starts with {SCHEME}, not {url!r}")
     name, _, query = url.removeprefix(SCHEME).partition("?")
@@ -70,7 +70,7 @@ def _engine_opener(name: str) -> OpenEngine:
 
 
 def _reset_after_fork() -> None:
-    """The parent's threads do not exist here, and its locks may be held by them."""
+    """Start with no servers: the parent's threads do not exist here, and its locks may be held by them."""
     global _lock
     _lock = threading.Lock()
     _running.clear()

@@ -20,7 +20,7 @@ log: logging.Logger = logging.getLogger("tinker.local")
 
 
 def check_base_model(state: State, engine: Engine, name: str) -> str:
-    """What the model is called here when a client calls it ``name``. Problem 400 unless it may."""
+    """Return the model's name here for a client's ``name``. Raises APIProblem 400 for one that is not offered."""
     if name == engine.base_model or name in engine.aliases:
         return engine.base_model
     if not state.settings.any_base_model:
@@ -34,7 +34,7 @@ def check_base_model(state: State, engine: Engine, name: str) -> str:
 
 
 def single_model_warning(engine: Engine) -> str:
-    """What users of a server that serves one model under every name must know."""
+    """Return a warning to users of a server that serves one model under every name."""
     return (
         f"this server serves {engine.base_model!r} under every name; use the tokenizer that get_tokenizer() gives, "
         "as token ids of another model's tokenizer mean nothing here or do not exist"
@@ -42,7 +42,7 @@ def single_model_warning(engine: Engine) -> str:
 
 
 def tokenizer_for(call: APICall, engine: Engine) -> str:
-    """What this client can load the tokenizer by. Where it can load none, a text that is no name of the hub and says so."""
+    """Return the name by which this client can load the tokenizer, or a text that says that it cannot."""
     name = engine.tokenizer_id
     if not Path(name).is_dir():
         return name
@@ -54,5 +54,5 @@ def tokenizer_for(call: APICall, engine: Engine) -> str:
 
 
 def visible_name(call: APICall, name: str, requested_name: str | None) -> str:
-    """The base model's name in an answer about what this client asked for under another name."""
+    """Return the base model's name for an answer to a client that asked for it under another name."""
     return requested_name if requested_name is not None and call.is_local_client else name

@@ -50,7 +50,7 @@ class _Server(uvicorn.Server):
 
 
 def announce(url: str, engine: Engine) -> None:
-    """One line: what is served where, and how to point a client at it."""
+    """Print one line: what is served where, and how to point a client at it."""
     print(f"Serving {engine.base_model} at {url} (TINKER_BASE_URL={url})", flush=True)  # noqa: T201 - for the user
 
 
@@ -86,7 +86,7 @@ def serve(
 def running_server(
     settings: Settings | None = None, engine: Engine | EngineName = "toy", *, model: str | None = None
 ) -> Generator[str]:
-    """A server on a free port of this machine, in a thread; yields its base URL.
+    """Run a server on a free port of this machine, in a thread; yields its base URL.
 
     The end of the block fails what is pending and ends every thread of the server.
     """
@@ -96,7 +96,7 @@ def running_server(
 
 @contextmanager
 def serve_in_thread(state: State) -> Generator[str]:
-    """As :func:`running_server`, for a state that the caller made and may look into."""
+    """Run :func:`running_server` for a state that the caller made and may look into."""
     listener = _listen("127.0.0.1", 0)
     server = _Server(state)
 

@@ -89,12 +89,12 @@ class State:
         self._worker.notify()
 
     def require_open(self) -> None:
-        """Problem 503 once closing has begun."""
+        """Raise APIProblem 503 once closing has begun."""
         if self._closed:
             raise APIProblem(503, SHUTTING_DOWN.error)
 
     async def engine(self) -> Engine:
-        """The engine, opened first if need be; read its properties only. Problem 500 when it cannot be opened."""
+        """Return the engine, opened first if need be; read its properties only. Raises APIProblem 500 when it does not open."""
         if self._worker.engine is None:
             opened = ServerFuture("engine")
             with self.lock:
@@ -107,7 +107,7 @@ class State:
         return self._worker.engine
 
     def new_queue(self) -> ModelQueue:
-        """A lane for the requests of one more model."""
+        """Add a queue for the requests of one more model."""
         lane = ModelQueue(self.futures, self.settings.gap_seconds)
         self._worker.add(lane)
         return lane
@@ -154,7 +154,7 @@ class State:
         self._owner.release()
 
     async def aclose(self) -> None:
-        """As :meth:`close`, without blocking the loop while the step runs."""
+        """Call :meth:`close` without blocking the loop while the step runs."""
         self.begin_close()
         await self._worker.closed.wait()
         self.close()

@@ -24,7 +24,7 @@ LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
 
 
 def newton_schulz(matrix: M) -> M:
-    """The matrix with its singular values brought near 1; zero stays zero."""
+    """Return the matrix with its singular values brought near 1; zero stays zero."""
     start: Any = matrix
     size = _norm(start)
     if size == 0:
@@ -39,7 +39,7 @@ def newton_schulz(matrix: M) -> M:
 
 
 def orthogonal_direction(momentum: M) -> M:
-    """Where a matrix with this momentum goes: orthogonalised, of Frobenius norm sqrt(min(rows, columns))."""
+    """Return the orthogonalised momentum, of Frobenius norm sqrt(min(rows, columns))."""
     p: Any = newton_schulz(momentum)
     size = _norm(p)
     result: M = p if size == 0 else p * (math.sqrt(min(p.shape)) / size)

@@ -56,7 +56,7 @@ class Cells:
 
 
 def resolve_loss(name: str, config: Mapping[str, float | str]) -> tuple[LossForm, dict[str, float]]:
-    """The form of a loss and its options, defaults filled in. EngineError for an unknown name, option or value."""
+    """Return the form of a loss and its options with defaults. Raises EngineError for an unknown name, option or value."""
     form = LOSS_FORMS.get(name)
     if form is None:
         raise EngineError(f"unknown loss_fn {name!r}; this server has {', '.join(LOSS_FORMS)}")
@@ -96,14 +96,14 @@ def check_datum(index: int, example: TrainingExample, name: str, form: LossForm,
 
 
 def check_tokens(what: str, tokens: NDArray[np.integer[Any]], vocabulary: int) -> None:
-    """EngineError when a token id is not in the vocabulary."""
+    """Raise EngineError when a token id is not in the vocabulary."""
     wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
     if wrong.size:
         raise EngineError(f"{what} holds token id {int(wrong.flat[0])}; ids run from 0 to {vocabulary - 1}")
 
 
 def check_prompt_options(job: SampleJob, vocabulary: int) -> None:
-    """EngineError when tokens to score, or the number of alternatives to draw, do not fit the prompt."""
+    """Raise EngineError when tokens to score, or the number of alternatives to draw, do not fit the prompt."""
     if not 0 <= job.prompt_alternatives * len(job.tokens) <= MAX_ALTERNATIVES:
         limit = MAX_ALTERNATIVES // len(job.tokens)
         raise EngineError(f"prompt_alt_tokens_k is {job.prompt_alternatives}; 0 to {limit} is possible for this prompt")
@@ -112,7 +112,7 @@ def check_prompt_options(job: SampleJob, vocabulary: int) -> None:
 
 
 def check_step(params: Adam | Dimuon) -> None:
-    """EngineError naming the first parameter of an optimizer step that cannot be."""
+    """Raise EngineError for the first parameter of an optimizer step that is out of range."""
     for name, value in attrs.asdict(params).items():
         low = -math.inf if isinstance(params, Dimuon) and name == "grad_clip_norm" else 0  # there, below 0 means off too
         high, limit = (1, "below 1") if name.startswith("beta") else (math.inf, "finite")

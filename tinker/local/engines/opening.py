@@ -16,7 +16,7 @@ TORCH_PARTS = ("torch", "transformers", "peft", "safetensors")
 
 
 def missing_parts() -> list[str]:
-    """The packages that the torch engine needs and that are not installed; nothing is imported."""
+    """Return the packages that the torch engine needs and that are not installed; nothing is imported."""
     return [name for name in TORCH_PARTS if find_spec(name) is None]
 
 
@@ -27,7 +27,7 @@ def explain_absence(model: str) -> str:
 
 
 def choose_engine(engine: EngineName | None, model: str | None) -> EngineName:
-    """The engine asked for; without one torch where it is installed and there is a model to load, else the toy."""
+    """Return the given engine; without one torch where it is installed and there is a model to load, else the toy."""
     if engine is not None:
         return engine
     if model is not None:

@@ -19,7 +19,7 @@ MAX_RANGE = datetime.timedelta(days=14)
 
 
 async def get_audit_log(state: State, call: APICall) -> models.AuditLogResponse:
-    """What the user did, oldest first."""
+    """Return the user's actions, oldest first."""
     kind, day = call.query_choice("event_type", AUDIT_KINDS), call.query.get("day")
     if day is not None and not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", day):
         raise APIProblem(422, [{"loc": ["query", "day"], "msg": f"{day!r} is no day like 2026-01-31", "type": "value_error"}])
@@ -28,7 +28,7 @@ async def get_audit_log(state: State, call: APICall) -> models.AuditLogResponse:
 
 
 async def get_billing_usage(state: State, call: APICall) -> models.BillingUsageResponse:
-    """Tokens, checkpoints and storage by the hour; no prices."""
+    """Return tokens, checkpoints and storage by the hour; no prices."""
     since, until = (_read_hour(call, name) for name in ("starting_on", "ending_before"))
     if not since < until <= since + MAX_RANGE:
         raise APIProblem(400, f"ending_before must come after starting_on, and by at most {MAX_RANGE.days} days")
@@ -45,7 +45,7 @@ async def get_billing_usage(state: State, call: APICall) -> models.BillingUsageR
 
 
 def _read_hour(call: APICall, name: str) -> datetime.datetime:
-    """A full hour of the query. Problem 400 for anything else."""
+    """Read a full hour of the query. Raises APIProblem 400 for anything else."""
     text = call.query.get(name, "")
     try:
         found = datetime.datetime.fromisoformat(text)
@@ -57,7 +57,7 @@ def _read_hour(call: APICall, name: str) -> datetime.datetime:
 
 
 async def get_checkpoint_storage_usage(state: State, call: APICall) -> models.CurrentCheckpointStorageUsageResponse:
-    """What checkpoints take up now, by project; with a project in that one alone."""
+    """Return the present storage of checkpoints by project; of one project where the query names it."""
     records = await state.offload_always(state.checkpoints.list)
     wanted = call.query.get("project_id")
     projects = sorted({record.project_id for record in records if wanted in (None, record.project_id)}, key=str)

@@ -11,13 +11,13 @@ from tinker.local.storage import USER_EMAIL, USER_NAME
 
 
 async def auth_token(state: State, call: APICall) -> models.AuthTokenResponse:
-    """A token for the key of this request."""
+    """Make a token for the key of this request."""
     call.read(models.AuthTokenRequest)
     return models.AuthTokenResponse(jwt=state.accounts.token(call.credential))
 
 
 async def get_api_key(state: State, call: APICall) -> models.SelfApiKeyResponse:
-    """The number of the key of this request; whose it is."""
+    """Return the number of the key of this request, and its owner."""
     details = models.SelfApiKeyDetails(
         org_details=models.SelfApiKeyOrganization(name=USER_NAME),
         user_details=models.SelfApiKeyUser(email=USER_EMAIL),
@@ -28,7 +28,7 @@ async def get_api_key(state: State, call: APICall) -> models.SelfApiKeyResponse:
 
 
 async def delete_api_key(state: State, call: APICall) -> None:
-    """Revokes the key of this request, for as long as the server runs."""
+    """Revoke the key of this request, for as long as the server runs."""
     with state.lock:
         state.accounts.revoke(_require_key(call))
         state.audit.record("api_key_revoked", "organizations", key_id=state.accounts.key_id(call.credential))

@@ -18,7 +18,7 @@ CANCELLED = RequestFailure("the request was cancelled by its client", "user")
 
 
 async def retrieve_future(state: State, call: APICall) -> msgspec.Struct | Response:
-    """The result; or, after ``hold_seconds``, that it is still to come; or, when it is large, its size first."""
+    """Return the result; "try again" after ``hold_seconds``; or the size first, when the result is large."""
     request = call.read(models.FutureRetrieveRequest)
     profile = state.settings.profile
     future = state.futures.find(request.request_id)
@@ -38,7 +38,7 @@ async def retrieve_future(state: State, call: APICall) -> msgspec.Struct | Respo
 
 
 async def retrieve_futures(state: State, call: APICall) -> models.FuturesRetrieveResponse:
-    """Which requests of one client of a sampling session have completed since the cursor; held while none have."""
+    """Return the requests of one client that have completed since the cursor; wait while there are none."""
     request = call.read(models.FuturesRetrieveRequest)
     hold = state.settings.hold_seconds
     with state.lock:
@@ -62,7 +62,7 @@ async def _to_completion(state: State, completion: Completion) -> models.FutureC
 
 
 async def _find_result_size(state: State, request_id: str) -> int | None:
-    """Bytes of the result as it will be sent, which are kept until then; None when it is not kept any more."""
+    """Return the bytes of the result as it will be sent, which are kept until then; None when it is gone."""
     try:
         future = state.futures.find(request_id)
     except APIProblem:
@@ -75,7 +75,7 @@ async def _find_result_size(state: State, request_id: str) -> int | None:
 
 
 async def cancel_future(state: State, call: APICall) -> None:
-    """A sample that waits is dropped, the result of one that runs is thrown away. Other and unknown requests go on."""
+    """Drop a sample that waits, or the result of one that runs. Other and unknown requests go on."""
     request_id = call.read(models.CancelFutureRequest).request_id
     with state.lock:
         try:
@@ -111,7 +111,7 @@ def _try_again(future: ServerFuture, old: bool, profile: Profile) -> msgspec.Str
 async def _encode_result(
     state: State, future: ServerFuture, outcome: RequestOutcome, *, proto_wanted: bool
 ) -> tuple[str, bytes]:
-    """The media type and bytes of a result; those announced before are kept until they are fetched."""
+    """Return the media type and bytes of a result; an announced result is kept until it is fetched."""
     bulky = isinstance(outcome, (ForwardBackwardOutput, SampleResponse))
     media_type = proto.MEDIA_TYPE if bulky and proto_wanted else json.MEDIA_TYPE
     if future.encoded is not None and future.encoded[0] == media_type:
@@ -123,7 +123,7 @@ async def _encode_result(
 
 
 def _encode_or_fail(outcome: RequestOutcome, media_type: str) -> bytes:
-    """A result that JSON cannot carry (NaN, infinity) fails: an error status would make clients ask again for ever."""
+    """Encode a result, or a failure where JSON cannot carry it (NaN): clients would repeat after an error status forever."""
     try:
         return _encode_outcome(outcome, media_type)
     except ValueError as error:
@@ -143,7 +143,7 @@ def _encode_outcome(outcome: RequestOutcome, media_type: str) -> bytes:
 
 
 def _encode_json_sample(outcome: SampleResponse) -> bytes:
-    """The JSON form lacks two of the things that may have been asked for; to leave them out would be no answer."""
+    """Encode a sample as JSON. Raises ValueError for the two fields that JSON lacks, so that none is lost silently."""
     if outcome.target_prompt_logprobs is not None or outcome.prompt_alt_tokens is not None:
         raise ValueError("target_prompt_logprobs and prompt_alt_tokens exist in protobuf only; accept that")
     return json.encode(json.wire_sample(outcome))

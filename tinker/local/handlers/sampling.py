@@ -30,7 +30,7 @@ CLIENT_NUMBERS = MAX_CLIENTS  # each client of a session has so many numbers for
 
 
 async def create_sampling_session(state: State, call: APICall) -> models.CreateSamplingSessionResponse:
-    """A sampling session ``<session>:sample:<n>``; the same number and source again answer the same one."""
+    """Create the sampling session ``<session>:sample:<n>``; the same number and source again return the same one."""
     request = call.read(models.CreateSamplingSessionRequest)
     engine = await state.engine()
     with state.lock:
@@ -49,21 +49,21 @@ async def create_sampling_session(state: State, call: APICall) -> models.CreateS
 def _find_existing(
     state: State, session: SessionRecord, request: models.CreateSamplingSessionRequest, base_model: str
 ) -> SamplerRecord | None:
-    """The sampling session that the same request made before."""
+    """Find the sampling session that the same request made before."""
     found = session.samplers.get(request.sampling_session_seq_id) if state.settings.profile.ids.by_number else None
     same = found is not None and (found.base_model, found.model_path) == (base_model, request.model_path)
     return found if same else None
 
 
 async def join_sampling_session(state: State, call: APICall) -> models.JoinSamplingSessionResponse:
-    """The number of one more client: 1, 2, 3, ..."""
+    """Return the number of one more client: 1, 2, 3, ..."""
     request = call.read(models.JoinSamplingSessionRequest)
     with state.lock:
         return models.JoinSamplingSessionResponse(client_counter=state.store.sampler(request.sampling_session_id).add_client())
 
 
 def _find_source(state: State, engine: Engine, base_model: str | None, path: str | None) -> tuple[LoadWeights, str]:
-    """What to sample from, and the base model's name. Problem 400 or 404 when that is not possible."""
+    """Find the weights to sample from, and the base model's name. Raises APIProblem 400 or 404."""
     if base_model is not None:
         base_model = check_base_model(state, engine, base_model)
     if path is None:
@@ -85,7 +85,7 @@ def _base_weights(engine: Engine) -> None:
 
 
 async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
-    """What a sampling session samples from."""
+    """Describe a sampling session."""
     engine = await state.engine()
     with state.lock:
         sampler = state.store.sampler(call.path["sampler_id"])
@@ -98,7 +98,7 @@ async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
 
 
 async def asample(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """Samples from a sampling session, a base model or a checkpoint; the same number and body answer the same future."""
+    """Sample from a sampling session, a base model or a checkpoint; the same number and body return the same future."""
     request = call.read(models.SampleRequest)
     if not 1 <= request.num_samples <= state.settings.max_samples:
         raise APIProblem(400, f"num_samples is {request.num_samples}; 1 to {state.settings.max_samples} are possible")

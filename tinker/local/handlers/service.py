@@ -13,24 +13,24 @@ from tinker.local.storage import OWNER, SessionEnd, SessionRecord, to_utc
 
 
 async def healthz(state: State, call: APICall) -> models.HealthResponse:
-    """Always well while it answers."""
+    """Say that the server runs."""
     return models.HealthResponse(status="ok")
 
 
 async def client_config(state: State, call: APICall) -> models.ClientConfigResponse:
-    """The setting of that name."""
+    """Return the setting of that name."""
     call.read(models.ClientConfigRequest)
     return state.settings.client_config
 
 
 async def client_dynamic_config(state: State, call: APICall) -> models.ClientDynamicConfigResponse:
-    """The setting of that name."""
+    """Return the setting of that name."""
     call.read(models.ClientConfigRequest)
     return state.settings.client_dynamic_config
 
 
 async def create_session(state: State, call: APICall) -> models.CreateSessionResponse:
-    """Opens a session."""
+    """Open a session."""
     request = call.read(models.CreateSessionRequest)
     warning = single_model_warning(await state.engine()) if state.settings.any_base_model else None
     with state.lock:
@@ -39,7 +39,7 @@ async def create_session(state: State, call: APICall) -> models.CreateSessionRes
 
 
 async def session_heartbeat(state: State, call: APICall) -> models.SessionHeartbeatResponse:
-    """Notes that the session lives; 410 when it has ended."""
+    """Note that the session lives; 410 when it has ended."""
     request = call.read(models.SessionHeartbeatRequest)
     with state.lock:
         session = state.store.session(request.session_id)
@@ -50,7 +50,7 @@ async def session_heartbeat(state: State, call: APICall) -> models.SessionHeartb
 
 
 async def finish_session(state: State, call: APICall) -> None:
-    """Ends a session; ending it again changes nothing."""
+    """End a session; ending it again changes nothing."""
     reason = call.read(models.FinishSessionRequest)
     with state.lock:
         session = state.store.session(call.path["session_id"])
@@ -58,7 +58,7 @@ async def finish_session(state: State, call: APICall) -> None:
 
 
 async def get_server_capabilities(state: State, call: APICall) -> models.GetServerCapabilitiesResponse:
-    """The one loaded model."""
+    """Describe the one loaded model."""
     engine = await state.engine()
     model = models.SupportedModel(
         model_name=engine.base_model, max_context_length=engine.max_context_length, trainable=True, sampleable=True
@@ -71,7 +71,7 @@ MAX_RESULTS = 200
 
 
 async def list_sessions(state: State, call: APICall) -> models.ListSessionsResponse:
-    """A page of ids, the newest first."""
+    """Return a page of ids, the newest first."""
     limit, offset = call.query_integer("limit", 20), call.query_integer("offset", 0)
     call.query_choice("access_scope", SCOPES)
     with state.lock:
@@ -80,7 +80,7 @@ async def list_sessions(state: State, call: APICall) -> models.ListSessionsRespo
 
 
 async def get_session(state: State, call: APICall) -> models.GetSessionResponse:
-    """The models and samplers of one session."""
+    """Return the models and samplers of one session."""
     call.query_choice("access_scope", SCOPES)
     with state.lock:
         session = state.store.session(call.path["session_id"])
@@ -93,7 +93,7 @@ async def get_session(state: State, call: APICall) -> models.GetSessionResponse:
 
 
 async def set_session_project(state: State, call: APICall) -> None:
-    """Moves a session, its runs and their checkpoints."""
+    """Move a session, its runs and their checkpoints."""
     project_id = call.read(models.SetSessionProjectRequest).project_id
     if not project_id.strip():
         raise APIProblem(400, "project_id is empty")
@@ -107,7 +107,7 @@ async def set_session_project(state: State, call: APICall) -> None:
 
 
 async def search_sessions(state: State, call: APICall) -> models.SessionSearchResponse:
-    """A page of the sessions that meet every condition, the newest first."""
+    """Return a page of the sessions that meet every condition, the newest first."""
     request = call.read(models.SessionSearchRequest)
     if not 1 <= request.limit <= MAX_RESULTS:
         raise unprocessable("limit", f"{request.limit} is not possible; 1 to {MAX_RESULTS} is")
@@ -136,7 +136,7 @@ def _matches(session: SessionRecord, request: models.SessionSearchRequest) -> bo
 
 
 def _has_status(session: SessionRecord, wanted: models.SessionStatusQuery) -> bool:
-    """Sessions do not fail here: what fails is one request."""
+    """Whether a session has this status. Sessions do not fail here; requests do."""
     if isinstance(wanted, models.ActiveSessionStatusQuery):
         return session.end is None
     if isinstance(wanted, models.CancelledSessionStatusQuery):
@@ -148,7 +148,7 @@ def _has_status(session: SessionRecord, wanted: models.SessionStatusQuery) -> bo
 
 
 def _sort_key(session: SessionRecord) -> tuple[float, str]:
-    """By creation, as a cursor can say it."""
+    """Order by creation, as a cursor can express it."""
     return to_utc(session.created_at).timestamp(), session.session_id
 
 
@@ -157,7 +157,7 @@ def _to_cursor(session: SessionRecord) -> models.SessionSearchCursor:
 
 
 async def trace_export(state: State, call: APICall) -> models.TraceExportResponse:
-    """Pending at first; then a link to the trace as it was when the export was begun, for as long as the link is good."""
+    """Return "pending" first; then a link to the trace as it was when the export began."""
     with state.lock:
         session = state.store.session(call.path["session_id"])
     ready = state.exports.is_ready(session)

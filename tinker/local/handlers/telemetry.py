@@ -9,7 +9,7 @@ from tinker.local.state import State
 
 
 async def telemetry(state: State, call: APICall) -> models.TelemetryResponse:
-    """Keeps the newest events."""
+    """Keep the newest events."""
     request = call.read(models.TelemetrySendRequest)
     with state.lock:
         state.telemetry.extend(request.events)

@@ -38,7 +38,7 @@ from tinker.types.results import ForwardBackwardOutput
 
 
 async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """A fresh adapter under ``<session>:train:<n>``; the same number and body again answer the same future."""
+    """Create an adapter under ``<session>:train:<n>``; the same number and body again return the same future."""
     request = call.read(models.CreateModelRequest)
     engine = await state.engine()
     base_model = check_base_model(state, engine, request.base_model)
@@ -64,7 +64,7 @@ def _create(model: ModelRecord, work: Callable[[Engine], None], engine: Engine) 
 
 
 async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
-    """What a model is; also right after its creation was submitted."""
+    """Describe a model; also right after its creation was submitted."""
     request = call.read(models.GetInfoRequest)
     engine = await state.engine()
     with state.lock:
@@ -86,7 +86,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 async def forward_backward(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """A loss and its gradient, or the loss alone where a protobuf body says so."""
+    """Compute a loss and its gradient, or the loss alone where a protobuf body says so."""
     if call.is_proto:
         return await _enqueue_protobuf(state, call)
     request, same = await _read_with_fingerprint(state, call, models.ForwardBackwardRequest)
@@ -94,13 +94,13 @@ async def forward_backward(state: State, call: APICall) -> models.UntypedAPIFutu
 
 
 async def forward(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """A loss alone."""
+    """Compute a loss alone."""
     request, same = await _read_with_fingerprint(state, call, models.ForwardRequest)
     return _enqueue_json(state, call, request.model_id, request.seq_id, request.forward_input, same, backward=False)
 
 
 async def _read_with_fingerprint(state: State, call: APICall, kind: type[T]) -> tuple[T, bytes]:
-    """The body and its fingerprint."""
+    """Read the body, and compute its fingerprint."""
 
     def read() -> tuple[T, bytes]:
         request = call.read(kind)
@@ -161,7 +161,7 @@ def _enqueue_loss(
 
 
 async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """A traced loss under an id, checked at once: Problem 400 says what it may not do. The same again answers the same."""
+    """Store a traced loss under an id, checked at once (APIProblem 400). The same again returns the same future."""
     request = call.read(models.CreateCustomLossRequest)
     same = fingerprint(request)
     with state.lock:
@@ -181,7 +181,7 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
 
 
 async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """One step of the model's optimizer; another family's parameters make the request fail."""
+    """Apply one step of the model's optimizer; another family's parameters make the request fail."""
     request = call.read(models.OptimStepRequest)
 
     def run(engine: Engine) -> models.OptimStepResponse:
@@ -194,7 +194,7 @@ async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
 
 
 async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """Frees a model once what was submitted for it has run; its checkpoints stay, and later requests are refused."""
+    """Free a model once its submitted requests have run; its checkpoints stay, and later requests are refused."""
     request = call.read(models.UnloadModelRequest)
 
     def run(engine: Engine) -> models.UnloadModelResponse:
@@ -209,7 +209,7 @@ async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
 
 
 async def list_training_runs(state: State, call: APICall) -> models.TrainingRunsResponse:
-    """A page of all, the most recently used first; with a project those of that project."""
+    """Return a page of all runs, the most recently used first; of one project where the query names it."""
     limit, offset = call.query_integer("limit", 20), call.query_integer("offset", 0)
     call.query_choice("access_scope", SCOPES)
     runs = await state.offload_always(lambda: list_runs(state, call.query.get("project_id")))
@@ -218,7 +218,7 @@ async def list_training_runs(state: State, call: APICall) -> models.TrainingRuns
 
 
 async def get_training_run(state: State, call: APICall) -> models.TrainingRun:
-    """One run. Problem 404 when it is unknown."""
+    """Return one run. Raises APIProblem 404 when it is unknown."""
     call.query_choice("access_scope", SCOPES)
     wanted = call.path["training_run_id"]
     records = await state.offload_always(lambda: state.checkpoints.list(wanted))

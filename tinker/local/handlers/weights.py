@@ -31,7 +31,7 @@ from tinker.local.storage import CheckpointRecord, checkpoint_path
 
 
 async def save_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """Weights and optimizer state under a name; without one, under the request's number."""
+    """Save weights and optimizer state under a name; without one, under the request's number."""
     request = call.read(models.SaveWeightsRequest)
     with state.lock:
         save = Save.of(state, call, request, "weights")
@@ -43,7 +43,7 @@ async def save_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
 
 
 async def save_weights_for_sampler(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """Weights to sample from: under a name on disk, or as a sampling session."""
+    """Save weights to sample from: under a name on disk, or as a sampling session."""
     request = call.read(models.SaveWeightsForSamplerRequest)
     with state.lock:
         if request.path is None and request.sampling_session_seq_id is not None:
@@ -57,7 +57,7 @@ async def save_weights_for_sampler(state: State, call: APICall) -> models.Untype
 
 
 async def save_weights_external(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """Weights to download, as the engine writes them: PEFT's own files where torch trains."""
+    """Save weights to download, as the engine writes them: PEFT's own files where torch trains."""
     request = call.read(models.SaveWeightsExternalRequest)
 
     def prepare() -> None:
@@ -102,7 +102,7 @@ def _save_as_session(
 
 
 async def load_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """A checkpoint into a model: into one that exists (by id), or into a new one (by session and number)."""
+    """Load a checkpoint: into an existing model (by id), or into a new one (by session and number)."""
     request = call.read(models.LoadWeightsRequest)
     if request.model_id is not None:
         return _load_into_model(state, call, request, request.model_id)
@@ -146,7 +146,7 @@ async def _load_into_new_model(
 
 
 async def list_checkpoints(state: State, call: APICall) -> models.CheckpointsListResponse:
-    """Those of one run, the newest first."""
+    """Return those of one run, the newest first."""
     run = call.path["training_run_id"]
     records = await state.offload_always(lambda: state.checkpoints.list(run))
     with state.lock:
@@ -156,7 +156,7 @@ async def list_checkpoints(state: State, call: APICall) -> models.CheckpointsLis
 
 
 async def list_user_checkpoints(state: State, call: APICall) -> models.CheckpointsListResponse:
-    """A page of all, the newest first."""
+    """Return a page of all, the newest first."""
     limit, offset = call.query_integer("limit", 100), call.query_integer("offset", 0)
     records = await state.offload_always(state.checkpoints.list)
     page = [public_checkpoint(record) for record in records[offset : offset + limit]]
@@ -165,7 +165,7 @@ async def list_user_checkpoints(state: State, call: APICall) -> models.Checkpoin
 
 
 async def weights_info(state: State, call: APICall) -> models.WeightsInfoResponse:
-    """Of what base model, with which adapter and optimizer. Problem 400 for what is no path, 404 for what is not here."""
+    """Describe a checkpoint. Raises APIProblem 400 for a text that is not a path, 404 for an unknown checkpoint."""
     record = find_checkpoint(state, call.read(models.WeightsInfoRequest).tinker_path)
     config = record.lora_config
     return models.WeightsInfoResponse(
@@ -180,7 +180,7 @@ async def weights_info(state: State, call: APICall) -> models.WeightsInfoRespons
 
 
 async def delete_checkpoint(state: State, call: APICall) -> None:
-    """For good. Samplers that have its weights in memory go on."""
+    """Delete a checkpoint. Samplers that have its weights in memory go on."""
     with state.lock:
         record = find_addressed(state, call)
         state.checkpoints.delete(record)
@@ -189,12 +189,12 @@ async def delete_checkpoint(state: State, call: APICall) -> None:
 
 
 async def publish_checkpoint(state: State, call: APICall) -> None:
-    """Notes that everybody may use it; 409 when that is so. This server has one user, so nothing else changes."""
+    """Mark as public; 409 when it is already. This server has one user, so nothing else changes."""
     _set_public(state, call, True)
 
 
 async def unpublish_checkpoint(state: State, call: APICall) -> None:
-    """The reverse."""
+    """Mark as private; 409 when it is already."""
     _set_public(state, call, False)
 
 
@@ -208,7 +208,7 @@ def _set_public(state: State, call: APICall, public: bool) -> None:
 
 
 async def set_checkpoint_ttl(state: State, call: APICall) -> None:
-    """When it goes, counted from now; null keeps it for ever."""
+    """Set the time to live, counted from now; null keeps the checkpoint forever."""
     seconds = call.read(models.SetCheckpointTtlRequest).ttl_seconds
     check_ttl(seconds)
     with state.lock:
@@ -218,7 +218,7 @@ async def set_checkpoint_ttl(state: State, call: APICall) -> None:
 
 
 async def copy_weights(state: State, call: APICall) -> models.CopyWeightsResponse:
-    """A copy of the same kind and name in a run of its own, which cannot be trained on. The files are shared on disk."""
+    """Copy a checkpoint, with its kind and name, to a new run, which cannot be trained on. Files are shared on disk."""
     request = call.read(models.CopyWeightsRequest)
     check_ttl(request.ttl_seconds)
     source = find_checkpoint(state, request.source_path)
@@ -244,7 +244,7 @@ async def copy_weights(state: State, call: APICall) -> models.CopyWeightsRespons
 
 
 def _new_run(state: State, request: models.CopyWeightsRequest) -> str:
-    """The id of the copy's run: the one that the client numbered, else a new one."""
+    """Return the id of the copy's run: the one that the client numbered, else a new one."""
     if request.session_id is None or request.model_seq_id is None:
         return str(uuid.uuid4())
     session = state.store.live_session(request.session_id)
@@ -255,7 +255,7 @@ def _new_run(state: State, request: models.CopyWeightsRequest) -> str:
 
 
 async def get_external_weights_urls(state: State, call: APICall) -> models.ExternalWeightsUrlsResponse:
-    """A link to each file; they end after ``link_seconds``."""
+    """Return a link to each file; they end after ``link_seconds``."""
     record = find_addressed(state, call, "external_weights")
     urls = {name: state.links.file_url(call.base_url, record, name) for name in state.checkpoints.files(record)}
     _record_download(state, record)
@@ -263,7 +263,7 @@ async def get_external_weights_urls(state: State, call: APICall) -> models.Exter
 
 
 async def get_checkpoint_archive(state: State, call: APICall) -> Response:
-    """A redirect to a tar.gz of all files. A bare name is that of weights to sample from."""
+    """Redirect to a tar.gz of all files. A bare name means weights to sample from."""
     if "/" in call.path["checkpoint_id"]:
         record = find_addressed(state, call, "weights", "sampler_weights")
     else:

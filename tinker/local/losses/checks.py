@@ -23,7 +23,7 @@ _METRIC_NAME = re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
 
 
 def check_graph(name: str, inputs: Sequence[models.CustomLossInput], graph: models.CustomLossGraph) -> LossGraph:
-    """The loss, ready to run. EngineError naming the first thing in it that cannot be."""
+    """Return the loss, ready to run. Raises EngineError for the first thing in it that is not allowed."""
     names = [one.name for one in inputs]
     if not names or names[0] != "logprobs" or len(set(names)) < len(names) or len(names) > MAX_INPUTS:
         raise EngineError(f"a custom loss has 1 to {MAX_INPUTS} different inputs, and the first is logprobs; got {names}")
@@ -81,7 +81,7 @@ def _check_output(node: models.CustomLossNode) -> None:
 
 
 def _unwrap(argument: Any, kind: str) -> Any:
-    """What an argument of that form holds; ValueError for another form."""
+    """Return the value of an argument of that form; ValueError for another form."""
     if not isinstance(argument, dict) or list(argument) != [kind]:
         raise ValueError(kind)
     return argument[kind]
@@ -94,7 +94,7 @@ def _check_argument(argument: object, known: set[str]) -> None:
 
 
 def _find_references(argument: object) -> list[str]:
-    """The nodes an argument refers to. EngineError for a form that is not known."""
+    """Return the nodes that an argument refers to. Raises EngineError for an unknown form."""
     if isinstance(argument, list):
         return [name for item in cast("list[object]", argument) for name in _find_references(item)]
     if not isinstance(argument, dict):

@@ -30,7 +30,7 @@ class Evaluation:
         self._values: dict[str, Any] = {}
 
     def run(self, nodes: Sequence[models.CustomLossNode]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The loss and the metrics. EngineError naming the node that fails."""
+        """Return the loss and the metrics. Raises EngineError naming the node that fails."""
         for node in nodes[:-1]:
             try:
                 self._values[node.name] = self._checked(self._value(node))
@@ -87,7 +87,7 @@ class Evaluation:
         return value
 
     def _checked(self, value: Any) -> Any:
-        """A value that fits into memory."""
+        """Return the value. Raises EngineError when it is too large."""
         if isinstance(value, self._torch.Tensor) and value.numel() > MAX_CELLS:
             raise EngineError(f"a tensor of {value.numel()} values; {MAX_CELLS} are possible")
         if isinstance(value, int) and abs(value) >= MAX_NUMBER:
@@ -127,7 +127,7 @@ class Evaluation:
 
 
 def _check_size(arguments: Sequence[Any]) -> None:
-    """EngineError when whole numbers among the arguments, multiplied, are more than a tensor may have values."""
+    """Raise EngineError when the integers among the arguments, multiplied, exceed the size of a tensor."""
     sizes = [n for a in arguments for n in _flatten(a) if isinstance(n, int) and not isinstance(n, bool)]
     if math.prod(max(1, abs(size)) for size in sizes) > MAX_CELLS:
         raise EngineError(f"sizes {sizes} make more than {MAX_CELLS} values")

@@ -36,7 +36,7 @@ class LossGraph:
     nodes: Sequence[models.CustomLossNode]
 
     def run(self, engine: Engine, adapter_id: str, data: Sequence[TrainingExample], *, backward: bool) -> LossResult:
-        """The loss of each datum, summed, and with ``backward`` its gradient. EngineError names the datum and the node."""
+        """Sum the loss of each datum, and with ``backward`` its gradient. EngineError names the datum and the node."""
         examples = [self._example(index, example) for index, example in enumerate(data)]
         before = engine.forward_backward(adapter_id, examples, "cross_entropy", {}, backward=False)
         logprobs = [fields["logprobs"] for fields in before.outputs]
@@ -47,7 +47,7 @@ class LossGraph:
         return LossResult(outputs=[{"logprobs": part} for part in logprobs], metrics=_metrics(values))
 
     def _example(self, index: int, example: TrainingExample) -> TrainingExample:
-        """The datum as cross entropy takes it, without weights."""
+        """Return the datum as cross entropy takes it, without weights."""
         targets = example.loss_inputs.get("target_tokens")
         if targets is None:
             raise EngineError(f"datum {index}: loss_fn_inputs lacks target_tokens, which every loss needs")
@@ -85,7 +85,7 @@ class DatumLoss:
 
 
 def _to_float(value: Any) -> float:
-    """A tensor's one value, or a number as it is."""
+    """Return a tensor's one value, or a number as it is."""
     return float(value.detach() if hasattr(value, "detach") else value)
 
 
@@ -113,7 +113,7 @@ def _find_input(index: int, example: TrainingExample, name: str) -> NDArray[Any]
 
 
 def _metrics(values: Sequence[DatumLoss]) -> dict[str, float]:
-    """``loss:sum``, and the loss's own metrics, reduced over the datums as their names say."""
+    """Return ``loss:sum``, and the loss's own metrics, reduced over the datums as their names say."""
     found = {"loss:sum": sum(value.loss for value in values)}
     for name in {name: None for value in values for name in value.metrics}:
         total = sum(value.metrics.get(name, 0.0) for value in values)

@@ -24,7 +24,7 @@ class NewModel:
     user_metadata: models.Metadata | None
 
     def add(self, state: State, session_id: str, number: int) -> ModelRecord:
-        """The model of that number, new or as it is. Call with the state's lock held."""
+        """Return the model of that number, a new or the existing one. Call with the state's lock held."""
         state.require_open()
         session = state.store.live_session(session_id)
         return state.store.add_model(session, number, lambda model_id: self._make(state, session, model_id))
@@ -44,7 +44,7 @@ class NewModel:
 
 
 def creation_step(model: ModelRecord, make: Callable[[Engine], object]) -> Callable[[Engine], None]:
-    """Makes the model, and notes on it when that fails, so that its later requests can say why they fail."""
+    """Return a step that makes the model, or notes why that failed for the errors of its later requests."""
 
     def run(engine: Engine) -> None:
         try:
@@ -57,14 +57,14 @@ def creation_step(model: ModelRecord, make: Callable[[Engine], object]) -> Calla
 
 
 def check_rank(state: State, spec: AdapterSpec) -> None:
-    """Problem 400 for a rank that no adapter may have here."""
+    """Raise APIProblem 400 for a rank that is out of range."""
     limit = state.settings.max_rank
     if not 1 <= spec.rank <= limit:
         raise APIProblem(400, f"rank is {spec.rank}; 1 to {limit} is possible (max_rank)")
 
 
 def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:
-    """What the engine is asked for; without a configuration its defaults."""
+    """Return the engine's specification; without a configuration its defaults."""
     if config is None:
         return AdapterSpec()
     return AdapterSpec(
@@ -77,5 +77,5 @@ def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:
 
 
 def lora_config(spec: AdapterSpec) -> models.LoraConfig:
-    """The inverse of :func:`adapter_spec`."""
+    """Return the inverse of :func:`adapter_spec`."""
     return models.LoraConfig(**attrs.asdict(spec))

@@ -13,7 +13,7 @@ from tinker.types.paths import ParsedCheckpointTinkerPath
 
 
 def public_checkpoint(record: CheckpointRecord) -> models.Checkpoint:
-    """What clients see of a checkpoint."""
+    """Describe a checkpoint to clients."""
     return models.Checkpoint(
         checkpoint_id=record.checkpoint_id,
         checkpoint_type=ParsedCheckpointTinkerPath.from_tinker_path(record.path).checkpoint_type,
@@ -27,14 +27,14 @@ def public_checkpoint(record: CheckpointRecord) -> models.Checkpoint:
 
 
 def to_string_map(metadata: models.Metadata | None) -> models.StringMap | None:
-    """Free pairs as answers carry them: values that are no text as JSON."""
+    """Return metadata as answers carry it: values that are not strings as JSON."""
     if metadata is None:
         return None
     return {key: v if isinstance(v, str) else msgspec.json.encode(v).decode() for key, v in metadata.items()}
 
 
 def _group_by_run(records: Sequence[CheckpointRecord]) -> dict[str, list[CheckpointRecord]]:
-    """Checkpoints by their run, in the order given."""
+    """Group checkpoints by their run, in the order given."""
     found: dict[str, list[CheckpointRecord]] = {}
     for record in records:
         found.setdefault(record.training_run_id, []).append(record)
@@ -74,7 +74,7 @@ def describe_model(model: ModelRecord, records: Sequence[CheckpointRecord]) -> m
 
 
 def describe_checkpoints(records: Sequence[CheckpointRecord]) -> models.TrainingRun:
-    """A run as its checkpoints remember it, the newest of which is the first."""
+    """Describe a run by its checkpoints, the newest of which is the first."""
     newest = records[0]
     return models.TrainingRun(
         training_run_id=newest.training_run_id,

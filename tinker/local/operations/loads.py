@@ -13,7 +13,7 @@ from tinker.local.storage import ModelRecord
 
 
 def describe_saved_model(state: State, engine: Engine, request: models.LoadWeightsRequest) -> NewModel:
-    """What the model will be, as far as it is known before the checkpoint is read."""
+    """Describe the new model, as far as it is known before the checkpoint is read."""
     asked = None if request.base_model is None else check_base_model(state, engine, request.base_model)
     name, spec = engine.base_model, AdapterSpec()
     try:
@@ -31,7 +31,7 @@ def describe_saved_model(state: State, engine: Engine, request: models.LoadWeigh
 
 
 def load_checkpoint(state: State, engine: Engine, model: ModelRecord, request: models.LoadWeightsRequest) -> None:
-    """The weights, the shape of the adapter, and with the optimizer's state its family, where that is not chosen yet."""
+    """Load weights and the shape of the adapter, and with the optimizer's state its family where none is chosen yet."""
     record, folder = state.checkpoints.find(request.path, "weights")
     if record.engine_model != engine.base_model:
         raise EngineError(f"{request.path} was trained on {record.engine_model!r}; this server has {engine.base_model!r}")

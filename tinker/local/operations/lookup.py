@@ -13,13 +13,13 @@ SHORTEST_TTL, LONGEST_TTL = 3600, 315_360_000  # an hour, ten years
 
 
 def check_ttl(seconds: int | None) -> None:
-    """Problem 400 for a time to live that is not possible; None is for ever."""
+    """Raise APIProblem 400 for a time to live that is out of range; None is forever."""
     if seconds is not None and not SHORTEST_TTL <= seconds <= LONGEST_TTL:
         raise APIProblem(400, f"ttl_seconds is {seconds}; {SHORTEST_TTL} to {LONGEST_TTL} is possible")
 
 
 def find_checkpoint(state: State, path: str) -> CheckpointRecord:
-    """The checkpoint of a tinker path of any kind. Problem 400 for what is no path, 404 for what is not here."""
+    """Find the checkpoint of a tinker path of any kind. Raises APIProblem 400 for another text, 404 when unknown."""
     try:
         ParsedCheckpointTinkerPath.from_tinker_path(path)
     except ValueError as error:
@@ -31,7 +31,7 @@ def find_checkpoint(state: State, path: str) -> CheckpointRecord:
 
 
 def find_addressed(state: State, call: APICall, *kinds: CheckpointKind) -> CheckpointRecord:
-    """The checkpoint that the path names. Problem 400 for a wrong name, 404 when it is not here, 425 while it is written."""
+    """Find the checkpoint in the URL. Raises APIProblem 400 for a wrong name, 404 when unknown, 425 while it is written."""
     run, wanted = call.path["training_run_id"], call.path["checkpoint_id"]
     kind, _, name = wanted.rpartition("/")
     if kind not in (kinds or CHECKPOINT_KINDS):
@@ -43,7 +43,7 @@ def find_addressed(state: State, call: APICall, *kinds: CheckpointKind) -> Check
 
 
 def require_checkpoint(state: State, run: str, kind: CheckpointKind, name: str) -> CheckpointRecord:
-    """The checkpoint. Problem 404 when it is not here, 425 while it is written."""
+    """Return the checkpoint. Raises APIProblem 404 when it is unknown, 425 while it is written."""
     path = checkpoint_path(run, kind, name)
     try:
         record = state.checkpoints.get(run, kind, name)

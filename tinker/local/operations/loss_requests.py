@@ -80,7 +80,7 @@ def _to_example(index: int, datum: Datum) -> TrainingExample:
 
 
 def text_tokens(value: ModelInput, what: str) -> Int32:
-    """The tokens of an input that is text only. EngineError otherwise, naming ``what`` and the chunk."""
+    """Return the tokens of an input that is text only. Raises EngineError otherwise, naming ``what`` and the chunk."""
     arrays: list[Int32] = []
     for index, chunk in enumerate(value.chunks):
         if not isinstance(chunk, EncodedTextChunk):

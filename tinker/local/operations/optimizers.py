@@ -12,7 +12,7 @@ ADAMW, DIMUON = "adamw", "dimuon"
 
 
 def optimizer_family(config: models.OptimizerConfig | None) -> str:
-    """The name of an optimizer family; without a configuration ``adamw``. Problem 400 for one that is not known here."""
+    """Return the name of an optimizer family; without a configuration ``adamw``. Raises APIProblem 400 for an unknown one."""
     if config is None or isinstance(config, models.AdamOptimizerConfig):
         return ADAMW
     if isinstance(config, models.DimuonOptimizerConfig):
@@ -23,17 +23,17 @@ def optimizer_family(config: models.OptimizerConfig | None) -> str:
 
 
 def optimizer_config(family: str) -> models.OptimizerConfig:
-    """The inverse of :func:`optimizer_family`."""
+    """Return the inverse of :func:`optimizer_family`."""
     return models.DimuonOptimizerConfig() if family == DIMUON else models.AdamOptimizerConfig()
 
 
 def _family_name(optimizer: models.OptimizerConfig | models.OptimizerParams) -> object:
-    """The name of an optimizer family; those that the contract does not know are dictionaries."""
+    """Return the name of an optimizer family; those that the contract does not know are dictionaries."""
     return optimizer.get("type") if isinstance(optimizer, dict) else optimizer.type
 
 
 def step_params(model: ModelRecord, request: models.OptimStepRequest) -> Adam | Dimuon:
-    """EngineError for parameters of another family than the model's. None at all are Adam's defaults."""
+    """Return the step's parameters, by default Adam's. Raises EngineError for another family than the model's."""
     other = request.optimizer_params
     family = ADAMW if other is None else _family_name(other)
     if family != model.optimizer or (other is not None and request.adam_params is not None):

@@ -21,7 +21,7 @@ NO_TOKEN = -1  # a cell of target_prompt_logprobs that asks for nothing
 
 
 def count_tokens(request: models.SampleRequest, longest: int) -> int:
-    """Prompt and continuation tokens of all samples, to bound a batch."""
+    """Count prompt and continuation tokens of all samples, to bound a batch."""
     prompt = count_prompt_tokens(request)
     wanted = request.sampling_params.max_tokens
     return request.num_samples * (prompt + (longest - prompt if wanted is None else max(0, wanted)))
@@ -53,7 +53,7 @@ def to_job(engine: Engine, request: models.SampleRequest, weights: LoadWeights) 
 
 
 def _prompt_targets(request: models.SampleRequest, length: int) -> PromptTargets | None:
-    """The cells of ``target_prompt_logprobs`` that hold a token, row by row."""
+    """Return the cells of ``target_prompt_logprobs`` that hold a token, row by row."""
     if request.target_prompt_logprobs is None:
         return None
     rows, tokens = _read_target_cells(request.target_prompt_logprobs, length)
@@ -64,7 +64,7 @@ def _prompt_targets(request: models.SampleRequest, length: int) -> PromptTargets
 
 
 def _read_target_cells(tensor: models.TensorData, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row and token of every cell that is sent. EngineError unless it is int64, with one row less than the prompt."""
+    """Return row and token of every cell. Raises EngineError unless it is int64, with one row less than the prompt."""
     try:
         public = json.public_tensor(tensor)
     except (ValueError, OverflowError) as error:
@@ -81,7 +81,7 @@ def _read_target_cells(tensor: models.TensorData, length: int) -> tuple[NDArray[
 
 
 def _target_tensor(request: models.SampleRequest, logprobs: Float32 | None) -> TensorData | None:
-    """The log-probabilities in the shape and layout of the request, 0 where no token was named."""
+    """Return the log-probabilities in the shape and layout of the request, 0 where no token was named."""
     asked = request.target_prompt_logprobs
     if asked is None or logprobs is None:
         return None
@@ -154,7 +154,7 @@ def _keep_last(logprobs: Float32 | None, count: int | None) -> Float32 | None:
 
 
 def _keep_last_rows(topk: tuple[Int32, Float32] | None, count: int | None) -> tuple[Int32, Float32] | None:
-    """The wire's empty cells before the last rows."""
+    """Empty the cells before the last rows, as the contract does."""
     if topk is None or count is None:
         return topk
     ids, logprobs = topk[0].copy(), topk[1].copy()

@@ -61,11 +61,11 @@ class Save:
         return enqueue_idempotent(self.state, self.call.name, self.model, self.number, same, run, prepare=prepare)
 
     def check(self) -> None:
-        """Problem 400 for a time to live that is not possible."""
+        """Raise APIProblem 400 for a time to live that is out of range."""
         check_ttl(self.request.ttl_seconds)
 
     def reserve(self) -> None:
-        """As :meth:`check`, and Problem 409 when the name is taken."""
+        """Reserve the name after :meth:`check`. Raises APIProblem 409 when it is taken."""
         self.check()
         names = self.model.reserved_paths
         if self.path in names or self.state.checkpoints.exists(self.model.model_id, self.kind, self.name):

@@ -87,23 +87,23 @@ class Profile:
         return self.name
 
     def rewrite_request(self, operation: str, content: bytes) -> bytes:
-        """A JSON body as the server shall read it. Problem when the profile refuses it."""
+        """Return a JSON body as the server reads it. Raises APIProblem when the profile refuses it."""
         rewrite = self.requests.get(operation)
         return content if rewrite is None else _edit(content, rewrite)
 
     def rewrite_answer(self, operation: str, asked: bytes, answer: bytes) -> bytes:
-        """A JSON answer as the client shall get it."""
+        """Return a JSON answer as the client gets it."""
         reshape = self.answers.get(operation)
         return answer if reshape is None else _edit(answer, lambda body: reshape(_read_object(asked) or {}, body))
 
     def rewrite_result(self, kind: type, content: bytes) -> bytes:
-        """A result in JSON as the client shall get it."""
+        """Return a result in JSON as the client gets it."""
         rewrite = self.results.get(kind)
         return content if rewrite is None else _edit(content, rewrite)
 
 
 def _edit(content: bytes, edit: Rewrite) -> bytes:
-    """What is no JSON object is left for the reader to refuse."""
+    """Edit a JSON object; leave anything else for the reader to refuse."""
     body = _read_object(content)
     return content if body is None else msgspec.json.encode(edit(body))
 
@@ -116,17 +116,17 @@ def _read_object(content: bytes) -> JSONObject | None:
 
 
 def drop_fields(*fields: str) -> Callable[..., JSONObject]:
-    """The last argument, an object, without these fields."""
+    """Return a function of objects: the last one without these fields."""
     return lambda *bodies: {key: value for key, value in bodies[-1].items() if key not in fields}
 
 
 def keep_fields(*fields: str) -> Callable[..., JSONObject]:
-    """The last argument, an object, with these fields alone."""
+    """Return a function of objects: the last one with these fields alone."""
     return lambda *bodies: {key: value for key, value in bodies[-1].items() if key in fields}
 
 
 def rewrite_field(body: JSONObject, field: str, rewrite: Rewrite) -> JSONObject:
-    """The body with one field of it rewritten, where that is an object."""
+    """Return the body with one field rewritten, where that is an object."""
     value = body.get(field)
     return {**body, field: rewrite(cast("JSONObject", value))} if isinstance(value, dict) else body
 

@@ -22,7 +22,7 @@ _PATH_PART = re.compile(r"[^.\[\]]+")
 
 
 def read_body(content: bytes, kind: type[T]) -> T:
-    """A JSON body as the record ``kind``. Problem 422, naming the place, when it is neither today's form nor an older one."""
+    """Read a JSON body as the record ``kind``, in today's or an older form. Raises APIProblem 422, naming the field."""
     try:
         return msgspec.json.decode(content, type=prepared(kind))
     except msgspec.ValidationError:
@@ -51,7 +51,7 @@ def _type_of(kind: type[msgspec.Struct]) -> inspect.Type:
 
 
 def _fill(value: Any, kind: inspect.Type) -> Any:
-    """The value without nulls that stand for defaults, and with the tags of its unions."""
+    """Return the value without nulls that stand for defaults, and with the tags of its unions."""
     if isinstance(kind, inspect.StructType) and isinstance(value, dict):
         return _fill_record(cast("dict[str, Any]", value), kind)
     if isinstance(kind, inspect.UnionType):
@@ -98,7 +98,7 @@ def _fits(record: dict[str, Any], member: inspect.StructType) -> bool:
 
 
 def _find_members(record: dict[str, Any], members: list[inspect.StructType]) -> list[inspect.StructType]:
-    """The member that its tag names; without a tag those whose required fields are there, most of them first."""
+    """Find the member of that tag; without a tag those whose required fields are there, most of them first."""
     named = [m for m in members if m.tag_field is not None and record.get(m.tag_field) == m.tag]
     if named:
         return named
@@ -108,7 +108,7 @@ def _find_members(record: dict[str, Any], members: list[inspect.StructType]) -> 
 
 
 def _to_error_entry(message: str) -> dict[str, Any]:
-    """One entry of a 422 body: where, what, and the kind of error."""
+    """Make an entry of a 422 body: where, what, and the kind of error."""
     found = _ERROR_PATH.match(message)
     if found is None:
         return {"loc": ["body"], "msg": message, "type": "value_error"}

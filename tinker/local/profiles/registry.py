@@ -18,7 +18,7 @@ PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in (OFFICIA
 
 
 def find_profile(wanted: str | Profile) -> Profile:
-    """The profile of that name; ValueError, naming those there are, for another name."""
+    """Return the profile of that name. Raises ValueError, naming the known ones, for another name."""
     if isinstance(wanted, Profile):
         return wanted
     if wanted not in PROFILES:

@@ -72,13 +72,13 @@ def _read_load(body: JSONObject) -> JSONObject:
 
 
 def _write_saved_path(result: JSONObject) -> JSONObject:
-    """Named sampler weights have a path without their kind."""
+    """Drop the kind from the path of named sampler weights."""
     path = result.get("path")
     return result if path is None else {**result, "path": path.replace("/sampler_weights/", "/")}
 
 
 def _expand_short_path(body: JSONObject) -> JSONObject:
-    """``tinker://<model>/<name>`` is the short form of a sampler checkpoint's path."""
+    """Expand ``tinker://<model>/<name>``, the short form of a sampler checkpoint's path."""
     short = re.fullmatch(r"tinker://([^/]+)/([^/]+)", str(body.get("model_path")))
     return body if short is None else {**body, "model_path": f"tinker://{short[1]}/sampler_weights/{short[2]}"}
 
@@ -99,7 +99,7 @@ def _read_sample(body: JSONObject) -> JSONObject:
 
 
 def _read_sampling_params(params: JSONObject) -> JSONObject:
-    """An empty list of stops is none."""
+    """Check the parameters, and read an empty list of stops as none."""
     if isinstance(params.get("stop"), str):
         raise unprocessable("sampling_params.stop", "Input should be a valid list", "list_type")
     if params.get("max_tokens") is None:
@@ -163,7 +163,7 @@ def _write_capabilities(_: JSONObject, answer: JSONObject) -> JSONObject:
 
 
 def _rewrite_problem(problem: APIProblem) -> APIProblem:
-    """Its conflicts do not say that repeating is of no use, and clients repeat them for minutes."""
+    """Drop the header that says that repeating does not help; clients of SkyRL repeat conflicts for minutes."""
     headers = {name: value for name, value in problem.headers.items() if name != "x-should-retry"}
     return APIProblem(problem.status, problem.detail, headers)
 

@@ -42,7 +42,7 @@ def check_loss(loss_fn: str, config: Mapping[str, float | str], data: Sequence[A
 def rewrite_loss_output(
     output: ForwardBackwardOutput, examples: Sequence[TrainingExample], loss_fn: str, config: Mapping[str, float | str]
 ) -> ForwardBackwardOutput:
-    """Its names of the metrics, without ``loss:sum``; and the loss of every token beside its log-probability."""
+    """Rename the metrics, drop ``loss:sum``, and add the loss of every token beside its log-probability."""
     total = output.metrics["loss:sum"]
     metrics = {"total_loss:sum": total, "num_tokens:sum": output.metrics["tokens:sum"]}
     if loss_fn != "cross_entropy":

@@ -27,7 +27,7 @@ def _forbid(*unknown: str) -> Rewrite:
 
 
 def _add_null_type(*bodies: JSONObject) -> JSONObject:
-    """The last argument with a ``type`` that is null, as every field is that such a server leaves out."""
+    """Return the last argument with a ``type`` that is null, as such a server writes every absent field."""
     return {**bodies[-1], "type": None}
 
 

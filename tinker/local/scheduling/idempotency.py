@@ -24,13 +24,13 @@ _canonical_json = msgspec.json.Encoder(order="sorted")
 
 
 def fingerprint(request: msgspec.Struct) -> bytes:
-    """The same for the same request, however it was written."""
+    """Compute a digest that is the same for the same request, however it was written."""
     content = _canonical_json.encode((type(request).__name__, request))
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def fingerprint_protobuf(call: proto.ForwardBackwardCall) -> bytes:
-    """As :func:`fingerprint`, for a protobuf request, whose maps have no order."""
+    """Compute a :func:`fingerprint` of a protobuf request, whose maps have no order."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(_canonical_json.encode((call.loss_fn, call.loss_fn_config, call.forward_only)))
     for datum in call.data:
@@ -53,10 +53,10 @@ def enqueue_idempotent(
     *,
     prepare: Callable[[], None] | None = None,
 ) -> models.UntypedAPIFuture:
-    """Promise the result of request ``number`` of a model; ``request_fingerprint`` is the request's fingerprint.
+    """Queue request ``number`` of a model and return its future.
 
-    The same request again answers the same future; another one under its number is Problem 409. ``prepare`` is called for
-    a new request only; when it raises Problem, the number counts as used up. Call with the state's lock held.
+    The same request again answers the same future; another one under its number is APIProblem 409. ``prepare`` is called for
+    a new request only; when it raises APIProblem, the number counts as used up. Call with the state's lock held.
     """
     state.require_open()
     model.last_request_at = state.now()
@@ -77,7 +77,7 @@ class _NumberedBody(msgspec.Struct):
 
 
 def skip_rejected(state: State, media_type: str, body: bytes) -> None:
-    """A request was refused in front of this server: if it is one of a model, those behind its number need not wait."""
+    """Skip the number of a request that was refused in front of this server, so that later ones need not wait."""
     try:
         if media_type == proto.MEDIA_TYPE:
             call = proto.decode_forward_backward(body)

@@ -49,11 +49,11 @@ class ModelQueue:
         return self._next <= 1 and not self._waiting.keys() - {0}
 
     def assign_number(self, number: int | None) -> int:
-        """The number of a request: the one number (0 and None are none), else the next free one."""
+        """Return the number of a request: the given one (0 and None are none), else the next free one."""
         return number or max(self._next, *(number + 1 for number in self._waiting), 1)
 
     def require_free(self, number: int) -> None:
-        """Problem 409 when the number is used up: number up, or refused before."""
+        """Raise APIProblem 409 when the number is used up: given up, or refused before."""
         if number < self._next or number in self._waiting:
             raise conflict(f"seq_id {number} comes too late: this model has gone on to {self._next}; use a new seq_id")
 
@@ -64,7 +64,7 @@ class ModelQueue:
         self._update_gap(now)
 
     def skip(self, number: int, now: float) -> None:
-        """A request of this number was refused: those behind it need not wait."""
+        """Do not wait for this number: its request was refused."""
         if number >= self._next and number not in self._waiting:
             self._waiting[number] = None
             self._update_gap(now)
@@ -85,7 +85,7 @@ class ModelQueue:
         return self._gap_ends
 
     def close(self, failure: RequestFailure, last_step: Step) -> None:
-        """No more requests: run those that can run, fail the rest with ``failure``, then take the step ``last_step``."""
+        """Run the requests that can run, fail the rest with ``failure``, then take the step ``last_step``."""
         self._failure, self._last_step = failure, last_step
 
     def _end(self) -> Step | None:
@@ -98,7 +98,7 @@ class ModelQueue:
         return last
 
     def describe_gap(self) -> str | None:
-        """Says so when everything here waits for a number that has not arrived."""
+        """Describe the number that every request here waits for; None when they do not."""
         if self._gap_ends is None:
             return None
         return f"waiting for the request with seq_id {self._next} of this model, which has not arrived"

@@ -61,7 +61,7 @@ class SampleQueue:
             self._run(ready, open_engine)
 
     def _run(self, ready: list[tuple[SampleTask, SampleJob]], open_engine: OpenEngine) -> None:
-        """A fault of one job fails the whole batch in the engine, so after one each job runs alone."""
+        """Sample a batch. The fault of one job fails the whole batch in the engine, so after one each job runs alone."""
         try:
             results = open_engine().sample([job for _, job in ready])
             outcomes = [sampling.result(result) for (sampling, _), result in zip(ready, results, strict=True)]

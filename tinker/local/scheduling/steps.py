@@ -18,16 +18,16 @@ class StepQueue(Protocol):
     """A source of steps."""
 
     def take(self, now: float) -> Step | None:
-        """The next step that may run now."""
+        """Return the next step that may run now."""
         ...
 
     def next_wake(self) -> float | None:
-        """When a step may become ready by itself."""
+        """Return when a step may become ready by itself."""
         ...
 
 
 def to_failure(error: Exception) -> RequestFailure:
-    """What a user is told; an unexpected error is logged with its traceback."""
+    """Return what the user reads; an unexpected error is logged with its traceback."""
     if isinstance(error, EngineError):
         return RequestFailure(str(error), "user")
     log.error("the engine failed", exc_info=error)

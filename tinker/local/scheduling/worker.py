@@ -68,7 +68,7 @@ class Worker:
             self.notify()
 
     def notify(self) -> None:
-        """Something was put into a queue."""
+        """Wake the thread, or start it: a queue has a step."""
         with self._wake:
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._run, name="tinker-engine", daemon=True)
@@ -92,7 +92,7 @@ class Worker:
             self._thread.join()
 
     def open_engine(self) -> Engine:
-        """The engine; only in this thread. A failed attempt is repeated by the next step."""
+        """Return the engine; only in this thread. A failed attempt is repeated by the next step."""
         if self.engine is None:
             self.engine = self._open()
         return self.engine

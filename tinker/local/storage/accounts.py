@@ -30,7 +30,7 @@ class Accounts:
         self._revoked: set[int] = set()
 
     def admit(self, operation: str, given: bytes) -> None:
-        """Problem 401 unless this credential may ask for this operation."""
+        """Raise APIProblem 401 unless this credential may ask for this operation."""
         if operation in PUBLIC_OPERATIONS:
             return
         if self._tokens_needed and operation not in KEY_OPERATIONS:
@@ -39,16 +39,16 @@ class Accounts:
             self._admit_key(given)
 
     def token(self, given: bytes) -> str:
-        """A token for the holder of this credential."""
+        """Make a token for the holder of this credential."""
         claims = {"iss": "tinker-local", "sub": OWNER, "org_id": USER_ID, "email": USER_EMAIL, "key_id": self.key_id(given)}
         return self._signer.sign(claims, self._token_seconds)
 
     def revoke(self, given: bytes) -> None:
-        """From now on neither the key nor its tokens are taken."""
+        """Refuse the key and its tokens from now on."""
         self._revoked.add(self.key_id(given))
 
     def key_id(self, given: bytes) -> int:
-        """The number of a key, or of the key that a token was given for."""
+        """Return the number of a key, or of the key that a token was given for."""
         try:
             return self._key_of_token(given)
         except InvalidToken:
@@ -76,7 +76,7 @@ class Accounts:
             return False
 
     def _key_of_token(self, given: bytes) -> int:
-        """The number of the key that a token was given for. BadToken for anything else, such as the token of a link."""
+        """Return the number of a token's key. Raises InvalidToken for anything else, such as the token of a link."""
         text = given.decode("utf-8", "replace")
         if not is_token(text):
             raise InvalidToken("it does not have the form of one")

@@ -49,12 +49,12 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checkpoint_path(run: str, kind: CheckpointKind, name: str) -> str:
-    """What clients call a checkpoint."""
+    """Return the path by which clients name a checkpoint."""
     return f"{SCHEME}{run}/{kind}/{name}"
 
 
 def check_name(name: str) -> str:
-    """The name itself; EngineError for one that could not stand in a path."""
+    """Return the name. Raises EngineError for one that is not possible in a path."""
     if not name.strip() or name in (".", "..") or len(name) > MAX_NAME or _NOT_IN_NAMES.search(name):
         shown = name if len(name) <= MAX_NAME else f"{name[:40]}..."
         rule = f"1 to {MAX_NAME} characters without '/' and control characters, and not '.' or '..'"
@@ -63,11 +63,11 @@ def check_name(name: str) -> str:
 
 
 def name_conflict(path: str) -> str:
-    """What the user reads when a name is in use."""
+    """Return the error message for a name that is in use."""
     return f"the checkpoint {path} exists; choose another name, or pass overwrite where the call takes it"
 
 
 def folder_name(text: str) -> str:
-    """A name for a folder that is safe on every file system and differs for every text."""
+    """Return a folder name that is safe on every file system and differs for every text."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{_UNSAFE.sub('_', text)[:64]}-{digest}"

@@ -59,11 +59,11 @@ class Checkpoints:
             return True
 
     def get(self, run: str, kind: CheckpointKind, name: str) -> CheckpointRecord | None:
-        """The record; None when there is none or it has expired. EngineError for a damaged one."""
+        """Return the record; None when there is none or it has expired. Raises EngineError for a damaged one."""
         return self._read(self._folder(run, kind, name))
 
     def find(self, path: str, *kinds: CheckpointKind) -> tuple[CheckpointRecord, Path]:
-        """The record and folder of ``tinker://<run>/<kind>/<name>``. EngineError when it is not here or of another kind."""
+        """Return record and folder of ``tinker://<run>/<kind>/<name>``. Raises EngineError when unknown or of another kind."""
         try:
             parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
         except ValueError as error:
@@ -79,18 +79,18 @@ class Checkpoints:
         return record, folder
 
     def list(self, run: str | None = None) -> list[CheckpointRecord]:
-        """Those of one run, or all, the newest first; damaged ones are left out, and expired ones removed."""
+        """Return those of one run, or all, the newest first, without damaged ones; expired ones are removed."""
         pattern = f"{'*' if run is None else folder_name(run)}/*/*/{RECORD_FILE}"
         records = (self._listed(file.parent) for file in self._root.glob(pattern) if _is_checkpoint(file.parent))
         found = [record for record in records if record is not None]
         return sorted(found, key=lambda record: (record.created_at, record.path), reverse=True)
 
     def folder(self, record: CheckpointRecord) -> Path:
-        """Where the files of a checkpoint are."""
+        """Return the folder of a checkpoint's files."""
         return self._folder(record.training_run_id, record.kind, record.name)
 
     def files(self, record: CheckpointRecord) -> dict[str, Path]:
-        """What the engine wrote, by relative name."""
+        """Return the engine's files by relative name."""
         folder = self.folder(record)
         found = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
         return {name: file for name, file in found.items() if name != RECORD_FILE}
@@ -111,7 +111,7 @@ class Checkpoints:
         return record
 
     def copy(self, source: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
-        """A new checkpoint with the files of ``source``, which are shared on disk where that is possible."""
+        """Make a checkpoint with the files of ``source``, which are shared on disk where the system can."""
         return self.write(record, lambda draft: _link_files(self.files(source), draft), overwrite=False)
 
     def update(self, record: CheckpointRecord, **changes: Any) -> CheckpointRecord:
@@ -127,11 +127,11 @@ class Checkpoints:
         return record
 
     def delete(self, record: CheckpointRecord) -> None:
-        """For good."""
+        """Delete a checkpoint."""
         self._remove(self.folder(record))
 
     def _remove(self, folder: Path) -> None:
-        """Out of the way first, so that nobody finds half of it."""
+        """Move a folder out of the way before it is deleted, so that half of it is never seen."""
         gone = self._beside(folder, GONE)
         with self._lock, contextlib.suppress(FileNotFoundError):
             os.replace(folder, gone)
@@ -170,7 +170,7 @@ class Checkpoints:
 
     @contextmanager
     def _draft(self, place: Path) -> Generator[Path]:
-        """A folder beside the place of a checkpoint, which goes unless it is moved there."""
+        """Make a folder beside the place of a checkpoint, which is removed unless it is moved there."""
         draft = self._beside(place, DRAFT)
         draft.mkdir(parents=True)
         try:
@@ -197,7 +197,7 @@ class Checkpoints:
     # What killed servers left
 
     def _beside(self, place: Path, prefix: str) -> Path:
-        """A new name in the same folder, which says whose it is."""
+        """Return a new name in the same folder, which says whose it is."""
         return place.with_name(f"{prefix}{self._owner.claim()}-{uuid.uuid4().hex}")
 
     def _recover(self) -> None:
@@ -218,7 +218,7 @@ class Checkpoints:
         shutil.rmtree(leftover, ignore_errors=True)
 
     def _place_of(self, leftover: Path) -> Path | None:
-        """Where a checkpoint was before it was moved aside to be replaced; None for everything else."""
+        """Return where a checkpoint was before it was moved aside to be replaced; None for everything else."""
         try:
             record = self._decoded(leftover) if leftover.name.startswith(OLD) else None
         except EngineError:
@@ -241,7 +241,7 @@ def _iterate_files(folder: Path) -> Iterator[Path]:
 
 
 def _link_files(files: dict[str, Path], folder: Path) -> None:
-    """Files of a checkpoint are never written again, so two checkpoints may share them."""
+    """Share files between two checkpoints; they are never written again."""
     for name, file in files.items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)

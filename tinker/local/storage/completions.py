@@ -34,17 +34,17 @@ class CompletionLog:
         return self._count
 
     def add(self, request_id: str, *, failed: bool) -> None:
-        """One more has completed."""
+        """Add a completed request."""
         self._count += 1
         self._completions.append(Completion(self._count, request_id, failed))
         self._notifier.notify_all()
 
     def after(self, cursor: int) -> list[Completion]:
-        """Those behind a cursor. The ones up to it are forgotten."""
+        """Return those behind a cursor. The ones up to it are forgotten."""
         while self._completions and self._completions[0].place <= cursor:
             self._completions.popleft()
         return list(self._completions)
 
     async def wait(self, cursor: int, seconds: float) -> None:
-        """Until there is one behind the cursor, or for that long."""
+        """Wait until there is one behind the cursor, at most for ``seconds``."""
         await self._notifier.wait(lambda: self._count > cursor, seconds)

@@ -29,7 +29,7 @@ class Notifier:
             wake()
 
     async def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> None:
-        """Until ``ready()``, which is asked again after each ring, or for ``seconds`` (None: no limit, 0: not at all)."""
+        """Wait until ``ready()``, which is asked again after each call, or for ``seconds`` (None: no limit, 0: not at all)."""
         if seconds == 0:
             return
         with contextlib.suppress(TimeoutError):

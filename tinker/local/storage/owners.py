@@ -30,7 +30,7 @@ class Owner:
         self._held: int | None = None
 
     def claim(self) -> str:
-        """The tag, once it is known to other servers that its owner lives."""
+        """Return the tag, once other servers can see that its owner lives."""
         with self._lock:
             if self._held is None and fcntl is not None:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class Owner:
 
 
 def _lock_file(file: Path) -> int:
-    """A descriptor that holds the lock of a file. Made again when a server that looks for dead ones has removed it."""
+    """Lock a file and return its descriptor. The file is made again when another server has removed it."""
     assert fcntl is not None
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)

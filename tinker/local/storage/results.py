@@ -81,7 +81,7 @@ class ServerFuture:
         return True
 
     async def wait(self, seconds: float | None = None) -> RequestOutcome | None:
-        """The outcome once it is there, or None after ``seconds`` (None: no limit). Any number of waiters, on any loops."""
+        """Return the outcome once it exists, or None after ``seconds`` (None: no limit). Any number of waiters, on any loops."""
         await self._notifier.wait(lambda: self._outcome is not None, seconds)
         return self._outcome
 
@@ -108,7 +108,7 @@ class FutureStore:
         self._nbytes = 0
 
     def find_request_id(self, key: str, fingerprint: bytes) -> str | None:
-        """The request id of this very request if it was submitted before. Problem 409 when another one was, as ``key``."""
+        """Return the id of the same request if it was submitted before. Raises APIProblem 409 for another one under ``key``."""
         with self._lock:
             future = self._kept(key)
             known = self._gone.get(key) if future is None else (future.fingerprint, future.request_id)
@@ -117,7 +117,7 @@ class FutureStore:
         return None if known is None else known[1]
 
     def open(self, key: str, fingerprint: bytes, span: Span | None = None) -> ServerFuture:
-        """A new pending future. Problem 429 when too many are pending."""
+        """Add a pending future. Raises APIProblem 429 when too many are pending."""
         with self._lock:
             if len(self._pending) >= self._settings.max_queued_requests:
                 limit = f"max_queued_requests={self._settings.max_queued_requests}"
@@ -131,13 +131,13 @@ class FutureStore:
             return future
 
     def forget(self, future: ServerFuture) -> None:
-        """Its request was refused after all."""
+        """Forget a future whose request was refused after all."""
         with self._lock:
             self._pending.pop(future.key, None)
             self._keys.pop(future.request_id, None)
 
     def find(self, request_id: str) -> ServerFuture:
-        """The future. Problem 410 when its result is no longer kept, 404 when it is unknown."""
+        """Return the future. Raises APIProblem 410 when its result is no longer kept, 404 when it is unknown."""
         with self._lock:
             self._evict()
             key = self._keys.get(request_id, request_id)
@@ -149,7 +149,7 @@ class FutureStore:
         return future
 
     def start(self, future: ServerFuture) -> None:
-        """Its work begins."""
+        """Note that its work begins."""
         if future.span is not None:
             future.span.started = self._clock()
 
@@ -166,13 +166,13 @@ class FutureStore:
             self._evict()
 
     def mark_read(self, future: ServerFuture) -> None:
-        """The result went out: from now on it is dropped before those that did not."""
+        """Note that the result was sent: from now on it is dropped before those that were not."""
         with self._lock:
             if self._unread.pop(future.key, None) is not None:
                 self._read[future.key] = future
 
     def release(self, request_id: str) -> None:
-        """Its result is not needed any more. A pending or unknown request stays as it is."""
+        """Drop a result that is not needed any more. A pending or unknown request stays as it is."""
         with self._lock:
             key = self._keys.get(request_id, request_id)
             future = self._unread.pop(key, None) or self._read.pop(key, None)
@@ -209,7 +209,7 @@ class FutureStore:
 
 
 def result_nbytes(outcome: RequestOutcome) -> int:
-    """About how much memory a result holds; small records count as nothing."""
+    """Estimate how much memory a result holds; small records count as nothing."""
     if isinstance(outcome, ForwardBackwardOutput):
         return sum(tensor.values.nbytes for fields in outcome.loss_fn_outputs for tensor in fields.values())
     if isinstance(outcome, SampleResponse):

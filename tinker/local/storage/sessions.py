@@ -51,13 +51,13 @@ class SessionRecord:
     losses: dict[str, LossGraph] = attrs.field(factory=lambda: dict[str, LossGraph]())
 
     def require_alive(self) -> SessionRecord:
-        """The session; Problem 400 when it has ended."""
+        """Return the session. Raises APIProblem 400 when it has ended."""
         if self.end is not None:
             raise APIProblem(400, f"session {self.session_id!r} has ended; create a new one")
         return self
 
     def new_span(self, operation: str, track: str) -> Span:
-        """A new line in the trace."""
+        """Add a line to the trace."""
         span = Span(operation=operation, track=track)
         self.spans.append(span)
         return span
@@ -87,12 +87,12 @@ class ModelRecord:
     reserved_paths: set[str] = attrs.field(factory=lambda: set[str]())
 
     def require_created(self) -> None:
-        """EngineError when its creation failed."""
+        """Raise EngineError when its creation failed."""
         if self.creation_error is not None:
             raise EngineError(f"model {self.model_id!r} was not created: {self.creation_error}")
 
     def inflight_weights(self, engine: Engine) -> object:
-        """What inflight samplers sample from now; EngineError once the model is gone."""
+        """Return the present weights of inflight samplers. Raises EngineError once the model is gone."""
         if self.inflight is None:
             raise EngineError(f"model {self.model_id!r} is gone, and the weights of its samplers with it")
         return self.inflight
@@ -115,14 +115,14 @@ class SamplerRecord:
     completions: dict[int, CompletionLog] = attrs.field(factory=lambda: dict[int, CompletionLog]())
 
     def add_client(self) -> int:
-        """The number of one more client, never given twice."""
+        """Return the number of one more client, never given twice."""
         if self.client_count >= MAX_CLIENTS:
             raise APIProblem(403, f"sampling session {self.sampler_id!r} has no more numbers for clients")
         self.client_count += 1
         return self.client_count
 
     def completion_log(self, client: int) -> CompletionLog:
-        """What has completed for one of its clients. Problem 403 when there are too many of them."""
+        """Return the log of one of its clients. Raises APIProblem 403 when there are too many of them."""
         if client not in self.completions and len(self.completions) >= MAX_LOGS:
             raise APIProblem(403, f"sampling session {self.sampler_id!r} has {MAX_LOGS} clients; open another one")
         return self.completions.setdefault(client, CompletionLog())

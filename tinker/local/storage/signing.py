@@ -30,14 +30,14 @@ class Signer:
         self._secret = secrets.token_bytes(32)
 
     def sign(self, claims: Mapping[str, object], seconds: float) -> str:
-        """The claims, with ``iat`` and an ``exp`` that many seconds later (both whole seconds), signed."""
+        """Sign the claims, with ``iat`` and an ``exp`` that many seconds later (both integers)."""
         issued = int(self._now())
         content = {**claims, "iat": issued, "exp": issued + int(seconds)}
         body = f"{_encode(_HEADER)}.{_encode(content)}"
         return f"{body}.{self._signature(body)}"
 
     def read(self, token: str) -> dict[str, Any]:
-        """The claims of a token. Raises BadToken."""
+        """Return the claims of a token. Raises InvalidToken."""
         body, _, signature = token.rpartition(".")
         if not hmac.compare_digest(self._signature(body).encode(), signature.encode("utf-8", "replace")):
             raise InvalidToken("it was not signed by this server")

@@ -33,7 +33,7 @@ class Snapshots:
         self._numbers = itertools.count()
 
     def get(self, engine: Engine, folder: Path, created_at: float = 0.0) -> object:
-        """The weights in a folder; ``created_at`` tells one from a later one in the same place."""
+        """Return the weights in a folder; ``created_at`` tells them from later ones in the same folder."""
         key = (folder, created_at)
         if key not in self._recent:
             if not folder.is_dir():

@@ -30,12 +30,12 @@ class Store:
     # Sessions
 
     def sessions(self) -> list[SessionRecord]:
-        """Every session that is remembered, newest first."""
+        """Return every remembered session, newest first."""
         everyone = [*self._live.values(), *self._ended.values()]
         return sorted(everyone, key=lambda session: (session.created_at, session.session_id), reverse=True)
 
     def create_session(self, request: models.CreateSessionRequest) -> SessionRecord:
-        """A new session. Problem 403 when too many live."""
+        """Open a session. Raises APIProblem 403 when too many are open."""
         self._make_room(self._count_sessions, self._settings.max_sessions, "sessions")
         session = SessionRecord(
             session_id=self._ids.session(),
@@ -54,20 +54,20 @@ class Store:
         session.last_seen = self._clock()
 
     def session(self, session_id: str) -> SessionRecord:
-        """Problem 404 when unknown."""
+        """Return a session. Raises APIProblem 404 when unknown."""
         session = self._live.get(session_id) or self._ended.get(session_id)
         if session is None:
             raise not_found("session", session_id)
         return session
 
     def live_session(self, session_id: str) -> SessionRecord:
-        """Problem 404 when unknown, 400 when ended. Counts as a sign of life."""
+        """Return an open session. Raises APIProblem 404 when unknown, 400 when ended. Counts as a sign of life."""
         session = self.session(session_id).require_alive()
         self.touch(session)
         return session
 
     def end_session(self, session: SessionRecord, end: SessionEnd) -> None:
-        """The first end stays; the models go, the checkpoints do not."""
+        """End a session; a second end changes nothing. Its models go, its checkpoints stay."""
         if session.end is not None:
             return
         session.end = end
@@ -117,11 +117,11 @@ class Store:
     # Models
 
     def models(self) -> Iterator[ModelRecord]:
-        """Every model that is remembered, also those that are gone."""
+        """Return every remembered model, also closed ones."""
         return iter(self._models.values())
 
     def add_model(self, session: SessionRecord, number: int, make: Callable[[str], ModelRecord]) -> ModelRecord:
-        """The model of that number of the session, made now unless it is there. Problem 403 when too many live."""
+        """Return the model of that number of the session, made if necessary. Raises APIProblem 403 when too many are open."""
         if not self._ids.by_number:
             number = len(session.models)
         if number not in session.models:
@@ -131,17 +131,17 @@ class Store:
         return session.models[number]
 
     def close_model(self, model: ModelRecord, why: str) -> None:
-        """What was submitted still runs; what comes later is refused, and the weights go."""
+        """Let submitted requests run, refuse later ones, and drop the weights."""
         if model.closed_reason is None:
             model.closed_reason, model.inflight = why, None
             self._drop(model)
 
     def find_model(self, wanted: str) -> ModelRecord | None:
-        """The model, also one that is gone; None when unknown."""
+        """Return the model, also a closed one; None when unknown."""
         return self._models.get(wanted)
 
     def model(self, wanted: str) -> ModelRecord:
-        """Problem 404 when unknown, 400 when it takes no more requests. Counts as a sign of life."""
+        """Return an open model. Raises APIProblem 404 when unknown, 400 when closed. Counts as a sign of life."""
         model = self._models.get(wanted)
         if model is None:
             raise not_found("model", wanted)
@@ -155,7 +155,7 @@ class Store:
     def new_sampler(
         self, session: SessionRecord, number: int, base_model: str, model_path: str | None, weights: LoadWeights | None
     ) -> SamplerRecord:
-        """A sampling session for :meth:`add_sampler`."""
+        """Make a sampling session for :meth:`add_sampler`."""
         return SamplerRecord(
             sampler_id=self._ids.sampler(session.session_id, number),
             session=session,
@@ -165,7 +165,7 @@ class Store:
         )
 
     def add_sampler(self, number: int, sampler: SamplerRecord) -> None:
-        """Problem 409 when the number is taken, 403 when too many live."""
+        """Add a sampling session. Raises APIProblem 409 when the number is taken, 403 when too many are open."""
         samplers = sampler.session.samplers
         if not self._ids.by_number:
             number = max(samplers, default=-1) + 1
@@ -175,14 +175,14 @@ class Store:
         samplers[number] = self._samplers[sampler.sampler_id] = sampler
 
     def drop_sampler(self, sampler: SamplerRecord) -> None:
-        """Its weights were never saved."""
+        """Remove a sampling session whose weights were never saved."""
         samplers = sampler.session.samplers
         for number in [number for number, one in samplers.items() if one is sampler]:
             del samplers[number]
         self._samplers.pop(sampler.sampler_id, None)
 
     def sampler(self, wanted: str) -> SamplerRecord:
-        """Problem 404 when unknown, 400 when its session has ended. Counts as a sign of life."""
+        """Return a sampler. Raises APIProblem 404 when unknown, 400 when its session has ended. Counts as a sign of life."""
         sampler = self._samplers.get(wanted)
         if sampler is None:
             raise not_found("sampling session", wanted)

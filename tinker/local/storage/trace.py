@@ -25,17 +25,17 @@ class Span:
     failed: bool = False
 
     def finish(self, at: float, *, failed: bool) -> None:
-        """The outcome came."""
+        """Note the outcome."""
         self.finished, self.failed = at, failed
 
 
 def encode_trace(spans: Iterable[Span], since: float, until: float) -> bytes:
-    """The trace of some requests. Times count from ``since``; what has not ended yet ends at ``until``."""
+    """Encode requests as a trace. Times count from ``since``; unfinished requests end at ``until``."""
     return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": list(_events(list(spans), since, until))})
 
 
 def _events(spans: list[Span], since: float, until: float) -> Iterator[dict[str, object]]:
-    """Waiting overlaps, so it is drawn with asynchronous events; the engine works on one thing at a time."""
+    """Yield the events. Waiting overlaps, so it is drawn with asynchronous events; running does not."""
     tracks = {track: number for number, track in enumerate(dict.fromkeys(span.track for span in spans), 1)}
     for process, title in ((QUEUE, "waiting"), (WORK, "running")):
         yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": title}}

@@ -36,7 +36,7 @@ def write_weights(directory: Path, slots: LoraSlots, weights: LoraWeights, base_
 
 
 def read_weights(directory: Path, slots: LoraSlots, base_model: str) -> LoraWeights:
-    """Raises EngineError when the folder is incomplete or was trained over another base model."""
+    """Read an adapter. Raises EngineError when the folder is incomplete or was trained over another base model."""
     try:
         about = json.loads((directory / ABOUT).read_text())
         tensors = load_file(directory / WEIGHTS)
@@ -50,13 +50,13 @@ def read_weights(directory: Path, slots: LoraSlots, base_model: str) -> LoraWeig
 
 
 def write_optimizer(directory: Path, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """``state`` maps a weight's name to its AdamW values; empty before the first step."""
+    """Write ``state``, which maps a weight's name to its AdamW values; empty before the first step."""
     flat = {f"{name}:{key}": t.detach().cpu() for name, values in state.items() for key, t in values.items()}
     save_file(flat, directory / OPTIMIZER)
 
 
 def read_optimizer(directory: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Raises EngineError when the folder holds no optimizer state."""
+    """Read the optimizer's state. Raises EngineError when the folder holds none."""
     try:
         flat = load_file(directory / OPTIMIZER)
     except (OSError, SafetensorError) as error:

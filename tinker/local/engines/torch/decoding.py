@@ -102,7 +102,7 @@ class DecodingRun:
 
 
 def start_runs(job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> list[DecodingRun]:
-    """One run per sample. Noise comes from (seed, sample index); without a seed, the job gets a random one."""
+    """Make a run for each sample. Noise comes from (seed, sample index); without a seed, the job gets a random one."""
     seed = secrets.randbits(64) if job.seed is None else job.seed & (2**64 - 1)
     stops = Stops(job.stop, end_of_text, decode)
     return [
@@ -134,7 +134,7 @@ def generate(model: Any, runs: Sequence[DecodingRun], pad: int) -> None:
 
 
 def _prefill(model: Any, runs: Sequence[DecodingRun], pad: int) -> tuple[torch.Tensor, Any, torch.Tensor]:
-    """Logits after each run's prompt, the cache and the attention mask: one row per run, prompts padded on the left."""
+    """Compute the logits after each prompt, the cache and the attention mask. Prompts are padded on the left."""
     jobs = list({id(run.job): run.job for run in runs}.values())
     width = max(len(job.tokens) for job in jobs)
     tokens = torch.full((len(jobs), width), pad, dtype=torch.long)
@@ -181,7 +181,7 @@ def _to_column(values: Sequence[float], device: torch.device) -> torch.Tensor:
 
 
 def draw(logprobs: torch.Tensor, runs: Sequence[DecodingRun]) -> torch.Tensor:
-    """The next token of each row: the likeliest at temperature 0, else where the noise falls in the distribution."""
+    """Draw the next token of each row: the likeliest at temperature 0, else where the noise falls in the distribution."""
     greedy = logprobs.argmax(dim=-1)
     if all(run.job.temperature == 0 for run in runs):
         return greedy

@@ -103,7 +103,7 @@ class TorchEngine:
         return read_weights(directory, self._slots, self._name)
 
     def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
-        """Gradients that no optimizer step has applied yet are not saved."""
+        """Write the adapter. Gradients that no optimizer step has applied yet are not saved."""
         adapter = self._adapter(adapter_id)
         write_weights(directory, self._slots, adapter.weights, self._name)
         if optimizer:
@@ -229,13 +229,13 @@ class TorchEngine:
     # Batches
 
     def _logits(self, rows: Sequence[np.ndarray[Any, np.dtype[np.int64]]]) -> torch.Tensor:
-        """Float32 logits ``[rows, longest, vocabulary]``. Padding is on the right, where a causal model never looks."""
+        """Compute float32 logits ``[rows, longest, vocabulary]``. A causal model never looks at the padding on the right."""
         tokens = self._stacked([row[:, None] for row in rows])[:, :, 0]
         logits: torch.Tensor = self._model(input_ids=tokens, use_cache=False).logits
         return logits.float()
 
     def _stacked(self, arrays: Sequence[np.ndarray[Any, Any]]) -> torch.Tensor:
-        """``[N, K]`` arrays as one ``[B, longest N, largest K]`` tensor on the device, filled up with zeros."""
+        """Stack ``[N, K]`` arrays to one ``[B, longest N, largest K]`` tensor on the device, filled up with zeros."""
         shape = (len(arrays), max(len(array) for array in arrays), max(array.shape[1] for array in arrays))
         out = np.zeros(shape, arrays[0].dtype)
         for row, array in enumerate(arrays):
@@ -243,14 +243,14 @@ class TorchEngine:
         return torch.from_numpy(out).to(self._model.device)
 
     def _micro_batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Indices of items of like length, so many that the padded batch stays within the limits (at least one)."""
+        """Yield indices of items of like length, so many that the padded batch stays within the limits (at least one)."""
         limit = min(MAX_MICRO_BATCH_TOKENS, MAX_LOGITS // self._vocabulary)
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         return _split_batches(order, lambda batch: len(batch) * lengths[batch[-1]] <= limit)
 
 
 def _group_by_weights(jobs: Sequence[SampleJob]) -> list[tuple[LoraWeights | None, list[int]]]:
-    """Indices of the jobs which share weights, in order of first appearance."""
+    """Group the indices of the jobs by their weights, in order of first appearance."""
     groups: dict[int, tuple[LoraWeights | None, list[int]]] = {}
     for index, job in enumerate(jobs):
         if job.weights is not None and not isinstance(job.weights, LoraWeights):
@@ -267,7 +267,7 @@ def _sampling_batches(runs: list[DecodingRun]) -> Iterator[list[DecodingRun]]:
 
 
 def _split_batches(order: list[int], fits: Callable[[list[int]], bool]) -> Iterator[list[int]]:
-    """Consecutive batches which fit; an item that does not fit alone goes alone."""
+    """Yield consecutive batches that fit; an item that does not fit alone goes alone."""
     batch: list[int] = []
     for index in order:
         if batch and not fits([*batch, index]):

@@ -17,14 +17,14 @@ from tinker.local.engines import PACKAGED_FOLDER, PACKAGED_MODEL
 
 
 def public_name(source: str) -> str:
-    """Users see the packaged model under its own name, a directory under its last part, anything else as it is."""
+    """Return the packaged model's own name, the last part of a directory, or any other source as it is."""
     if Path(source) == PACKAGED_FOLDER:
         return PACKAGED_MODEL
     return Path(source).resolve().name if Path(source).is_dir() else source
 
 
 def directory_names(source: str) -> frozenset[str]:
-    """What a directory may be called besides its last part: the path as it was given, and the whole of it."""
+    """Return the names of a directory besides its last part: the path as it was given, and the absolute one."""
     folder = Path(source)
     if not folder.is_dir() or folder == PACKAGED_FOLDER:
         return frozenset()
@@ -33,7 +33,7 @@ def directory_names(source: str) -> frozenset[str]:
 
 @contextmanager
 def _silence_transformers() -> Generator[None]:
-    """No progress bars or notices of transformers inside; its settings are restored."""
+    """Suppress progress bars and notices of transformers inside; its settings are restored."""
     log: Any = transformers.utils.logging
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()

@@ -50,7 +50,7 @@ class LinearModule:
 
 
 def find_linear_modules(model: Any) -> list[LinearModule]:
-    """Every linear module: the output head is ``unembed``, those in an attention module ``attn``, others ``mlp``."""
+    """Find every linear module: the output head is ``unembed``, those in an attention module ``attn``, others ``mlp``."""
     found: list[LinearModule] = []
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
@@ -77,7 +77,7 @@ class LoraSlots:
         self._idle = torch.nn.Parameter(torch.empty(0), requires_grad=False)
 
     def fresh(self, spec: AdapterSpec, seed: int) -> LoraWeights:
-        """Weights which change nothing yet: A uniform within 1/sqrt(inputs), drawn on the CPU from the seed; B zero."""
+        """Draw weights that change nothing yet: A uniform within 1/sqrt(inputs), on the CPU from the seed; B zero."""
         generator = torch.Generator().manual_seed(seed & (2**64 - 1))
         tensors: dict[str, torch.Tensor] = {}
         for target in self.targets(spec):
@@ -105,7 +105,7 @@ class LoraSlots:
         )
 
     def targets(self, spec: AdapterSpec) -> list[LinearModule]:
-        """The modules this specification adapts."""
+        """Return the modules that this specification adapts."""
         if spec.rank < 1:
             raise EngineError(f"rank is {spec.rank}; at least 1 is needed")
         wanted = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
@@ -115,7 +115,7 @@ class LoraSlots:
         return found
 
     def peft_config(self, spec: AdapterSpec, base_model: str) -> peft.LoraConfig:
-        """The PEFT configuration which adapts the same modules with the same scale."""
+        """Return the PEFT configuration that adapts the same modules with the same scale."""
         return peft.LoraConfig(
             r=spec.rank,
             lora_alpha=ALPHA,
@@ -129,7 +129,7 @@ class LoraSlots:
 
     @contextmanager
     def activate(self, weights: LoraWeights | None) -> Generator[None]:
-        """Inside, the model computes with these weights; with None, it is the base model exactly."""
+        """Let the model compute with these weights inside the block; with None, it is the base model exactly."""
         slot = self._slot(weights.spec) if weights else None
         for layer in self._layers():
             layer.set_adapter([slot] if slot else [])
@@ -162,7 +162,7 @@ class LoraSlots:
         return self._slots[key]
 
     def _shortest_names(self, targets: list[LinearModule]) -> list[str]:
-        """Last name parts where they single out exactly these modules, else full names."""
+        """Return last name parts where they single out exactly these modules, else full names."""
         leaves = {target.name.rpartition(".")[2] for target in targets}
         same = [target for target in self._targets if target.name.rpartition(".")[2] in leaves]
         return sorted(leaves) if same == targets else [target.name for target in targets]

@@ -19,7 +19,7 @@ TorchLoss: TypeAlias = Callable[[torch.Tensor, TorchInputs, TorchOptions], torch
 
 
 def ratio(logprobs: torch.Tensor, inputs: TorchInputs) -> torch.Tensor:
-    """How much likelier each token is now than when it was sampled."""
+    """Compute how much likelier each token is now than when it was sampled."""
     return torch.exp(logprobs - inputs["logprobs"])
 
 

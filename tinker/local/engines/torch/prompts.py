@@ -28,7 +28,7 @@ class PromptScores:
 
     @classmethod
     def of(cls, job: SampleJob, table: torch.Tensor) -> PromptScores:
-        """``table`` holds the log-probabilities of every token at every position but the first."""
+        """Read the scores from ``table``, the log-probabilities of every token at every position but the first."""
         return cls(
             prompt_logprobs=_own_logprobs(job, table) if job.prompt_logprobs else None,
             topk_prompt=_topk_rows(table, job.topk_prompt_logprobs) if job.topk_prompt_logprobs else None,
@@ -37,7 +37,7 @@ class PromptScores:
         )
 
     def result(self, sequences: list[Continuation]) -> SampleResult:
-        """The result of the job, with what it sampled."""
+        """Return the result of the job, with what it sampled."""
         return SampleResult(sequences=sequences, **attrs.asdict(self, recurse=False))
 
 
@@ -57,7 +57,7 @@ def _target_logprobs(targets: PromptTargets, table: torch.Tensor) -> Float32:
 
 
 def _alternatives(job: SampleJob, table: torch.Tensor) -> tuple[Int32, Float32]:
-    """Draws from a stream of noise of their own. Some rows at a time: a cumulated row is twice as large as the table's."""
+    """Draw from a separate stream of noise. Some rows at a time: a cumulated row is twice as large as the table's."""
     seed = secrets.randbits(64) if job.seed is None else job.seed & (2**64 - 1)
     noise = torch.from_numpy(np.random.default_rng([seed, 0, 1]).random((len(table), job.prompt_alternatives)))
     ids = torch.empty(noise.shape, dtype=torch.long)

@@ -62,7 +62,7 @@ class LossMetrics:
         return self.options.keys() == CLIP_DEFAULTS.keys()
 
     def metrics(self) -> dict[str, float]:
-        """``tokens`` counts the cells that teach something, ``clipped`` those whose ratio lay outside the thresholds."""
+        """Return the metrics. ``clipped`` counts the cells whose ratio lay outside the thresholds."""
         metrics = {"loss:sum": self.loss, "tokens:sum": float(self.tokens)}
         if self.ratio:
             metrics |= {"ratio:min": self.ratio[0], "ratio:max": self.ratio[1]}
@@ -98,7 +98,7 @@ def step_adam(
 def step_dimuon(
     optimizer: torch.optim.AdamW, parameters: list[torch.nn.Parameter], gradient: list[torch.Tensor], params: Dimuon
 ) -> None:
-    """AdamW is not asked; its state only keeps the momentum, so that it is saved and loaded as Adam's is."""
+    """Apply one step. AdamW's state only keeps the momentum, so that it is saved and loaded as Adam's is."""
     for parameter, part in zip(parameters, gradient):
         state = optimizer.state[parameter]
         before = state.get("momentum", torch.zeros_like(parameter))

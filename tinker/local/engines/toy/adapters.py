@@ -65,7 +65,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def read_arrays(path: Path, names: set[str]) -> dict[str, NDArray[np.float64]]:
-    """The arrays of a file, nothing in it executed. EngineError when it is missing, damaged or another kind of file."""
+    """Read the arrays of a file; nothing in it is executed. Raises EngineError when it is missing or damaged."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in names}

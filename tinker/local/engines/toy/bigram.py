@@ -41,7 +41,7 @@ class Bigram:
         self._low_bias.reshape(-1)[vocabulary:] = -np.inf
 
     def fresh(self, rank: int, seed: int) -> Tensors:
-        """LoRA matrices that change nothing yet."""
+        """Draw LoRA matrices that change nothing yet."""
         rng = np.random.default_rng(abs(seed))
         return {
             "high.a": rng.standard_normal((WIDTH, rank)),
@@ -51,7 +51,7 @@ class Bigram:
         }
 
     def logprobs(self, tensors: Tensors, last: NDArray[np.int64], following: NDArray[np.int64]) -> Float64:
-        """Log-probability of ``following[i]`` after ``last[i]``."""
+        """Compute the log-probability of ``following[i]`` after ``last[i]``."""
         high, low = self._matrices(tensors)
         out = np.empty(len(last))
         for part in _iterate_blocks(len(last)):
@@ -63,7 +63,7 @@ class Bigram:
         return out
 
     def gradient(self, tensors: Tensors, last: NDArray[np.int64], following: NDArray[np.int64], slopes: Float64) -> Tensors:
-        """The gradient of the sum of ``slopes[i]`` times the log-probability of ``following[i]`` after ``last[i]``."""
+        """Compute the gradient of the sum of ``slopes[i]`` times the log-probability of ``following[i]`` after ``last[i]``."""
         high, low = self._matrices(tensors)
         high_slope, low_slope = np.zeros_like(high), np.zeros_like(low)
         for part in _iterate_blocks(len(last)):
@@ -75,7 +75,7 @@ class Bigram:
         return {**_lora_slopes(tensors, "high", high_slope), **_lora_slopes(tensors, "low", low_slope)}
 
     def row(self, tensors: Tensors, last: int) -> Float32:
-        """Log-probability of every token after ``last``."""
+        """Compute the log-probability of every token after ``last``."""
         high, low = self._matrices(tensors)
         state = self._state(np.array([last]))
         digits = _log_softmax(state @ high + self._high_bias)[0]
@@ -105,7 +105,7 @@ class TokenPairs:
 
     @classmethod
     def of(cls, checked: Sequence[Cells], vocabulary: int) -> TokenPairs:
-        """Targets out of range (their weight is zero) count as token 0 and are not ``known``."""
+        """Collect the pairs. Targets out of range (their weight is zero) count as token 0 and are not ``known``."""
         last = np.concatenate([np.repeat(cells.tokens, cells.targets.shape[1]) for cells in checked])
         targets = np.concatenate([cells.targets.reshape(-1) for cells in checked])
         known = (targets >= 0) & (targets < vocabulary)

@@ -27,7 +27,7 @@ def _ends_with(tokens: list[int], piece: str | int) -> bool:
 
 
 def cumulative_distribution(row: Float32, job: SampleJob) -> tuple[Float64, Int32]:
-    """The likeliest token alone at temperature 0; else what top_k and then top_p leave, cumulated."""
+    """Return the likeliest token alone at temperature 0; else the cumulated rest after top_k and then top_p."""
     if job.temperature == 0:
         return np.ones(1), np.array([row.argmax()], np.int32)
     ids = np.arange(len(row), dtype=np.int32)

@@ -126,7 +126,7 @@ class ToyEngine:
         return ToyWeights(*self._read_adapter(directory))
 
     def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
-        """Gradients that no optimizer step has applied yet are not saved."""
+        """Write the adapter. Gradients that no optimizer step has applied yet are not saved."""
         adapter = self._adapter(adapter_id)
         about = json.dumps({"vocabulary": self._vocabulary, "spec": attrs.asdict(adapter.spec)})
         write_arrays(directory / ADAPTER_FILE, {"about": np.array(about), **adapter.tensors})
@@ -278,7 +278,7 @@ class ToyEngine:
         return ids, logprobs
 
     def _topk(self, weights: ToyWeights, history: Int32, k: int, *, prompt: bool) -> tuple[Int32, Float32] | None:
-        """The k likeliest tokens at each position but the first; of a prompt that one is an empty row."""
+        """Return the k likeliest tokens at each position but the first; the first of a prompt is an empty row."""
         if not k:
             return None
         rows = [self._row(weights, int(last)) for last in history[:-1]]
@@ -289,7 +289,7 @@ class ToyEngine:
         return np.array(ids, np.int32).reshape(-1, k), np.array(values, np.float32).reshape(-1, k)
 
     def _row(self, weights: ToyWeights, last: int) -> Float32:
-        """Log-probability of every token after ``last``. Computed alone, so that no batch decides its rounding."""
+        """Compute the log-probability of every token after ``last``, alone, so that no batch decides its rounding."""
         row = weights.rows.get(last)
         if row is None:
             if len(weights.rows) * self._vocabulary >= CACHED_CELLS:
@@ -298,7 +298,7 @@ class ToyEngine:
         return row
 
     def _cumulative(self, weights: ToyWeights, last: int, job: SampleJob) -> tuple[Float64, Int32]:
-        """The cumulative distribution to draw from after ``last``, and the token of each of its steps."""
+        """Return the cumulative distribution to draw from after ``last``, and the token of each of its steps."""
         key = (last, job.temperature, job.top_k, job.top_p)
         found = weights.cumulative.get(key)
         if found is None:

@@ -17,7 +17,7 @@ ToyLoss: TypeAlias = Callable[[Float64, ToyInputs, ToyOptions], tuple[Float64, F
 
 
 def ratio(logprobs: Float64, inputs: ToyInputs) -> Float64:
-    """How much likelier each token is now than when it was sampled; infinite where that overflows."""
+    """Compute how much likelier each token is now than when it was sampled; infinite where that overflows."""
     with np.errstate(over="ignore"):
         return np.exp(logprobs - inputs["logprobs"])
 
@@ -61,7 +61,7 @@ TOY_LOSSES: Mapping[str, ToyLoss] = {
 
 
 def loss_metrics(terms: Float64, logprobs: Float64, inputs: ToyInputs, form: LossForm, options: ToyOptions) -> dict[str, float]:
-    """Sums over the cells that teach something; for losses with sampling logprobs also the range of the ratios."""
+    """Sum over the cells that have an effect; for losses with sampling logprobs add the range of the ratios."""
     counted = np.ones(len(terms), bool) if form.factor is None else inputs[form.factor] != 0
     found = {"loss:sum": float(terms.sum()), "tokens:sum": float(counted.sum())}
     if "logprobs" in inputs:
