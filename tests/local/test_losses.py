@@ -128,8 +128,8 @@ def test_a_wrong_datum_is_named(fault: str) -> None:
     [
         ("rope", {}, "unknown loss_fn 'rope'"),
         ("cross_entropy", {"beta": 1.0}, "unknown loss_fn_config key 'beta'"),
-        ("dro", {"beta": "big"}, "a finite number is needed"),
-        ("dro", {"beta": math.inf}, "a finite number is needed"),
+        ("dro", {"beta": "big"}, "it must be a finite number"),
+        ("dro", {"beta": math.inf}, "it must be a finite number"),
         ("ppo", {"clip_low_threshold": 1.5}, "clip_low_threshold exceeds clip_high_threshold"),
     ],
 )

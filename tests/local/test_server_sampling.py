@@ -178,7 +178,7 @@ def test_one_bad_request_does_not_spoil_the_batch(make_api: MakeApi) -> None:
     engine = GatedBatchingEngine()
     api = make_api(engine)
     good, bad, also = queue_samples(api, engine, [{}, {"params": {"top_p": 7.0}}, {}])
-    assert api.failure(bad) == ("user", "top_p is 7.0; more than 0 and at most 1 is needed")
+    assert api.failure(bad) == ("user", "top_p is 7.0; it must be more than 0 and at most 1")
     assert api.result(good) == api.result(also)
 
 
@@ -212,14 +212,14 @@ def test_stops_of_every_form_are_understood(api: Api, stop: Any) -> None:
         ({"tokens": [2**40]}, "the prompt: tokens must fit in 32 bits"),
         ({"prompt_alt_tokens_k": -1}, "prompt_alt_tokens_k is -1"),
         ({"prompt_alt_tokens_k": 10**7}, "prompt_alt_tokens_k is 10000000"),
-        ({"target_prompt_logprobs": targets([5], [1])}, "int64 [1, K] is needed"),
-        ({"target_prompt_logprobs": targets([5, 5], [2, 1])}, "int64 [1, K] is needed"),
+        ({"target_prompt_logprobs": targets([5], [1])}, "it must be int64 [1, K]"),
+        ({"target_prompt_logprobs": targets([5, 5], [2, 1])}, "it must be int64 [1, K]"),
         ({"target_prompt_logprobs": {**targets([5], [1, 1]), "dtype": "float32"}}, "target_prompt_logprobs is float32"),
         ({"target_prompt_logprobs": targets([-1], [1, 1])}, "names no token"),
         ({"target_prompt_logprobs": targets([700], [1, 1])}, "target_prompt_logprobs holds token id 700"),
         ({"target_prompt_logprobs": targets([5, 5], [1, 1])}, "target_prompt_logprobs: "),
         ({"prompt_logprobs_last_n": 1}, "needs prompt_logprobs"),
-        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 2}, "1 to 1 is possible"),
+        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 2}, "it must be 1 to 1"),
     ],
 )
 def test_a_users_mistake_is_told(api: Api, fields: dict[str, Any], said: str) -> None:

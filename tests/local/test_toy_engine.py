@@ -533,7 +533,7 @@ def test_a_wrong_datum_is_named_and_changes_nothing(engine: ToyEngine, loss_fn: 
     ("config", "said"),
     [
         ({"beta": 1.0}, "unknown loss_fn_config key 'beta'; ppo takes"),
-        ({"clip_low_threshold": "x"}, "a finite number is needed"),
+        ({"clip_low_threshold": "x"}, "it must be a finite number"),
         ({"clip_low_threshold": 2.0}, "exceeds"),
     ],
 )

@@ -132,7 +132,7 @@ def _route(state: State, path: str) -> Route:
 def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     profile = state.settings.profile
 
-    async def answered(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         state.accounts.admit(operation.operation_id, read_credential(request.headers))
         _check_offered(profile.absent.get(operation.operation_id))
         call = await receive(request, operation, state.settings.max_request_bytes, state.offload)
@@ -143,13 +143,13 @@ def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[
 
     async def endpoint(request: Request) -> Response:
         try:
-            return await answered(request)
+            return await respond(request)
         except APIProblem as problem:
             return _error_response(profile.rewrite_problem(problem))
         except RecursionError:
             return _error_response(APIProblem(422, "the body is nested too deeply"))
         except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # the client is gone
         except Exception as error:
             log.exception("%s failed", operation.operation_id)
             return _error_response(APIProblem(500, f"{type(error).__name__}: {error}"))

@@ -72,14 +72,14 @@ class APICall:
         """Return an integer of the query, at least 0. Raises APIProblem 422 for anything else."""
         text = self.query.get(name, str(default))
         if not (text.isascii() and text.isdigit() and len(text) <= 400):
-            raise _query_problem(name, f"{text!r} is no whole number from 0 on")
+            raise _query_problem(name, f"{text!r} is not an integer of at least 0")
         return int(text)
 
     def query_choice(self, name: str, known: Sequence[str]) -> str:
         """Return one of the ``known`` words of the query, by default the first. Raises APIProblem 422 for another one."""
         text = self.query.get(name, known[0])
         if text not in known:
-            raise _query_problem(name, f"{text!r} is none of {', '.join(known)}")
+            raise _query_problem(name, f"{text!r} is not one of {', '.join(known)}")
         return text
 
 

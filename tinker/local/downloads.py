@@ -27,9 +27,9 @@ def download_route(state: State) -> Route:
         try:
             claims = state.signer.read(request.path_params["token"])
         except InvalidToken as error:
-            return Response(json.encode({"detail": f"the link is not good: {error}"}), 403, media_type=json.MEDIA_TYPE)
+            return Response(json.encode({"detail": f"the link is not valid: {error}"}), 403, media_type=json.MEDIA_TYPE)
         found = await state.offload_always(lambda: _find_file(state, claims))
-        return found or Response(json.encode({"detail": "the file is gone"}), 404, media_type=json.MEDIA_TYPE)
+        return found or Response(json.encode({"detail": "the file no longer exists"}), 404, media_type=json.MEDIA_TYPE)
 
     return Route(f"{FILES_PATH}/{{token}}/{{name:path}}", download, methods=["GET"])
 

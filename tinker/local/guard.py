@@ -41,7 +41,7 @@ class Guard:
     def _fault(self, headers: Headers) -> str | None:
         host, origin = headers.get("host"), headers.get("origin")
         if host is not None and not self._is_ours(name := hostname(f"//{host}")) and not is_address(name):
-            return f"this server does not go by the name {name!r}; start it with --allow-host {name}, or with a key"
+            return f"{name!r} is not a name of this server; start it with --allow-host {name}, or with a key"
         if origin is not None and _netloc(origin) != host and not self._is_ours(hostname(origin)):
             return f"this server takes no requests from web pages of {origin!r}; start it with --allow-host, or with a key"
         return None

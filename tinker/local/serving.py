@@ -74,7 +74,7 @@ def serve(
         loaded = open_engine(engine, model)
         state = State(lambda: loaded, settings)
         if state.settings.api_key is None and not is_this_machine(host):
-            log.warning("everybody who can reach %s may use this server: it has no key", _url(listener))
+            log.warning("anyone who can reach %s may use this server: it has no key", _url(listener))
         started(_url(listener), loaded)
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
             _Server(state, host).run(sockets=[listener])

@@ -9,7 +9,6 @@ from tinker.local.engines.loss_inputs import (
     Cells,
     LossForm,
     check_datum,
-    check_prompt_options,
     check_step,
     check_tokens,
     resolve_loss,
@@ -38,6 +37,7 @@ from tinker.local.engines.protocol import (
     SampleResult,
     TrainingExample,
 )
+from tinker.local.engines.sample_inputs import check_job, noise_seed
 
 __all__ = [
     "Adam",
@@ -61,7 +61,8 @@ __all__ = [
     "SampleResult",
     "TrainingExample",
     "check_datum",
-    "check_prompt_options",
+    "check_job",
+    "noise_seed",
     "check_step",
     "check_tokens",
     "choose_engine",

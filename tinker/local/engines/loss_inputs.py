@@ -14,10 +14,9 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines.protocol import Adam, Dimuon, EngineError, Float32, SampleJob, TrainingExample
+from tinker.local.engines.protocol import Adam, Dimuon, EngineError, Float32, TrainingExample
 
 CLIP_DEFAULTS: Mapping[str, float] = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-MAX_ALTERNATIVES = 2**22  # of one prompt: 32 MB of ids and log-probabilities
 _RL_INPUTS = frozenset({"logprobs", "advantages"})
 
 
@@ -64,7 +63,7 @@ def resolve_loss(name: str, config: Mapping[str, float | str]) -> tuple[LossForm
         if key not in form.config:
             raise EngineError(f"unknown loss_fn_config key {key!r}; {name} takes {', '.join(form.config) or 'none'}")
         if isinstance(value, str) or not math.isfinite(value):
-            raise EngineError(f"loss_fn_config {key!r} is {value!r}; a finite number is needed")
+            raise EngineError(f"loss_fn_config {key!r} is {value!r}; it must be a finite number")
     options = {**form.config, **{key: float(value) for key, value in config.items()}}
     if form.config is CLIP_DEFAULTS and options["clip_low_threshold"] > options["clip_high_threshold"]:
         raise EngineError(f"loss_fn_config of {name}: clip_low_threshold exceeds clip_high_threshold")
@@ -75,7 +74,7 @@ def check_datum(index: int, example: TrainingExample, name: str, form: LossForm,
     """Check datum ``index`` for the loss ``name``. EngineError names the datum and the field."""
     where, length = f"datum {index}", len(example.tokens)
     if not 0 < length <= longest:
-        raise EngineError(f"{where}: model_input has {length} tokens; 1 to {longest} are possible")
+        raise EngineError(f"{where}: model_input has {length} tokens; it must have 1 to {longest}")
     check_tokens(f"{where}: model_input", example.tokens, vocabulary)
     _check_names(where, name, form, set(example.loss_inputs))
     shape = _check_target_shape(where, form, np.shape(example.loss_inputs["target_tokens"]), length)
@@ -102,22 +101,13 @@ def check_tokens(what: str, tokens: NDArray[np.integer[Any]], vocabulary: int) -
         raise EngineError(f"{what} holds token id {int(wrong.flat[0])}; ids run from 0 to {vocabulary - 1}")
 
 
-def check_prompt_options(job: SampleJob, vocabulary: int) -> None:
-    """Raise EngineError when tokens to score, or the number of alternatives to draw, do not fit the prompt."""
-    if not 0 <= job.prompt_alternatives * len(job.tokens) <= MAX_ALTERNATIVES:
-        limit = MAX_ALTERNATIVES // len(job.tokens)
-        raise EngineError(f"prompt_alt_tokens_k is {job.prompt_alternatives}; 0 to {limit} is possible for this prompt")
-    if job.prompt_targets is not None:
-        check_tokens("target_prompt_logprobs", job.prompt_targets.tokens, vocabulary)
-
-
 def check_step(params: Adam | Dimuon) -> None:
     """Raise EngineError for the first parameter of an optimizer step that is out of range."""
     for name, value in attrs.asdict(params).items():
         low = -math.inf if isinstance(params, Dimuon) and name == "grad_clip_norm" else 0  # there, below 0 means off too
         high, limit = (1, "below 1") if name.startswith("beta") else (math.inf, "finite")
         if not (low <= value < high and math.isfinite(value)):
-            raise EngineError(f"{name} is {value}; at least 0 and {limit} is needed")
+            raise EngineError(f"{name} is {value}; it must be at least 0 and {limit}")
 
 
 def _check_names(where: str, name: str, form: LossForm, given: set[str]) -> None:
@@ -133,13 +123,13 @@ def _check_target_shape(where: str, form: LossForm, shape: tuple[int, ...], leng
     several = form.many_targets and len(shape) == 2 and shape[0] == length and shape[1] > 0
     if shape != (length,) and not several:
         needed = f"[{length}] or [{length}, K]" if form.many_targets else f"[{length}]"
-        raise EngineError(f"{where}: target_tokens has shape {list(shape)}; {needed} is needed")
+        raise EngineError(f"{where}: target_tokens has shape {list(shape)}; it must be {needed}")
     return shape
 
 
 def _check_cells(what: str, value: NDArray[np.generic], shape: tuple[int, ...]) -> Float32:
     if np.shape(value) != shape:
-        raise EngineError(f"{what} has shape {list(np.shape(value))}; that of target_tokens is needed, {list(shape)}")
+        raise EngineError(f"{what} has shape {list(np.shape(value))}; it must be that of target_tokens, {list(shape)}")
     cells = np.asarray(value, np.float32).reshape(shape[0], -1)
     if not np.isfinite(cells).all():
         raise EngineError(f"{what} holds a value that is not finite")

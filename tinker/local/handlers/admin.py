@@ -22,7 +22,9 @@ async def get_audit_log(state: State, call: APICall) -> models.AuditLogResponse:
     """Return the user's actions, oldest first."""
     kind, day = call.query_choice("event_type", AUDIT_KINDS), call.query.get("day")
     if day is not None and not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", day):
-        raise APIProblem(422, [{"loc": ["query", "day"], "msg": f"{day!r} is no day like 2026-01-31", "type": "value_error"}])
+        raise APIProblem(
+            422, [{"loc": ["query", "day"], "msg": f"{day!r} is not a day like 2026-01-31", "type": "value_error"}]
+        )
     with state.lock:
         return models.AuditLogResponse(entries=state.audit.entries(kind, day))
 
@@ -52,7 +54,7 @@ def _read_hour(call: APICall, name: str) -> datetime.datetime:
     except ValueError:
         found = None
     if found is None or found.tzinfo is None or found.timestamp() % HOUR:
-        raise APIProblem(400, f"{name} is {text!r}; a full hour in UTC is needed, like 2026-01-31T12:00:00Z")
+        raise APIProblem(400, f"{name} is {text!r}; it must be a full hour in UTC, like 2026-01-31T12:00:00Z")
     return found
 
 

@@ -101,7 +101,7 @@ async def asample(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Sample from a sampling session, a base model or a checkpoint; the same number and body return the same future."""
     request = call.read(models.SampleRequest)
     if not 1 <= request.num_samples <= state.settings.max_samples:
-        raise APIProblem(400, f"num_samples is {request.num_samples}; 1 to {state.settings.max_samples} are possible")
+        raise APIProblem(400, f"num_samples is {request.num_samples}; it must be 1 to {state.settings.max_samples}")
     engine = await state.engine()
     with state.lock:
         state.require_open()

@@ -110,7 +110,7 @@ async def search_sessions(state: State, call: APICall) -> models.SessionSearchRe
     """Return a page of the sessions that meet every condition, the newest first."""
     request = call.read(models.SessionSearchRequest)
     if not 1 <= request.limit <= MAX_RESULTS:
-        raise unprocessable("limit", f"{request.limit} is not possible; 1 to {MAX_RESULTS} is")
+        raise unprocessable("limit", f"{request.limit} must be 1 to {MAX_RESULTS}")
     with state.lock:
         found = [session for session in state.store.sessions() if _matches(session, request)]
     if request.cursor is not None:

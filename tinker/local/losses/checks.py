@@ -26,13 +26,17 @@ def check_graph(name: str, inputs: Sequence[models.CustomLossInput], graph: mode
     """Return the loss, ready to run. Raises EngineError for the first thing in it that is not allowed."""
     names = [one.name for one in inputs]
     if not names or names[0] != "logprobs" or len(set(names)) < len(names) or len(names) > MAX_INPUTS:
-        raise EngineError(f"a custom loss has 1 to {MAX_INPUTS} different inputs, and the first is logprobs; got {names}")
+        raise EngineError(
+            f"a custom loss must have 1 to {MAX_INPUTS} different inputs, the first of them logprobs; got {names}"
+        )
     if bad := [one for one in inputs if not _INPUT_NAME.fullmatch(one.name) or not 0 <= one.rank <= 2]:
-        raise EngineError(f"the input {bad[0].name!r} of rank {bad[0].rank} cannot be: lower case, and 0 to 2 dimensions")
+        raise EngineError(
+            f"the input {bad[0].name!r} of rank {bad[0].rank} is not valid: the name must be lower case, the rank 0 to 2"
+        )
     if graph.format != 1:
         raise EngineError(f"the graph has format {graph.format}; this server reads 1")
     if not 1 <= len(graph.nodes) <= MAX_NODES:
-        raise EngineError(f"the graph has {len(graph.nodes)} nodes; 1 to {MAX_NODES} are possible")
+        raise EngineError(f"the graph has {len(graph.nodes)} nodes; it must have 1 to {MAX_NODES}")
     known: set[str] = set()
     for node in graph.nodes:
         try:
@@ -52,7 +56,7 @@ def _check_node(node: models.CustomLossNode, inputs: Sequence[str], known: set[s
         _check_argument(argument, known)
     if node.op == "placeholder":
         if node.target not in inputs:
-            raise EngineError(f"{node.target!r} is no input of this loss")
+            raise EngineError(f"{node.target!r} is not an input of this loss")
     elif node.op == "call_function":
         if node.target not in FUNCTIONS:
             raise EngineError(f"the function {node.target!r} is not among those a loss may call")
@@ -62,9 +66,9 @@ def _check_node(node: models.CustomLossNode, inputs: Sequence[str], known: set[s
     elif node.op == "output":
         _check_output(node)
     else:
-        raise EngineError(f"{node.op} is not possible: a loss has no modules and no tensors of its own")
+        raise EngineError(f"{node.op} is not allowed: a loss has no modules and no tensors of its own")
     if "out" in node.kwargs:
-        raise EngineError("the argument 'out' is not possible")
+        raise EngineError("the argument 'out' is not allowed")
 
 
 def _check_output(node: models.CustomLossNode) -> None:
@@ -74,7 +78,7 @@ def _check_output(node: models.CustomLossNode) -> None:
         for value in (loss, *names.values()):
             _unwrap(value, "ref")
     except (TypeError, ValueError, KeyError) as error:
-        raise EngineError("a loss must return the loss and a dict of metrics, all of them nodes") from error
+        raise EngineError("a loss must return the loss and a dict of metrics, and all of them must be nodes") from error
     for name in names:
         if not _METRIC_NAME.fullmatch(name):
             raise EngineError(f"the metric {name!r} must be called custom/<name>:sum or custom/<name>:mean")
@@ -103,9 +107,9 @@ def _find_references(argument: object) -> list[str]:
     kind = next(iter(form), "")
     value: Any = form.get(kind)
     if len(form) != 1 or kind not in ARGUMENT_TYPES:
-        raise EngineError(f"an argument is of no known form: {sorted(form)}")
+        raise EngineError(f"an argument has an unknown form: {sorted(form)}")
     if not isinstance(value, ARGUMENT_TYPES[kind]):
-        raise EngineError(f"an argument is no {kind}: {value!r:.80}")
+        raise EngineError(f"an argument is not a valid {kind}: {value!r:.80}")
     if kind == "ref":
         return [str(value)]
     if kind == "dict":

@@ -33,13 +33,13 @@ class Evaluation:
         """Return the loss and the metrics. Raises EngineError naming the node that fails."""
         for node in nodes[:-1]:
             try:
-                self._values[node.name] = self._checked(self._value(node))
+                self._values[node.name] = self._check_value(self._value(node))
             except Exception as error:  # whatever torch says about these values is the user's to know
                 raise EngineError(f"node {node.name!r} ({node.target}): {error}") from error
         loss, metrics = self._argument(nodes[-1].args[0])
         for name, value in {"the loss": loss, **metrics}.items():
             if not isinstance(value, self._torch.Tensor) or value.ndim != 0:
-                raise EngineError(f"{name} is no tensor without dimensions")
+                raise EngineError(f"{name} is not a tensor without dimensions")
         return loss, metrics
 
     def _value(self, node: models.CustomLossNode) -> Any:
@@ -66,7 +66,7 @@ class Evaluation:
         if name == "getitem":
             return self._item(*arguments)
         if not all(isinstance(argument, (self._torch.Tensor, int, float)) for argument in arguments):
-            raise EngineError("numbers and tensors are possible here")
+            raise EngineError("operands must be numbers or tensors")
         if name == "pow" and not any(isinstance(argument, self._torch.Tensor) for argument in arguments):
             return float(arguments[0]) ** float(arguments[1])
         return OPERATORS[name](*arguments)
@@ -83,15 +83,15 @@ class Evaluation:
 
     def _tensor(self, value: Any) -> Any:
         if not isinstance(value, self._torch.Tensor):
-            raise EngineError("methods of tensors only")
+            raise EngineError("the first argument of a method must be a tensor")
         return value
 
-    def _checked(self, value: Any) -> Any:
+    def _check_value(self, value: Any) -> Any:
         """Return the value. Raises EngineError when it is too large."""
         if isinstance(value, self._torch.Tensor) and value.numel() > MAX_CELLS:
-            raise EngineError(f"a tensor of {value.numel()} values; {MAX_CELLS} are possible")
+            raise EngineError(f"a tensor of {value.numel()} values; the limit is {MAX_CELLS}")
         if isinstance(value, int) and abs(value) >= MAX_NUMBER:
-            raise EngineError("a number beyond 64 bits")
+            raise EngineError("a number that does not fit in 64 bits")
         return value
 
     def _argument(self, argument: Any) -> Any:
@@ -123,7 +123,7 @@ class Evaluation:
             return self._torch.strided
         if kind == "memory_format" and value in ("contiguous_format", "preserve_format"):
             return getattr(self._torch, value)
-        raise EngineError(f"{kind} {value!r} is not possible")
+        raise EngineError(f"{kind} {value!r} is not allowed")
 
 
 def _check_size(arguments: Sequence[Any]) -> None:

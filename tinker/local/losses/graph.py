@@ -37,16 +37,16 @@ class LossGraph:
 
     def run(self, engine: Engine, adapter_id: str, data: Sequence[TrainingExample], *, backward: bool) -> LossResult:
         """Sum the loss of each datum, and with ``backward`` its gradient. EngineError names the datum and the node."""
-        examples = [self._example(index, example) for index, example in enumerate(data)]
+        examples = [self._without_weights(index, example) for index, example in enumerate(data)]
         before = engine.forward_backward(adapter_id, examples, "cross_entropy", {}, backward=False)
         logprobs = [fields["logprobs"] for fields in before.outputs]
-        values = [self._evaluated(index, example, logprobs[index], backward) for index, example in enumerate(data)]
+        values = [self._evaluate(index, example, logprobs[index], backward) for index, example in enumerate(data)]
         weighted = [_add_weights(e, -v.gradient) for e, v in zip(examples, values) if v.gradient is not None]
         if weighted:
             engine.forward_backward(adapter_id, weighted, "cross_entropy", {}, backward=True)
         return LossResult(outputs=[{"logprobs": part} for part in logprobs], metrics=_metrics(values))
 
-    def _example(self, index: int, example: TrainingExample) -> TrainingExample:
+    def _without_weights(self, index: int, example: TrainingExample) -> TrainingExample:
         """Return the datum as cross entropy takes it, without weights."""
         targets = example.loss_inputs.get("target_tokens")
         if targets is None:
@@ -55,7 +55,7 @@ class LossGraph:
             TrainingExample(tokens=example.tokens, loss_inputs={"target_tokens": targets}), np.zeros(targets.shape, np.float32)
         )
 
-    def _evaluated(self, index: int, example: TrainingExample, logprobs: NDArray[np.float32], backward: bool) -> DatumLoss:
+    def _evaluate(self, index: int, example: TrainingExample, logprobs: NDArray[np.float32], backward: bool) -> DatumLoss:
         torch = _import_torch()
         leaf = torch.from_numpy(np.array(logprobs)).requires_grad_()
         given: dict[str, Any] = {}

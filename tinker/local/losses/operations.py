@@ -73,7 +73,7 @@ FUNCTIONS: Mapping[str, str] = {
 ATTRIBUTES = _split_words("shape ndim dtype device T mT values indices")
 #: Of the functions and methods above, those that make a tensor of a size they are told.
 SIZED = _split_words("arange eye full linspace new_full new_ones new_zeros ones pad repeat repeat_interleave tile zeros")
-#: The keys of arguments that are no JSON scalars and lists, and what they hold.
+#: The keys of arguments that are not JSON scalars or lists, and what they hold.
 ARGUMENT_TYPES: Mapping[str, type] = {
     "ref": str,
     "tuple": list,

@@ -15,7 +15,7 @@ SHORTEST_TTL, LONGEST_TTL = 3600, 315_360_000  # an hour, ten years
 def check_ttl(seconds: int | None) -> None:
     """Raise APIProblem 400 for a time to live that is out of range; None is forever."""
     if seconds is not None and not SHORTEST_TTL <= seconds <= LONGEST_TTL:
-        raise APIProblem(400, f"ttl_seconds is {seconds}; {SHORTEST_TTL} to {LONGEST_TTL} is possible")
+        raise APIProblem(400, f"ttl_seconds is {seconds}; it must be {SHORTEST_TTL} to {LONGEST_TTL}")
 
 
 def find_checkpoint(state: State, path: str) -> CheckpointRecord:

@@ -43,7 +43,7 @@ def compute_loss(
     state: State, engine: Engine, model: ModelRecord, loss: LossRequest, data: list[Datum]
 ) -> ForwardBackwardOutput:
     if not data:
-        raise EngineError("the request holds no data")
+        raise EngineError("the request has no data")
     examples = [_to_example(index, datum) for index, datum in enumerate(data)]
     if loss.name == CUSTOM:
         graph = _find_custom_loss(model.session, loss.options)

@@ -59,7 +59,7 @@ def _prompt_targets(request: models.SampleRequest, length: int) -> PromptTargets
     rows, tokens = _read_target_cells(request.target_prompt_logprobs, length)
     wanted = tokens != NO_TOKEN
     if not wanted.any():
-        raise EngineError("target_prompt_logprobs names no token")
+        raise EngineError("target_prompt_logprobs does not name any token")
     return PromptTargets(positions=rows[wanted] + 1, tokens=tokens[wanted])
 
 
@@ -72,7 +72,7 @@ def _read_target_cells(tensor: models.TensorData, length: int) -> tuple[NDArray[
     shape = dimensions(public)
     if public.dtype != "int64" or len(shape) != 2 or shape[0] != length - 1:
         raise EngineError(
-            f"target_prompt_logprobs is {public.dtype} {shape}; int64 [{length - 1}, K] is needed for this prompt"
+            f"target_prompt_logprobs is {public.dtype} {shape}; it must be int64 [{length - 1}, K] for this prompt"
         )
     values = public.values.reshape(-1).astype(np.int64)
     if public.sparse_crow_indices is None:
@@ -114,7 +114,7 @@ def _check_last_n(request: models.SampleRequest, length: int) -> None:
     if not request.prompt_logprobs:
         raise EngineError("prompt_logprobs_last_n needs prompt_logprobs")
     if not 1 <= last < length:
-        raise EngineError(f"prompt_logprobs_last_n is {last}; 1 to {length - 1} is possible for this prompt")
+        raise EngineError(f"prompt_logprobs_last_n is {last}; it must be 1 to {length - 1} for this prompt")
 
 
 def _read_stop(stop: models.StopCondition | None) -> Sequence[str] | Sequence[int] | None:
@@ -125,7 +125,7 @@ def _read_stop(stop: models.StopCondition | None) -> Sequence[str] | Sequence[in
         return cast("list[str]", pieces)
     if all(isinstance(piece, int) and not isinstance(piece, bool) for piece in pieces):
         return cast("list[int]", pieces)
-    raise EngineError("stop must be a text, a list of texts or a list of token ids")
+    raise EngineError("stop must be a string, a list of strings or a list of token ids")
 
 
 def to_response(request: models.SampleRequest, result: SampleResult, sequence_ids: Sequence[str]) -> SampleResponse:

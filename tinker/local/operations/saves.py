@@ -56,7 +56,7 @@ class Save:
     def path(self) -> str:
         return checkpoint_path(self.model.model_id, self.kind, self.name)
 
-    def accepted(self, run: Callable[[Engine], msgspec.Struct], prepare: Callable[[], None]) -> models.UntypedAPIFuture:
+    def enqueue(self, run: Callable[[Engine], msgspec.Struct], prepare: Callable[[], None]) -> models.UntypedAPIFuture:
         same = fingerprint(cast("msgspec.Struct", self.request))
         return enqueue_idempotent(self.state, self.call.name, self.model, self.number, same, run, prepare=prepare)
 

@@ -53,7 +53,7 @@ class Profile:
     protobuf where it is not read. ``announces_size``: whether large results are announced by size.
     ``pending_status``: 200 says "try again" to clients that know it; 408 never does. ``pending_body``: the body of such a 408,
     made from the server's own. ``failed_status``: of the poll of a failed request; 200 sends category and text.
-    ``numbered_requests``: whether request ids are whole numbers. ``ordered``: whether a model's requests run in the order of
+    ``numbered_requests``: whether request ids are integers. ``ordered``: whether a model's requests run in the order of
     their numbers, or of their arrival. ``loads_first_only``: whether ``load_weights`` must be the
     first request of its model.
 

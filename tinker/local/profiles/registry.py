@@ -22,5 +22,5 @@ def find_profile(wanted: str | Profile) -> Profile:
     if isinstance(wanted, Profile):
         return wanted
     if wanted not in PROFILES:
-        raise ValueError(f"there is no profile {wanted!r}; there are {', '.join(PROFILES)}")
+        raise ValueError(f"there is no profile {wanted!r}; the profiles are {', '.join(PROFILES)}")
     return PROFILES[wanted]

@@ -64,7 +64,7 @@ class Accounts:
         try:
             key_id = self._key_of_token(given)
         except InvalidToken as error:
-            detail = f"X-API-Key holds no valid token: {error}; exchange the key for one"
+            detail = f"X-API-Key does not hold a valid token: {error}; exchange the key for one"
             raise APIProblem(401, detail, {"www-authenticate": 'Bearer error="invalid_token"'}) from error
         if key_id in self._revoked:
             raise APIProblem(401, "the key that the token in X-API-Key was given for was revoked")
@@ -79,8 +79,8 @@ class Accounts:
         """Return the number of a token's key. Raises InvalidToken for anything else, such as the token of a link."""
         text = given.decode("utf-8", "replace")
         if not is_token(text):
-            raise InvalidToken("it does not have the form of one")
+            raise InvalidToken("it does not have the form of a token")
         key_id = self._signer.read(text).get("key_id")
         if not isinstance(key_id, int):
-            raise InvalidToken("it opens a link and not this server")
+            raise InvalidToken("it is the token of a link")
         return key_id

@@ -38,7 +38,7 @@ SAVING_OPERATIONS = {
     "external_weights": "save_weights_external",
 }
 RECORD_FILE = "checkpoint.json"
-# Folders that are no checkpoints: one that is being written, one that is being replaced, one that is being deleted.
+# Folders that are not checkpoints: one that is being written, one that is being replaced, one that is being deleted.
 DRAFT, OLD, GONE = LEFTOVERS = (".draft-", ".old-", ".gone-")
 
 
@@ -71,7 +71,7 @@ class Checkpoints:
         found, _, name = parsed.checkpoint_id.partition("/")
         if found not in kinds:
             wanted = " or ".join(f"{kind!r} (made by {SAVING_OPERATIONS[kind]})" for kind in kinds)
-            raise EngineError(f"{path} is a checkpoint of kind {found!r}; {wanted} is needed here")
+            raise EngineError(f"{path} is a checkpoint of kind {found!r}; it must be {wanted} here")
         folder = self._folder(parsed.training_run_id, found, name)
         record = self._read(folder)
         if record is None:
@@ -81,7 +81,7 @@ class Checkpoints:
     def list(self, run: str | None = None) -> list[CheckpointRecord]:
         """Return those of one run, or all, the newest first, without damaged ones; expired ones are removed."""
         pattern = f"{'*' if run is None else folder_name(run)}/*/*/{RECORD_FILE}"
-        records = (self._listed(file.parent) for file in self._root.glob(pattern) if _is_checkpoint(file.parent))
+        records = (self._read_or_remove(file.parent) for file in self._root.glob(pattern) if _is_checkpoint(file.parent))
         found = [record for record in records if record is not None]
         return sorted(found, key=lambda record: (record.created_at, record.path), reverse=True)
 
@@ -132,7 +132,7 @@ class Checkpoints:
 
     def _remove(self, folder: Path) -> None:
         """Move a folder out of the way before it is deleted, so that half of it is never seen."""
-        gone = self._beside(folder, GONE)
+        gone = self._temporary_path(folder, GONE)
         with self._lock, contextlib.suppress(FileNotFoundError):
             os.replace(folder, gone)
             sync_folder(folder.parent)
@@ -141,24 +141,24 @@ class Checkpoints:
     def _folder(self, run: str, kind: CheckpointKind, name: str) -> Path:
         return self._root / folder_name(run) / kind / folder_name(name)
 
-    def _listed(self, folder: Path) -> CheckpointRecord | None:
+    def _read_or_remove(self, folder: Path) -> CheckpointRecord | None:
         try:
-            record = self._decoded(folder)
+            record = self._decode(folder)
         except EngineError:
             return None
-        if record is not None and self._is_over(record):
+        if record is not None and self._is_expired(record):
             self._remove(folder)
             return None
         return record
 
     def _read(self, folder: Path) -> CheckpointRecord | None:
-        record = self._decoded(folder)
-        return None if record is None or self._is_over(record) else record
+        record = self._decode(folder)
+        return None if record is None or self._is_expired(record) else record
 
-    def _is_over(self, record: CheckpointRecord) -> bool:
+    def _is_expired(self, record: CheckpointRecord) -> bool:
         return record.expires_at is not None and record.expires_at <= self._now()
 
-    def _decoded(self, folder: Path) -> CheckpointRecord | None:
+    def _decode(self, folder: Path) -> CheckpointRecord | None:
         try:
             with self._lock:
                 content = (folder / RECORD_FILE).read_bytes()
@@ -171,7 +171,7 @@ class Checkpoints:
     @contextmanager
     def _draft(self, place: Path) -> Generator[Path]:
         """Make a folder beside the place of a checkpoint, which is removed unless it is moved there."""
-        draft = self._beside(place, DRAFT)
+        draft = self._temporary_path(place, DRAFT)
         draft.mkdir(parents=True)
         try:
             yield draft
@@ -180,7 +180,7 @@ class Checkpoints:
 
     def _replace(self, draft: Path, place: Path) -> None:
         """Put the draft where an older checkpoint may be; that one is moved aside first and deleted last."""
-        old = self._beside(place, OLD)
+        old = self._temporary_path(place, OLD)
         with self._lock:
             if place.exists():
                 os.replace(place, old)
@@ -196,7 +196,7 @@ class Checkpoints:
 
     # What killed servers left
 
-    def _beside(self, place: Path, prefix: str) -> Path:
+    def _temporary_path(self, place: Path, prefix: str) -> Path:
         """Return a new name in the same folder, which says whose it is."""
         return place.with_name(f"{prefix}{self._owner.claim()}-{uuid.uuid4().hex}")
 
@@ -209,7 +209,7 @@ class Checkpoints:
         self._owner.forget_dead()
 
     def _clear(self, leftover: Path) -> None:
-        place = self._place_of(leftover)
+        place = self._original_folder(leftover)
         if place is not None and not place.exists():
             with contextlib.suppress(OSError):  # another server does the same
                 os.replace(leftover, place)
@@ -217,10 +217,10 @@ class Checkpoints:
                 return
         shutil.rmtree(leftover, ignore_errors=True)
 
-    def _place_of(self, leftover: Path) -> Path | None:
+    def _original_folder(self, leftover: Path) -> Path | None:
         """Return where a checkpoint was before it was moved aside to be replaced; None for everything else."""
         try:
-            record = self._decoded(leftover) if leftover.name.startswith(OLD) else None
+            record = self._decode(leftover) if leftover.name.startswith(OLD) else None
         except EngineError:
             return None
         place = None if record is None else self.folder(record)

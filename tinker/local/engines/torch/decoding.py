@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,34 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinker.local.engines import Continuation, EngineError, SampleJob, check_tokens
+from tinker.local.engines import Continuation, EngineError, SampleJob, noise_seed
 
 Decode = Callable[[Sequence[int]], str]
 WIDEST_CHARACTER = 8  # tokens a stop string may begin before: a character split over tokens, a dropped leading space
-
-
-def check_job(job: SampleJob, *, vocabulary: int, longest: int) -> None:
-    """Raise EngineError naming the first parameter that cannot be served."""
-    if not len(job.tokens):
-        raise EngineError("the prompt is empty; at least one token is needed")
-    check_tokens("the prompt", job.tokens, vocabulary)
-    if len(job.tokens) + job.max_tokens > longest:
-        total = f"{len(job.tokens)} prompt tokens + max_tokens {job.max_tokens}"
-        raise EngineError(f"{total} exceed the context length of {longest}")
-    rules = {
-        f"num_samples is {job.num_samples}; at least 1 is needed": job.num_samples >= 1,
-        f"max_tokens is {job.max_tokens}; it cannot be negative": job.max_tokens >= 0,
-        f"temperature is {job.temperature}; 0 (greedy) or more is needed": 0 <= job.temperature < math.inf,
-        f"top_k is {job.top_k}; -1 (all tokens) or at least 1 is needed": job.top_k >= -1,
-        f"top_p is {job.top_p}; more than 0 and at most 1 is needed": 0 < job.top_p <= 1,
-        f"top-k logprobs are possible for 0 to {vocabulary} tokens": 0 <= job.topk_prompt_logprobs <= vocabulary
-        and 0 <= job.topk_sample_logprobs <= vocabulary,
-        "an empty stop string would end every sequence at once": "" not in (job.stop or ()),
-        "stop must hold strings only or token ids only": len({isinstance(stop, str) for stop in job.stop or ()}) < 2,
-    }
-    for fault, holds in rules.items():
-        if not holds:
-            raise EngineError(fault)
 
 
 class Stops:
@@ -103,7 +78,7 @@ class DecodingRun:
 
 def start_runs(job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> list[DecodingRun]:
     """Make a run for each sample. Noise comes from (seed, sample index); without a seed, the job gets a random one."""
-    seed = secrets.randbits(64) if job.seed is None else job.seed & (2**64 - 1)
+    seed = noise_seed(job)
     stops = Stops(job.stop, end_of_text, decode)
     return [
         DecodingRun(job, stops, np.random.default_rng([seed, index]).random(job.max_tokens)) for index in range(job.num_samples)

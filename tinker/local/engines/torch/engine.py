@@ -33,12 +33,12 @@ from tinker.local.engines import (
     SampleResult,
     TrainingExample,
     check_datum,
-    check_prompt_options,
+    check_job,
     check_step,
     resolve_loss,
 )
 from tinker.local.engines.torch.adapter_files import read_optimizer, read_weights, write_optimizer, write_weights
-from tinker.local.engines.torch.decoding import DecodingRun, check_job, generate, start_runs
+from tinker.local.engines.torch.decoding import DecodingRun, generate, start_runs
 from tinker.local.engines.torch.loading import directory_names, end_of_text_ids, load_model, public_name
 from tinker.local.engines.torch.lora import LoraSlots, LoraWeights
 from tinker.local.engines.torch.losses import TORCH_LOSSES, TorchLoss
@@ -165,8 +165,8 @@ class TorchEngine:
     ) -> torch.Tensor | None:
         """Run one micro-batch: add to ``outputs`` and ``tally``, return the loss to differentiate (None: no weight)."""
         batch = [checked[index] for index in indices]
-        targets = self._stacked([datum.targets for datum in batch])
-        weights = self._stacked([datum.weights for datum in batch])
+        targets = self._stack([datum.targets for datum in batch])
+        weights = self._stack([datum.weights for datum in batch])
         logits = self._logits([datum.tokens for datum in batch])
         in_range = targets.clamp(0, self._vocabulary - 1)
         logprobs = logits.gather(2, in_range) - logits.logsumexp(dim=-1, keepdim=True)
@@ -175,7 +175,7 @@ class TorchEngine:
             length, columns = datum.targets.shape
             outputs[index] = reported[row, :length, :columns].reshape(datum.shape)
         counted = weights != 0
-        cells = {key: self._stacked([datum.inputs[key] for datum in batch])[counted] for key in batch[0].inputs}
+        cells = {key: self._stack([datum.inputs[key] for datum in batch])[counted] for key in batch[0].inputs}
         terms = terms_of(logprobs[counted], cells, options) * weights[counted]
         if not terms.isfinite().all():
             worst = indices[int(counted.nonzero()[~terms.isfinite()][0, 0])]
@@ -203,7 +203,6 @@ class TorchEngine:
     def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
         for job in jobs:
             check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
-            check_prompt_options(job, self._vocabulary)
         runs = [start_runs(job, self._end_of_text, self._decode) for job in jobs]
         prompts: dict[int, PromptScores] = {}
         for weights, indices in _group_by_weights(jobs):
@@ -230,11 +229,11 @@ class TorchEngine:
 
     def _logits(self, rows: Sequence[np.ndarray[Any, np.dtype[np.int64]]]) -> torch.Tensor:
         """Compute float32 logits ``[rows, longest, vocabulary]``. A causal model never looks at the padding on the right."""
-        tokens = self._stacked([row[:, None] for row in rows])[:, :, 0]
+        tokens = self._stack([row[:, None] for row in rows])[:, :, 0]
         logits: torch.Tensor = self._model(input_ids=tokens, use_cache=False).logits
         return logits.float()
 
-    def _stacked(self, arrays: Sequence[np.ndarray[Any, Any]]) -> torch.Tensor:
+    def _stack(self, arrays: Sequence[np.ndarray[Any, Any]]) -> torch.Tensor:
         """Stack ``[N, K]`` arrays to one ``[B, longest N, largest K]`` tensor on the device, filled up with zeros."""
         shape = (len(arrays), max(len(array) for array in arrays), max(array.shape[1] for array in arrays))
         out = np.zeros(shape, arrays[0].dtype)

@@ -107,7 +107,7 @@ class LoraSlots:
     def targets(self, spec: AdapterSpec) -> list[LinearModule]:
         """Return the modules that this specification adapts."""
         if spec.rank < 1:
-            raise EngineError(f"rank is {spec.rank}; at least 1 is needed")
+            raise EngineError(f"rank is {spec.rank}; it must be at least 1")
         wanted = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
         found = [target for target in self._targets if wanted[target.kind]]
         if not found:

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import secrets
-
 import attrs
 import numpy as np
 import torch
 
-from tinker.local.engines import Continuation, Float32, Int32, PromptTargets, SampleJob, SampleResult
+from tinker.local.engines import Continuation, Float32, Int32, PromptTargets, SampleJob, SampleResult, noise_seed
+from tinker.types.results import EMPTY_LOGPROB
 
 MAX_LOGITS = 2**27  # cells of one micro-batch: half a gigabyte in float32, whatever the vocabulary
-EMPTY_CELL = -99999.0  # the wire's logprob for "nothing here"
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,7 +56,7 @@ def _target_logprobs(targets: PromptTargets, table: torch.Tensor) -> Float32:
 
 def _alternatives(job: SampleJob, table: torch.Tensor) -> tuple[Int32, Float32]:
     """Draw from a separate stream of noise. Some rows at a time: a cumulated row is twice as large as the table's."""
-    seed = secrets.randbits(64) if job.seed is None else job.seed & (2**64 - 1)
+    seed = noise_seed(job)
     noise = torch.from_numpy(np.random.default_rng([seed, 0, 1]).random((len(table), job.prompt_alternatives)))
     ids = torch.empty(noise.shape, dtype=torch.long)
     rows = max(1, MAX_LOGITS // 16 // table.shape[1])
@@ -77,5 +75,5 @@ def _topk_rows(table: torch.Tensor, k: int) -> tuple[Int32, Float32]:
     values, ids = table.topk(k, dim=-1)
     return (
         np.concatenate([np.zeros((1, k)), ids.numpy()]).astype(np.int32),
-        np.concatenate([np.full((1, k), EMPTY_CELL), values.numpy()]).astype(np.float32),
+        np.concatenate([np.full((1, k), EMPTY_LOGPROB), values.numpy()]).astype(np.float32),
     )

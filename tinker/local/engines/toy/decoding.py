@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,24 +38,3 @@ def cumulative_distribution(row: Float32, job: SampleJob) -> tuple[Float64, Int3
         kept = int(cumulative.searchsorted(job.top_p * float(cumulative[-1]))) + 1
         cumulative, ids = cumulative[:kept], ids[:kept]
     return cumulative, ids
-
-
-def find_faults(job: SampleJob, vocabulary: int) -> Iterator[str]:
-    if job.num_samples < 1:
-        yield f"num_samples is {job.num_samples}; at least 1 is needed"
-    if job.max_tokens < 0:
-        yield f"max_tokens is {job.max_tokens}; it cannot be negative"
-    if not 0 <= job.temperature < math.inf:
-        yield f"temperature is {job.temperature}; 0 (greedy) or more is needed"
-    if job.top_k < -1:
-        yield f"top_k is {job.top_k}; -1 (all tokens) or at least 1 is needed"
-    if not 0 < job.top_p <= 1:
-        yield f"top_p is {job.top_p}; more than 0 and at most 1 is needed"
-    for name, k in (("topk_prompt", job.topk_prompt_logprobs), ("topk_sample", job.topk_sample_logprobs)):
-        if not 0 <= k <= vocabulary:
-            yield f"{name}_logprobs is {k}; 0 to {vocabulary} is possible"
-    stops = list(job.stop or ())
-    if "" in stops:
-        yield "an empty stop string would end every sequence at once"
-    if len({isinstance(stop, str) for stop in stops}) > 1:
-        yield "stop must hold strings only or token ids only"

@@ -36,9 +36,9 @@ from tinker.local.engines import (
     SampleResult,
     TrainingExample,
     check_datum,
-    check_prompt_options,
+    check_job,
     check_step,
-    check_tokens,
+    noise_seed,
     resolve_loss,
 )
 from tinker.local.engines.toy.adapters import (
@@ -53,13 +53,13 @@ from tinker.local.engines.toy.adapters import (
     zeros_like,
 )
 from tinker.local.engines.toy.bigram import BASE, Bigram, Tensors, TokenPairs
-from tinker.local.engines.toy.decoding import cumulative_distribution, find_faults, has_stopped
+from tinker.local.engines.toy.decoding import cumulative_distribution, has_stopped
 from tinker.local.engines.toy.losses import TOY_LOSSES, Float64, loss_metrics
+from tinker.types.results import EMPTY_LOGPROB
 
 TOY_MODEL = "tinker/toy"
 MAX_RANK = 1024
 CACHED_CELLS = 2**23  # probabilities kept for each set of weights: 32 MB
-EMPTY_CELL = -99999.0  # the wire's logprob for "nothing here"
 DistributionKey: TypeAlias = tuple[int, float, int, float]
 
 
@@ -111,7 +111,7 @@ class ToyEngine:
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         if not 1 <= spec.rank <= MAX_RANK:
-            raise EngineError(f"rank is {spec.rank}; 1 to {MAX_RANK} is possible")
+            raise EngineError(f"rank is {spec.rank}; it must be 1 to {MAX_RANK}")
         seed = secrets.randbits(31) if spec.seed is None else spec.seed
         self._adapters[adapter_id] = ToyAdapter.of(attrs.evolve(spec, seed=seed), self._net.fresh(spec.rank, seed))
 
@@ -211,7 +211,7 @@ class ToyEngine:
 
     def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
         for job in jobs:
-            self._check_job(job)
+            check_job(job, vocabulary=self._vocabulary, longest=self._longest)
         return [self._sample(job, self._weights(job)) for job in jobs]
 
     def _weights(self, job: SampleJob) -> ToyWeights:
@@ -222,7 +222,7 @@ class ToyEngine:
         return job.weights
 
     def _sample(self, job: SampleJob, weights: ToyWeights) -> SampleResult:
-        seed = secrets.randbits(64) if job.seed is None else job.seed & (2**64 - 1)
+        seed = noise_seed(job)
         sequences = [self._continue(job, weights, np.random.default_rng([seed, index])) for index in range(job.num_samples)]
         topk = self._topk(weights, job.tokens, job.topk_prompt_logprobs, prompt=True)
         return SampleResult(
@@ -285,7 +285,7 @@ class ToyEngine:
         ids = [np.argsort(-row, kind="stable")[:k] for row in rows]
         values = [row[chosen] for row, chosen in zip(rows, ids)]
         if prompt:
-            ids, values = [np.zeros(k, np.int64), *ids], [np.full(k, EMPTY_CELL, np.float32), *values]
+            ids, values = [np.zeros(k, np.int64), *ids], [np.full(k, EMPTY_LOGPROB, np.float32), *values]
         return np.array(ids, np.int32).reshape(-1, k), np.array(values, np.float32).reshape(-1, k)
 
     def _row(self, weights: ToyWeights, last: int) -> Float32:
@@ -306,17 +306,6 @@ class ToyEngine:
                 weights.cumulative.clear()
             found = weights.cumulative[key] = cumulative_distribution(self._row(weights, last), job)
         return found
-
-    def _check_job(self, job: SampleJob) -> None:
-        if not len(job.tokens):
-            raise EngineError("the prompt is empty; at least one token is needed")
-        check_tokens("the prompt", job.tokens, self._vocabulary)
-        if len(job.tokens) + job.max_tokens > self._longest:
-            total = f"{len(job.tokens)} prompt tokens + max_tokens {job.max_tokens}"
-            raise EngineError(f"{total} exceed the context length of {self._longest}")
-        for fault in find_faults(job, self._vocabulary):
-            raise EngineError(fault)
-        check_prompt_options(job, self._vocabulary)
 
 
 def _add(before: Tensors | None, gradient: Tensors) -> Tensors:
