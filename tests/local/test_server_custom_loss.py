@@ -331,7 +331,7 @@ def test_inputs_have_rules(api: Api, wrong: list[dict[str, Any]]) -> None:
         (call("torch.zeros", 10**9, 10**9), "sizes"),
         (call("torch.zeros", {"tuple": [10**5, 10**5]}), "sizes"),
         (node("call_method", "n", "repeat", REF, 10**10), "sizes"),
-        (node("call_method", "n", "sum", 1.0), "methods of tensors"),
+        (node("call_method", "n", "sum", 1.0), "must be a tensor"),
         (call("torch.matmul", REF, 5), "n"),
         (call("torch.zeros_like", REF, dtype={"dtype": "load"}), "'load'"),
     ],

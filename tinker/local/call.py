@@ -24,8 +24,8 @@ Offload: TypeAlias = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
 class APICall:
     """What was asked: the operation, the parts of the path, the query, the headers (lower case) and the plain body.
 
-    ``base_url`` is where the client found this server, without a trailing slash. ``is_local_client`` says that the client runs on
-    this machine, as far as the connection tells: through a tunnel it seems to.
+    ``base_url`` is where the client found this server, without a trailing slash. ``is_local_client`` says that the client runs
+    on     this machine, as far as the connection tells: through a tunnel it seems to.
     """
 
     operation: Operation

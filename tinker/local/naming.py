@@ -1,4 +1,4 @@
-"""What the loaded model and its tokenizer are called, and who may hear it.
+"""The names of the loaded model and of its tokenizer, and which clients may see them.
 
 A model that was loaded from a directory goes by the last part of its path. Clients may also name it by the path itself, but
 the path is told only to clients on this machine. Others could not use it.

@@ -25,7 +25,7 @@ KEEP_ALIVE_SECONDS = 75  # longer than clients pause between requests; a shorter
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which lets those who wait for results go before it waits for their connections to end."""
+    """uvicorn that releases the waiters for results before it waits for their connections to end."""
 
     def __init__(self, state: State, host: str = "127.0.0.1") -> None:
         self._state = state

@@ -67,7 +67,7 @@ class State:
         self.audit: AuditLog = AuditLog(self.settings.max_audit_entries, now)
         self.usage: UsageMeter = UsageMeter(self.settings.max_audit_entries, now)
         self.futures: FutureStore = FutureStore(self.settings, self.lock, clock)
-        self.store: Store = Store(self.settings, clock, now, self._drop)
+        self.store: Store = Store(self.settings, clock, now, self._drop_model)
         self._owner = Owner(self.settings.data_dir)
         self.checkpoints: Checkpoints = Checkpoints(self.settings.data_dir, now, self._owner)
         self.snapshots: Snapshots = Snapshots(self.settings.data_dir, self._owner)
@@ -108,21 +108,21 @@ class State:
 
     def new_queue(self) -> ModelQueue:
         """Add a queue for the requests of one more model."""
-        lane = ModelQueue(self.futures, self.settings.gap_seconds)
-        self._worker.add(lane)
-        return lane
+        queue = ModelQueue(self.futures, self.settings.gap_seconds)
+        self._worker.add(queue)
+        return queue
 
     def submit_task(self, work: Callable[[], None]) -> None:
         """Do something in the engine's thread, between two steps. What is left when the server closes is not done."""
         self._worker.submit_task(lambda _: work())
 
-    def _drop(self, model: ModelRecord) -> None:
+    def _drop_model(self, model: ModelRecord) -> None:
         """Forget a model's weights once what was submitted for it has run."""
-        leftovers = RequestFailure(f"model {model.model_id!r} {model.closed_reason}", "user")
-        model.queue.close(leftovers, lambda open_engine: self._forget(model, open_engine))
+        failure = RequestFailure(f"model {model.model_id!r} {model.closed_reason}", "user")
+        model.queue.close(failure, lambda open_engine: self._forget_model(model, open_engine))
         self.notify()
 
-    def _forget(self, model: ModelRecord, open_engine: OpenEngine) -> None:
+    def _forget_model(self, model: ModelRecord, open_engine: OpenEngine) -> None:
         self._worker.remove(model.queue)
         self.snapshots.forget(model.model_id)
         open_engine().drop_adapter(model.model_id)
@@ -160,7 +160,7 @@ class State:
         self.close()
 
     def begin_close(self) -> None:
-        """Refuse new work, fail what is pending and let those who wait for it go. Does not block."""
+        """Refuse new work, fail what is pending and release the waiters. Does not block."""
         with self.lock:
             self._closed = True
             self._worker.stop(_refuse)

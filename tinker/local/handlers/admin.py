@@ -1,4 +1,4 @@
-"""Handlers of the audit log and of usage: what the ledger knows, since the server was started."""
+"""Handlers of the audit log and of usage: the user's actions, tokens and storage since the server was started."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ async def retrieve_futures(state: State, call: APICall) -> models.FuturesRetriev
             state.futures.release(request_id)
     await log.wait(request.prev_cursor, hold if request.timeout is None else min(request.timeout, hold))
     with state.lock:
-        completions, cursor = log.after(request.prev_cursor), log.cursor
-    told = [await _to_completion(state, completion) for completion in completions]
-    return models.FuturesRetrieveResponse(completions=told, cursor=cursor)
+        completed, cursor = log.after(request.prev_cursor), log.cursor
+    completions = [await _to_completion(state, completion) for completion in completed]
+    return models.FuturesRetrieveResponse(completions=completions, cursor=cursor)
 
 
 async def _to_completion(state: State, completion: Completion) -> models.FutureCompletion:

@@ -51,8 +51,8 @@ def _find_existing(
 ) -> SamplerRecord | None:
     """Find the sampling session that the same request made before."""
     found = session.samplers.get(request.sampling_session_seq_id) if state.settings.profile.ids.by_number else None
-    same = found is not None and (found.base_model, found.model_path) == (base_model, request.model_path)
-    return found if same else None
+    is_same = found is not None and (found.base_model, found.model_path) == (base_model, request.model_path)
+    return found if is_same else None
 
 
 async def join_sampling_session(state: State, call: APICall) -> models.JoinSamplingSessionResponse:
@@ -110,8 +110,8 @@ async def asample(state: State, call: APICall) -> models.UntypedAPIFuture:
             return _enqueue(state, engine, request, weights, (None, None, base_model), None)
         sampler = state.store.sampler(request.sampling_session_id)
         assert sampler.weights is not None
-        place = sampler.session.project_id, sampler.session.session_id, sampler.base_model
-        return _enqueue(state, engine, request, sampler.weights, place, sampler)
+        key = sampler.session.usage_key(sampler.base_model)
+        return _enqueue(state, engine, request, sampler.weights, key, sampler)
 
 
 def _enqueue(
@@ -119,25 +119,27 @@ def _enqueue(
     engine: Engine,
     request: models.SampleRequest,
     weights: LoadWeights,
-    place: UsageKey,
+    usage_key: UsageKey,
     sampler: SamplerRecord | None,
 ) -> models.UntypedAPIFuture:
     owner = "sample" if sampler is None else sampler.sampler_id
     numbered = sampler is not None and request.seq_id is not None
     key = f"{owner}:request:{request.seq_id if numbered else uuid.uuid4()}"
     sequence_ids = [f"{key}:sequence:{index}" for index in range(request.num_samples)]
-    same = fingerprint(request)
-    request_id = state.futures.find_request_id(key, same)
+    request_fingerprint = fingerprint(request)
+    request_id = state.futures.find_request_id(key, request_fingerprint)
     if request_id is None:
         log = None if sampler is None else sampler.completion_log((request.seq_id or 0) // CLIENT_NUMBERS)
-        future = state.futures.open(key, same, None if sampler is None else sampler.session.new_span("asample", owner))
+        future = state.futures.open(
+            key, request_fingerprint, None if sampler is None else sampler.session.new_span("asample", owner)
+        )
         future.is_sample = True
         if sampler is not None and log is not None:
             future.on_done = _completion_logger(log)
             future.on_poll = _session_toucher(state, sampler.session)
         tokens = count_tokens(request, engine.max_context_length)
         state.samples.put(
-            SampleTask(future, tokens, _job_maker(request, weights), _response_maker(state, request, place, sequence_ids))
+            SampleTask(future, tokens, _job_maker(request, weights), _response_maker(state, request, usage_key, sequence_ids))
         )
         state.notify()
         request_id = future.request_id
@@ -157,12 +159,12 @@ def _job_maker(request: models.SampleRequest, weights: LoadWeights) -> Callable[
 
 
 def _response_maker(
-    state: State, request: models.SampleRequest, place: UsageKey, sequence_ids: Sequence[str]
+    state: State, request: models.SampleRequest, usage_key: UsageKey, sequence_ids: Sequence[str]
 ) -> Callable[[SampleResult], SampleResponse]:
     def result(result: SampleResult) -> SampleResponse:
         with state.lock:
-            state.usage.count("sampling_prefill", count_prompt_tokens(request), place)
-            state.usage.count("sampling_sample", sum(len(sampled.tokens) for sampled in result.sequences), place)
+            state.usage.count("sampling_prefill", count_prompt_tokens(request), usage_key)
+            state.usage.count("sampling_sample", sum(len(continuation.tokens) for continuation in result.sequences), usage_key)
         return to_response(request, result, sequence_ids)
 
     return result

@@ -89,14 +89,18 @@ async def forward_backward(state: State, call: APICall) -> models.UntypedAPIFutu
     """Compute a loss and its gradient, or the loss alone where a protobuf body says so."""
     if call.is_proto:
         return await _enqueue_protobuf(state, call)
-    request, same = await _read_with_fingerprint(state, call, models.ForwardBackwardRequest)
-    return _enqueue_json(state, call, request.model_id, request.seq_id, request.forward_backward_input, same, backward=True)
+    request, request_fingerprint = await _read_with_fingerprint(state, call, models.ForwardBackwardRequest)
+    return _enqueue_json(
+        state, call, request.model_id, request.seq_id, request.forward_backward_input, request_fingerprint, backward=True
+    )
 
 
 async def forward(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Compute a loss alone."""
-    request, same = await _read_with_fingerprint(state, call, models.ForwardRequest)
-    return _enqueue_json(state, call, request.model_id, request.seq_id, request.forward_input, same, backward=False)
+    request, request_fingerprint = await _read_with_fingerprint(state, call, models.ForwardRequest)
+    return _enqueue_json(
+        state, call, request.model_id, request.seq_id, request.forward_input, request_fingerprint, backward=False
+    )
 
 
 async def _read_with_fingerprint(state: State, call: APICall, kind: type[T]) -> tuple[T, bytes]:
@@ -117,13 +121,13 @@ async def _enqueue_protobuf(state: State, call: APICall) -> models.UntypedAPIFut
     if not state.settings.profile.protobuf:
         raise state.settings.profile.protobuf_problem
     try:
-        request, same = await state.offload(len(call.content), read)
+        request, request_fingerprint = await state.offload(len(call.content), read)
     except proto.ProtoError as error:
         raise APIProblem(422, f"the body is not a ForwardBackwardRequest: {error}") from error
     state.settings.profile.check_loss(request.loss_fn, request.loss_fn_config, request.data)
     loss = LossRequest(request.loss_fn, request.loss_fn_config, backward=not request.forward_only)
     operation = call.name if loss.backward else "forward"
-    return _enqueue_loss(state, operation, request.model_id, request.seq_id, same, loss, lambda: request.data)
+    return _enqueue_loss(state, operation, request.model_id, request.seq_id, request_fingerprint, loss, lambda: request.data)
 
 
 def _enqueue_json(
@@ -132,14 +136,14 @@ def _enqueue_json(
     model_id: str,
     seq_id: int | None,
     what: models.ForwardBackwardInput,
-    same: bytes,
+    request_fingerprint: bytes,
     *,
     backward: bool,
 ) -> models.UntypedAPIFuture:
     loss = LossRequest(what.loss_fn, what.loss_fn_config or {}, backward=backward)
     state.settings.profile.check_loss(loss.name, loss.options, what.data)
     data = lambda: [decode_datum(index, datum) for index, datum in enumerate(what.data)]  # noqa: E731
-    return _enqueue_loss(state, call.name, model_id, seq_id, same, loss, data)
+    return _enqueue_loss(state, call.name, model_id, seq_id, request_fingerprint, loss, data)
 
 
 def _enqueue_loss(
@@ -147,7 +151,7 @@ def _enqueue_loss(
     operation: str,
     model_id: str,
     seq_id: int | None,
-    same: bytes,
+    request_fingerprint: bytes,
     loss: LossRequest,
     data: Callable[[], list[Datum]],
 ) -> models.UntypedAPIFuture:
@@ -157,24 +161,24 @@ def _enqueue_loss(
 
     with state.lock:
         model = state.store.model(model_id)
-        return enqueue_idempotent(state, operation, model, model.queue.assign_number(seq_id), same, run)
+        return enqueue_idempotent(state, operation, model, model.queue.assign_number(seq_id), request_fingerprint, run)
 
 
 async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Store a traced loss under an id, checked at once (APIProblem 400). The same again returns the same future."""
     request = call.read(models.CreateCustomLossRequest)
-    same = fingerprint(request)
+    request_fingerprint = fingerprint(request)
     with state.lock:
         state.require_open()
         session = state.store.live_session(request.session_id)
         key = f"{session.session_id}:custom_loss:{request.custom_loss_seq_id}"
-        request_id = state.futures.find_request_id(key, same)
+        request_id = state.futures.find_request_id(key, request_fingerprint)
         if request_id is None:
             if len(session.losses) >= state.settings.max_custom_losses:
                 limit = f"max_custom_losses={state.settings.max_custom_losses}"
                 raise APIProblem(403, f"this session has as many custom losses as it may have ({limit})")
             session.losses[key] = check_custom_loss(request)
-            future = state.futures.open(key, same, session.new_span(call.name, session.session_id))
+            future = state.futures.open(key, request_fingerprint, session.new_span(call.name, session.session_id))
             state.futures.resolve(future, models.CreateCustomLossResponse(loss_id=key))
             request_id = future.request_id
     return models.UntypedAPIFuture(request_id=request_id)

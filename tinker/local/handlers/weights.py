@@ -34,7 +34,7 @@ async def save_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Save weights and optimizer state under a name; without one, under the request's number."""
     request = call.read(models.SaveWeightsRequest)
     with state.lock:
-        save = Save.of(state, call, request, "weights")
+        save = Save.prepare(state, call, request, "weights")
 
         def run(engine: Engine) -> models.SaveWeightsResponse:
             return models.SaveWeightsResponse(path=save.run(engine, overwrite=request.overwrite).path)
@@ -48,7 +48,7 @@ async def save_weights_for_sampler(state: State, call: APICall) -> models.Untype
     with state.lock:
         if request.path is None and request.sampling_session_seq_id is not None:
             return _save_as_session(state, call, request, request.sampling_session_seq_id)
-        save = Save.of(state, call, request, "sampler_weights")
+        save = Save.prepare(state, call, request, "sampler_weights")
 
         def run(engine: Engine) -> models.SaveWeightsForSamplerResponseInternal:
             return models.SaveWeightsForSamplerResponseInternal(path=save.run(engine, overwrite=False).path)
@@ -66,7 +66,7 @@ async def save_weights_external(state: State, call: APICall) -> models.UntypedAP
         save.reserve()
 
     with state.lock:
-        save = Save.of(state, call, request, "external_weights")
+        save = Save.prepare(state, call, request, "external_weights")
 
         def run(engine: Engine) -> models.SaveWeightsExternalResponseInternal:
             record = save.run(engine, overwrite=False)
@@ -124,8 +124,13 @@ def _load_into_model(state: State, call: APICall, request: models.LoadWeightsReq
     with state.lock:
         model = state.store.model(model_id)
         number = model.queue.assign_number(request.seq_id)
-        same = fingerprint(msgspec.structs.replace(request, weights_access_token=None))
-        return enqueue_idempotent(state, call.name, model, number, same, run, prepare=check_first)
+        request_fingerprint = _fingerprint_load(request)
+        return enqueue_idempotent(state, call.name, model, number, request_fingerprint, run, prepare=check_first)
+
+
+def _fingerprint_load(request: models.LoadWeightsRequest) -> bytes:
+    """Compute the fingerprint without the token, which may be another one when the request is repeated."""
+    return fingerprint(msgspec.structs.replace(request, weights_access_token=None))
 
 
 async def _load_into_new_model(
@@ -141,8 +146,8 @@ async def _load_into_new_model(
     with state.lock:
         model = new.add(state, session_id, number)
         work = creation_step(model, lambda engine: load_checkpoint(state, engine, model, request))
-        same = fingerprint(msgspec.structs.replace(request, weights_access_token=None))
-        return enqueue_idempotent(state, call.name, model, 0, same, run)
+        request_fingerprint = _fingerprint_load(request)
+        return enqueue_idempotent(state, call.name, model, 0, request_fingerprint, run)
 
 
 async def list_checkpoints(state: State, call: APICall) -> models.CheckpointsListResponse:

@@ -76,10 +76,10 @@ class Evaluation:
             raise EngineError(f"the attribute {name!r} is not among those a loss may read")
         return getattr(owner, name)
 
-    def _item(self, owner: Any, place: Any) -> Any:
+    def _item(self, owner: Any, index: Any) -> Any:
         if not isinstance(owner, (self._torch.Tensor, tuple, list)):
             raise EngineError("only tensors, tuples and lists have items")
-        return owner[place]
+        return owner[index]
 
     def _tensor(self, value: Any) -> Any:
         if not isinstance(value, self._torch.Tensor):

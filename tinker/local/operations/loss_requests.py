@@ -51,8 +51,8 @@ def compute_loss(
     else:
         result = engine.forward_backward(model.model_id, examples, loss.name, loss.options, backward=loss.backward)
     with state.lock:
-        place = model.session.project_id, model.session.session_id, model.base_model
-        state.usage.count("training", sum(len(example.tokens) for example in examples), place)
+        key = model.session.usage_key(model.base_model)
+        state.usage.count("training", sum(len(example.tokens) for example in examples), key)
     return state.settings.profile.loss_output(_to_output(result), examples, loss.name, loss.options)
 
 

@@ -45,7 +45,7 @@ class Save:
     name: str
 
     @classmethod
-    def of(cls, state: State, call: APICall, request: SaveRequest, kind: CheckpointKind) -> Save:
+    def prepare(cls, state: State, call: APICall, request: SaveRequest, kind: CheckpointKind) -> Save:
         """Call with the state's lock held, which is held until it is accepted."""
         model = state.store.model(request.model_id)
         number = model.queue.assign_number(request.seq_id)
@@ -93,7 +93,7 @@ class Save:
         session = self.model.session
         with self.state.lock:
             self.state.audit.record_checkpoint("checkpoint_created", record)
-            self.state.usage.count("checkpoint", 1, (session.project_id, session.session_id, record.base_model))
+            self.state.usage.count("checkpoint", 1, session.usage_key(record.base_model))
 
     def _record(self, engine: Engine) -> CheckpointRecord:
         now, ttl, session = self.state.now(), self.request.ttl_seconds, self.model.session

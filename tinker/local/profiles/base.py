@@ -59,7 +59,8 @@ class Profile:
 
     ``requests`` and ``answers`` change JSON bodies by operation; ``results`` change those of ``retrieve_future`` by the
     result's type. ``check_loss`` refuses a loss (name, options, data); ``loss_output`` changes what was computed for one
-    (output, examples, name, options). ``reused_number`` refuses a number that was used before; ``rewrite_problem`` changes any refusal.
+    (output, examples, name, options). ``reused_number`` refuses a number that was used before; ``rewrite_problem`` changes
+    any refusal.
     """
 
     name: str

@@ -32,7 +32,7 @@ class ModelTask:
 class ModelQueue:
     """The requests of one model in the order of their numbers, from 0 (its creation) on.
 
-    A number that is missing holds back the ones behind it for ``gap_seconds`` and is then number up.
+    A number that is missing holds back the ones behind it for ``gap_seconds`` and is then given up.
     """
 
     def __init__(self, futures: FutureStore, gap_seconds: float) -> None:

@@ -76,7 +76,7 @@ class Worker:
             self._wake.notify()
 
     def stop(self, on_pending: OpenEngine) -> None:
-        """Take no further step; the one that runs is finished. Errands that did not run are given ``on_pending`` as engine."""
+        """Take no further step; the one that runs is finished. Tasks that did not run are given ``on_pending`` as engine."""
         with self._wake:
             self._closing = True
             tasks, self._tasks = self._tasks, deque()

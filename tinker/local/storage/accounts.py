@@ -1,4 +1,4 @@
-"""Who may ask: the key of the server, the tokens given for it, and the keys that were revoked.
+"""The credentials of the server: its key, the tokens given for it, and the keys that were revoked.
 
 There is one user, who owns everything.
 """

@@ -8,14 +8,14 @@ import attrs
 
 from tinker.local.storage.notifier import Notifier
 
-MAX_COMPLETIONS = 20_000  # completions that nobody asks for; their results are not kept that long either
+MAX_COMPLETIONS = 20_000  # completions that no client asks for; their results are not kept that long either
 
 
 @attrs.frozen
 class Completion:
-    """The request that completed; ``place`` is 1 for the first one."""
+    """The request that completed; ``number`` is 1 for the first one."""
 
-    place: int
+    number: int
     request_id: str
     failed: bool
 
@@ -30,7 +30,7 @@ class CompletionLog:
 
     @property
     def cursor(self) -> int:
-        """The place of the last one."""
+        """The number of the last one."""
         return self._count
 
     def add(self, request_id: str, *, failed: bool) -> None:
@@ -41,7 +41,7 @@ class CompletionLog:
 
     def after(self, cursor: int) -> list[Completion]:
         """Return those behind a cursor. The ones up to it are forgotten."""
-        while self._completions and self._completions[0].place <= cursor:
+        while self._completions and self._completions[0].number <= cursor:
             self._completions.popleft()
         return list(self._completions)
 

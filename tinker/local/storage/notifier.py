@@ -22,7 +22,7 @@ class Notifier:
         return len(self._wakers)
 
     def notify_all(self) -> None:
-        """Wake everybody. Make what they wait for true first."""
+        """Wake all waiters. Make their condition true first."""
         with self._lock:
             wakers, self._wakers = self._wakers, []
         for wake in wakers:

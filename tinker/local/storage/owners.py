@@ -15,7 +15,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows: nobody can tell, so nothing of another server is removed
+except ImportError:  # Windows: there is no way to tell, so nothing of another server is removed
     fcntl = None  # type: ignore[assignment]
 FOLDER = ".servers"
 
@@ -46,7 +46,7 @@ class Owner:
                 os.close(held)
 
     def is_dead(self, tag: str) -> bool:
-        """Whether the server of a tag has ended; False where the system cannot tell. A tag that nobody claimed is dead."""
+        """Whether the server of a tag has ended; False where the system cannot tell. A tag that was never claimed is dead."""
         return tag != self.tag and fcntl is not None and not _is_locked(self._folder / tag)
 
     def forget_dead(self) -> None:

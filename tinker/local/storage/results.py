@@ -1,4 +1,4 @@
-"""Promised results: who waits for them, how long they are kept, and what an identifier without one means.
+"""Futures of requests: their results, how long these are kept, and what an identifier without one means.
 
 Free of any event loop: results come from the engine's thread, and each waiter is woken on the loop it waits on.
 """
@@ -81,7 +81,7 @@ class ServerFuture:
         return True
 
     async def wait(self, seconds: float | None = None) -> RequestOutcome | None:
-        """Return the outcome once it exists, or None after ``seconds`` (None: no limit). Any number of waiters, on any loops."""
+        """Return the outcome once it exists, or None after ``seconds`` (None: no limit). Many may wait, on any loops."""
         await self._notifier.wait(lambda: self._outcome is not None, seconds)
         return self._outcome
 
@@ -192,7 +192,7 @@ class FutureStore:
     def _evict(self) -> None:
         oldest = self._clock() - self._settings.result_seconds
         for kept in (self._read, self._unread):
-            while kept and (self._crowded() or next(iter(kept.values())).finished_at < oldest):
+            while kept and (self._is_over_limits() or next(iter(kept.values())).finished_at < oldest):
                 self._drop(kept.popitem(last=False)[1])
 
     def _drop(self, future: ServerFuture) -> None:
@@ -202,7 +202,7 @@ class FutureStore:
             _, (_, request_id) = self._gone.popitem(last=False)
             self._keys.pop(request_id, None)
 
-    def _crowded(self) -> bool:
+    def _is_over_limits(self) -> bool:
         count = len(self._read) + len(self._unread)
         too_large = self._nbytes > self._settings.max_result_bytes and count > 1
         return count > self._settings.max_results or too_large

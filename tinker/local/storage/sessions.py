@@ -14,6 +14,7 @@ from tinker.local.errors import APIProblem
 from tinker.local.losses import LossGraph
 from tinker.local.storage.completions import CompletionLog
 from tinker.local.storage.trace import Span
+from tinker.local.storage.usage import UsageKey
 
 if TYPE_CHECKING:
     from tinker.local.scheduling import ModelQueue
@@ -56,6 +57,10 @@ class SessionRecord:
             raise APIProblem(400, f"session {self.session_id!r} has ended; create a new one")
         return self
 
+    def usage_key(self, base_model: str | None) -> UsageKey:
+        """Return the key under which usage of this session is counted."""
+        return self.project_id, self.session_id, base_model
+
     def new_span(self, operation: str, track: str) -> Span:
         """Add a line to the trace."""
         span = Span(operation=operation, track=track)
@@ -65,11 +70,12 @@ class SessionRecord:
 
 @attrs.define(eq=False, kw_only=True)
 class ModelRecord:
-    """One training run. ``creation_error`` says why its creation failed, ``closed_reason`` why it takes no more requests.
+    """One training run. ``creation_error`` says why its creation failed, ``closed_reason`` why it refuses
+    requests.
 
     ``requested_name`` is what its client called the base model. ``optimizer`` is a family. ``inflight`` is what its inflight
-    samplers sample from; ``reserved_paths`` are the checkpoint paths that accepted saves will take. ``last_request_at`` is a time of
-    day.
+    samplers sample from; ``reserved_paths`` are the checkpoint paths that accepted saves will take. ``last_request_at`` is a
+    time of day.
     """
 
     model_id: str

@@ -34,7 +34,7 @@ class Stops:
         self._reach = max((len(text.encode()) for text in self._texts), default=0) + WIDEST_CHARACTER
         self._decode = decode
 
-    def reached(self, tokens: list[int]) -> bool:
+    def is_reached(self, tokens: list[int]) -> bool:
         """Whether the last of these tokens completes a stop."""
         if tokens[-1] in self._ids:
             return True
@@ -60,7 +60,7 @@ class DecodingRun:
     def accept(self, token: int, logprob: float) -> None:
         self.tokens.append(token)
         self.logprobs.append(logprob)
-        if self.stops.reached(self.tokens):
+        if self.stops.is_reached(self.tokens):
             self.stop_reason = "stop"
         elif len(self.tokens) >= self.job.max_tokens:
             self.stop_reason = "length"

@@ -58,10 +58,10 @@ class TorchEngine:
 
     def __init__(self, model: str | Path, *, device: str | None = None, dtype: torch.dtype | None = None) -> None:
         source = str(PACKAGED_FOLDER) if str(model) == PACKAGED_MODEL else str(model)
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        kind = dtype or (torch.float32 if place.type == "cpu" else torch.bfloat16)
+        torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        kind = dtype or (torch.float32 if torch_device.type == "cpu" else torch.bfloat16)
         self._source, self._name, self._aliases = source, public_name(source), directory_names(source)
-        self._model, self._tokenizer = load_model(source, place, kind)
+        self._model, self._tokenizer = load_model(source, torch_device, kind)
         self._slots = LoraSlots(self._model)
         self._adapters: dict[str, TorchAdapter] = {}
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
@@ -91,7 +91,7 @@ class TorchEngine:
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         seed = secrets.randbits(31) if spec.seed is None else spec.seed
-        self._adapters[adapter_id] = TorchAdapter.of(self._slots.fresh(attrs.evolve(spec, seed=seed), seed))
+        self._adapters[adapter_id] = TorchAdapter.create(self._slots.fresh(attrs.evolve(spec, seed=seed), seed))
 
     def drop_adapter(self, adapter_id: str) -> None:
         self._adapters.pop(adapter_id, None)
@@ -111,7 +111,7 @@ class TorchEngine:
             write_optimizer(directory, state)
 
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
-        adapter = TorchAdapter.of(read_weights(directory, self._slots, self._name))
+        adapter = TorchAdapter.create(read_weights(directory, self._slots, self._name))
         if optimizer:
             for name, values in read_optimizer(directory).items():
                 adapter.optimizer.state[adapter.weights.tensors[name]] = {
@@ -216,11 +216,11 @@ class TorchEngine:
     @torch.no_grad()
     def _prompts(self, jobs: Sequence[SampleJob], wanted: list[int]) -> Iterator[tuple[int, PromptScores]]:
         for batch in self._micro_batches([len(jobs[index].tokens) for index in wanted]):
-            chosen = [wanted[place] for place in batch]
+            chosen = [wanted[index] for index in batch]
             logits = self._logits([jobs[index].tokens.astype(np.int64) for index in chosen])
             for row, index in enumerate(chosen):
                 table = torch.log_softmax(logits[row, : len(jobs[index].tokens) - 1], dim=-1).cpu()
-                yield index, PromptScores.of(jobs[index], table)
+                yield index, PromptScores.compute(jobs[index], table)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))

@@ -25,7 +25,7 @@ class PromptScores:
     alternatives: tuple[Int32, Float32] | None = None
 
     @classmethod
-    def of(cls, job: SampleJob, table: torch.Tensor) -> PromptScores:
+    def compute(cls, job: SampleJob, table: torch.Tensor) -> PromptScores:
         """Read the scores from ``table``, the log-probabilities of every token at every position but the first."""
         return cls(
             prompt_logprobs=_own_logprobs(job, table) if job.prompt_logprobs else None,

@@ -24,7 +24,7 @@ class TorchAdapter:
     gradient: list[torch.Tensor] | None = None
 
     @classmethod
-    def of(cls, weights: LoraWeights) -> TorchAdapter:
+    def create(cls, weights: LoraWeights) -> TorchAdapter:
         return cls(weights, torch.optim.AdamW(weights.tensors.values()))
 
 

@@ -29,7 +29,7 @@ class ToyAdapter:
     gradient: Tensors | None = None
 
     @classmethod
-    def of(cls, spec: AdapterSpec, tensors: Tensors) -> ToyAdapter:
+    def create(cls, spec: AdapterSpec, tensors: Tensors) -> ToyAdapter:
         return cls(spec, tensors, zeros_like(tensors), zeros_like(tensors))
 
 

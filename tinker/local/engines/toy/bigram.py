@@ -104,7 +104,7 @@ class TokenPairs:
     known: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, checked: Sequence[Cells], vocabulary: int) -> TokenPairs:
+    def collect(cls, checked: Sequence[Cells], vocabulary: int) -> TokenPairs:
         """Collect the pairs. Targets out of range (their weight is zero) count as token 0 and are not ``known``."""
         last = np.concatenate([np.repeat(cells.tokens, cells.targets.shape[1]) for cells in checked])
         targets = np.concatenate([cells.targets.reshape(-1) for cells in checked])

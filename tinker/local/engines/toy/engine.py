@@ -113,7 +113,7 @@ class ToyEngine:
         if not 1 <= spec.rank <= MAX_RANK:
             raise EngineError(f"rank is {spec.rank}; it must be 1 to {MAX_RANK}")
         seed = secrets.randbits(31) if spec.seed is None else spec.seed
-        self._adapters[adapter_id] = ToyAdapter.of(attrs.evolve(spec, seed=seed), self._net.fresh(spec.rank, seed))
+        self._adapters[adapter_id] = ToyAdapter.create(attrs.evolve(spec, seed=seed), self._net.fresh(spec.rank, seed))
 
     def drop_adapter(self, adapter_id: str) -> None:
         self._adapters.pop(adapter_id, None)
@@ -136,7 +136,7 @@ class ToyEngine:
             write_arrays(directory / OPTIMIZER_FILE, {"steps": np.array(adapter.steps), **moments})
 
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
-        adapter = ToyAdapter.of(*self._read_adapter(directory))
+        adapter = ToyAdapter.create(*self._read_adapter(directory))
         if optimizer:
             state = read_arrays(directory / OPTIMIZER_FILE, {"steps", *moment_names(adapter.tensors)})
             adapter.steps = int(state["steps"])
@@ -174,7 +174,7 @@ class ToyEngine:
         checked = [check_datum(index, example, loss_fn, form, **limits) for index, example in enumerate(data)]
         if not checked:
             return LossResult(outputs=[], metrics={"loss:sum": 0.0, "tokens:sum": 0.0})
-        pairs = TokenPairs.of(checked, self._vocabulary)
+        pairs = TokenPairs.collect(checked, self._vocabulary)
         logprobs = self._net.logprobs(adapter.tensors, pairs.last, pairs.following)[pairs.places]
         weights = np.concatenate([cells.weights.reshape(-1) for cells in checked]).astype(np.float64)
         counted = weights != 0
@@ -238,8 +238,8 @@ class ToyEngine:
         last, tokens, logprobs, reason = int(job.tokens[-1]), list[int](), list[float](), "length"
         while len(tokens) < job.max_tokens:
             cumulative, ids = self._cumulative(weights, last, job)
-            place = int(np.searchsorted(cumulative, noise[len(tokens)] * float(cumulative[-1]), side="right"))
-            following = int(ids[min(place, len(ids) - 1)])
+            index = int(np.searchsorted(cumulative, noise[len(tokens)] * float(cumulative[-1]), side="right"))
+            following = int(ids[min(index, len(ids) - 1)])
             tokens.append(following)
             logprobs.append(float(self._row(weights, last)[following]))
             last = following
