@@ -7,7 +7,7 @@ Numpy only; knows no formula.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -68,6 +68,15 @@ def resolve_loss(name: str, config: Mapping[str, float | str]) -> tuple[LossForm
     if form.config is CLIP_DEFAULTS and options["clip_low_threshold"] > options["clip_high_threshold"]:
         raise EngineError(f"loss_fn_config of {name}: clip_low_threshold exceeds clip_high_threshold")
     return form, options
+
+
+def check_data(
+    data: Sequence[TrainingExample], loss_fn: str, config: Mapping[str, float | str], *, vocabulary: int, longest: int
+) -> tuple[LossForm, dict[str, float], list[Cells]]:
+    """Return the form of a loss, its options, and every datum checked. Raises EngineError for the first fault."""
+    form, options = resolve_loss(loss_fn, config)
+    limits = {"vocabulary": vocabulary, "longest": longest}
+    return form, options, [check_datum(index, example, loss_fn, form, **limits) for index, example in enumerate(data)]
 
 
 def check_datum(index: int, example: TrainingExample, name: str, form: LossForm, *, vocabulary: int, longest: int) -> Cells:

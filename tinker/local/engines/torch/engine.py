@@ -32,10 +32,9 @@ from tinker.local.engines import (
     SampleJob,
     SampleResult,
     TrainingExample,
-    check_datum,
+    check_data,
     check_job,
     check_step,
-    resolve_loss,
 )
 from tinker.local.engines.torch.adapter_files import read_optimizer, read_weights, write_optimizer, write_weights
 from tinker.local.engines.torch.decoding import DecodingRun, generate, start_runs
@@ -137,9 +136,8 @@ class TorchEngine:
         backward: bool,
     ) -> LossResult:
         adapter = self._adapter(adapter_id)
-        form, options = resolve_loss(loss_fn, config)
         limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
-        checked = [check_datum(index, example, loss_fn, form, **limits) for index, example in enumerate(data)]
+        form, options, checked = check_data(data, loss_fn, config, **limits)
         parameters = list(adapter.weights.tensors.values()) if backward else []
         gradient = [torch.zeros_like(parameter) for parameter in parameters]
         outputs: dict[int, Float32] = {}

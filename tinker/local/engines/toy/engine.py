@@ -35,11 +35,10 @@ from tinker.local.engines import (
     SampleJob,
     SampleResult,
     TrainingExample,
-    check_datum,
+    check_data,
     check_job,
     check_step,
     noise_seed,
-    resolve_loss,
 )
 from tinker.local.engines.toy.adapters import (
     ADAPTER_FILE,
@@ -169,9 +168,8 @@ class ToyEngine:
         backward: bool,
     ) -> LossResult:
         adapter = self._adapter(adapter_id)
-        form, options = resolve_loss(loss_fn, config)
         limits = {"vocabulary": self._vocabulary, "longest": self._longest}
-        checked = [check_datum(index, example, loss_fn, form, **limits) for index, example in enumerate(data)]
+        form, options, checked = check_data(data, loss_fn, config, **limits)
         if not checked:
             return LossResult(outputs=[], metrics={"loss:sum": 0.0, "tokens:sum": 0.0})
         pairs = TokenPairs.collect(checked, self._vocabulary)
