@@ -1,4 +1,4 @@
-"""Keeps web pages away from a server that asks for no key.
+"""A guard that keeps web pages away from a server without a key.
 
 A page that its user visits can send requests to this machine, and by DNS rebinding read the answers. Browsers cannot hide the
 name they used (``Host``) nor the page they act for (``Origin``), so both must be names that this server goes by. A server with

@@ -1,7 +1,7 @@
 """The names of the loaded model and of its tokenizer, and which clients may see them.
 
-A model that was loaded from a directory goes by the last part of its path. Clients may also name it by the path itself, but
-the path is told only to clients on this machine. Others could not use it.
+A model that was loaded from a directory is named by the last part of its path. Clients may also name it by the path itself,
+but only clients on this machine see the path. Others could not use it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything about a server that can be chosen, with its defaults."""
+"""The settings of a server and their defaults."""
 
 from __future__ import annotations
 

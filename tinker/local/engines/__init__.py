@@ -1,4 +1,4 @@
-"""What trains and samples: the protocol of an engine, what the engines share, and the choice of one."""
+"""Engines train and sample: their protocol, the checks that they share, and the choice of one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a datum must hold for each loss, checked once and brought into one form; what may be asked of a
-prompt and of an optimizer step.
+"""The inputs and options of each loss, checked once and brought into one form; the limits of an optimizer step.
 
 Numpy only; knows no formula.
 """

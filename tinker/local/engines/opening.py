@@ -1,4 +1,4 @@
-"""Which engine a server runs: one that trains a transformers model with torch, or a toy in numpy."""
+"""The choice of an engine: one that trains a transformers model with torch, or a toy in numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine must do for the local server, in numpy arrays and plain values.
+"""The protocol of an engine, in numpy arrays and plain values.
 
 An engine owns one frozen base model and any number of LoRA adapters over it. It knows nothing of HTTP, sessions, futures or
 the wire. The server calls it from a single worker thread, so an engine needs no locks of its own.

@@ -1,4 +1,4 @@
-"""What may be asked of a sample, checked before an engine begins, and the seed of its noise."""
+"""The limits of a sample job, checked before an engine begins, and the seed of its noise."""
 
 from __future__ import annotations
 

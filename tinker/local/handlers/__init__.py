@@ -1,4 +1,4 @@
-"""One handler for each operation of the contract, in the file that is named like its tag."""
+"""One handler for each operation of the contract, in the file named after its tag."""
 
 from __future__ import annotations
 

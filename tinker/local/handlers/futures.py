@@ -1,4 +1,4 @@
-"""Handlers of futures: fetch one result, learn which have come, give one up. Answers have the form the client can read."""
+"""Handlers of futures: fetch one result, list the finished ones, cancel one. Answers have a form that the client can read."""
 
 from __future__ import annotations
 

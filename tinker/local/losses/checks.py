@@ -1,4 +1,4 @@
-"""What a traced loss may contain, checked when it comes."""
+"""Checks of a traced loss when it arrives."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false

@@ -1,4 +1,4 @@
-"""What a traced loss may name: functions, operators, methods and attributes that compute, and nothing else.
+"""The functions, operators, methods and attributes that a traced loss may name: they compute, and nothing else.
 
 Left out are those that draw random numbers, write into their arguments, read or write files, or give Python or numpy values.
 """

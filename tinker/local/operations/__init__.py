@@ -1,4 +1,4 @@
-"""What requests do with models, losses, samples and checkpoints, between the handlers and the engine."""
+"""The work of requests on models, losses, samples and checkpoints, between the handlers and the engine."""
 
 from __future__ import annotations
 

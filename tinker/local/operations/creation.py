@@ -1,4 +1,4 @@
-"""How a model comes to be: what it will be, and the step that makes it."""
+"""The creation of a model: its description, and the step that makes it."""
 
 from __future__ import annotations
 

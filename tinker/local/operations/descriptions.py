@@ -1,4 +1,4 @@
-"""What clients see of checkpoints, training runs and sessions."""
+"""Checkpoints, training runs and sessions as clients see them."""
 
 from __future__ import annotations
 

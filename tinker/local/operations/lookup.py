@@ -1,4 +1,4 @@
-"""The checkpoint that a request names, and the times to live that one may have."""
+"""Finding the checkpoint that a request names; the limits of its time to live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The families of optimizers, one of which a model has for life, and the parameters of their steps."""
+"""The families of optimizers, of which a model keeps one, and the parameters of their steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The servers that this one can pass for: what a client of theirs sees, as data and a few functions."""
+"""The servers that this one can stand in for, as data and a few functions.
+
+A profile changes requests before they are read and answers before they are sent, and lists the operations that do not exist.
+Behind it the same server works. ``skyrl`` is SkyRL's server of August 2026; ``minimal-json`` is the common part of the servers
+for clients of late 2025; ``strict`` validates as the classes of SDK 0.25 do; ``plain-json`` reads JSON only, and fails on
+anything else.
+"""
 
 from __future__ import annotations
 

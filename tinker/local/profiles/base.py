@@ -1,4 +1,4 @@
-"""What a profile is: changes of requests before they are read and of answers before they are sent, and what does not exist."""
+"""The fields of a profile, and the functions that profiles are made of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the servers for clients of late 2025 have in common: JSON, and the operations that all of them have."""
+"""The common part of the servers for clients of late 2025: JSON, and the operations that all of them have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The losses of SkyRL's server: their names and options, and what it answers about them."""
+"""The losses of SkyRL's server: their names and options, and its answers about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs next: one thread for the engine, a queue for each model, and one for all samples."""
+"""The order of work: one thread for the engine, a queue for each model, and one for all samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a request of a model becomes a future: idempotent by number, in the order of the numbers."""
+"""Idempotent submission: a request of a model becomes one future by its number, in the order of the numbers."""
 
 from __future__ import annotations
 

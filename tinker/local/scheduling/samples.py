@@ -14,7 +14,7 @@ from tinker.local.storage import FutureStore, RequestResult, ServerFuture
 
 @attrs.frozen(eq=False)
 class SampleTask:
-    """One sample request: ``tokens`` is its size, ``job`` makes the engine's job, ``result`` turns around what it answers."""
+    """One sample request: ``tokens`` is its size, ``job`` makes the engine's job, ``result`` converts the engine's result."""
 
     future: ServerFuture
     tokens: int

@@ -1,4 +1,4 @@
-"""What the engine's thread runs, and what becomes of its errors."""
+"""The steps that the engine's thread runs, and the failures that its errors become."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server remembers: sessions, futures and accounts in memory, checkpoints and snapshots on disk."""
+"""The data of a server: sessions, futures and accounts in memory, checkpoints and snapshots on disk."""
 
 from __future__ import annotations
 

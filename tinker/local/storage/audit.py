@@ -1,4 +1,4 @@
-"""The audit log: what the user did, since the server was started. Guarded by the lock of the state."""
+"""The audit log: the user's actions since the server was started. Guarded by the lock of the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded about a checkpoint, and the names that checkpoints may have."""
+"""The record of a checkpoint, and the rules for its name."""
 
 from __future__ import annotations
 

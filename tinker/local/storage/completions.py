@@ -1,4 +1,4 @@
-"""Which samples of one client have completed, in order: what ``retrieve_futures`` tells."""
+"""The completed samples of one client, in order, for ``retrieve_futures``."""
 
 from __future__ import annotations
 

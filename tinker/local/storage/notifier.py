@@ -1,4 +1,4 @@
-"""Waiting, on any event loop, for what another thread makes happen."""
+"""Waiting, on any event loop, for a condition that another thread makes true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which server a leftover on disk belongs to, and whether that server still runs.
+"""The server that a leftover on disk belongs to, and whether it still runs.
 
 Every server that writes below a data folder holds a lock on a file of its own there. The system releases the lock when the
 process ends, however it ends, so a file that can be locked belongs to a dead server. Unlike process ids, locks also tell

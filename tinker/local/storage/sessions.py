@@ -1,4 +1,4 @@
-"""What a server remembers of a session, and of its models and samplers. Guarded by the lock of the state."""
+"""The records of a session, its models and its samplers. Guarded by the lock of the state."""
 
 from __future__ import annotations
 

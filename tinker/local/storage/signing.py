@@ -1,4 +1,4 @@
-"""Texts that only this server can have written, and that end: the tokens of clients, and the links to files.
+"""Signed texts that expire: the tokens of clients, and the links to files.
 
 The form is that of a JWT (HS256), because clients read ``iat`` and ``exp`` of their tokens. The secret lives as long as the
 server's state; what an earlier server signed is not valid here.

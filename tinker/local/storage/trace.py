@@ -1,4 +1,4 @@
-"""What a session's requests did when, and the file that shows it: Chrome's trace events, which Perfetto reads too."""
+"""The timeline of a session's requests, as a file of Chrome's trace events, which Perfetto reads too."""
 
 from __future__ import annotations
 

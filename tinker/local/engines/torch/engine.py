@@ -1,6 +1,6 @@
 """The engine that trains: a transformers model with LoRA adapters, real gradients, AdamW, and batched sampling.
 
-Owns the model and every adapter's weights, gradients and optimizer state. Checks of the data are in ``examples``,
+Owns the model and every adapter's weights, gradients and optimizer state. Checks of the data are in ``loss_inputs``,
 the formulas in ``losses``, the LoRA weights in ``lora``, the sampling loop in ``decoding``, the files in
 ``adapter_files``. Runs in the server's one worker thread.
 """

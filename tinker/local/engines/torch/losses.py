@@ -1,4 +1,4 @@
-"""The token losses in torch. Which inputs and options each one takes is in ``examples``.
+"""The token losses in torch. Their inputs and options are in ``loss_inputs``.
 
 Every loss is a sum over tokens (and, for ``[N, K]`` targets, over cells) of a term times its weight. Terms see only the
 cells with a weight, so whatever stands in the other inputs of a cell of weight zero has no effect.

@@ -1,4 +1,4 @@
-"""What a job asks about its prompt, from the table of all log-probabilities."""
+"""Scores of a job's prompt, from the table of all log-probabilities."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 # (torch and transformers are typed in part only)

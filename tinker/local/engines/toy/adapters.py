@@ -1,4 +1,4 @@
-"""What the toy keeps of an adapter: its matrices, its optimizer's state, and their files."""
+"""Adapters of the toy: their matrices, the optimizer's state, and their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the toy draws from and where it stops."""
+"""The distribution that the toy draws from, and its stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine without torch: a bigram model in numpy with LoRA matrices, exact gradients and real sampling.
+"""The toy engine, with the methods that the server calls.
 
 For tests and for machines without torch. The next token depends on the last one only. A token id is written as two
 digits of base 256, and the model is two softmaxes of at most 256 cells, one for each digit; so a vocabulary of tens of
