@@ -16,11 +16,10 @@ from tinker.local.errors import APIProblem, conflict, not_found
 from tinker.local.operations import (
     Save,
     check_ttl,
-    creation_step,
-    describe_saved_model,
     find_addressed,
     find_checkpoint,
-    load_checkpoint,
+    load_into_model,
+    load_into_new_model,
     optimizer_config,
     public_checkpoint,
     require_checkpoint,
@@ -105,49 +104,10 @@ async def load_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Load a checkpoint: into an existing model (by id), or into a new one (by session and number)."""
     request = call.read(models.LoadWeightsRequest)
     if request.model_id is not None:
-        return _load_into_model(state, call, request, request.model_id)
+        return load_into_model(state, call, request, request.model_id)
     if request.session_id is None or request.model_seq_id is None:
         raise APIProblem(422, "either model_id, or session_id together with model_seq_id, says where to load")
-    return await _load_into_new_model(state, call, request, request.session_id, request.model_seq_id)
-
-
-def _load_into_model(state: State, call: APICall, request: models.LoadWeightsRequest, model_id: str) -> models.UntypedAPIFuture:
-    def run(engine: Engine) -> models.LoadWeightsResponse:
-        model.require_created()
-        load_checkpoint(state, engine, model, request)
-        return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
-
-    def check_first() -> None:
-        if state.settings.profile.loads_first_only and not model.queue.is_fresh:
-            raise APIProblem(400, f"LoadWeights is not permitted with seq_id {number}")
-
-    with state.lock:
-        model = state.store.model(model_id)
-        number = model.queue.assign_number(request.seq_id)
-        request_fingerprint = _fingerprint_load(request)
-        return enqueue_idempotent(state, call.name, model, number, request_fingerprint, run, prepare=check_first)
-
-
-def _fingerprint_load(request: models.LoadWeightsRequest) -> bytes:
-    """Compute the fingerprint without the token, which may be another one when the request is repeated."""
-    return fingerprint(msgspec.structs.replace(request, weights_access_token=None))
-
-
-async def _load_into_new_model(
-    state: State, call: APICall, request: models.LoadWeightsRequest, session_id: str, number: int
-) -> models.UntypedAPIFuture:
-    engine = await state.engine()
-
-    def run(engine: Engine) -> models.LoadWeightsResponse:
-        work(engine)
-        return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
-
-    new = describe_saved_model(state, engine, request)
-    with state.lock:
-        model = new.add(state, session_id, number)
-        work = creation_step(model, lambda engine: load_checkpoint(state, engine, model, request))
-        request_fingerprint = _fingerprint_load(request)
-        return enqueue_idempotent(state, call.name, model, 0, request_fingerprint, run)
+    return await load_into_new_model(state, call, request, request.session_id, request.model_seq_id)
 
 
 async def list_checkpoints(state: State, call: APICall) -> models.CheckpointsListResponse:

@@ -11,7 +11,7 @@ from tinker.local.operations.descriptions import (
     summarize_session,
     to_string_map,
 )
-from tinker.local.operations.loads import describe_saved_model, load_checkpoint
+from tinker.local.operations.loads import load_into_model, load_into_new_model
 from tinker.local.operations.lookup import check_ttl, find_addressed, find_checkpoint, require_checkpoint
 from tinker.local.operations.loss_requests import LossRequest, check_custom_loss, compute_loss, decode_datum
 from tinker.local.operations.optimizers import optimizer_config, optimizer_family, step_params
@@ -33,11 +33,11 @@ __all__ = [
     "decode_datum",
     "describe_checkpoints",
     "describe_model",
-    "describe_saved_model",
     "find_addressed",
     "find_checkpoint",
     "list_runs",
-    "load_checkpoint",
+    "load_into_model",
+    "load_into_new_model",
     "optimizer_config",
     "optimizer_family",
     "public_checkpoint",
