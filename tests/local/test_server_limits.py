@@ -69,7 +69,7 @@ def test_clients_of_a_sampling_session_are_bounded(api: Api) -> None:
     sampler = api.sampler(api.session())
     logs = api.state.store.sampler(sampler)
     for client in range(MAX_LOGS):
-        logs.log(client)
+        logs.completion_log(client)
     assert api.refused("asample", sample_body(sampler, MAX_LOGS * 10**9))[0] == 403
     assert "sequences" in api.result(api.sample(sampler, (MAX_LOGS - 1) * 10**9))
 
