@@ -22,7 +22,7 @@ from tinker_wire.operations import OPERATIONS
 
 import tinker
 from tinker import types
-from tinker.local import legacy
+from tinker.local.profiles import read_body
 
 Request = tuple[str, str, frozenset[tuple[str, str]], Any]
 STATE, SAMPLER = "tinker://run-1/weights/0001", "tinker://run-1/sampler_weights/s1"
@@ -69,7 +69,7 @@ def _place(method: str, path: str, content: bytes) -> tuple[str, str, str]:
 
 def _request(method: str, path: str, query: str, content: bytes) -> Request:
     """A request with the defaults of the contract, which older clients left out."""
-    body = legacy.read(content, BODIES[path.rpartition("/")[2]]) if content else None  # type: ignore[type-var]
+    body = read_body(content, BODIES[path.rpartition("/")[2]]) if content else None  # type: ignore[type-var]
     if isinstance(body, models.CreateSessionRequest):
         body = msgspec.structs.replace(body, sdk_version="")
     return method, path, frozenset(parse_qsl(query)) - {("access_scope", "owned")}, _rounded(msgspec.to_builtins(body))

@@ -22,7 +22,7 @@ from validating import served
 
 import tinker
 from tinker import types
-from tinker._config import settings as _config
+from tinker._config.settings import settings as _config
 from tinker.cli import main
 from tinker.testing import SteppedClock
 

@@ -17,7 +17,7 @@ from recordings import Exchange, exchanges, restored
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
-from tinker.local import legacy
+from tinker.local.profiles import read_body
 
 #: Recordings that do not fit, each with the reason. Nothing is here that fits.
 EXCEPTIONS = {
@@ -115,7 +115,7 @@ def test_every_recorded_request_survives_the_round_trip(contract: Contract, file
             decoded = msgspec.json.decode(exchange.request.content, type=kind)
             assert text(msgspec.json.decode(msgspec.json.encode(decoded))) == text(exchange.request.json), exchange.place
         else:
-            encoded = msgspec.json.decode(msgspec.json.encode(legacy.read(exchange.request.content, kind)))
+            encoded = msgspec.json.decode(msgspec.json.encode(read_body(exchange.request.content, kind)))
             contract.check_value(kind.__name__, encoded, "sent", exchange.place)
             assert holds(encoded, exchange.request.json), exchange.place
 

@@ -21,7 +21,7 @@ from tinker_wire.operations import OPERATIONS
 from validating import strict_contract
 
 import tinker
-from tinker.local import legacy
+from tinker.local.profiles import read_body
 from tinker.testing import SteppedClock
 
 #: Requests that this client does not make.
@@ -155,7 +155,7 @@ def of_today(operation: str, value: Body) -> Body:
     """The body of an older client as clients of today say it: with every default, without nulls."""
     kind = OPERATIONS[strict_contract().find("POST", API + operation).id].body
     assert kind is not None
-    record: Body = msgspec.json.decode(msgspec.json.encode(legacy.read(json.dumps(value).encode(), kind)))
+    record: Body = msgspec.json.decode(msgspec.json.encode(read_body(json.dumps(value).encode(), kind)))
     record.pop("allow_metadata_only", None)  # asks whether the result is large; older clients do not know of it
     return single_precision(record)
 

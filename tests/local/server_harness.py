@@ -12,7 +12,7 @@ import httpx
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.app import create_app
-from tinker.local.engines.protocol import AdapterSpec, EngineError, Example, LossResult, SampleJob, SampleResult
+from tinker.local.engines import AdapterSpec, EngineError, LossResult, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.state import State
 
@@ -227,7 +227,7 @@ class RecordingEngine(ToyEngine):
         self.order: list[int | str] = []
 
     def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
-        examples: list[Example] = list(data)
+        examples: list[TrainingExample] = list(data)
         self.order.append(int(examples[0].tokens[0]))
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
 

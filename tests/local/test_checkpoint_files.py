@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from tinker_wire import models
 
-from tinker.local.checkpoints import RECORD_FILE, CheckpointRecord, Checkpoints, check_name, checkpoint_path, folder_name
-from tinker.local.engines.protocol import EngineError
+from tinker.local.engines import EngineError
+from tinker.local.storage import RECORD_FILE, CheckpointRecord, Checkpoints, check_name, checkpoint_path, folder_name
 
 
 def record(name: str, run: str = "run", created_at: float = 1.0, **fields: Any) -> CheckpointRecord:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from tinker_wire import models
 
-from tinker.local.checkpoints import LEFTOVERS, CheckpointRecord, Checkpoints, checkpoint_path
-from tinker.local.owners import FOLDER, Owner
+from tinker.local.storage import FOLDER, LEFTOVERS, CheckpointRecord, Checkpoints, Owner, checkpoint_path
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and locks")
 KILLED = 9

@@ -20,7 +20,7 @@ from tinker_wire.operations import OPERATIONS
 
 from tinker.cli import main
 from tinker.local import Settings, running_server, serve
-from tinker.local.guard import guarded
+from tinker.local.guard import guard_app
 
 CREATE = OPERATIONS["create_session"].path
 SESSION = {"tags": [], "sdk_version": "1"}
@@ -32,7 +32,7 @@ async def fine(scope: Scope, receive: Receive, send: Send) -> None:
 
 def status(headers: dict[str, str], host: str = "127.0.0.1", **settings: object) -> int:
     """What a server that listens on ``host`` answers to a request with these headers."""
-    app = guarded(fine, Settings(**settings), host)  # type: ignore[arg-type]
+    app = guard_app(fine, Settings(**settings), host)  # type: ignore[arg-type]
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:

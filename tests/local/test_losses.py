@@ -11,26 +11,25 @@ pytest.importorskip("torch")
 
 import torch
 
-from tinker.local.engines.examples import FORMS, Cells, check_datum, loss_options
-from tinker.local.engines.losses import TERMS
-from tinker.local.engines.protocol import EngineError, Example
+from tinker.local.engines import LOSS_FORMS, Cells, EngineError, TrainingExample, check_datum, resolve_loss
+from tinker.local.engines.torch.losses import TORCH_LOSSES
 
 
-def example(tokens: list[int] | None = None, **inputs: object) -> Example:
+def example(tokens: list[int] | None = None, **inputs: object) -> TrainingExample:
     ids = np.array(tokens if tokens is not None else [1, 2, 3], np.int32)
-    return Example(tokens=ids, loss_inputs={name: np.asarray(value) for name, value in inputs.items()})
+    return TrainingExample(tokens=ids, loss_inputs={name: np.asarray(value) for name, value in inputs.items()})
 
 
-def prepared(datum: Example, name: str) -> Cells:
-    return check_datum(4, datum, name, FORMS[name], vocabulary=10, longest=8)
+def prepared(datum: TrainingExample, name: str) -> Cells:
+    return check_datum(4, datum, name, LOSS_FORMS[name], vocabulary=10, longest=8)
 
 
 def terms(name: str, config: dict[str, float], now: float, then: float, advantage: float) -> tuple[float, float]:
     """The term of one token and its derivative by the token's logprob."""
-    _, options = loss_options(name, config)
+    _, options = resolve_loss(name, config)
     logprob = torch.tensor([now], dtype=torch.float64, requires_grad=True)
     inputs = {"logprobs": torch.tensor([then]).double(), "advantages": torch.tensor([advantage]).double()}
-    value = TERMS[name](logprob, inputs, options).sum()
+    value = TORCH_LOSSES[name](logprob, inputs, options).sum()
     value.backward()
     assert logprob.grad is not None
     return value.item(), logprob.grad.item()
@@ -129,12 +128,12 @@ def test_a_wrong_datum_is_named(fault: str) -> None:
     [
         ("rope", {}, "unknown loss_fn 'rope'"),
         ("cross_entropy", {"beta": 1.0}, "unknown loss_fn_config key 'beta'"),
-        ("dro", {"beta": "big"}, "a finite number is needed"),
-        ("dro", {"beta": math.inf}, "a finite number is needed"),
+        ("dro", {"beta": "big"}, "it must be a finite number"),
+        ("dro", {"beta": math.inf}, "it must be a finite number"),
         ("ppo", {"clip_low_threshold": 1.5}, "clip_low_threshold exceeds clip_high_threshold"),
     ],
 )
 def test_a_wrong_loss_or_option_is_named(name: str, config: dict[str, float | str], fault: str) -> None:
     """Unknown names and unusable values are refused with the name in the message."""
     with pytest.raises(EngineError, match=fault):
-        loss_options(name, config)
+        resolve_loss(name, config)

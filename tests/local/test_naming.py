@@ -15,7 +15,7 @@ from tinker_wire.operations import OPERATIONS
 import tinker
 from tinker.local import Settings, running_server
 from tinker.local.app import create_app
-from tinker.local.engines import PACKAGED
+from tinker.local.engines import PACKAGED_FOLDER
 
 FAR = {"x-forwarded-for": "203.0.113.7"}
 
@@ -74,7 +74,7 @@ def test_a_client_on_another_machine_never_hears_the_directory(api: Api, folder:
 def test_the_packaged_tokenizer_has_a_name(make_api: MakeApi) -> None:
     """Clients elsewhere have a copy of their own; here it is where the package is."""
     api = make_api()
-    assert told(api, "tinker/toy")["tokenizer 0"] == str(PACKAGED)
+    assert told(api, "tinker/toy")["tokenizer 0"] == str(PACKAGED_FOLDER)
     assert told(api, "tinker/toy", headers=FAR)["tokenizer 0"] == "tinker/babble"
 
 
@@ -126,7 +126,7 @@ def _check_tokenizers(url: str, name: str) -> None:
 def test_a_directory_goes_by_its_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copied model is served under its last part, the path as it was given and the whole path; its tokenizer is found."""
     pytest.importorskip("torch")
-    shutil.copytree(PACKAGED, tmp_path / "copied")
+    shutil.copytree(PACKAGED_FOLDER, tmp_path / "copied")
     monkeypatch.chdir(tmp_path)
     with running_server(Settings(data_dir=tmp_path / "data"), "torch", model="./copied/") as url:
         for name in ("copied", "./copied/", str(tmp_path / "copied")):

@@ -1,4 +1,4 @@
-"""Lanes and the engine's thread: order of numbers, gaps, batches of samples, chores, and the end."""
+"""Queues and the engine's thread: order of numbers, gaps, batches of samples, periodic tasks, and the end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tinker.local.engines.protocol import EngineError
-from tinker.local.futures import Failure, Future, Futures
-from tinker.local.problem import Problem
-from tinker.local.schedule import ENDED, Chore, NumberedLane, SampleLane, Sampling, Work, Worker
+from tinker.local.engines import EngineError
+from tinker.local.errors import APIProblem
+from tinker.local.scheduling import WORKER_CLOSED, ModelQueue, ModelTask, PeriodicTask, SampleQueue, SampleTask, Worker
 from tinker.local.settings import Settings
+from tinker.local.storage import FutureStore, RequestFailure, ServerFuture
 
 
 class Done(msgspec.Struct):
@@ -34,18 +34,18 @@ class Time:
 
 
 @pytest.fixture
-def futures(tmp_path: Path) -> Futures:
+def futures(tmp_path: Path) -> FutureStore:
     """Where results go."""
-    return Futures(Settings(data_dir=tmp_path), threading.RLock(), Time())
+    return FutureStore(Settings(data_dir=tmp_path), threading.RLock(), Time())
 
 
 @pytest.fixture
-def lane(futures: Futures) -> NumberedLane:
+def queue(futures: FutureStore) -> ModelQueue:
     """The requests of a model; a missing number holds the others back for ten seconds."""
-    return NumberedLane(futures, 10.0)
+    return ModelQueue(futures, 10.0)
 
 
-def work(futures: Futures, name: str, log: list[str] | None = None, error: Exception | None = None) -> Work:
+def work(futures: FutureStore, name: str, log: list[str] | None = None, error: Exception | None = None) -> ModelTask:
     def run(engine: Any) -> Any:
         if log is not None:
             log.append(name)
@@ -53,124 +53,124 @@ def work(futures: Futures, name: str, log: list[str] | None = None, error: Excep
             raise error
         return Done(name)
 
-    return Work(futures.open(name, name.encode()), run)
+    return ModelTask(futures.open(name, name.encode()), run)
 
 
-def taken(lane: Any, now: float) -> bool:
+def taken(queue: Any, now: float) -> bool:
     """Whether there was a step; it is done."""
-    step = lane.take(now)
+    step = queue.take(now)
     if step is not None:
         step(lambda: None)
     return step is not None
 
 
-def drain(lane: Any, now: float) -> None:
-    while taken(lane, now):
+def drain(queue: Any, now: float) -> None:
+    while taken(queue, now):
         pass
 
 
-def test_requests_run_in_the_order_of_their_numbers(futures: Futures, lane: NumberedLane) -> None:
+def test_requests_run_in_the_order_of_their_numbers(futures: FutureStore, queue: ModelQueue) -> None:
     """Whatever the order in which they come; a later one waits for an earlier one that has not come yet."""
     log: list[str] = []
-    assert lane.is_fresh
+    assert queue.is_fresh
     for number in (2, 0, 3):
-        lane.put(number, work(futures, str(number), log), 0.0)
-    assert not lane.is_fresh
-    drain(lane, 1.0)
+        queue.put(number, work(futures, str(number), log), 0.0)
+    assert not queue.is_fresh
+    drain(queue, 1.0)
     assert log == ["0"]
-    assert lane.wakes_at() == 11.0
-    assert "seq_id 1" in str(lane.missing())
-    lane.put(1, work(futures, "1", log), 2.0)
-    assert (lane.wakes_at(), lane.missing()) == (None, None)
-    drain(lane, 2.0)
+    assert queue.next_wake() == 11.0
+    assert "seq_id 1" in str(queue.describe_gap())
+    queue.put(1, work(futures, "1", log), 2.0)
+    assert (queue.next_wake(), queue.describe_gap()) == (None, None)
+    drain(queue, 2.0)
     assert log == ["0", "1", "2", "3"]
-    assert not taken(lane, 100.0)
+    assert not taken(queue, 100.0)
 
 
-def test_a_gap_ends_at_its_time(futures: Futures, lane: NumberedLane) -> None:
+def test_a_gap_ends_at_its_time(futures: FutureStore, queue: ModelQueue) -> None:
     """A number that does not come in time is given up: the later ones run, and it is refused when it comes after all."""
     log: list[str] = []
-    lane.put(0, work(futures, "0", log), 0.0)
-    drain(lane, 0.0)
-    lane.put(5, work(futures, "5", log), 3.0)
-    lane.put(7, work(futures, "7", log), 4.0)
-    assert lane.wakes_at() == 13.0
-    drain(lane, 12.9)
+    queue.put(0, work(futures, "0", log), 0.0)
+    drain(queue, 0.0)
+    queue.put(5, work(futures, "5", log), 3.0)
+    queue.put(7, work(futures, "7", log), 4.0)
+    assert queue.next_wake() == 13.0
+    drain(queue, 12.9)
     assert log == ["0"]
-    lane.require_free(1)
-    drain(lane, 13.0)
+    queue.require_free(1)
+    drain(queue, 13.0)
     assert log == ["0", "5"]
     for number in (0, 1, 4, 5, 7):
-        with pytest.raises(Problem, match="comes too late"):
-            lane.require_free(number)
-    lane.require_free(6)
-    assert lane.wakes_at() == 23.0
-    drain(lane, 23.0)
+        with pytest.raises(APIProblem, match="comes too late"):
+            queue.require_free(number)
+    queue.require_free(6)
+    assert queue.next_wake() == 23.0
+    drain(queue, 23.0)
     assert log == ["0", "5", "7"]
-    assert lane.wakes_at() is None
+    assert queue.next_wake() is None
 
 
-def test_numbers_that_were_refused_hold_nobody_back(futures: Futures, lane: NumberedLane) -> None:
+def test_numbers_that_were_refused_hold_nobody_back(futures: FutureStore, queue: ModelQueue) -> None:
     """A skipped number is used up; one that waits already, or is over, cannot be skipped."""
     log: list[str] = []
-    lane.put(0, work(futures, "0", log), 0.0)
-    lane.put(2, work(futures, "2", log), 0.0)
-    lane.skip(1, 0.0)
-    lane.skip(2, 0.0)
-    lane.skip(0, 0.0)
-    drain(lane, 0.0)
+    queue.put(0, work(futures, "0", log), 0.0)
+    queue.put(2, work(futures, "2", log), 0.0)
+    queue.skip(1, 0.0)
+    queue.skip(2, 0.0)
+    queue.skip(0, 0.0)
+    drain(queue, 0.0)
     assert log == ["0", "2"]
-    lane.skip(1, 0.0)
-    assert lane.wakes_at() is None
-    lane.skip(4, 5.0)
-    assert lane.wakes_at() == 15.0
-    lane.put(3, work(futures, "3", log), 6.0)
-    drain(lane, 6.0)
+    queue.skip(1, 0.0)
+    assert queue.next_wake() is None
+    queue.skip(4, 5.0)
+    assert queue.next_wake() == 15.0
+    queue.put(3, work(futures, "3", log), 6.0)
+    drain(queue, 6.0)
     assert log == ["0", "2", "3"]
-    assert lane.number(None) == 5
+    assert queue.assign_number(None) == 5
 
 
-def test_free_numbers(futures: Futures, lane: NumberedLane) -> None:
+def test_free_numbers(futures: FutureStore, queue: ModelQueue) -> None:
     """Who gives no number, or 0, gets the first one behind everything that was submitted, and never that of the creation."""
-    assert [lane.number(given) for given in (None, 0, 1, 7)] == [1, 1, 1, 7]
-    lane.put(0, work(futures, "0"), 0.0)
-    assert lane.number(None) == 1
-    assert lane.is_fresh
-    lane.put(3, work(futures, "3"), 0.0)
-    assert lane.number(None) == 4
-    assert not lane.is_fresh
-    drain(lane, 0.0)
-    assert lane.number(0) == 4
-    drain(lane, 10.0)
-    assert lane.number(None) == 4
-    assert lane.number(2) == 2
+    assert [queue.assign_number(given) for given in (None, 0, 1, 7)] == [1, 1, 1, 7]
+    queue.put(0, work(futures, "0"), 0.0)
+    assert queue.assign_number(None) == 1
+    assert queue.is_fresh
+    queue.put(3, work(futures, "3"), 0.0)
+    assert queue.assign_number(None) == 4
+    assert not queue.is_fresh
+    drain(queue, 0.0)
+    assert queue.assign_number(0) == 4
+    drain(queue, 10.0)
+    assert queue.assign_number(None) == 4
+    assert queue.assign_number(2) == 2
 
 
-def test_a_closed_lane_runs_what_can_run_and_fails_the_rest(futures: Futures, lane: NumberedLane) -> None:
+def test_a_closed_queue_runs_what_can_run_and_fails_the_rest(futures: FutureStore, queue: ModelQueue) -> None:
     """Requests behind a gap fail with the reason that was given; the last step comes once, after everything else."""
     log: list[str] = []
     ready, stuck = work(futures, "0", log), work(futures, "2", log)
-    lane.put(0, ready, 0.0)
-    lane.put(2, stuck, 0.0)
-    lane.skip(4, 0.0)
-    lane.close(Failure("over", "user"), lambda open_engine: log.append("last"))
-    drain(lane, 0.0)
+    queue.put(0, ready, 0.0)
+    queue.put(2, stuck, 0.0)
+    queue.skip(4, 0.0)
+    queue.close(RequestFailure("over", "user"), lambda open_engine: log.append("last"))
+    drain(queue, 0.0)
     assert log == ["0", "last"]
     assert ready.future.outcome == Done("0")
-    assert stuck.future.outcome == Failure("over", "user")
-    assert not taken(lane, 100.0)
-    assert lane.wakes_at() is None
+    assert stuck.future.outcome == RequestFailure("over", "user")
+    assert not taken(queue, 100.0)
+    assert queue.next_wake() is None
 
 
 @pytest.mark.parametrize(
     ("error", "failure"),
-    [(EngineError("too long"), Failure("too long", "user")), (KeyError("k"), Failure("KeyError: 'k'", "server"))],
+    [(EngineError("too long"), RequestFailure("too long", "user")), (KeyError("k"), RequestFailure("KeyError: 'k'", "server"))],
 )
-def test_whose_fault_a_failure_is(futures: Futures, lane: NumberedLane, error: Exception, failure: Failure) -> None:
+def test_whose_fault_a_failure_is(futures: FutureStore, queue: ModelQueue, error: Exception, failure: RequestFailure) -> None:
     """What an engine refuses is the user's fault and told as it is; anything else is the server's."""
     failing = work(futures, "0", error=error)
-    lane.put(0, failing, 0.0)
-    drain(lane, 0.0)
+    queue.put(0, failing, 0.0)
+    drain(queue, 0.0)
     assert failing.future.outcome == failure
 
 
@@ -191,12 +191,12 @@ class Engine:
         return jobs
 
 
-def sampling(futures: Futures, name: str, tokens: int = 1) -> Sampling:
-    return Sampling(futures.open(name, name.encode()), tokens, lambda engine: name, Done)  # type: ignore[arg-type, return-value]
+def sampling(futures: FutureStore, name: str, tokens: int = 1) -> SampleTask:
+    return SampleTask(futures.open(name, name.encode()), tokens, lambda engine: name, Done)  # type: ignore[arg-type, return-value]
 
 
-def run_samples(lane: SampleLane, engine: Any) -> None:
-    while (step := lane.take(0.0)) is not None:
+def run_samples(queue: SampleQueue, engine: Any) -> None:
+    while (step := queue.take(0.0)) is not None:
         step(lambda: engine)
 
 
@@ -211,84 +211,84 @@ def run_samples(lane: SampleLane, engine: Any) -> None:
         ([5, 6, 4, 1], [["0"], ["1", "2"], ["3"]]),
     ],
 )
-def test_samples_run_together_as_far_as_tokens_allow(futures: Futures, sizes: list[int], batches: list[list[str]]) -> None:
+def test_samples_run_together_as_far_as_tokens_allow(futures: FutureStore, sizes: list[int], batches: list[list[str]]) -> None:
     """Batches are filled in the order of arrival up to the limit; a sample that is too large runs alone."""
-    lane, engine = SampleLane(futures, 10), Engine()
+    queue, engine = SampleQueue(futures, 10), Engine()
     every = [sampling(futures, str(number), tokens) for number, tokens in enumerate(sizes)]
     for one in every:
-        lane.put(one)
-    run_samples(lane, engine)
+        queue.put(one)
+    run_samples(queue, engine)
     assert engine.batches == batches
     assert [one.future.outcome for one in every] == [Done(str(number)) for number in range(len(sizes))]
 
 
-def test_one_refused_sample_fails_alone(futures: Futures) -> None:
+def test_one_refused_sample_fails_alone(futures: FutureStore) -> None:
     """When a batch is refused each sample runs by itself, so that only the one at fault fails."""
-    lane, engine = SampleLane(futures, 10), Engine("b")
+    queue, engine = SampleQueue(futures, 10), Engine("b")
     every = [sampling(futures, name) for name in "abc"]
     for one in every:
-        lane.put(one)
-    run_samples(lane, engine)
+        queue.put(one)
+    run_samples(queue, engine)
     assert engine.batches == [["a", "b", "c"], ["a"], ["b"], ["c"]]
-    assert [one.future.outcome for one in every] == [Done("a"), Failure("refused", "user"), Done("c")]
+    assert [one.future.outcome for one in every] == [Done("a"), RequestFailure("refused", "user"), Done("c")]
 
 
-def test_a_broken_engine_fails_the_batch_once(futures: Futures) -> None:
+def test_a_broken_engine_fails_the_batch_once(futures: FutureStore) -> None:
     """An engine that breaks down is not asked again for the same samples; the failure is the server's."""
-    lane, engine = SampleLane(futures, 10), Engine("b", error=ZeroDivisionError)
+    queue, engine = SampleQueue(futures, 10), Engine("b", error=ZeroDivisionError)
     every = [sampling(futures, name) for name in "ab"]
     for one in every:
-        lane.put(one)
-    run_samples(lane, engine)
+        queue.put(one)
+    run_samples(queue, engine)
     assert engine.batches == [["a", "b"]]
-    assert [one.future.outcome for one in every] == [Failure("ZeroDivisionError: refused", "server")] * 2
+    assert [one.future.outcome for one in every] == [RequestFailure("ZeroDivisionError: refused", "server")] * 2
 
 
-def test_a_job_that_cannot_be_made_touches_no_other(futures: Futures) -> None:
+def test_a_job_that_cannot_be_made_touches_no_other(futures: FutureStore) -> None:
     """The sample whose job fails has its error; the engine gets the rest, or nothing."""
 
     def impossible(engine: Any) -> Any:
         raise EngineError("no such tokens")
 
-    lane, engine = SampleLane(futures, 10), Engine()
-    bad = Sampling(futures.open("bad", b""), 1, impossible, Done)  # type: ignore[arg-type]
+    queue, engine = SampleQueue(futures, 10), Engine()
+    bad = SampleTask(futures.open("bad", b""), 1, impossible, Done)  # type: ignore[arg-type]
     good = sampling(futures, "good")
-    lane.put(bad)
-    lane.put(good)
-    run_samples(lane, engine)
-    assert (bad.future.outcome, good.future.outcome) == (Failure("no such tokens", "user"), Done("good"))
+    queue.put(bad)
+    queue.put(good)
+    run_samples(queue, engine)
+    assert (bad.future.outcome, good.future.outcome) == (RequestFailure("no such tokens", "user"), Done("good"))
     assert engine.batches == [["good"]]
-    lane.put(Sampling(futures.open("worse", b""), 1, impossible, Done))  # type: ignore[arg-type]
-    run_samples(lane, engine)
+    queue.put(SampleTask(futures.open("worse", b""), 1, impossible, Done))  # type: ignore[arg-type]
+    run_samples(queue, engine)
     assert engine.batches == [["good"]]
 
 
-def test_a_sample_that_nobody_wants_does_not_run(futures: Futures) -> None:
+def test_a_sample_that_nobody_wants_does_not_run(futures: FutureStore) -> None:
     """What is dropped before it begins is not run; the others keep their order."""
-    lane, engine = SampleLane(futures, 10), Engine()
+    queue, engine = SampleQueue(futures, 10), Engine()
     every = [sampling(futures, name) for name in "abc"]
     for one in every:
-        lane.put(one)
-    lane.drop(every[1].future)
-    run_samples(lane, engine)
+        queue.put(one)
+    queue.drop(every[1].future)
+    run_samples(queue, engine)
     assert engine.batches == [["a", "c"]]
     assert every[1].future.outcome is None
-    assert lane.take(0.0) is None
-    assert lane.wakes_at() is None
+    assert queue.take(0.0) is None
+    assert queue.next_wake() is None
 
 
-# Chores and the thread
+# Periodic tasks and the thread
 
 
-def test_a_chore_is_done_from_time_to_time_while_it_is_needed() -> None:
+def test_a_periodic_task_is_done_from_time_to_time_while_it_is_needed() -> None:
     """The first time after its period, then at every end of one; without a need it waits for nothing."""
     done: list[str] = []
     needed = [False]
-    chore = Chore(5.0, lambda: needed[0], lambda: done.append("done"))
+    task = PeriodicTask(5.0, lambda: needed[0], lambda: done.append("done"))
 
     def at(now: float) -> tuple[int, float | None]:
-        assert chore.take(now) is None
-        return len(done), chore.wakes_at()
+        assert task.take(now) is None
+        return len(done), task.next_wake()
 
     assert at(0.0) == (0, None)
     needed[0] = True
@@ -318,23 +318,23 @@ def make_worker() -> Any:
 
 
 class Steps:
-    """A lane of named steps."""
+    """A queue of named steps."""
 
     def __init__(self, log: list[str], *names: str) -> None:
-        self._log, self._names = log, list(names)
+        self._log, self._ids = log, list(names)
 
     def take(self, now: float) -> Any:
-        if not self._names:
+        if not self._ids:
             return None
-        name = self._names.pop(0)
+        name = self._ids.pop(0)
         return lambda open_engine: self._log.append(f"{name} {open_engine()}")
 
-    def wakes_at(self) -> float | None:
+    def next_wake(self) -> float | None:
         return None
 
 
 class Last:
-    """A lane of one step, which says that it was taken."""
+    """A queue of one step, which says that it was taken."""
 
     def __init__(self) -> None:
         self.taken = threading.Event()
@@ -342,31 +342,31 @@ class Last:
     def take(self, now: float) -> Any:
         return None if self.taken.is_set() else lambda open_engine: self.taken.set()
 
-    def wakes_at(self) -> float | None:
+    def next_wake(self) -> float | None:
         return None
 
 
 def finished(worker: Worker) -> None:
-    """Wait until every lane has had its turn."""
+    """Wait until every queue has had its turn."""
     last = Last()
     worker.add(last)
     worker.notify()
     assert last.taken.wait(10)
 
 
-def test_lanes_take_turns_and_errands_go_first(make_worker: Any) -> None:
-    """No lane keeps another one waiting for more than one step; a removed lane is served no more."""
+def test_queues_take_turns_and_tasks_go_first(make_worker: Any) -> None:
+    """No queue keeps another one waiting for more than one step; a removed queue is served no more."""
     log: list[str] = []
     worker = make_worker()
     gone = Steps(log, "gone")
-    for lane in (Steps(log, "a1", "a2", "a3"), gone, Steps(log, "b1", "b2")):
-        worker.add(lane)
+    for queue in (Steps(log, "a1", "a2", "a3"), gone, Steps(log, "b1", "b2")):
+        worker.add(queue)
     worker.remove(gone)
     worker.remove(gone)
-    worker.errand(lambda open_engine: log.append("errand"))
+    worker.submit_task(lambda open_engine: log.append("task"))
     finished(worker)
     finished(worker)
-    assert log[0] == "errand"
+    assert log[0] == "task"
     assert log[1:5] == ["a1 engine", "b1 engine", "a2 engine", "b2 engine"]
     assert "gone engine" not in log
 
@@ -390,14 +390,14 @@ def test_an_engine_that_does_not_open_is_tried_again(make_worker: Any) -> None:
             log.append(str(error))
 
     for _ in range(3):
-        worker.errand(careful)
+        worker.submit_task(careful)
     finished(worker)
     assert log == ["not yet", "engine", "engine"]
     assert len(attempts) == 2
 
 
 def test_a_stopped_thread_refuses_what_it_has_not_begun(make_worker: Any) -> None:
-    """Errands that did not run are given another engine, which refuses; the end is told, started or not."""
+    """Tasks that did not run are given another engine, which refuses; the end is told, started or not."""
     worker, log = make_worker(), list[str]()
     running, release = threading.Event(), threading.Event()
 
@@ -406,27 +406,27 @@ def test_a_stopped_thread_refuses_what_it_has_not_begun(make_worker: Any) -> Non
         release.wait(10)
         log.append("finished")
 
-    worker.errand(long)
+    worker.submit_task(long)
     assert running.wait(10)
-    worker.errand(lambda open_engine: log.append(f"{open_engine()}"))
+    worker.submit_task(lambda open_engine: log.append(f"{open_engine()}"))
     worker.add(Steps(log, "never"))
     worker.stop(lambda: "refused")
     assert log == ["refused"]
-    assert worker.ended.outcome is None
+    assert worker.closed.outcome is None
     release.set()
     worker.join()
     assert log == ["refused", "finished"]
-    assert worker.ended.outcome == ENDED
+    assert worker.closed.outcome == WORKER_CLOSED
     idle = make_worker()
     idle.stop(lambda: "refused")
-    assert idle.ended.outcome == ENDED
+    assert idle.closed.outcome == WORKER_CLOSED
     idle.notify()
     idle.join()
 
 
 def test_a_future_is_resolved_once() -> None:
     """The first outcome stays."""
-    future = Future("f")
+    future = ServerFuture("f")
     assert future.resolve(Done("a"))
     assert not future.resolve(Done("b"))
     assert future.outcome == Done("a")

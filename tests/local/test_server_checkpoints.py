@@ -9,7 +9,7 @@ import pytest
 from server_harness import Api, Clock, MakeApi, datum
 
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.owners import FOLDER
+from tinker.local.storage import FOLDER
 
 TEXT = list(b"abcabcabc")
 PHRASE = datum(TEXT[:-1], TEXT[1:])

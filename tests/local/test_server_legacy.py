@@ -8,7 +8,7 @@ import pytest
 from server_harness import Api, MakeApi
 from tinker_wire import models
 
-from tinker.local import legacy
+from tinker.local.profiles import read_body
 
 LORA = {"rank": 16, "seed": None, "train_unembed": True, "train_mlp": True, "train_attn": True}
 
@@ -135,4 +135,4 @@ def test_leniency_ends_where_the_meaning_is_unclear(old: Api, record: dict[str, 
 def test_required_nulls_stay() -> None:
     """``detail`` of finish is null on the wire and means just that."""
     body = b'{"reason": {"type": "success", "extra": null}, "detail": null, "unknown": 1}'
-    assert legacy.read(body, models.FinishSessionRequest).detail is None
+    assert read_body(body, models.FinishSessionRequest).detail is None

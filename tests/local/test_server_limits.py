@@ -12,7 +12,7 @@ from server_harness import Api, Clock, GatedEngine, MakeApi, custom_loss_body, l
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.store import MAX_LOGS
+from tinker.local.storage.sessions import MAX_LOGS
 
 SESSION = {"tags": [], "sdk_version": "1"}
 PATH = {"session_id": "s", "sampler_id": "s", "training_run_id": "r", "checkpoint_id": "weights/c"}
@@ -69,7 +69,7 @@ def test_clients_of_a_sampling_session_are_bounded(api: Api) -> None:
     sampler = api.sampler(api.session())
     logs = api.state.store.sampler(sampler)
     for client in range(MAX_LOGS):
-        logs.log(client)
+        logs.completion_log(client)
     assert api.refused("asample", sample_body(sampler, MAX_LOGS * 10**9))[0] == 403
     assert "sequences" in api.result(api.sample(sampler, (MAX_LOGS - 1) * 10**9))
 
@@ -144,7 +144,7 @@ def test_ranks_are_bounded(make_api: MakeApi) -> None:
     body = {"session_id": api.session(), "model_seq_id": 0, "base_model": "tinker/toy"}
     for rank in (0, 9, 10**9):
         status, detail = api.refused("create_model", {**body, "lora_config": {"rank": rank}})
-        assert (status, detail) == (400, f"rank is {rank}; 1 to 8 is possible (max_rank)")
+        assert (status, detail) == (400, f"rank is {rank}; it must be 1 to 8 (max_rank)")
     assert api.model(body["session_id"], lora_config={"rank": 8})
     assert "1 to 1024" in make_api().refused("create_model", {**body, "lora_config": {"rank": 1025}})[1]
 

@@ -190,7 +190,7 @@ def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) 
     """What is asked for wins; a model means torch; without torch the default is the toy, and torch says what it lacks."""
     assert choose_engine("toy", "some/model") == "toy"
     assert choose_engine(None, "some/model") == "torch"
-    monkeypatch.setattr("tinker.local.engines.find_spec", lambda name: None)
+    monkeypatch.setattr("tinker.local.engines.opening.find_spec", lambda name: None)
     assert choose_engine(None, None) == "toy"
     with pytest.raises(ImportError, match=r"torch, transformers, peft, safetensors: pip install .*'safetensors>=0.4'"):
         open_engine("torch")
@@ -200,7 +200,7 @@ def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("model", ["/nowhere/model", "./model", "../model", "a/b/model", "~nobody/model"])
 def test_a_directory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str) -> None:
     """A path is not looked for on the hub; the error says which directory is missing, in the process and from the command."""
-    monkeypatch.setattr("tinker.local.engines.find_spec", lambda name: True)
+    monkeypatch.setattr("tinker.local.engines.opening.find_spec", lambda name: True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=re.escape(repr(model))):
         open_engine("torch", model)

@@ -11,10 +11,9 @@ import pytest
 from server_harness import PROTO, Api, GatedBatchingEngine, GatedEngine, MakeApi, datum, sample_body
 
 from tinker._wire import proto
-from tinker.local.engines import PACKAGED
-from tinker.local.engines.protocol import SampleJob, SampleResult
+from tinker.local.engines import PACKAGED_FOLDER, SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.snapshots import IN_MEMORY, SPOOL
+from tinker.local.storage.snapshots import IN_MEMORY, SPOOL
 
 
 def save_for_sampler(api: Api, model: str, seq_id: int, **fields: Any) -> Any:
@@ -50,7 +49,7 @@ def test_a_sampler_can_be_asked_what_it_is(api: Api) -> None:
     """Its base model and tokenizer, and its checkpoint where it has one."""
     session = api.session()
     base = api.sampler(session)
-    known = {"sampler_id": base, "base_model": "tinker/toy", "tokenizer_id": str(PACKAGED)}
+    known = {"sampler_id": base, "base_model": "tinker/toy", "tokenizer_id": str(PACKAGED_FOLDER)}
     assert api.ok("get_sampler", sampler_id=base) == known
     path = api.result(save_for_sampler(api, api.model(session), 1, path="a"))["path"]
     stored = api.sampler(session, 1, model_path=path)
@@ -179,7 +178,7 @@ def test_one_bad_request_does_not_spoil_the_batch(make_api: MakeApi) -> None:
     engine = GatedBatchingEngine()
     api = make_api(engine)
     good, bad, also = queue_samples(api, engine, [{}, {"params": {"top_p": 7.0}}, {}])
-    assert api.failure(bad) == ("user", "top_p is 7.0; more than 0 and at most 1 is needed")
+    assert api.failure(bad) == ("user", "top_p is 7.0; it must be more than 0 and at most 1")
     assert api.result(good) == api.result(also)
 
 
@@ -213,14 +212,14 @@ def test_stops_of_every_form_are_understood(api: Api, stop: Any) -> None:
         ({"tokens": [2**40]}, "the prompt: tokens must fit in 32 bits"),
         ({"prompt_alt_tokens_k": -1}, "prompt_alt_tokens_k is -1"),
         ({"prompt_alt_tokens_k": 10**7}, "prompt_alt_tokens_k is 10000000"),
-        ({"target_prompt_logprobs": targets([5], [1])}, "int64 [1, K] is needed"),
-        ({"target_prompt_logprobs": targets([5, 5], [2, 1])}, "int64 [1, K] is needed"),
+        ({"target_prompt_logprobs": targets([5], [1])}, "it must be int64 [1, K]"),
+        ({"target_prompt_logprobs": targets([5, 5], [2, 1])}, "it must be int64 [1, K]"),
         ({"target_prompt_logprobs": {**targets([5], [1, 1]), "dtype": "float32"}}, "target_prompt_logprobs is float32"),
         ({"target_prompt_logprobs": targets([-1], [1, 1])}, "names no token"),
         ({"target_prompt_logprobs": targets([700], [1, 1])}, "target_prompt_logprobs holds token id 700"),
         ({"target_prompt_logprobs": targets([5, 5], [1, 1])}, "target_prompt_logprobs: "),
         ({"prompt_logprobs_last_n": 1}, "needs prompt_logprobs"),
-        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 2}, "1 to 1 is possible"),
+        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 2}, "it must be 1 to 1"),
     ],
 )
 def test_a_users_mistake_is_told(api: Api, fields: dict[str, Any], said: str) -> None:

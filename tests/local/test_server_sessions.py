@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from server_harness import Api, Clock, GatedEngine, MakeApi, sample_body
 
-from tinker.local.accounts import OWNER
-from tinker.local.trace import QUEUE, WORK
+from tinker.local.storage import OWNER
+from tinker.local.storage.trace import QUEUE, WORK
 
 DONE = {"reason": {"type": "success"}, "detail": "all well"}
 

@@ -26,10 +26,21 @@ import peft
 import torch
 import transformers
 
-from tinker.local.engines.decoding import Run, Stops, draw, truncate
-from tinker.local.engines.lora import LoraWeights
-from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, Example, PromptTargets, Sampled, SampleJob
-from tinker.local.engines.torch import PACKAGED_MODEL, TorchEngine, default_model_path
+from tinker.local.engines import (
+    PACKAGED_FOLDER,
+    PACKAGED_MODEL,
+    Adam,
+    AdapterSpec,
+    Continuation,
+    Dimuon,
+    EngineError,
+    PromptTargets,
+    SampleJob,
+    TrainingExample,
+)
+from tinker.local.engines.torch import TorchEngine
+from tinker.local.engines.torch.decoding import DecodingRun, Stops, draw, truncate
+from tinker.local.engines.torch.lora import LoraWeights
 
 SPEC = AdapterSpec(rank=4, seed=7)
 ADAM = Adam(learning_rate=1e-2, weight_decay=0.1)
@@ -56,7 +67,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     transformers.LlamaForCausalLM(config).save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (directory / name).write_bytes((default_model_path() / name).read_bytes())
+        (directory / name).write_bytes((PACKAGED_FOLDER / name).read_bytes())
     return directory
 
 
@@ -75,11 +86,11 @@ def engine(shared_engine: TorchEngine) -> Iterator[TorchEngine]:
         shared_engine.drop_adapter(name)
 
 
-def rows(*lengths: int, seed: int = 0) -> list[Example]:
+def rows(*lengths: int, seed: int = 0) -> list[TrainingExample]:
     """Random data which fits every loss."""
     rng = np.random.default_rng(seed)
     return [
-        Example(
+        TrainingExample(
             tokens=rng.integers(0, 258, n).astype(np.int32),
             loss_inputs={
                 "target_tokens": rng.integers(0, 258, n),
@@ -91,12 +102,12 @@ def rows(*lengths: int, seed: int = 0) -> list[Example]:
     ]
 
 
-def supervised(*lengths: int, seed: int = 0, columns: int = 0) -> list[Example]:
+def supervised(*lengths: int, seed: int = 0, columns: int = 0) -> list[TrainingExample]:
     """Random data for cross entropy; about a third of the weights are zero."""
     rng = np.random.default_rng(seed)
     shapes = [(n, columns) if columns else (n,) for n in lengths]
     return [
-        Example(
+        TrainingExample(
             tokens=rng.integers(0, 258, shape[0]).astype(np.int32),
             loss_inputs={
                 "target_tokens": rng.integers(0, 258, shape),
@@ -133,7 +144,7 @@ class Reference:
             weight_decay=adam.weight_decay,
         )
 
-    def logprobs(self, example: Example) -> torch.Tensor:
+    def logprobs(self, example: TrainingExample) -> torch.Tensor:
         """Log-softmax ``[N, vocabulary]`` of one unpadded sequence."""
         dense = {}
         for name in {key.rpartition(".lora_")[0] for key in self.factors}:
@@ -143,7 +154,7 @@ class Reference:
         out = torch.func.functional_call(self.model, dense, kwargs={"input_ids": tokens}, tie_weights=False)
         return torch.log_softmax(out.logits[0], dim=-1)
 
-    def step(self, data: list[Example], loss: Expected, clip: float = 0.0) -> float:
+    def step(self, data: list[TrainingExample], loss: Expected, clip: float = 0.0) -> float:
         """Sum the loss over the data, step, and return the sum."""
         self.optimizer.zero_grad()
         total = torch.zeros(())
@@ -223,7 +234,7 @@ def test_micro_batches_change_nothing(engine: TorchEngine, monkeypatch: pytest.M
     engine.optim_step("a", ADAM)
     expected = weights(engine, "a")
     engine.create_adapter("a", SPEC)
-    monkeypatch.setattr("tinker.local.engines.torch.MAX_MICRO_BATCH_TOKENS", 1)
+    monkeypatch.setattr("tinker.local.engines.torch.engine.MAX_MICRO_BATCH_TOKENS", 1)
     alone = engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
     engine.optim_step("a", ADAM)
     for one, other in zip(alone.outputs, together.outputs):
@@ -235,7 +246,7 @@ def test_micro_batches_change_nothing(engine: TorchEngine, monkeypatch: pytest.M
 def test_metrics_leave_out_what_teaches_nothing(engine: TorchEngine, loss_fn: str) -> None:
     """On policy, with prompt positions of logprob 0 and advantage 0, every counted ratio is 1 and nothing is clipped."""
     data = rows(6, 4)
-    plain = [Example(tokens=d.tokens, loss_inputs={"target_tokens": d.loss_inputs["target_tokens"]}) for d in data]
+    plain = [TrainingExample(tokens=d.tokens, loss_inputs={"target_tokens": d.loss_inputs["target_tokens"]}) for d in data]
     now = engine.forward_backward("a", plain, "cross_entropy", {}, backward=False).outputs
     for datum, output in zip(data, now, strict=True):
         datum.loss_inputs["logprobs"][:] = output["logprobs"]
@@ -326,7 +337,7 @@ def test_other_architectures_are_adapted(tmp_path: Path, family: str) -> None:
     config = getattr(transformers, f"{family}Config")(vocab_size=258, tie_word_embeddings=False, **sizes, **more)
     getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(tmp_path)
     for file in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / file).write_bytes((default_model_path() / file).read_bytes())
+        (tmp_path / file).write_bytes((PACKAGED_FOLDER / file).read_bytes())
     engine = TorchEngine(tmp_path, device="cpu")
     for flag in ("train_attn", "train_mlp", "train_unembed"):
         chosen = {name: name == flag for name in ("train_attn", "train_mlp", "train_unembed")}
@@ -345,7 +356,7 @@ def test_an_architecture_without_linear_modules_is_refused(tmp_path: Path) -> No
         tmp_path
     )
     for file in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / file).write_bytes((default_model_path() / file).read_bytes())
+        (tmp_path / file).write_bytes((PACKAGED_FOLDER / file).read_bytes())
     with pytest.raises(ValueError, match="GPT2LMHeadModel is not supported"):
         TorchEngine(tmp_path, device="cpu")
 
@@ -533,7 +544,7 @@ def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: TorchEngin
 # Sampling
 
 
-def only(engine: TorchEngine, job: SampleJob) -> Sampled:
+def only(engine: TorchEngine, job: SampleJob) -> Continuation:
     return engine.sample([job])[0].sequences[0]
 
 
@@ -542,7 +553,7 @@ def job(engine: TorchEngine, **changes: Any) -> SampleJob:
     return SampleJob(**{**values, **changes})
 
 
-def text(engine: TorchEngine, sampled: Sampled) -> str:
+def text(engine: TorchEngine, sampled: Continuation) -> str:
     return bytes(token for token in sampled.tokens.tolist() if token < 256).decode("utf-8", "replace")
 
 
@@ -613,7 +624,7 @@ def test_truncation_keeps_the_crossing_token() -> None:
     table = torch.tensor([[0.1, 0.5, 0.15, 0.25]], dtype=torch.float64)
 
     def kept(**changes: float) -> list[int]:
-        run = Run(attrs.evolve(one, **changes), Stops([], frozenset(), str), np.zeros(1))
+        run = DecodingRun(attrs.evolve(one, **changes), Stops([], frozenset(), str), np.zeros(1))
         return truncate(table, [run])[0].nonzero()[:, 0].tolist()
 
     assert kept() == [0, 1, 2, 3]
@@ -628,7 +639,7 @@ def test_draws_follow_the_distribution() -> None:
     """Over evenly spaced noise every token is drawn as often as its probability at the run's temperature says."""
     logprobs = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log().repeat(1000, 1)
     one = SampleJob(tokens=np.zeros(1, np.int32), weights=None, max_tokens=1, temperature=0.5)
-    runs = [Run(one, Stops([], frozenset(), str), np.array([(i + 0.5) / 1000])) for i in range(1000)]
+    runs = [DecodingRun(one, Stops([], frozenset(), str), np.array([(i + 0.5) / 1000])) for i in range(1000)]
     counts = torch.bincount(draw(logprobs, runs), minlength=4) / 1000
     torch.testing.assert_close(counts, torch.tensor([1, 4, 9, 16]) / 30, atol=2e-3, rtol=0)
 
@@ -637,7 +648,7 @@ def test_prompt_logprobs_equal_a_forward_pass(engine: TorchEngine) -> None:
     """Position 0 is NaN, position i is the logprob of token i given those before; top-k rows agree."""
     nudge(engine, "a")
     tokens = rows(9)[0].tokens
-    shifted = Example(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
+    shifted = TrainingExample(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
     expected = engine.forward_backward("a", [shifted], "cross_entropy", {}, backward=False).outputs[0]["logprobs"]
     result = engine.sample([job(engine, tokens=tokens, prompt_logprobs=True, topk_prompt_logprobs=258)])[0]
     assert result.prompt_logprobs is not None
@@ -701,7 +712,7 @@ def test_a_stop_id_ends_the_sequence(engine: TorchEngine) -> None:
 def test_end_of_text_stops_by_default_only(engine: TorchEngine) -> None:
     """None stops at the model's end of text; an empty list disables that too."""
     engine.create_adapter("c", AdapterSpec(rank=4, seed=1))
-    ends = Example(tokens=np.array([1, 2, 3], np.int32), loss_inputs={"target_tokens": np.full(3, 256)})
+    ends = TrainingExample(tokens=np.array([1, 2, 3], np.int32), loss_inputs={"target_tokens": np.full(3, 256)})
     for _ in range(25):
         engine.forward_backward("c", [ends], "cross_entropy", {}, backward=True)
         engine.optim_step("c", Adam(learning_rate=0.02))
@@ -784,10 +795,10 @@ def test_an_impossible_job_is_refused(engine: TorchEngine, change: dict[str, Any
 
 def test_the_packaged_model_is_small_and_complete() -> None:
     """At most 4 MB, and an own byte-level tokenizer that returns every text unchanged."""
-    files = {path.name: path.stat().st_size for path in default_model_path().iterdir() if path.is_file()}
+    files = {path.name: path.stat().st_size for path in PACKAGED_FOLDER.iterdir() if path.is_file()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= files.keys()
     assert sum(files.values()) <= 4_000_000
-    tokenizer = transformers.AutoTokenizer.from_pretrained(default_model_path())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(PACKAGED_FOLDER)
     for sample in ("word -> ordway\n", "  two  spaces, naïve café, 東京 🙂", "\x00\x7f"):
         ids = tokenizer.encode(sample, add_special_tokens=False)
         assert ids == list(sample.encode())

@@ -10,17 +10,17 @@ import attrs
 import numpy as np
 import pytest
 
-from tinker.local.engines.dimuon import newton_schulz
-from tinker.local.engines.examples import FORMS
-from tinker.local.engines.protocol import (
+from tinker.local.engines import (
+    LOSS_FORMS,
     Adam,
     AdapterSpec,
     Dimuon,
     EngineError,
-    Example,
     PromptTargets,
     SampleJob,
     SampleResult,
+    TrainingExample,
+    newton_schulz,
 )
 from tinker.local.engines.toy import END_OF_TEXT, ToyEngine
 
@@ -29,12 +29,12 @@ TOKENS = np.array([104, 101, 300, 7, 104], np.int32)
 TARGETS = np.array([101, 300, 7, 104, 101], np.int64)
 
 
-def example(**inputs: Any) -> Example:
+def example(**inputs: Any) -> TrainingExample:
     arrays = {"target_tokens": TARGETS, **inputs}
-    return Example(tokens=TOKENS, loss_inputs={name: np.asarray(value) for name, value in arrays.items()})
+    return TrainingExample(tokens=TOKENS, loss_inputs={name: np.asarray(value) for name, value in arrays.items()})
 
 
-def rl_example(engine: ToyEngine) -> Example:
+def rl_example(engine: ToyEngine) -> TrainingExample:
     """Sampling logprobs near and far from today's, so that every branch of the clipped losses is taken."""
     today = engine.forward_backward("a", [example()], "cross_entropy", {}, backward=False).outputs[0]["logprobs"]
     drift = np.array([0.0, 0.5, -0.5, 0.5, -0.5], np.float32)
@@ -51,7 +51,7 @@ def engine() -> ToyEngine:
 def train(engine: ToyEngine, adapter: str, text: bytes, steps: int, rate: float = 0.02) -> list[float]:
     """The loss before each step."""
     tokens = np.frombuffer(text, np.uint8).astype(np.int32)
-    one = Example(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
+    one = TrainingExample(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
     losses: list[float] = []
     for _ in range(steps):
         losses.append(engine.forward_backward(adapter, [one], "cross_entropy", {}, backward=True).metrics["loss:sum"])
@@ -90,12 +90,12 @@ def test_the_distribution_sums_to_one(vocabulary: int) -> None:
     assert sorted(ids[0].tolist()) == list(range(vocabulary))
     assert np.exp(logprobs[0].astype(np.float64)).sum() == pytest.approx(1.0, abs=1e-5)
     engine.create_adapter("a", SPEC)
-    one = Example(tokens=np.array([last], np.int32), loss_inputs={"target_tokens": ids[0, :1].astype(np.int64)})
+    one = TrainingExample(tokens=np.array([last], np.int32), loss_inputs={"target_tokens": ids[0, :1].astype(np.int64)})
     loss = engine.forward_backward("a", [one], "cross_entropy", {}, backward=True)
     assert loss.outputs[0]["logprobs"][0] == pytest.approx(float(logprobs[0, 0]), abs=1e-5)
 
 
-@pytest.mark.parametrize("loss_fn", sorted(FORMS))
+@pytest.mark.parametrize("loss_fn", sorted(LOSS_FORMS))
 def test_gradients_are_exact(engine: ToyEngine, loss_fn: str) -> None:
     """Each loss changes along its gradient as the gradient says (central differences on every LoRA matrix)."""
     train(engine, "a", b"abcabc", 2)
@@ -252,7 +252,7 @@ def test_the_model_learns(engine: ToyEngine) -> None:
     large = ToyEngine(vocabulary=50_000)
     large.create_adapter("a", AdapterSpec(rank=8, seed=1))
     tokens = np.array([49_999, 12_345, 33, 40_000, 256], np.int32)
-    one = Example(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
+    one = TrainingExample(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
     for _ in range(60):
         loss = large.forward_backward("a", [one], "cross_entropy", {}, backward=True).metrics["loss:sum"]
         large.optim_step("a", Adam(learning_rate=0.02))
@@ -396,7 +396,7 @@ def test_the_end_of_text_stops_by_default_only(engine: ToyEngine) -> None:
 def test_prompts_are_scored(engine: ToyEngine) -> None:
     """Prompt logprobs and their top-k table agree with what training reports for the same tokens."""
     result = sample(engine, tokens=TOKENS, max_tokens=0, prompt_logprobs=True, topk_prompt_logprobs=512)
-    one = Example(tokens=TOKENS[:-1], loss_inputs={"target_tokens": TOKENS[1:].astype(np.int64)})
+    one = TrainingExample(tokens=TOKENS[:-1], loss_inputs={"target_tokens": TOKENS[1:].astype(np.int64)})
     trained = engine.forward_backward("a", [one], "cross_entropy", {}, backward=False).outputs[0]["logprobs"]
     assert result.prompt_logprobs is not None
     np.testing.assert_allclose(result.prompt_logprobs[1:], trained, rtol=1e-5)
@@ -533,7 +533,7 @@ def test_a_wrong_datum_is_named_and_changes_nothing(engine: ToyEngine, loss_fn: 
     ("config", "said"),
     [
         ({"beta": 1.0}, "unknown loss_fn_config key 'beta'; ppo takes"),
-        ({"clip_low_threshold": "x"}, "a finite number is needed"),
+        ({"clip_low_threshold": "x"}, "it must be a finite number"),
         ({"clip_low_threshold": 2.0}, "exceeds"),
     ],
 )
@@ -584,19 +584,20 @@ def test_impossible_sizes_are_refused(engine: ToyEngine) -> None:
         ToyEngine(vocabulary=1)
 
 
-@pytest.mark.parametrize("loss_fn", sorted(FORMS))
+@pytest.mark.parametrize("loss_fn", sorted(LOSS_FORMS))
 def test_both_engines_compute_the_same_losses(loss_fn: str) -> None:
     """Terms are those of the torch engine, and derivatives those that torch finds by itself."""
     torch = pytest.importorskip("torch")
-    from tinker.local.engines import losses, toy_losses
+    from tinker.local.engines.torch.losses import TORCH_LOSSES
+    from tinker.local.engines.toy import TOY_LOSSES
 
     rng = np.random.default_rng(0)
     logprobs = -rng.random(200)
     inputs = {"logprobs": logprobs + rng.normal(0, 0.5, 200), "advantages": rng.normal(0, 1, 200)}
-    options = FORMS[loss_fn].config
-    terms, slopes = toy_losses.TERMS[loss_fn](logprobs, inputs, options)
+    options = LOSS_FORMS[loss_fn].config
+    terms, slopes = TOY_LOSSES[loss_fn](logprobs, inputs, options)
     leaf = torch.tensor(logprobs, requires_grad=True)
-    expected = losses.TERMS[loss_fn](leaf, {name: torch.tensor(value) for name, value in inputs.items()}, options)
+    expected = TORCH_LOSSES[loss_fn](leaf, {name: torch.tensor(value) for name, value in inputs.items()}, options)
     expected.sum().backward()
     np.testing.assert_allclose(terms, expected.detach().numpy(), rtol=1e-12)
     np.testing.assert_allclose(slopes, leaf.grad.numpy(), rtol=1e-12)

@@ -19,7 +19,7 @@ from tinker_wire.operations import OPERATIONS
 from tinker import types
 from tinker._wire import json as wire_json
 from tinker._wire import proto
-from tinker.local import legacy
+from tinker.local.profiles import read_body
 
 # The numbers of a sampler's clone begin at a multiple of a thousand millions, which is drawn.
 DRAWN = re.compile(r":request:[1-9]\d*(?P<number>\d{9})")
@@ -71,7 +71,7 @@ def _json(operation: str, content: bytes) -> Any:
     raw, row = json.loads(content), OPERATIONS.get(operation)
     if row is None or row.body is None:
         return raw
-    body = _filled(msgspec.to_builtins(legacy.read(content, row.body)), raw)
+    body = _filled(msgspec.to_builtins(read_body(content, row.body)), raw)
     return ALIKE[operation](body) if operation in ALIKE else body
 
 
@@ -92,7 +92,7 @@ def _loss(operation: str, request: Recorded) -> tuple[str, Any]:
         operation = "forward" if call.forward_only else "forward_backward"
         head = (call.model_id, call.seq_id, call.loss_fn, dict(call.loss_fn_config))
         return operation, [*head, [_example(datum) for datum in call.data]]
-    body = legacy.read(request.content, OPERATIONS[operation].body)
+    body = read_body(request.content, OPERATIONS[operation].body)
     asked = body.forward_input if operation == "forward" else body.forward_backward_input
     head = (body.model_id, body.seq_id, asked.loss_fn, asked.loss_fn_config or {})
     return operation, [*head, [_example(wire_json.public_datum(datum)) for datum in asked.data]]

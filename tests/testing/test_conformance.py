@@ -18,7 +18,7 @@ from tinker_wire.operations import OPERATIONS
 import tinker.local.engines.toy as toy
 from tinker._wire import proto
 from tinker.cli import main
-from tinker.local.engines.protocol import LossResult
+from tinker.local.engines import LossResult
 from tinker.testing import Nonconformance, Outcome, check_ids, run, verify
 from tinker.testing.conformance.exchange import Clock
 from tinker.testing.conformance.registry import all_checks

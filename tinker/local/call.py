@@ -11,22 +11,21 @@ from starlette.requests import Request
 from tinker_wire.runtime import Operation
 
 from tinker._wire import proto
-from tinker.local import legacy
+from tinker.local.errors import APIProblem
 from tinker.local.hosts import is_this_machine
-from tinker.local.problem import Problem
-from tinker.local.profiles import Profile
+from tinker.local.profiles import Profile, read_body
 
 T = TypeVar("T", bound=msgspec.Struct)
-_OF_PROXIES = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+_PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 Offload: TypeAlias = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class Call:
+class APICall:
     """What was asked: the operation, the parts of the path, the query, the headers (lower case) and the plain body.
 
-    ``base_url`` is where the client found this server, without a trailing slash. ``is_near`` says that the client runs on
-    this machine, as far as the connection tells: through a tunnel it seems to.
+    ``base_url`` is where the client found this server, without a trailing slash. ``is_local_client`` says that the client runs
+    on     this machine, as far as the connection tells: through a tunnel it seems to.
     """
 
     operation: Operation
@@ -34,7 +33,7 @@ class Call:
     query: Mapping[str, str] = attrs.field(factory=lambda: dict[str, str](), repr=False)
     headers: Mapping[str, str] = attrs.field(factory=lambda: dict[str, str](), repr=False)
     base_url: str = ""
-    is_near: bool = False
+    is_local_client: bool = False
     content: bytes = attrs.field(default=b"", repr=False)
 
     @property
@@ -45,7 +44,7 @@ class Call:
     @property
     def credential(self) -> bytes:
         """The bytes of ``X-API-Key`` as they came; empty without one."""
-        return credential(self.headers)
+        return read_credential(self.headers)
 
     @property
     def is_proto(self) -> bool:
@@ -58,62 +57,62 @@ class Call:
         return proto.MEDIA_TYPE in self.headers.get("accept", "")
 
     def read(self, kind: type[T]) -> T:
-        """The JSON body. Problem 415 for protobuf, 422 when it does not fit."""
+        """Decode the JSON body. Raises APIProblem 415 for protobuf, 422 when it does not fit."""
         if self.is_proto:
-            raise Problem(415, f"{self.name} takes application/json")
-        return legacy.read(self.content, kind)
+            raise APIProblem(415, f"{self.name} takes application/json")
+        return read_body(self.content, kind)
 
-    def rewritten(self, profile: Profile) -> Call:
-        """The call as the profile wants it read. Problem when the profile refuses it."""
-        return self if self.is_proto else attrs.evolve(self, content=profile.rewritten(self.name, self.content))
+    def apply(self, profile: Profile) -> APICall:
+        """Return the call as the profile wants it read. Raises APIProblem when the profile refuses it."""
+        return self if self.is_proto else attrs.evolve(self, content=profile.rewrite_request(self.name, self.content))
 
     # The query
 
-    def integer(self, name: str, default: int) -> int:
-        """A number of the query, at least 0. Problem 422 for anything else."""
+    def query_integer(self, name: str, default: int) -> int:
+        """Return an integer of the query, at least 0. Raises APIProblem 422 for anything else."""
         text = self.query.get(name, str(default))
         if not (text.isascii() and text.isdigit() and len(text) <= 400):
-            raise _bad_query(name, f"{text!r} is no whole number from 0 on")
+            raise _query_problem(name, f"{text!r} is not an integer of at least 0")
         return int(text)
 
-    def word(self, name: str, known: Sequence[str]) -> str:
-        """One of the ``known`` words of the query, by default the first. Problem 422 for another one."""
+    def query_choice(self, name: str, known: Sequence[str]) -> str:
+        """Return one of the ``known`` words of the query, by default the first. Raises APIProblem 422 for another one."""
         text = self.query.get(name, known[0])
         if text not in known:
-            raise _bad_query(name, f"{text!r} is none of {', '.join(known)}")
+            raise _query_problem(name, f"{text!r} is not one of {', '.join(known)}")
         return text
 
 
-def credential(headers: Mapping[str, str]) -> bytes:
-    """The bytes of ``X-API-Key`` as they came; empty without one."""
+def read_credential(headers: Mapping[str, str]) -> bytes:
+    """Return the bytes of ``X-API-Key`` as they came; empty without one."""
     return headers.get("x-api-key", "").encode("latin-1")
 
 
-def _bad_query(name: str, fault: str) -> Problem:
-    return Problem(422, [{"loc": ["query", name], "msg": fault, "type": "value_error"}])
+def _query_problem(name: str, fault: str) -> APIProblem:
+    return APIProblem(422, [{"loc": ["query", name], "msg": fault, "type": "value_error"}])
 
 
-async def receive(request: Request, operation: Operation, limit: int, offload: Offload) -> Call:
+async def receive(request: Request, operation: Operation, limit: int, offload: Offload) -> APICall:
     """Read a request.
 
-    Problem 422 for a header that is not of its declared type, 413 beyond ``limit`` bytes, also after decompression, 415 for
+    APIProblem 422 for a header that is not of its declared type, 413 beyond ``limit`` bytes, also after decompression, 415 for
     an unknown encoding.
     """
     _check_headers(operation, request.headers)
-    content = await _content(request, limit)
+    content = await _read_body(request, limit)
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "zstd":
         squeezed = content
-        content = await offload(limit, lambda: _decompressed(squeezed, limit))
+        content = await offload(limit, lambda: _decompress(squeezed, limit))
     elif encoding != "identity":
-        raise Problem(415, f"Content-Encoding {encoding!r} is not supported; send the body plain or as zstd")
-    return Call(
+        raise APIProblem(415, f"Content-Encoding {encoding!r} is not supported; send the body plain or as zstd")
+    return APICall(
         operation=operation,
         path={key: str(value) for key, value in request.path_params.items()},
         query=dict(request.query_params),
         headers=request.headers,
-        base_url=_base_url(request),
-        is_near=_is_near(request),
+        base_url=_find_base_url(request),
+        is_local_client=_is_local_client(request),
         content=content,
     )
 
@@ -125,49 +124,49 @@ def _check_headers(operation: Operation, headers: Mapping[str, str]) -> None:
                 msgspec.convert(headers[name], kind, strict=False)
             except msgspec.ValidationError as error:
                 fault = {"loc": ["header", name], "msg": str(error), "type": "value_error"}
-                raise Problem(422, [fault]) from None
+                raise APIProblem(422, [fault]) from None
 
 
-def _base_url(request: Request) -> str:
-    """Where the client found this server: behind a proxy that keeps the Host header, the proxy's address."""
+def _find_base_url(request: Request) -> str:
+    """Return the URL by which the client found this server; behind a proxy that keeps the Host header, the proxy's."""
     root: str = request.scope.get("root_path", "")
     return f"{request.scope['scheme']}://{request.headers.get('host', '')}{root}"
 
 
-def _is_near(request: Request) -> bool:
+def _is_local_client(request: Request) -> bool:
     """Whether the request comes from this process or by way of this machine's own address, and from nobody behind a proxy."""
-    forwarded = any(name in request.headers for name in _OF_PROXIES)
+    forwarded = any(name in request.headers for name in _PROXY_HEADERS)
     return not forwarded and request.client is not None and is_this_machine(request.client.host)
 
 
-async def _content(request: Request, limit: int) -> bytes:
+async def _read_body(request: Request, limit: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
-        raise _too_large(limit)
+        raise _size_problem(limit)
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
         size += len(part)
         if size > limit:
-            raise _too_large(limit)
+            raise _size_problem(limit)
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _decompressed(content: bytes, limit: int) -> bytes:
+def _decompress(content: bytes, limit: int) -> bytes:
     try:
         import zstandard
     except ImportError:
-        raise Problem(415, "this server has no zstd; install the zstandard package or send the body plain") from None
+        raise APIProblem(415, "this server has no zstd; install the zstandard package or send the body plain") from None
     try:
         reader = zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True)
         plain = reader.read(limit + 1)
     except zstandard.ZstdError as error:
-        raise Problem(422, f"the body is not zstd: {error}") from error
+        raise APIProblem(422, f"the body is not zstd: {error}") from error
     if len(plain) > limit:
-        raise _too_large(limit)
+        raise _size_problem(limit)
     return plain
 
 
-def _too_large(limit: int) -> Problem:
-    return Problem(413, f"the body is larger than {limit} bytes (max_request_bytes)")
+def _size_problem(limit: int) -> APIProblem:
+    return APIProblem(413, f"the body is larger than {limit} bytes (max_request_bytes)")

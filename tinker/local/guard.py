@@ -1,4 +1,4 @@
-"""Keeps web pages away from a server that asks for no key.
+"""A guard that keeps web pages away from a server without a key.
 
 A page that its user visits can send requests to this machine, and by DNS rebinding read the answers. Browsers cannot hide the
 name they used (``Host``) nor the page they act for (``Origin``), so both must be names that this server goes by. A server with
@@ -41,7 +41,7 @@ class Guard:
     def _fault(self, headers: Headers) -> str | None:
         host, origin = headers.get("host"), headers.get("origin")
         if host is not None and not self._is_ours(name := hostname(f"//{host}")) and not is_address(name):
-            return f"this server does not go by the name {name!r}; start it with --allow-host {name}, or with a key"
+            return f"{name!r} is not a name of this server; start it with --allow-host {name}, or with a key"
         if origin is not None and _netloc(origin) != host and not self._is_ours(hostname(origin)):
             return f"this server takes no requests from web pages of {origin!r}; start it with --allow-host, or with a key"
         return None
@@ -50,8 +50,8 @@ class Guard:
         return name in self._hosts or is_this_machine(name)
 
 
-def guarded(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:
-    """The application as it is served on ``host``: behind a guard unless clients need a key."""
+def guard_app(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:
+    """Return the application as it is served on ``host``: behind a guard unless clients need a key."""
     if settings.api_key is not None:
         return app
     names = {socket.gethostname() if host in EVERY_ADDRESS else host, *settings.allowed_hosts}
@@ -61,7 +61,7 @@ def guarded(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:
 
 
 def hostname(url: str) -> str:
-    """The name or address in a URL, in lower case; empty where there is none."""
+    """Return the name or address in a URL, in lower case; empty where there is none."""
     try:
         return (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:
@@ -69,7 +69,7 @@ def hostname(url: str) -> str:
 
 
 def _netloc(url: str) -> str:
-    """The host and port of a URL as they stand there; empty where there are none."""
+    """Return the host and port of a URL as written; empty where there are none."""
     try:
         return urlsplit(url).netloc
     except ValueError:

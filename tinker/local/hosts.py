@@ -1,4 +1,4 @@
-"""What the name or address of a host says about where it is."""
+"""Where a host is, by its name or address."""
 
 from __future__ import annotations
 

@@ -13,26 +13,24 @@ from contextlib import contextmanager
 import uvicorn
 
 from tinker.local.app import create_app
-from tinker.local.engines import EngineName, open_engine
-from tinker.local.engines.protocol import Engine
-from tinker.local.guard import guarded
+from tinker.local.engines import Engine, EngineName, open_engine
+from tinker.local.guard import guard_app
 from tinker.local.hosts import is_this_machine
-from tinker.local.schedule import OpenEngine
+from tinker.local.scheduling import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
 
 log: logging.Logger = logging.getLogger("tinker.local")
-
 KEEP_ALIVE_SECONDS = 75  # longer than clients pause between requests; a shorter one cuts connections under them
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which lets those who wait for results go before it waits for their connections to end."""
+    """uvicorn that releases the waiters for results before it waits for their connections to end."""
 
     def __init__(self, state: State, host: str = "127.0.0.1") -> None:
         self._state = state
         config = uvicorn.Config(
-            guarded(create_app(state), state.settings, host),
+            guard_app(create_app(state), state.settings, host),
             log_level="warning",
             access_log=False,
             ws="none",
@@ -52,7 +50,7 @@ class _Server(uvicorn.Server):
 
 
 def announce(url: str, engine: Engine) -> None:
-    """One line: what is served where, and how to point a client at it."""
+    """Print one line: what is served where, and how to point a client at it."""
     print(f"Serving {engine.base_model} at {url} (TINKER_BASE_URL={url})", flush=True)  # noqa: T201 - for the user
 
 
@@ -76,7 +74,7 @@ def serve(
         loaded = open_engine(engine, model)
         state = State(lambda: loaded, settings)
         if state.settings.api_key is None and not is_this_machine(host):
-            log.warning("everybody who can reach %s may use this server: it has no key", _url(listener))
+            log.warning("anyone who can reach %s may use this server: it has no key", _url(listener))
         started(_url(listener), loaded)
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
             _Server(state, host).run(sockets=[listener])
@@ -88,17 +86,17 @@ def serve(
 def running_server(
     settings: Settings | None = None, engine: Engine | EngineName = "toy", *, model: str | None = None
 ) -> Generator[str]:
-    """A server on a free port of this machine, in a thread; yields its base URL.
+    """Run a server on a free port of this machine, in a thread; yields its base URL.
 
     The end of the block fails what is pending and ends every thread of the server.
     """
-    with serve_in_thread(State(_opener(engine, model), settings)) as url:
+    with serve_in_thread(State(_engine_opener(engine, model), settings)) as url:
         yield url
 
 
 @contextmanager
 def serve_in_thread(state: State) -> Generator[str]:
-    """As :func:`running_server`, for a state that the caller made and may look into."""
+    """Run :func:`running_server` for a state that the caller made and may look into."""
     listener = _listen("127.0.0.1", 0)
     server = _Server(state)
 
@@ -121,7 +119,7 @@ def serve_in_thread(state: State) -> Generator[str]:
         listener.close()
 
 
-def _opener(engine: Engine | EngineName, model: str | None) -> OpenEngine:
+def _engine_opener(engine: Engine | EngineName, model: str | None) -> OpenEngine:
     if isinstance(engine, str):
         return functools.partial(open_engine, engine, model)
     return lambda: engine

@@ -1,4 +1,4 @@
-"""Everything about a server that can be chosen, with its defaults."""
+"""The settings of a server and their defaults."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tinker.local.profiles import OFFICIAL, Profile, find_profile
 DEFAULT_DATA_DIR = Path("~/.tinker/local")
 
 
-def _expanded(path: str | Path | None) -> Path:
+def _expand_path(path: str | Path | None) -> Path:
     return Path(path or local_dir() or DEFAULT_DATA_DIR).expanduser()
 
 
-def _names(hosts: Iterable[str]) -> tuple[str, ...]:
+def _to_tuple(hosts: Iterable[str]) -> tuple[str, ...]:
     return tuple(hosts)
 
 
-def _held_by_profile(settings: Settings) -> float:
+def _default_hold_seconds(settings: Settings) -> float:
     return settings.profile.hold_seconds
 
 
@@ -63,12 +63,12 @@ class Settings:
     newest. ``max_trace_spans``: how many requests of one session its trace shows, the newest.
     """
 
-    data_dir: Path = attrs.field(default=None, converter=_expanded)
+    data_dir: Path = attrs.field(default=None, converter=_expand_path)
     api_key: str | None = attrs.field(default=None, repr=False)
-    allowed_hosts: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    allowed_hosts: tuple[str, ...] = attrs.field(default=(), converter=_to_tuple)
     any_base_model: bool = False
     profile: Profile = attrs.field(default=OFFICIAL, converter=find_profile)
-    hold_seconds: float = attrs.field(default=attrs.Factory(_held_by_profile, takes_self=True))
+    hold_seconds: float = attrs.field(default=attrs.Factory(_default_hold_seconds, takes_self=True))
     inline_result_bytes: int = 1 << 20
     result_seconds: float = 3600.0
     max_results: int = 10_000

@@ -15,24 +15,30 @@ from typing import TypeVar
 
 from tinker_wire import models
 
-from tinker.local.accounts import Accounts
-from tinker.local.checkpoints import Checkpoints
-from tinker.local.downloads import Exports, Links
-from tinker.local.engines.protocol import Engine, EngineError
-from tinker.local.futures import Failure, Future, Futures
-from tinker.local.ledger import Ledger
-from tinker.local.owners import Owner
-from tinker.local.problem import Problem
-from tinker.local.schedule import Chore, NumberedLane, OpenEngine, SampleLane, Worker, failure_of
+from tinker.local.engines import Engine, EngineError
+from tinker.local.errors import APIProblem
+from tinker.local.scheduling import ModelQueue, OpenEngine, PeriodicTask, SampleQueue, Worker, to_failure
 from tinker.local.settings import Settings
-from tinker.local.signing import Signer
-from tinker.local.snapshots import Snapshots
-from tinker.local.store import Model, Store
+from tinker.local.storage import (
+    Accounts,
+    AuditLog,
+    Checkpoints,
+    FutureStore,
+    Links,
+    ModelRecord,
+    Owner,
+    RequestFailure,
+    ServerFuture,
+    Signer,
+    Snapshots,
+    Store,
+    TraceExports,
+    UsageMeter,
+)
 
 T = TypeVar("T")
-
-LARGE = 1 << 20  # bytes; encoding and decoding more than this would hold up the loop for longer than a few milliseconds
-GOODBYE = Failure("the server is shutting down", "server")
+OFFLOAD_NBYTES = 1 << 20  # encoding or decoding more than this would hold up the loop for longer than a few milliseconds
+SHUTTING_DOWN = RequestFailure("the server is shutting down", "server")
 
 
 class State:
@@ -57,19 +63,22 @@ class State:
         self.signer: Signer = Signer(now)
         self.accounts: Accounts = Accounts(self.settings, self.signer)
         self.links: Links = Links(self.settings, self.signer, now)
-        self.exports: Exports = Exports(self)
-        self.ledger: Ledger = Ledger(self.settings.max_audit_entries, now)
-        self.futures: Futures = Futures(self.settings, self.lock, clock)
-        self.store: Store = Store(self.settings, clock, now, self._drop)
+        self.exports: TraceExports = TraceExports(self.settings.link_seconds, self.lock, clock, self.submit_task)
+        self.audit: AuditLog = AuditLog(self.settings.max_audit_entries, now)
+        self.usage: UsageMeter = UsageMeter(self.settings.max_audit_entries, now)
+        self.futures: FutureStore = FutureStore(self.settings, self.lock, clock)
+        self.store: Store = Store(self.settings, clock, now, self._drop_model)
         self._owner = Owner(self.settings.data_dir)
         self.checkpoints: Checkpoints = Checkpoints(self.settings.data_dir, now, self._owner)
         self.snapshots: Snapshots = Snapshots(self.settings.data_dir, self._owner)
         self.telemetry: deque[models.TelemetryEvent] = deque(maxlen=self.settings.max_telemetry_events)
-        self.foreign_names: set[str] = set()  # of base models, which clients were given another one for
-        self.samples: SampleLane = SampleLane(self.futures, self.settings.sample_batch_tokens)
+        self.other_model_names: set[str] = set()  # of base models, which clients were given another one for
+        self.samples: SampleQueue = SampleQueue(self.futures, self.settings.sample_batch_tokens)
         self._worker = Worker(open_engine, self.lock, clock)
         self._worker.add(self.samples)
-        self._worker.add(Chore(self.settings.idle_session_seconds / 10, lambda: self.store.has_sessions, self.store.end_idle))
+        self._worker.add(
+            PeriodicTask(self.settings.idle_session_seconds / 10, lambda: self.store.has_sessions, self.store.end_idle)
+        )
         self._codecs: ThreadPoolExecutor | None = None
         self._closed = False
 
@@ -80,41 +89,41 @@ class State:
         self._worker.notify()
 
     def require_open(self) -> None:
-        """Problem 503 once closing has begun."""
+        """Raise APIProblem 503 once closing has begun."""
         if self._closed:
-            raise Problem(503, GOODBYE.error)
+            raise APIProblem(503, SHUTTING_DOWN.error)
 
     async def engine(self) -> Engine:
-        """The engine, opened first if need be; read its properties only. Problem 500 when it cannot be opened."""
+        """Return the engine, opened first if need be; read its properties only. Raises APIProblem 500 when it does not open."""
         if self._worker.engine is None:
-            opened = Future("engine")
+            opened = ServerFuture("engine")
             with self.lock:
                 self.require_open()
-                self._worker.errand(lambda open_engine: _open(open_engine, opened))
+                self._worker.submit_task(lambda open_engine: _open(open_engine, opened))
             outcome = await opened.wait()
-            if isinstance(outcome, Failure):
-                raise Problem(503 if self._closed else 500, f"the engine could not be started: {outcome.error}")
+            if isinstance(outcome, RequestFailure):
+                raise APIProblem(503 if self._closed else 500, f"the engine could not be started: {outcome.error}")
         assert self._worker.engine is not None
         return self._worker.engine
 
-    def new_lane(self) -> NumberedLane:
-        """A lane for the requests of one more model."""
-        lane = NumberedLane(self.futures, self.settings.gap_seconds)
-        self._worker.add(lane)
-        return lane
+    def new_queue(self) -> ModelQueue:
+        """Add a queue for the requests of one more model."""
+        queue = ModelQueue(self.futures, self.settings.gap_seconds)
+        self._worker.add(queue)
+        return queue
 
-    def errand(self, work: Callable[[], None]) -> None:
+    def submit_task(self, work: Callable[[], None]) -> None:
         """Do something in the engine's thread, between two steps. What is left when the server closes is not done."""
-        self._worker.errand(lambda _: work())
+        self._worker.submit_task(lambda _: work())
 
-    def _drop(self, model: Model) -> None:
+    def _drop_model(self, model: ModelRecord) -> None:
         """Forget a model's weights once what was submitted for it has run."""
-        leftovers = Failure(f"model {model.model_id!r} {model.closed}", "user")
-        model.lane.close(leftovers, lambda open_engine: self._forget(model, open_engine))
+        failure = RequestFailure(f"model {model.model_id!r} {model.closed_reason}", "user")
+        model.queue.close(failure, lambda open_engine: self._forget_model(model, open_engine))
         self.notify()
 
-    def _forget(self, model: Model, open_engine: OpenEngine) -> None:
-        self._worker.remove(model.lane)
+    def _forget_model(self, model: ModelRecord, open_engine: OpenEngine) -> None:
+        self._worker.remove(model.queue)
         self.snapshots.forget(model.model_id)
         open_engine().drop_adapter(model.model_id)
 
@@ -122,7 +131,7 @@ class State:
 
     async def offload(self, nbytes: int, function: Callable[[], T]) -> T:
         """Call ``function``, which handles about ``nbytes`` bytes: here when they are few, else in a thread."""
-        return function() if nbytes < LARGE else await self.offload_always(function)
+        return function() if nbytes < OFFLOAD_NBYTES else await self.offload_always(function)
 
     async def offload_always(self, function: Callable[[], T]) -> T:
         """Call ``function``, which blocks, in a thread."""
@@ -145,27 +154,27 @@ class State:
         self._owner.release()
 
     async def aclose(self) -> None:
-        """As :meth:`close`, without blocking the loop while the step runs."""
+        """Call :meth:`close` without blocking the loop while the step runs."""
         self.begin_close()
-        await self._worker.ended.wait()
+        await self._worker.closed.wait()
         self.close()
 
     def begin_close(self) -> None:
-        """Refuse new work, fail what is pending and let those who wait for it go. Does not block."""
+        """Refuse new work, fail what is pending and release the waiters. Does not block."""
         with self.lock:
             self._closed = True
             self._worker.stop(_refuse)
-        self.futures.fail_all(GOODBYE)
+        self.futures.fail_all(SHUTTING_DOWN)
 
 
-def _open(open_engine: OpenEngine, opened: Future) -> None:
+def _open(open_engine: OpenEngine, opened: ServerFuture) -> None:
     try:
         open_engine()
     except Exception as error:  # noqa: BLE001 - the reason goes to whoever asked
-        opened.resolve(failure_of(error))
+        opened.resolve(to_failure(error))
     else:
         opened.resolve(models.HealthResponse(status="ok"))
 
 
 def _refuse() -> Engine:
-    raise EngineError(GOODBYE.error)
+    raise EngineError(SHUTTING_DOWN.error)

@@ -304,9 +304,9 @@ class FaultyServer:
     def _note_refusal(self, exchange: Exchange, answer: Answer | None) -> None:
         """A server that refuses a request of a run has read its number, so the run does not wait for that."""
         if self.state is not None and answer is not None and answer.status in REFUSAL_STATUSES:
-            from tinker.local.accept import skip_refused
+            from tinker.local.scheduling import skip_rejected
 
-            skip_refused(self.state, exchange.headers.get("content-type", ""), exchange.body)
+            skip_rejected(self.state, exchange.headers.get("content-type", ""), exchange.body)
 
     async def _carried_out(self, request: httpx.Request, body: bytes) -> Answer:
         with nullcontext() if self._clock is None else self._clock.busy():

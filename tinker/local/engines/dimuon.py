@@ -18,14 +18,13 @@ import math
 from typing import Any, TypeVar
 
 M = TypeVar("M")
-
 STEPS = 8
 # The quintic of Muon: its slope at 0 makes small singular values grow fast, and it maps [0, 1.2] into about [0.7, 1.2].
 LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
 
 
 def newton_schulz(matrix: M) -> M:
-    """The matrix with its singular values brought near 1; zero stays zero."""
+    """Return the matrix with its singular values brought near 1; zero stays zero."""
     start: Any = matrix
     size = _norm(start)
     if size == 0:
@@ -39,8 +38,8 @@ def newton_schulz(matrix: M) -> M:
     return result
 
 
-def direction(momentum: M) -> M:
-    """Where a matrix with this momentum goes: orthogonalised, of Frobenius norm sqrt(min(rows, columns))."""
+def orthogonal_direction(momentum: M) -> M:
+    """Return the orthogonalised momentum, of Frobenius norm sqrt(min(rows, columns))."""
     p: Any = newton_schulz(momentum)
     size = _norm(p)
     result: M = p if size == 0 else p * (math.sqrt(min(p.shape)) / size)

@@ -1,4 +1,4 @@
-"""What an engine must do for the local server, in numpy arrays and plain values.
+"""The protocol of an engine, in numpy arrays and plain values.
 
 An engine owns one frozen base model and any number of LoRA adapters over it. It knows nothing of HTTP, sessions, futures or
 the wire. The server calls it from a single worker thread, so an engine needs no locks of its own.
@@ -34,7 +34,7 @@ class AdapterSpec:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Example:
+class TrainingExample:
     """One datum: ``tokens`` of length N, and loss inputs whose first dimension is N (``target_tokens`` may be ``[N, K]``)."""
 
     tokens: Int32
@@ -107,7 +107,7 @@ class SampleJob:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Sampled:
+class Continuation:
     """One continuation. ``stop_reason`` is ``stop`` or ``length``; ``topk`` is (ids, logprobs), both ``[len(tokens), k]``."""
 
     tokens: Int32
@@ -125,7 +125,7 @@ class SampleResult:
     model's own, at temperature 1 and over the whole vocabulary.
     """
 
-    sequences: list[Sampled]
+    sequences: list[Continuation]
     prompt_logprobs: Float32 | None = None
     topk_prompt: tuple[Int32, Float32] | None = None
     target_logprobs: Float32 | None = None
@@ -171,7 +171,7 @@ class Engine(Protocol):
     def forward_backward(
         self,
         adapter_id: str,
-        data: Sequence[Example],
+        data: Sequence[TrainingExample],
         loss_fn: str,
         config: Mapping[str, float | str],
         *,

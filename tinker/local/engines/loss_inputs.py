@@ -1,0 +1,144 @@
+"""The inputs and options of each loss, checked once and brought into one form; the limits of an optimizer step.
+
+Numpy only; knows no formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from tinker.local.engines.protocol import Adam, Dimuon, EngineError, Float32, TrainingExample
+
+CLIP_DEFAULTS: Mapping[str, float] = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+_RL_INPUTS = frozenset({"logprobs", "advantages"})
+
+
+@attrs.frozen(kw_only=True)
+class LossForm:
+    """The inputs a loss needs besides ``target_tokens``, those that scale its terms, and its options with defaults.
+
+    ``factor`` names the input that multiplies every term. Where it is 0 nothing is learned, and metrics do not count the cell.
+    """
+
+    inputs: frozenset[str] = _RL_INPUTS
+    factor: str | None = "advantages"
+    masks: frozenset[str] = frozenset({"weights", "mask"})
+    config: Mapping[str, float] = attrs.field(factory=lambda: dict[str, float]())
+    many_targets: bool = False
+
+
+LOSS_FORMS: Mapping[str, LossForm] = {
+    "cross_entropy": LossForm(inputs=frozenset(), factor=None, masks=frozenset({"weights"}), many_targets=True),
+    "importance_sampling": LossForm(),
+    "ppo": LossForm(config=CLIP_DEFAULTS),
+    "cispo": LossForm(config=CLIP_DEFAULTS),
+    "dro": LossForm(factor=None, config={"beta": 0.05}),  # its penalty acts without an advantage, too
+}
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Cells:
+    """A checked datum. All arrays but ``tokens`` are ``[N, K]``, K being 1 for targets ``[N]``; ``shape`` is theirs."""
+
+    tokens: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    weights: Float32
+    inputs: Mapping[str, Float32]
+    shape: tuple[int, ...]
+
+
+def resolve_loss(name: str, config: Mapping[str, float | str]) -> tuple[LossForm, dict[str, float]]:
+    """Return the form of a loss and its options with defaults. Raises EngineError for an unknown name, option or value."""
+    form = LOSS_FORMS.get(name)
+    if form is None:
+        raise EngineError(f"unknown loss_fn {name!r}; this server has {', '.join(LOSS_FORMS)}")
+    for key, value in config.items():
+        if key not in form.config:
+            raise EngineError(f"unknown loss_fn_config key {key!r}; {name} takes {', '.join(form.config) or 'none'}")
+        if isinstance(value, str) or not math.isfinite(value):
+            raise EngineError(f"loss_fn_config {key!r} is {value!r}; it must be a finite number")
+    options = {**form.config, **{key: float(value) for key, value in config.items()}}
+    if form.config is CLIP_DEFAULTS and options["clip_low_threshold"] > options["clip_high_threshold"]:
+        raise EngineError(f"loss_fn_config of {name}: clip_low_threshold exceeds clip_high_threshold")
+    return form, options
+
+
+def check_data(
+    data: Sequence[TrainingExample], loss_fn: str, config: Mapping[str, float | str], *, vocabulary: int, longest: int
+) -> tuple[LossForm, dict[str, float], list[Cells]]:
+    """Return the form of a loss, its options, and every datum checked. Raises EngineError for the first fault."""
+    form, options = resolve_loss(loss_fn, config)
+    limits = {"vocabulary": vocabulary, "longest": longest}
+    return form, options, [check_datum(index, example, loss_fn, form, **limits) for index, example in enumerate(data)]
+
+
+def check_datum(index: int, example: TrainingExample, name: str, form: LossForm, *, vocabulary: int, longest: int) -> Cells:
+    """Check datum ``index`` for the loss ``name``. EngineError names the datum and the field."""
+    where, length = f"datum {index}", len(example.tokens)
+    if not 0 < length <= longest:
+        raise EngineError(f"{where}: model_input has {length} tokens; it must have 1 to {longest}")
+    check_tokens(f"{where}: model_input", example.tokens, vocabulary)
+    _check_names(where, name, form, set(example.loss_inputs))
+    shape = _check_target_shape(where, form, np.shape(example.loss_inputs["target_tokens"]), length)
+    given = {key: value for key, value in example.loss_inputs.items() if key != "target_tokens"}
+    cells = {key: _check_cells(f"{where}: {key}", value, shape) for key, value in given.items()}
+    weights = np.ones((length, math.prod(shape[1:])), np.float32)
+    for key in form.masks & cells.keys():
+        weights = weights * cells[key]
+    targets = np.asarray(example.loss_inputs["target_tokens"]).astype(np.int64).reshape(weights.shape)
+    check_tokens(f"{where}: target_tokens", targets[weights != 0], vocabulary)
+    return Cells(
+        tokens=example.tokens.astype(np.int64),
+        targets=targets,
+        weights=weights,
+        inputs={key: cells[key] for key in form.inputs},
+        shape=shape,
+    )
+
+
+def check_tokens(what: str, tokens: NDArray[np.integer[Any]], vocabulary: int) -> None:
+    """Raise EngineError when a token id is not in the vocabulary."""
+    wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
+    if wrong.size:
+        raise EngineError(f"{what} holds token id {int(wrong.flat[0])}; ids run from 0 to {vocabulary - 1}")
+
+
+def check_step(params: Adam | Dimuon) -> None:
+    """Raise EngineError for the first parameter of an optimizer step that is out of range."""
+    for name, value in attrs.asdict(params).items():
+        low = -math.inf if isinstance(params, Dimuon) and name == "grad_clip_norm" else 0  # there, below 0 means off too
+        high, limit = (1, "below 1") if name.startswith("beta") else (math.inf, "finite")
+        if not (low <= value < high and math.isfinite(value)):
+            raise EngineError(f"{name} is {value}; it must be at least 0 and {limit}")
+
+
+def _check_names(where: str, name: str, form: LossForm, given: set[str]) -> None:
+    required = {"target_tokens", *form.inputs}
+    if missing := sorted(required - given):
+        raise EngineError(f"{where}: loss_fn_inputs lacks {', '.join(missing)}, which {name} needs")
+    if unknown := sorted(given - required - form.masks):
+        known = ", ".join([*sorted(required), *sorted(form.masks)])
+        raise EngineError(f"{where}: loss_fn_inputs holds {', '.join(unknown)}; {name} takes {known}")
+
+
+def _check_target_shape(where: str, form: LossForm, shape: tuple[int, ...], length: int) -> tuple[int, ...]:
+    several = form.many_targets and len(shape) == 2 and shape[0] == length and shape[1] > 0
+    if shape != (length,) and not several:
+        needed = f"[{length}] or [{length}, K]" if form.many_targets else f"[{length}]"
+        raise EngineError(f"{where}: target_tokens has shape {list(shape)}; it must be {needed}")
+    return shape
+
+
+def _check_cells(what: str, value: NDArray[np.generic], shape: tuple[int, ...]) -> Float32:
+    if np.shape(value) != shape:
+        raise EngineError(f"{what} has shape {list(np.shape(value))}; it must be that of target_tokens, {list(shape)}")
+    cells = np.asarray(value, np.float32).reshape(shape[0], -1)
+    if not np.isfinite(cells).all():
+        raise EngineError(f"{what} holds a value that is not finite")
+    return cells

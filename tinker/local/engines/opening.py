@@ -1,0 +1,60 @@
+"""The choice of an engine: one that trains a transformers model with torch, or a toy in numpy."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from tinker._installation import install_command
+from tinker.local.engines.protocol import Engine
+
+EngineName: TypeAlias = Literal["toy", "torch"]
+PACKAGED_FOLDER = Path(__file__).resolve().parent.parent / "base_model"
+PACKAGED_MODEL = "tinker/babble"
+TORCH_PARTS = ("torch", "transformers", "peft", "safetensors")
+
+
+def missing_parts() -> list[str]:
+    """Return the packages that the torch engine needs and that are not installed; nothing is imported."""
+    return [name for name in TORCH_PARTS if find_spec(name) is None]
+
+
+def explain_absence(model: str) -> str:
+    """Return what the packaged model needs where this installation cannot run it; empty for every other model."""
+    missing = ", ".join(missing_parts())
+    return f"; {model} needs {missing} here: {install_command('local')}" if model == PACKAGED_MODEL and missing else ""
+
+
+def choose_engine(engine: EngineName | None, model: str | None) -> EngineName:
+    """Return the given engine; without one torch where it is installed and there is a model to load, else the toy."""
+    if engine is not None:
+        return engine
+    if model is not None:
+        return "torch"
+    return "torch" if not missing_parts() and (PACKAGED_FOLDER / "config.json").is_file() else "toy"
+
+
+def is_path(model: str) -> bool:
+    """Whether it cannot be a name on the hub, which has one slash at most, between two words."""
+    return model.count("/") > 1 or model.startswith((".", "/", "~"))
+
+
+def open_engine(engine: EngineName | None = None, model: str | None = None) -> Engine:
+    """Make an engine; loading a model may take a while.
+
+    ``model`` is a directory or a hub name for the torch engine (None: the packaged model), or the name the toy goes by.
+    Raises ImportError, saying what to install, when the torch engine is wanted and not installed; FileNotFoundError when
+    ``model`` is a path and no directory is there.
+    """
+    if choose_engine(engine, model) == "toy":
+        from tinker.local.engines.toy import TOY_MODEL, ToyEngine
+
+        return ToyEngine(base_model=model or TOY_MODEL)
+    if missing := missing_parts():
+        raise ImportError(f"the torch engine needs {', '.join(missing)}: {install_command('local')}")
+    if model is not None and is_path(model) and not Path(model).is_dir():
+        raise FileNotFoundError(f"there is no directory {model!r} to load a model from")
+    from tinker.local.engines.torch import TorchEngine
+
+    return TorchEngine(model or PACKAGED_MODEL)

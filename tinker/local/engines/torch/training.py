@@ -1,0 +1,106 @@
+"""Optimizer steps and the metrics of a training call."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (torch and transformers are typed in part only)
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import attrs
+import torch
+
+from tinker.local.engines import CLIP_DEFAULTS, Adam, Dimuon, EngineError, LossForm, orthogonal_direction
+from tinker.local.engines.torch.lora import LoraWeights
+
+
+@attrs.define(eq=False)
+class TorchAdapter:
+    """What one training run owns. ``gradient`` is None until something has accumulated."""
+
+    weights: LoraWeights
+    optimizer: torch.optim.AdamW
+    gradient: list[torch.Tensor] | None = None
+
+    @classmethod
+    def create(cls, weights: LoraWeights) -> TorchAdapter:
+        return cls(weights, torch.optim.AdamW(weights.tensors.values()))
+
+
+@attrs.define
+class LossMetrics:
+    """The metrics of one call, over all cells that teach something."""
+
+    form: LossForm
+    options: Mapping[str, float]
+    loss: float = 0.0
+    tokens: int = 0
+    clipped: int = 0
+    ratio: tuple[float, float] | None = None
+
+    def add(self, terms: torch.Tensor, logprobs: torch.Tensor, cells: Mapping[str, torch.Tensor]) -> None:
+        """Count the cells of one micro-batch that have a weight."""
+        self.loss += float(terms.sum(dtype=torch.float64))
+        counted = slice(None) if self.form.factor is None else cells[self.form.factor] != 0
+        self.tokens += len(terms[counted])
+        if "logprobs" in cells:
+            self._compare(torch.exp(logprobs - cells["logprobs"])[counted])
+
+    def _compare(self, ratios: torch.Tensor) -> None:
+        """Note how much likelier tokens are now than when they were sampled."""
+        if not len(ratios):
+            return
+        low, high = float(ratios.min()), float(ratios.max())
+        self.ratio = (min(low, self.ratio[0]), max(high, self.ratio[1])) if self.ratio else (low, high)
+        if self._clips:
+            low, high = self.options["clip_low_threshold"], self.options["clip_high_threshold"]
+            self.clipped += int(((ratios < low) | (ratios > high)).sum())
+
+    @property
+    def _clips(self) -> bool:
+        return self.options.keys() == CLIP_DEFAULTS.keys()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics. ``clipped`` counts the cells whose ratio lay outside the thresholds."""
+        metrics = {"loss:sum": self.loss, "tokens:sum": float(self.tokens)}
+        if self.ratio:
+            metrics |= {"ratio:min": self.ratio[0], "ratio:max": self.ratio[1]}
+        return metrics | {"clipped:sum": float(self.clipped)} if self._clips else metrics
+
+
+def accumulate(before: list[torch.Tensor] | None, gradient: list[torch.Tensor]) -> list[torch.Tensor]:
+    if not math.isfinite(gradient_norm(gradient)):
+        raise EngineError("the gradient is not finite; nothing was accumulated")
+    return gradient if before is None else [a + b for a, b in zip(before, gradient)]
+
+
+def gradient_norm(tensors: list[torch.Tensor]) -> float:
+    return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors])))
+
+
+def step_adam(
+    optimizer: torch.optim.AdamW, parameters: list[torch.nn.Parameter], gradient: list[torch.Tensor], params: Adam
+) -> None:
+    optimizer.param_groups[0].update(
+        lr=params.learning_rate,
+        betas=(params.beta1, params.beta2),
+        eps=params.eps,
+        weight_decay=params.weight_decay,
+    )
+    for parameter, part in zip(parameters, gradient):
+        parameter.grad = part
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+@torch.no_grad()
+def step_dimuon(
+    optimizer: torch.optim.AdamW, parameters: list[torch.nn.Parameter], gradient: list[torch.Tensor], params: Dimuon
+) -> None:
+    """Apply one step. AdamW's state only keeps the momentum, so that it is saved and loaded as Adam's is."""
+    for parameter, part in zip(parameters, gradient):
+        state = optimizer.state[parameter]
+        before = state.get("momentum", torch.zeros_like(parameter))
+        state["momentum"] = momentum = params.beta1 * before + (1 - params.beta1) * part
+        parameter.sub_(params.learning_rate * orthogonal_direction(momentum))

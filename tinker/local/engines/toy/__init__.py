@@ -1,0 +1,12 @@
+"""The engine without torch: a bigram model in numpy with LoRA matrices, exact gradients and real sampling.
+
+Imported by its own path, and only where it is used.
+"""
+
+from __future__ import annotations
+
+from tinker.local.engines.toy.bigram import END_OF_TEXT
+from tinker.local.engines.toy.engine import TOY_MODEL, ToyEngine
+from tinker.local.engines.toy.losses import TOY_LOSSES
+
+__all__ = ["END_OF_TEXT", "TOY_LOSSES", "TOY_MODEL", "ToyEngine"]

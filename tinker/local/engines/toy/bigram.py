@@ -1,0 +1,141 @@
+"""The toy's frozen model: two softmaxes over the digits of the next token, with exact gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias, cast
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from tinker.local.engines import Cells, Float32
+from tinker.local.engines.toy.losses import Float64
+
+END_OF_TEXT = 256
+BASE = 256
+WIDTH = 64  # of the hidden state; 256 bytes are told apart well enough in 64 dimensions
+ALPHA = 32.0  # of LoRA: the update is ALPHA / rank times A B
+BLOCK = 8192  # rows of one matrix product; bounds memory to some ten megabytes
+LETTERS = " etaoinshrdlucmfwypvbgk,.\nTAISjxqz"  # by falling frequency
+Tensors: TypeAlias = dict[str, Float64]
+
+
+class Bigram:
+    """The frozen model: features of a token, and the two softmaxes over the digits of the next one."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._highs = -(-vocabulary // BASE)
+        rng = np.random.default_rng(20)
+        self._of_high = rng.standard_normal((self._highs, WIDTH))
+        self._of_low = rng.standard_normal((BASE, WIDTH))
+        self._high = rng.standard_normal((WIDTH, self._highs)) * 0.02
+        self._low = rng.standard_normal((WIDTH, BASE)) * 0.1
+        self._high_bias = np.full(self._highs, -20.0)
+        self._high_bias[:2] = [0.0, -4.0][: self._highs]
+        self._low_bias = np.zeros((self._highs, BASE))
+        self._low_bias[0] = -12.0
+        self._low_bias[0, list(LETTERS.encode())] = -0.12 * np.arange(len(LETTERS))
+        self._low_bias[1:2, 1:] = -12.0
+        self._low_bias.reshape(-1)[vocabulary:] = -np.inf
+
+    def fresh(self, rank: int, seed: int) -> Tensors:
+        """Draw LoRA matrices that change nothing yet."""
+        rng = np.random.default_rng(abs(seed))
+        return {
+            "high.a": rng.standard_normal((WIDTH, rank)),
+            "high.b": np.zeros((rank, self._highs)),
+            "low.a": rng.standard_normal((WIDTH, rank)),
+            "low.b": np.zeros((rank, BASE)),
+        }
+
+    def logprobs(self, tensors: Tensors, last: NDArray[np.int64], following: NDArray[np.int64]) -> Float64:
+        """Compute the log-probability of ``following[i]`` after ``last[i]``."""
+        high, low = self._matrices(tensors)
+        out = np.empty(len(last))
+        for part in _iterate_blocks(len(last)):
+            digits, rest = np.divmod(following[part], BASE)
+            state = self._state(last[part])
+            rows = np.arange(len(digits))
+            out[part] = _log_softmax(state @ high + self._high_bias)[rows, digits]
+            out[part] += _log_softmax(self._low_logits(state, digits, low))[rows, rest]
+        return out
+
+    def gradient(self, tensors: Tensors, last: NDArray[np.int64], following: NDArray[np.int64], slopes: Float64) -> Tensors:
+        """Compute the gradient of the sum of ``slopes[i]`` times the log-probability of ``following[i]`` after ``last[i]``."""
+        high, low = self._matrices(tensors)
+        high_slope, low_slope = np.zeros_like(high), np.zeros_like(low)
+        for part in _iterate_blocks(len(last)):
+            digits, rest = np.divmod(following[part], BASE)
+            state = self._state(last[part])
+            high_slope += state.T @ _logit_slopes(state @ high + self._high_bias, digits, slopes[part])
+            lifted = state + self._of_high[digits]
+            low_slope += lifted.T @ _logit_slopes(self._low_logits(state, digits, low), rest, slopes[part])
+        return {**_lora_slopes(tensors, "high", high_slope), **_lora_slopes(tensors, "low", low_slope)}
+
+    def row(self, tensors: Tensors, last: int) -> Float32:
+        """Compute the log-probability of every token after ``last``."""
+        high, low = self._matrices(tensors)
+        state = self._state(np.array([last]))
+        digits = _log_softmax(state @ high + self._high_bias)[0]
+        rest = _log_softmax(self._low_logits(state, np.arange(self._highs), low))
+        cells: Float64 = (digits[:, None] + rest).reshape(-1)[: self._vocabulary]
+        return cells.astype(np.float32)
+
+    def _state(self, tokens: NDArray[np.int64]) -> Float64:
+        digits, rest = np.divmod(tokens, BASE)
+        return np.where(digits[:, None] > 0, self._of_high[digits], 0.0) + self._of_low[rest]
+
+    def _low_logits(self, state: Float64, digits: NDArray[np.int64], low: Float64) -> Float64:
+        return (state + self._of_high[digits]) @ low + self._low_bias[digits]
+
+    def _matrices(self, tensors: Tensors) -> tuple[Float64, Float64]:
+        return self._high + _lora_update(tensors, "high"), self._low + _lora_update(tensors, "low")
+
+
+@attrs.frozen(eq=False)
+class TokenPairs:
+    """The distinct (last token, next token) pairs of a call, and for each cell the place of its pair among them."""
+
+    last: NDArray[np.int64]
+    following: NDArray[np.int64]
+    places: NDArray[np.int64]
+    known: NDArray[np.bool_]
+
+    @classmethod
+    def collect(cls, checked: Sequence[Cells], vocabulary: int) -> TokenPairs:
+        """Collect the pairs. Targets out of range (their weight is zero) count as token 0 and are not ``known``."""
+        last = np.concatenate([np.repeat(cells.tokens, cells.targets.shape[1]) for cells in checked])
+        targets = np.concatenate([cells.targets.reshape(-1) for cells in checked])
+        known = (targets >= 0) & (targets < vocabulary)
+        codes = last * BASE * BASE + np.where(known, targets, 0)
+        distinct, places = np.unique(codes, return_inverse=True)
+        first, second = np.divmod(distinct, BASE * BASE)
+        return cls(first, second, places.reshape(-1), known)
+
+
+def _iterate_blocks(count: int) -> Iterator[slice]:
+    return (slice(start, start + BLOCK) for start in range(0, count, BLOCK))
+
+
+def _log_softmax(logits: Float64) -> Float64:
+    shifted: Float64 = logits - logits.max(axis=1, keepdims=True)
+    return shifted - cast("Float64", np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+
+
+def _logit_slopes(logits: Float64, chosen: NDArray[np.int64], slopes: Float64) -> Float64:
+    out = -np.exp(_log_softmax(logits)) * slopes[:, None]
+    out[np.arange(len(chosen)), chosen] += slopes
+    return out
+
+
+def _lora_update(tensors: Tensors, name: str) -> Float64:
+    down, up = tensors[f"{name}.a"], tensors[f"{name}.b"]
+    return np.multiply(down @ up, ALPHA / len(up))
+
+
+def _lora_slopes(tensors: Tensors, name: str, slope: Float64) -> Tensors:
+    down, up = tensors[f"{name}.a"], tensors[f"{name}.b"]
+    scale = ALPHA / len(up)
+    return {f"{name}.a": scale * slope @ up.T, f"{name}.b": scale * down.T @ slope}

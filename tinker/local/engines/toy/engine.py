@@ -1,0 +1,324 @@
+"""The toy engine, with the methods that the server calls.
+
+For tests and for machines without torch. The next token depends on the last one only. A token id is written as two
+digits of base 256, and the model is two softmaxes of at most 256 cells, one for each digit; so a vocabulary of tens of
+thousands costs kilobytes, and every distribution is exact and sums to one. Ids below 256 are bytes, 256 ends a text.
+The untrained model babbles English letters. Runs in the server's one worker thread.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias, cast
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from tinker.local.engines import (
+    LOSS_FORMS,
+    PACKAGED_FOLDER,
+    Adam,
+    AdapterSpec,
+    Cells,
+    Continuation,
+    Dimuon,
+    EngineError,
+    Float32,
+    Int32,
+    LossResult,
+    PromptTargets,
+    SampleJob,
+    SampleResult,
+    TrainingExample,
+    check_data,
+    check_job,
+    check_step,
+    noise_seed,
+)
+from tinker.local.engines.toy.adapters import (
+    ADAPTER_FILE,
+    OPTIMIZER_FILE,
+    ToyAdapter,
+    moment_names,
+    read_arrays,
+    step_adam,
+    step_dimuon,
+    write_arrays,
+    zeros_like,
+)
+from tinker.local.engines.toy.bigram import BASE, Bigram, Tensors, TokenPairs
+from tinker.local.engines.toy.decoding import cumulative_distribution, has_stopped
+from tinker.local.engines.toy.losses import TOY_LOSSES, Float64, loss_metrics
+from tinker.types.results import EMPTY_LOGPROB
+
+TOY_MODEL = "tinker/toy"
+MAX_RANK = 1024
+CACHED_CELLS = 2**23  # probabilities kept for each set of weights: 32 MB
+DistributionKey: TypeAlias = tuple[int, float, int, float]
+
+
+@attrs.frozen(eq=False)
+class ToyWeights:
+    """LoRA matrices that no longer change, and the distributions computed from them so far."""
+
+    spec: AdapterSpec
+    tensors: Tensors
+    rows: dict[int, Float32] = attrs.field(factory=lambda: dict[int, Float32]())
+    cumulative: dict[DistributionKey, tuple[Float64, Int32]] = attrs.field(
+        factory=lambda: dict[DistributionKey, tuple[Float64, Int32]]()
+    )
+
+
+class ToyEngine:
+    """Trains and samples a two-softmax bigram model of ``vocabulary`` token ids."""
+
+    def __init__(self, *, vocabulary: int = 32_768, max_context_length: int = 32_768, base_model: str = TOY_MODEL) -> None:
+        if not 2 <= vocabulary <= BASE * BASE:
+            raise ValueError(f"vocabulary must be 2 to {BASE * BASE}, got {vocabulary}")
+        self._vocabulary, self._longest, self._name = vocabulary, max_context_length, base_model
+        self._net = Bigram(vocabulary)
+        self._adapters: dict[str, ToyAdapter] = {}
+        self._base = ToyWeights(AdapterSpec(rank=1), self._net.fresh(1, 0))
+
+    @property
+    def base_model(self) -> str:
+        return self._name
+
+    @property
+    def aliases(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def tokenizer_id(self) -> str:
+        """The byte-level tokenizer that comes with the package: token ids below 256 are bytes."""
+        return str(PACKAGED_FOLDER)
+
+    @property
+    def max_context_length(self) -> int:
+        return self._longest
+
+    @property
+    def losses(self) -> frozenset[str]:
+        return frozenset(TOY_LOSSES)
+
+    # Adapters
+
+    def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
+        if not 1 <= spec.rank <= MAX_RANK:
+            raise EngineError(f"rank is {spec.rank}; it must be 1 to {MAX_RANK}")
+        seed = secrets.randbits(31) if spec.seed is None else spec.seed
+        self._adapters[adapter_id] = ToyAdapter.create(attrs.evolve(spec, seed=seed), self._net.fresh(spec.rank, seed))
+
+    def drop_adapter(self, adapter_id: str) -> None:
+        self._adapters.pop(adapter_id, None)
+
+    def snapshot(self, adapter_id: str) -> ToyWeights:
+        adapter = self._adapter(adapter_id)
+        return ToyWeights(adapter.spec, {name: tensor.copy() for name, tensor in adapter.tensors.items()})
+
+    def load_snapshot(self, directory: Path) -> ToyWeights:
+        return ToyWeights(*self._read_adapter(directory))
+
+    def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
+        """Write the adapter. Gradients that no optimizer step has applied yet are not saved."""
+        adapter = self._adapter(adapter_id)
+        about = json.dumps({"vocabulary": self._vocabulary, "spec": attrs.asdict(adapter.spec)})
+        write_arrays(directory / ADAPTER_FILE, {"about": np.array(about), **adapter.tensors})
+        if optimizer:
+            moments = {f"first.{name}": value for name, value in adapter.first.items()}
+            moments |= {f"second.{name}": value for name, value in adapter.second.items()}
+            write_arrays(directory / OPTIMIZER_FILE, {"steps": np.array(adapter.steps), **moments})
+
+    def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
+        adapter = ToyAdapter.create(*self._read_adapter(directory))
+        if optimizer:
+            state = read_arrays(directory / OPTIMIZER_FILE, {"steps", *moment_names(adapter.tensors)})
+            adapter.steps = int(state["steps"])
+            adapter.first = {name: state[f"first.{name}"] for name in adapter.tensors}
+            adapter.second = {name: state[f"second.{name}"] for name in adapter.tensors}
+        self._adapters[adapter_id] = adapter
+        return adapter.spec
+
+    def _read_adapter(self, directory: Path) -> tuple[AdapterSpec, Tensors]:
+        found = read_arrays(directory / ADAPTER_FILE, {"about", *self._base.tensors})
+        about = json.loads(str(found.pop("about")))
+        if about["vocabulary"] != self._vocabulary:
+            raise EngineError(f"the checkpoint has {about['vocabulary']} token ids, this model {self._vocabulary}")
+        return AdapterSpec(**about["spec"]), found
+
+    def _adapter(self, adapter_id: str) -> ToyAdapter:
+        if adapter_id not in self._adapters:
+            raise EngineError(f"no adapter {adapter_id!r} on this server")
+        return self._adapters[adapter_id]
+
+    # Training
+
+    def forward_backward(
+        self,
+        adapter_id: str,
+        data: Sequence[TrainingExample],
+        loss_fn: str,
+        config: Mapping[str, float | str],
+        *,
+        backward: bool,
+    ) -> LossResult:
+        adapter = self._adapter(adapter_id)
+        limits = {"vocabulary": self._vocabulary, "longest": self._longest}
+        form, options, checked = check_data(data, loss_fn, config, **limits)
+        if not checked:
+            return LossResult(outputs=[], metrics={"loss:sum": 0.0, "tokens:sum": 0.0})
+        pairs = TokenPairs.collect(checked, self._vocabulary)
+        logprobs = self._net.logprobs(adapter.tensors, pairs.last, pairs.following)[pairs.places]
+        weights = np.concatenate([cells.weights.reshape(-1) for cells in checked]).astype(np.float64)
+        counted = weights != 0
+        inputs = {key: _concatenate(checked, key)[counted] for key in checked[0].inputs}
+        terms, slopes = TOY_LOSSES[loss_fn](logprobs[counted], inputs, options)
+        weighted = terms * weights[counted]
+        if not np.isfinite(weighted).all() or not np.isfinite(slopes).all():
+            raise EngineError("the loss is not finite; check logprobs, advantages and weights")
+        if backward:
+            slope = np.zeros(len(logprobs))
+            slope[counted] = slopes * weights[counted]
+            coefficients = cast("Float64", np.bincount(pairs.places, slope, len(pairs.last)))
+            gradient = self._net.gradient(adapter.tensors, pairs.last, pairs.following, coefficients)
+            adapter.gradient = _add(adapter.gradient, gradient)
+        reported = np.where(pairs.known, logprobs, 0.0).astype(np.float32)
+        outputs = [{"logprobs": part} for part in _split(reported, checked)]
+        return LossResult(outputs=outputs, metrics=loss_metrics(weighted, logprobs[counted], inputs, form, options))
+
+    def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
+        adapter = self._adapter(adapter_id)
+        check_step(params)
+        gradient = adapter.gradient or zeros_like(adapter.tensors)
+        norm = math.sqrt(sum(float((part**2).sum()) for part in gradient.values()))
+        clip = params.grad_clip_norm / norm if 0 < params.grad_clip_norm < norm else 1.0
+        clipped = {name: part * clip for name, part in gradient.items()}
+        if isinstance(params, Dimuon):
+            step_dimuon(adapter, clipped, params)
+        else:
+            step_adam(adapter, clipped, params)
+        adapter.gradient = None
+        return {"grad_norm:mean": norm}
+
+    # Sampling
+
+    def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
+        for job in jobs:
+            check_job(job, vocabulary=self._vocabulary, longest=self._longest)
+        return [self._sample(job, self._weights(job)) for job in jobs]
+
+    def _weights(self, job: SampleJob) -> ToyWeights:
+        if job.weights is None:
+            return self._base
+        if not isinstance(job.weights, ToyWeights):
+            raise EngineError("the weights to sample from do not come from this engine")
+        return job.weights
+
+    def _sample(self, job: SampleJob, weights: ToyWeights) -> SampleResult:
+        seed = noise_seed(job)
+        sequences = [self._continue(job, weights, np.random.default_rng([seed, index])) for index in range(job.num_samples)]
+        topk = self._topk(weights, job.tokens, job.topk_prompt_logprobs, prompt=True)
+        return SampleResult(
+            sequences=sequences,
+            prompt_logprobs=self._prompt_logprobs(weights, job.tokens) if job.prompt_logprobs else None,
+            topk_prompt=topk,
+            target_logprobs=self._target_logprobs(weights, job.tokens, job.prompt_targets),
+            alternatives=self._alternatives(weights, job, seed),
+        )
+
+    def _continue(self, job: SampleJob, weights: ToyWeights, rng: np.random.Generator) -> Continuation:
+        noise: list[float] = rng.random(job.max_tokens).tolist()
+        last, tokens, logprobs, reason = int(job.tokens[-1]), list[int](), list[float](), "length"
+        while len(tokens) < job.max_tokens:
+            cumulative, ids = self._cumulative(weights, last, job)
+            index = int(np.searchsorted(cumulative, noise[len(tokens)] * float(cumulative[-1]), side="right"))
+            following = int(ids[min(index, len(ids) - 1)])
+            tokens.append(following)
+            logprobs.append(float(self._row(weights, last)[following]))
+            last = following
+            if has_stopped(tokens, job.stop):
+                reason = "stop"
+                break
+        history = np.array([job.tokens[-1], *tokens], np.int32)
+        return Continuation(
+            tokens=history[1:],
+            logprobs=np.array(logprobs, np.float32),
+            stop_reason=reason,
+            topk=self._topk(weights, history, job.topk_sample_logprobs, prompt=False),
+        )
+
+    def _prompt_logprobs(self, weights: ToyWeights, tokens: Int32) -> Float32:
+        own = self._net.logprobs(weights.tensors, tokens[:-1].astype(np.int64), tokens[1:].astype(np.int64))
+        return np.concatenate([[np.nan], own]).astype(np.float32)
+
+    def _target_logprobs(self, weights: ToyWeights, tokens: Int32, targets: PromptTargets | None) -> Float32 | None:
+        if targets is None:
+            return None
+        last = tokens[targets.positions - 1].astype(np.int64)
+        return self._net.logprobs(weights.tensors, last, targets.tokens).astype(np.float32)
+
+    def _alternatives(self, weights: ToyWeights, job: SampleJob, seed: int) -> tuple[Int32, Float32] | None:
+        if not job.prompt_alternatives:
+            return None
+        whole = attrs.evolve(job, top_k=-1, top_p=1.0)
+        noise = np.random.default_rng([seed, 0, 1]).random((len(job.tokens) - 1, job.prompt_alternatives))
+        ids, logprobs = np.empty(noise.shape, np.int32), np.empty(noise.shape, np.float32)
+        for row, last in enumerate(job.tokens[:-1].tolist()):
+            cumulative, tokens = self._cumulative(weights, last, whole)
+            places = cast("NDArray[np.intp]", np.searchsorted(cumulative, noise[row] * cumulative[-1], side="right"))
+            ids[row] = tokens[places.clip(max=len(tokens) - 1)]
+            logprobs[row] = self._row(weights, last)[ids[row]]
+        return ids, logprobs
+
+    def _topk(self, weights: ToyWeights, history: Int32, k: int, *, prompt: bool) -> tuple[Int32, Float32] | None:
+        """Return the k likeliest tokens at each position but the first; the first of a prompt is an empty row."""
+        if not k:
+            return None
+        rows = [self._row(weights, int(last)) for last in history[:-1]]
+        ids = [np.argsort(-row, kind="stable")[:k] for row in rows]
+        values = [row[chosen] for row, chosen in zip(rows, ids)]
+        if prompt:
+            ids, values = [np.zeros(k, np.int64), *ids], [np.full(k, EMPTY_LOGPROB, np.float32), *values]
+        return np.array(ids, np.int32).reshape(-1, k), np.array(values, np.float32).reshape(-1, k)
+
+    def _row(self, weights: ToyWeights, last: int) -> Float32:
+        """Compute the log-probability of every token after ``last``, alone, so that no batch decides its rounding."""
+        row = weights.rows.get(last)
+        if row is None:
+            if len(weights.rows) * self._vocabulary >= CACHED_CELLS:
+                weights.rows.clear()
+            row = weights.rows[last] = self._net.row(weights.tensors, last)
+        return row
+
+    def _cumulative(self, weights: ToyWeights, last: int, job: SampleJob) -> tuple[Float64, Int32]:
+        """Return the cumulative distribution to draw from after ``last``, and the token of each of its steps."""
+        key = (last, job.temperature, job.top_k, job.top_p)
+        found = weights.cumulative.get(key)
+        if found is None:
+            if len(weights.cumulative) * self._vocabulary >= CACHED_CELLS:
+                weights.cumulative.clear()
+            found = weights.cumulative[key] = cumulative_distribution(self._row(weights, last), job)
+        return found
+
+
+def _add(before: Tensors | None, gradient: Tensors) -> Tensors:
+    return gradient if before is None else {name: before[name] + part for name, part in gradient.items()}
+
+
+def _concatenate(checked: Sequence[Cells], key: str) -> Float64:
+    return np.concatenate([cells.inputs[key].reshape(-1) for cells in checked]).astype(np.float64)
+
+
+def _split(values: Float32, checked: Sequence[Cells]) -> Iterator[Float32]:
+    at = 0
+    for cells in checked:
+        yield values[at : at + cells.targets.size].reshape(cells.shape)
+        at += cells.targets.size
+
+
+assert TOY_LOSSES.keys() == LOSS_FORMS.keys()

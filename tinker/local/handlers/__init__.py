@@ -1,0 +1,7 @@
+"""One handler for each operation of the contract, in the file named after its tag."""
+
+from __future__ import annotations
+
+from tinker.local.handlers import admin, auth, futures, sampling, service, telemetry, training, weights
+
+__all__ = ["admin", "auth", "futures", "sampling", "service", "telemetry", "training", "weights"]

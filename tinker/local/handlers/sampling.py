@@ -1,0 +1,170 @@
+"""Handlers of sampling sessions and samples."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+
+from tinker_wire import models
+
+from tinker.local.call import APICall
+from tinker.local.engines import Engine, EngineError, SampleJob, SampleResult
+from tinker.local.errors import APIProblem
+from tinker.local.naming import check_base_model, tokenizer_for, visible_name
+from tinker.local.operations import count_prompt_tokens, count_tokens, to_job, to_response
+from tinker.local.scheduling import SampleTask, fingerprint
+from tinker.local.state import State
+from tinker.local.storage import (
+    MAX_CLIENTS,
+    CompletionLog,
+    LoadWeights,
+    RequestFailure,
+    SamplerRecord,
+    ServerFuture,
+    SessionRecord,
+    UsageKey,
+)
+from tinker.types.results import SampleResponse
+
+CLIENT_NUMBERS = MAX_CLIENTS  # each client of a session has so many numbers for its requests
+
+
+async def create_sampling_session(state: State, call: APICall) -> models.CreateSamplingSessionResponse:
+    """Create the sampling session ``<session>:sample:<n>``; the same number and source again return the same one."""
+    request = call.read(models.CreateSamplingSessionRequest)
+    engine = await state.engine()
+    with state.lock:
+        state.require_open()
+        session = state.store.live_session(request.session_id)
+        weights, base_model = _find_source(state, engine, request.base_model, request.model_path)
+        sampler = _find_existing(state, session, request, base_model)
+        if sampler is None:
+            number = request.sampling_session_seq_id
+            sampler = state.store.new_sampler(session, number, base_model, request.model_path, weights)
+            sampler.requested_name = request.base_model
+            state.store.add_sampler(number, sampler)
+    return models.CreateSamplingSessionResponse(sampling_session_id=sampler.sampler_id)
+
+
+def _find_existing(
+    state: State, session: SessionRecord, request: models.CreateSamplingSessionRequest, base_model: str
+) -> SamplerRecord | None:
+    """Find the sampling session that the same request made before."""
+    found = session.samplers.get(request.sampling_session_seq_id) if state.settings.profile.ids.by_number else None
+    is_same = found is not None and (found.base_model, found.model_path) == (base_model, request.model_path)
+    return found if is_same else None
+
+
+async def join_sampling_session(state: State, call: APICall) -> models.JoinSamplingSessionResponse:
+    """Return the number of one more client: 1, 2, 3, ..."""
+    request = call.read(models.JoinSamplingSessionRequest)
+    with state.lock:
+        return models.JoinSamplingSessionResponse(client_counter=state.store.sampler(request.sampling_session_id).add_client())
+
+
+def _find_source(state: State, engine: Engine, base_model: str | None, path: str | None) -> tuple[LoadWeights, str]:
+    """Find the weights to sample from, and the base model's name. Raises APIProblem 400 or 404."""
+    if base_model is not None:
+        base_model = check_base_model(state, engine, base_model)
+    if path is None:
+        if base_model is None:
+            raise APIProblem(400, "either base_model or model_path says what to sample from")
+        return _base_weights, base_model
+    try:
+        record, folder = state.checkpoints.find(path, "sampler_weights")
+    except EngineError as error:
+        raise APIProblem(404, str(error)) from error
+    state.audit.record_checkpoint("checkpoint_read", record, "sample")
+    if record.engine_model != engine.base_model:
+        raise APIProblem(400, f"{path} was trained on {record.engine_model!r}; this server has {engine.base_model!r}")
+    return lambda engine: state.snapshots.get(engine, folder, record.created_at), base_model or record.base_model
+
+
+def _base_weights(engine: Engine) -> None:
+    return None
+
+
+async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
+    """Describe a sampling session."""
+    engine = await state.engine()
+    with state.lock:
+        sampler = state.store.sampler(call.path["sampler_id"])
+    return models.GetSamplerResponse(
+        sampler_id=sampler.sampler_id,
+        base_model=visible_name(call, sampler.base_model, sampler.requested_name),
+        model_path=sampler.model_path,
+        tokenizer_id=tokenizer_for(call, engine),
+    )
+
+
+async def asample(state: State, call: APICall) -> models.UntypedAPIFuture:
+    """Sample from a sampling session, a base model or a checkpoint; the same number and body return the same future."""
+    request = call.read(models.SampleRequest)
+    if not 1 <= request.num_samples <= state.settings.max_samples:
+        raise APIProblem(400, f"num_samples is {request.num_samples}; it must be 1 to {state.settings.max_samples}")
+    engine = await state.engine()
+    with state.lock:
+        state.require_open()
+        if request.sampling_session_id is None:
+            weights, base_model = _find_source(state, engine, request.base_model, request.model_path)
+            return _enqueue(state, engine, request, weights, (None, None, base_model), None)
+        sampler = state.store.sampler(request.sampling_session_id)
+        assert sampler.weights is not None
+        key = sampler.session.usage_key(sampler.base_model)
+        return _enqueue(state, engine, request, sampler.weights, key, sampler)
+
+
+def _enqueue(
+    state: State,
+    engine: Engine,
+    request: models.SampleRequest,
+    weights: LoadWeights,
+    usage_key: UsageKey,
+    sampler: SamplerRecord | None,
+) -> models.UntypedAPIFuture:
+    owner = "sample" if sampler is None else sampler.sampler_id
+    numbered = sampler is not None and request.seq_id is not None
+    key = f"{owner}:request:{request.seq_id if numbered else uuid.uuid4()}"
+    sequence_ids = [f"{key}:sequence:{index}" for index in range(request.num_samples)]
+    request_fingerprint = fingerprint(request)
+    request_id = state.futures.find_request_id(key, request_fingerprint)
+    if request_id is None:
+        log = None if sampler is None else sampler.completion_log((request.seq_id or 0) // CLIENT_NUMBERS)
+        future = state.futures.open(
+            key, request_fingerprint, None if sampler is None else sampler.session.new_span("asample", owner)
+        )
+        future.is_sample = True
+        if sampler is not None and log is not None:
+            future.on_done = _completion_logger(log)
+            future.on_poll = _session_toucher(state, sampler.session)
+        tokens = count_tokens(request, engine.max_context_length)
+        state.samples.put(
+            SampleTask(future, tokens, _job_maker(request, weights), _response_maker(state, request, usage_key, sequence_ids))
+        )
+        state.notify()
+        request_id = future.request_id
+    return models.UntypedAPIFuture(request_id=request_id, sample_sequence_ids=sequence_ids)
+
+
+def _completion_logger(log: CompletionLog) -> Callable[[ServerFuture], None]:
+    return lambda future: log.add(future.request_id, failed=isinstance(future.outcome, RequestFailure))
+
+
+def _session_toucher(state: State, session: SessionRecord) -> Callable[[], None]:
+    return lambda: state.store.touch(session)
+
+
+def _job_maker(request: models.SampleRequest, weights: LoadWeights) -> Callable[[Engine], SampleJob]:
+    return lambda engine: to_job(engine, request, weights)
+
+
+def _response_maker(
+    state: State, request: models.SampleRequest, usage_key: UsageKey, sequence_ids: Sequence[str]
+) -> Callable[[SampleResult], SampleResponse]:
+    def result(result: SampleResult) -> SampleResponse:
+        with state.lock:
+            state.usage.count("sampling_prefill", count_prompt_tokens(request), usage_key)
+            state.usage.count("sampling_sample", sum(len(continuation.tokens) for continuation in result.sequences), usage_key)
+        return to_response(request, result, sequence_ids)
+
+    return result

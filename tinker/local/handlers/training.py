@@ -1,0 +1,235 @@
+"""Handlers of models, losses, optimizer steps and training runs. What trains runs in the order of the model's requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from tinker_wire import models
+
+from tinker._wire import proto
+from tinker.local.call import APICall
+from tinker.local.engines import Engine
+from tinker.local.errors import APIProblem, not_found
+from tinker.local.handlers.service import SCOPES
+from tinker.local.naming import check_base_model, tokenizer_for, visible_name
+from tinker.local.operations import (
+    LossRequest,
+    NewModel,
+    adapter_spec,
+    check_custom_loss,
+    check_rank,
+    compute_loss,
+    creation_step,
+    decode_datum,
+    describe_checkpoints,
+    describe_model,
+    list_runs,
+    optimizer_config,
+    optimizer_family,
+    step_params,
+)
+from tinker.local.scheduling import enqueue_idempotent, fingerprint, fingerprint_protobuf
+from tinker.local.state import State
+from tinker.local.storage import ModelRecord
+from tinker.types.datum import Datum
+from tinker.types.results import ForwardBackwardOutput
+
+
+async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
+    """Create an adapter under ``<session>:train:<n>``; the same number and body again return the same future."""
+    request = call.read(models.CreateModelRequest)
+    engine = await state.engine()
+    base_model = check_base_model(state, engine, request.base_model)
+    optimizer = optimizer_family(request.optimizer_config)
+    spec = adapter_spec(request.lora_config)
+    check_rank(state, spec)
+    new = NewModel(
+        base_model=base_model,
+        requested_name=request.base_model,
+        spec=spec,
+        optimizer=optimizer,
+        user_metadata=request.user_metadata,
+    )
+    with state.lock:
+        model = new.add(state, request.session_id, request.model_seq_id)
+        work = creation_step(model, lambda engine: engine.create_adapter(model.model_id, spec))
+        return enqueue_idempotent(state, call.name, model, 0, fingerprint(request), lambda engine: _create(model, work, engine))
+
+
+def _create(model: ModelRecord, work: Callable[[Engine], None], engine: Engine) -> models.CreateModelResponse:
+    work(engine)
+    return models.CreateModelResponse(model_id=model.model_id)
+
+
+async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
+    """Describe a model; also right after its creation was submitted."""
+    request = call.read(models.GetInfoRequest)
+    engine = await state.engine()
+    with state.lock:
+        model = state.store.model(request.model_id)
+    if model.creation_error is not None:
+        raise APIProblem(400, f"model {model.model_id!r} was not created: {model.creation_error}")
+    name = visible_name(call, model.base_model, model.requested_name)
+    return models.GetInfoResponse(
+        model_id=model.model_id,
+        model_data=models.ModelData(model_name=name, tokenizer_id=tokenizer_for(call, engine)),
+        optimizer_config=optimizer_config(model.optimizer),
+        is_lora=True,
+        lora_rank=model.spec.rank,
+        model_name=name,
+    )
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+async def forward_backward(state: State, call: APICall) -> models.UntypedAPIFuture:
+    """Compute a loss and its gradient, or the loss alone where a protobuf body says so."""
+    if call.is_proto:
+        return await _enqueue_protobuf(state, call)
+    request, request_fingerprint = await _read_with_fingerprint(state, call, models.ForwardBackwardRequest)
+    return _enqueue_json(
+        state, call, request.model_id, request.seq_id, request.forward_backward_input, request_fingerprint, backward=True
+    )
+
+
+async def forward(state: State, call: APICall) -> models.UntypedAPIFuture:
+    """Compute a loss alone."""
+    request, request_fingerprint = await _read_with_fingerprint(state, call, models.ForwardRequest)
+    return _enqueue_json(
+        state, call, request.model_id, request.seq_id, request.forward_input, request_fingerprint, backward=False
+    )
+
+
+async def _read_with_fingerprint(state: State, call: APICall, kind: type[T]) -> tuple[T, bytes]:
+    """Read the body, and compute its fingerprint."""
+
+    def read() -> tuple[T, bytes]:
+        request = call.read(kind)
+        return request, fingerprint(request)
+
+    return await state.offload(len(call.content), read)
+
+
+async def _enqueue_protobuf(state: State, call: APICall) -> models.UntypedAPIFuture:
+    def read() -> tuple[proto.ForwardBackwardCall, bytes]:
+        request = proto.decode_forward_backward(call.content)
+        return request, fingerprint_protobuf(request)
+
+    if not state.settings.profile.protobuf:
+        raise state.settings.profile.protobuf_problem
+    try:
+        request, request_fingerprint = await state.offload(len(call.content), read)
+    except proto.ProtoError as error:
+        raise APIProblem(422, f"the body is not a ForwardBackwardRequest: {error}") from error
+    state.settings.profile.check_loss(request.loss_fn, request.loss_fn_config, request.data)
+    loss = LossRequest(request.loss_fn, request.loss_fn_config, backward=not request.forward_only)
+    operation = call.name if loss.backward else "forward"
+    return _enqueue_loss(state, operation, request.model_id, request.seq_id, request_fingerprint, loss, lambda: request.data)
+
+
+def _enqueue_json(
+    state: State,
+    call: APICall,
+    model_id: str,
+    seq_id: int | None,
+    what: models.ForwardBackwardInput,
+    request_fingerprint: bytes,
+    *,
+    backward: bool,
+) -> models.UntypedAPIFuture:
+    loss = LossRequest(what.loss_fn, what.loss_fn_config or {}, backward=backward)
+    state.settings.profile.check_loss(loss.name, loss.options, what.data)
+    data = lambda: [decode_datum(index, datum) for index, datum in enumerate(what.data)]  # noqa: E731
+    return _enqueue_loss(state, call.name, model_id, seq_id, request_fingerprint, loss, data)
+
+
+def _enqueue_loss(
+    state: State,
+    operation: str,
+    model_id: str,
+    seq_id: int | None,
+    request_fingerprint: bytes,
+    loss: LossRequest,
+    data: Callable[[], list[Datum]],
+) -> models.UntypedAPIFuture:
+    def run(engine: Engine) -> ForwardBackwardOutput:
+        model.require_created()
+        return compute_loss(state, engine, model, loss, data())
+
+    with state.lock:
+        model = state.store.model(model_id)
+        return enqueue_idempotent(state, operation, model, model.queue.assign_number(seq_id), request_fingerprint, run)
+
+
+async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFuture:
+    """Store a traced loss under an id, checked at once (APIProblem 400). The same again returns the same future."""
+    request = call.read(models.CreateCustomLossRequest)
+    request_fingerprint = fingerprint(request)
+    with state.lock:
+        state.require_open()
+        session = state.store.live_session(request.session_id)
+        key = f"{session.session_id}:custom_loss:{request.custom_loss_seq_id}"
+        request_id = state.futures.find_request_id(key, request_fingerprint)
+        if request_id is None:
+            if len(session.losses) >= state.settings.max_custom_losses:
+                limit = f"max_custom_losses={state.settings.max_custom_losses}"
+                raise APIProblem(403, f"this session has as many custom losses as it may have ({limit})")
+            session.losses[key] = check_custom_loss(request)
+            future = state.futures.open(key, request_fingerprint, session.new_span(call.name, session.session_id))
+            state.futures.resolve(future, models.CreateCustomLossResponse(loss_id=key))
+            request_id = future.request_id
+    return models.UntypedAPIFuture(request_id=request_id)
+
+
+async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
+    """Apply one step of the model's optimizer; another family's parameters make the request fail."""
+    request = call.read(models.OptimStepRequest)
+
+    def run(engine: Engine) -> models.OptimStepResponse:
+        model.require_created()
+        return models.OptimStepResponse(metrics=engine.optim_step(model.model_id, step_params(model, request)))
+
+    with state.lock:
+        model = state.store.model(request.model_id)
+        return enqueue_idempotent(state, call.name, model, model.queue.assign_number(request.seq_id), fingerprint(request), run)
+
+
+async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
+    """Free a model once its submitted requests have run; its checkpoints stay, and later requests are refused."""
+    request = call.read(models.UnloadModelRequest)
+
+    def run(engine: Engine) -> models.UnloadModelResponse:
+        engine.drop_adapter(model.model_id)
+        return models.UnloadModelResponse(model_id=model.model_id)
+
+    with state.lock:
+        model = state.store.model(request.model_id)
+        answer = enqueue_idempotent(state, call.name, model, model.queue.assign_number(None), fingerprint(request), run)
+        state.store.close_model(model, "was unloaded")
+        return answer
+
+
+async def list_training_runs(state: State, call: APICall) -> models.TrainingRunsResponse:
+    """Return a page of all runs, the most recently used first; of one project where the query names it."""
+    limit, offset = call.query_integer("limit", 20), call.query_integer("offset", 0)
+    call.query_choice("access_scope", SCOPES)
+    runs = await state.offload_always(lambda: list_runs(state, call.query.get("project_id")))
+    cursor = models.Cursor(offset=offset, limit=limit, total_count=len(runs))
+    return models.TrainingRunsResponse(training_runs=runs[offset : offset + limit], cursor=cursor)
+
+
+async def get_training_run(state: State, call: APICall) -> models.TrainingRun:
+    """Return one run. Raises APIProblem 404 when it is unknown."""
+    call.query_choice("access_scope", SCOPES)
+    wanted = call.path["training_run_id"]
+    records = await state.offload_always(lambda: state.checkpoints.list(wanted))
+    with state.lock:
+        model = state.store.find_model(wanted)
+    if model is not None:
+        return describe_model(model, records)
+    if records:
+        return describe_checkpoints(records)
+    raise not_found("training run", wanted)

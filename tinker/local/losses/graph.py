@@ -1,0 +1,129 @@
+"""Losses that a client traced: checked when they come, evaluated node by node with torch, never executed as code.
+
+A graph is data. Of what it names, only the functions, methods and attributes listed here exist; everything they can touch is
+a tensor, a number, or a plain container of those. So a graph can compute, and nothing else.
+
+A custom loss needs no support of the engine: with C the loss and g its gradient by the log-probabilities of the targets, the
+cross entropy with weights -g has the same gradient as C. The engine computes the log-probabilities, torch computes g here,
+and the engine goes backward through the cross entropy.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownParameterType=false
+# (torch is typed in part only)
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+from tinker_wire import models
+
+from tinker._installation import install_command
+from tinker.local.engines import Engine, EngineError, LossResult, TrainingExample
+from tinker.local.losses.evaluation import Evaluation
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LossGraph:
+    """A loss that was checked: what it is called, its inputs (``logprobs`` first) and its nodes."""
+
+    name: str
+    inputs: Sequence[models.CustomLossInput]
+    nodes: Sequence[models.CustomLossNode]
+
+    def run(self, engine: Engine, adapter_id: str, data: Sequence[TrainingExample], *, backward: bool) -> LossResult:
+        """Sum the loss of each datum, and with ``backward`` its gradient. EngineError names the datum and the node."""
+        examples = [self._without_weights(index, example) for index, example in enumerate(data)]
+        before = engine.forward_backward(adapter_id, examples, "cross_entropy", {}, backward=False)
+        logprobs = [fields["logprobs"] for fields in before.outputs]
+        values = [self._evaluate(index, example, logprobs[index], backward) for index, example in enumerate(data)]
+        weighted = [_add_weights(e, -v.gradient) for e, v in zip(examples, values) if v.gradient is not None]
+        if weighted:
+            engine.forward_backward(adapter_id, weighted, "cross_entropy", {}, backward=True)
+        return LossResult(outputs=[{"logprobs": part} for part in logprobs], metrics=_metrics(values))
+
+    def _without_weights(self, index: int, example: TrainingExample) -> TrainingExample:
+        """Return the datum as cross entropy takes it, without weights."""
+        targets = example.loss_inputs.get("target_tokens")
+        if targets is None:
+            raise EngineError(f"datum {index}: loss_fn_inputs lacks target_tokens, which every loss needs")
+        return _add_weights(
+            TrainingExample(tokens=example.tokens, loss_inputs={"target_tokens": targets}), np.zeros(targets.shape, np.float32)
+        )
+
+    def _evaluate(self, index: int, example: TrainingExample, logprobs: NDArray[np.float32], backward: bool) -> DatumLoss:
+        torch = _import_torch()
+        leaf = torch.from_numpy(np.array(logprobs)).requires_grad_()
+        given: dict[str, Any] = {}
+        for one in self.inputs:
+            given[one.name] = leaf if one.name == "logprobs" else torch.from_numpy(_find_input(index, example, one.name))
+            if given[one.name].ndim != one.rank:
+                shape = list(given[one.name].shape)
+                raise EngineError(
+                    f"datum {index}: {one.name} has shape {shape}; the loss {self.name!r} takes {one.rank} dimensions"
+                )
+        try:
+            with torch.enable_grad():
+                loss, metrics = Evaluation(torch, given).run(self.nodes)
+                gradient = _gradient(torch, loss, leaf) if backward else None
+        except EngineError as error:
+            raise EngineError(f"datum {index}: the loss {self.name!r}: {error}") from error
+        return DatumLoss(_to_float(loss), {name: _to_float(value) for name, value in metrics.items()}, gradient)
+
+
+@attrs.frozen(eq=False)
+class DatumLoss:
+    """The loss of one datum, its metrics, and its gradient by the log-probabilities where that is wanted."""
+
+    loss: float
+    metrics: Mapping[str, float]
+    gradient: NDArray[np.float32] | None
+
+
+def _to_float(value: Any) -> float:
+    """Return a tensor's one value, or a number as it is."""
+    return float(value.detach() if hasattr(value, "detach") else value)
+
+
+def _gradient(torch: Any, loss: Any, leaf: Any) -> NDArray[np.float32]:
+    if not torch.isfinite(loss):
+        raise EngineError("the loss is not finite")
+    if not loss.requires_grad:
+        raise EngineError("the loss does not depend on logprobs")
+    gradient = torch.autograd.grad(loss, leaf)[0]
+    if not torch.isfinite(gradient).all():
+        raise EngineError("the gradient of the loss is not finite")
+    array: NDArray[np.float32] = gradient.numpy()
+    return array
+
+
+def _add_weights(example: TrainingExample, weights: NDArray[np.float32]) -> TrainingExample:
+    return attrs.evolve(example, loss_inputs={**example.loss_inputs, "weights": weights})
+
+
+def _find_input(index: int, example: TrainingExample, name: str) -> NDArray[Any]:
+    found = example.loss_inputs.get(name)
+    if found is None:
+        raise EngineError(f"datum {index}: loss_fn_inputs lacks {name}, which the loss takes")
+    return np.array(found)
+
+
+def _metrics(values: Sequence[DatumLoss]) -> dict[str, float]:
+    """Return ``loss:sum``, and the loss's own metrics, reduced over the datums as their names say."""
+    found = {"loss:sum": sum(value.loss for value in values)}
+    for name in {name: None for value in values for name in value.metrics}:
+        total = sum(value.metrics.get(name, 0.0) for value in values)
+        found[name] = total / len(values) if name.endswith(":mean") else total
+    return found
+
+
+def _import_torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise EngineError(f"custom losses are computed with torch; on the server: {install_command('torch')}") from None
+    return torch

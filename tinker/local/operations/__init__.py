@@ -1,0 +1,50 @@
+"""The work of requests on models, losses, samples and checkpoints, between the handlers and the engine."""
+
+from __future__ import annotations
+
+from tinker.local.operations.creation import NewModel, adapter_spec, check_rank, creation_step
+from tinker.local.operations.descriptions import (
+    describe_checkpoints,
+    describe_model,
+    list_runs,
+    public_checkpoint,
+    summarize_session,
+    to_string_map,
+)
+from tinker.local.operations.loads import load_into_model, load_into_new_model
+from tinker.local.operations.lookup import check_ttl, find_addressed, find_checkpoint, require_checkpoint
+from tinker.local.operations.loss_requests import LossRequest, check_custom_loss, compute_loss, decode_datum
+from tinker.local.operations.optimizers import optimizer_config, optimizer_family, step_params
+from tinker.local.operations.samples import count_prompt_tokens, count_tokens, to_job, to_response
+from tinker.local.operations.saves import Save
+
+__all__ = [
+    "LossRequest",
+    "NewModel",
+    "Save",
+    "adapter_spec",
+    "check_custom_loss",
+    "check_rank",
+    "check_ttl",
+    "compute_loss",
+    "count_prompt_tokens",
+    "count_tokens",
+    "creation_step",
+    "decode_datum",
+    "describe_checkpoints",
+    "describe_model",
+    "find_addressed",
+    "find_checkpoint",
+    "list_runs",
+    "load_into_model",
+    "load_into_new_model",
+    "optimizer_config",
+    "optimizer_family",
+    "public_checkpoint",
+    "require_checkpoint",
+    "step_params",
+    "summarize_session",
+    "to_job",
+    "to_response",
+    "to_string_map",
+]

@@ -1,0 +1,81 @@
+"""The creation of a model: its description, and the step that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+from tinker_wire import models
+
+from tinker.local.engines import AdapterSpec, Engine
+from tinker.local.errors import APIProblem
+from tinker.local.state import State
+from tinker.local.storage import ModelRecord, SessionRecord
+
+
+@attrs.frozen(kw_only=True)
+class NewModel:
+    """What a model will be. ``requested_name`` is what the client called its base model."""
+
+    base_model: str
+    requested_name: str | None = None
+    spec: AdapterSpec
+    optimizer: str
+    user_metadata: models.Metadata | None
+
+    def add(self, state: State, session_id: str, number: int) -> ModelRecord:
+        """Return the model of that number, a new or the existing one. Call with the state's lock held."""
+        state.require_open()
+        session = state.store.live_session(session_id)
+        return state.store.add_model(session, number, lambda model_id: self._make(state, session, model_id))
+
+    def _make(self, state: State, session: SessionRecord, model_id: str) -> ModelRecord:
+        return ModelRecord(
+            model_id=model_id,
+            session=session,
+            base_model=self.base_model,
+            requested_name=self.requested_name,
+            spec=self.spec,
+            queue=state.new_queue(),
+            last_request_at=state.now(),
+            optimizer=self.optimizer,
+            user_metadata=self.user_metadata,
+        )
+
+
+def creation_step(model: ModelRecord, make: Callable[[Engine], object]) -> Callable[[Engine], None]:
+    """Return a step that makes the model, or notes why that failed for the errors of its later requests."""
+
+    def run(engine: Engine) -> None:
+        try:
+            make(engine)
+        except Exception as error:
+            model.creation_error = str(error)
+            raise
+
+    return run
+
+
+def check_rank(state: State, spec: AdapterSpec) -> None:
+    """Raise APIProblem 400 for a rank that is out of range."""
+    limit = state.settings.max_rank
+    if not 1 <= spec.rank <= limit:
+        raise APIProblem(400, f"rank is {spec.rank}; it must be 1 to {limit} (max_rank)")
+
+
+def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:
+    """Return the engine's specification; without a configuration its defaults."""
+    if config is None:
+        return AdapterSpec()
+    return AdapterSpec(
+        rank=config.rank,
+        seed=config.seed,
+        train_unembed=config.train_unembed,
+        train_mlp=config.train_mlp,
+        train_attn=config.train_attn,
+    )
+
+
+def lora_config(spec: AdapterSpec) -> models.LoraConfig:
+    """Return the inverse of :func:`adapter_spec`."""
+    return models.LoraConfig(**attrs.asdict(spec))

@@ -1,0 +1,92 @@
+"""Loads: a checkpoint's weights, and with them the shape of the adapter and the family of the optimizer."""
+
+from __future__ import annotations
+
+import msgspec
+from tinker_wire import models
+
+from tinker.local.call import APICall
+from tinker.local.engines import AdapterSpec, Engine, EngineError
+from tinker.local.errors import APIProblem
+from tinker.local.naming import check_base_model
+from tinker.local.operations.creation import NewModel, adapter_spec, creation_step
+from tinker.local.operations.optimizers import optimizer_family
+from tinker.local.scheduling import enqueue_idempotent, fingerprint
+from tinker.local.state import State
+from tinker.local.storage import ModelRecord
+
+
+def _describe_saved_model(state: State, engine: Engine, request: models.LoadWeightsRequest) -> NewModel:
+    """Describe the new model, as far as it is known before the checkpoint is read."""
+    asked = None if request.base_model is None else check_base_model(state, engine, request.base_model)
+    name, spec = engine.base_model, AdapterSpec()
+    try:
+        record, _ = state.checkpoints.find(request.path, "weights")
+        name, spec = record.base_model, adapter_spec(record.lora_config)
+    except EngineError:
+        pass  # it may be saved by a request that still waits; the load itself says so if not
+    return NewModel(
+        base_model=asked or name,
+        requested_name=request.base_model,
+        spec=spec,
+        optimizer=optimizer_family(request.optimizer_config),
+        user_metadata=request.user_metadata,
+    )
+
+
+def _load_checkpoint(state: State, engine: Engine, model: ModelRecord, request: models.LoadWeightsRequest) -> None:
+    """Load weights and the shape of the adapter, and with the optimizer's state its family where none is chosen yet."""
+    record, folder = state.checkpoints.find(request.path, "weights")
+    if record.engine_model != engine.base_model:
+        raise EngineError(f"{request.path} was trained on {record.engine_model!r}; this server has {engine.base_model!r}")
+    if request.optimizer:
+        if request.model_id is None and request.optimizer_config is None:
+            model.optimizer = record.optimizer
+        if model.optimizer != record.optimizer:
+            fault = f"{request.path} holds the state of the optimizer {record.optimizer!r}, and this model's is"
+            raise EngineError(f"{fault} {model.optimizer!r}; load it without the optimizer")
+    model.spec = engine.load(model.model_id, folder, optimizer=request.optimizer)
+    with state.lock:
+        state.audit.record_checkpoint("checkpoint_read", record, "train")
+
+
+def load_into_model(state: State, call: APICall, request: models.LoadWeightsRequest, model_id: str) -> models.UntypedAPIFuture:
+    """Queue the load of a checkpoint into an existing model."""
+
+    def run(engine: Engine) -> models.LoadWeightsResponse:
+        model.require_created()
+        _load_checkpoint(state, engine, model, request)
+        return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
+
+    def check_first() -> None:
+        if state.settings.profile.loads_first_only and not model.queue.is_fresh:
+            raise APIProblem(400, f"LoadWeights is not permitted with seq_id {number}")
+
+    with state.lock:
+        model = state.store.model(model_id)
+        number = model.queue.assign_number(request.seq_id)
+        request_fingerprint = _fingerprint_load(request)
+        return enqueue_idempotent(state, call.name, model, number, request_fingerprint, run, prepare=check_first)
+
+
+async def load_into_new_model(
+    state: State, call: APICall, request: models.LoadWeightsRequest, session_id: str, number: int
+) -> models.UntypedAPIFuture:
+    """Create a model from a checkpoint; the same number and body again return the same future."""
+    engine = await state.engine()
+
+    def run(engine: Engine) -> models.LoadWeightsResponse:
+        work(engine)
+        return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
+
+    new = _describe_saved_model(state, engine, request)
+    with state.lock:
+        model = new.add(state, session_id, number)
+        work = creation_step(model, lambda engine: _load_checkpoint(state, engine, model, request))
+        request_fingerprint = _fingerprint_load(request)
+        return enqueue_idempotent(state, call.name, model, 0, request_fingerprint, run)
+
+
+def _fingerprint_load(request: models.LoadWeightsRequest) -> bytes:
+    """Compute the fingerprint without the token, which may be another one when the request is repeated."""
+    return fingerprint(msgspec.structs.replace(request, weights_access_token=None))

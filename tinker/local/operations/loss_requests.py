@@ -1,0 +1,94 @@
+"""A loss of a request: its data as the engine takes it, and its result as the contract has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import numpy as np
+from tinker_wire import models
+
+from tinker._wire import json
+from tinker.local.engines import Engine, EngineError, Int32, LossResult, TrainingExample
+from tinker.local.errors import APIProblem
+from tinker.local.losses import LossGraph, check_graph
+from tinker.local.state import State
+from tinker.local.storage import ModelRecord, SessionRecord
+from tinker.types.datum import Datum
+from tinker.types.model_input import EncodedTextChunk, ModelInput
+from tinker.types.results import ForwardBackwardOutput
+from tinker.types.tensor_data import TensorData
+
+OUTPUT_TYPE = "ArrayRecord"
+CUSTOM = "custom"
+
+
+@attrs.frozen
+class LossRequest:
+    """A loss to compute."""
+
+    name: str
+    options: Mapping[str, float | str]
+    backward: bool
+
+
+def decode_datum(index: int, datum: models.Datum) -> Datum:
+    try:
+        return json.public_datum(datum)
+    except (ValueError, OverflowError) as error:
+        raise EngineError(f"datum {index}: {error}") from error
+
+
+def compute_loss(
+    state: State, engine: Engine, model: ModelRecord, loss: LossRequest, data: list[Datum]
+) -> ForwardBackwardOutput:
+    if not data:
+        raise EngineError("the request has no data")
+    examples = [_to_example(index, datum) for index, datum in enumerate(data)]
+    if loss.name == CUSTOM:
+        graph = _find_custom_loss(model.session, loss.options)
+        result = graph.run(engine, model.model_id, examples, backward=loss.backward)
+    else:
+        result = engine.forward_backward(model.model_id, examples, loss.name, loss.options, backward=loss.backward)
+    with state.lock:
+        key = model.session.usage_key(model.base_model)
+        state.usage.count("training", sum(len(example.tokens) for example in examples), key)
+    return state.settings.profile.loss_output(_to_output(result), examples, loss.name, loss.options)
+
+
+def _find_custom_loss(session: SessionRecord, options: Mapping[str, float | str]) -> LossGraph:
+    wanted = options.get("loss_id")
+    if set(options) != {"loss_id"} or not isinstance(wanted, str):
+        raise EngineError("the loss 'custom' takes the loss_fn_config {'loss_id': ...}, with an id of create_custom_loss")
+    if wanted not in session.losses:
+        raise EngineError(f"there is no custom loss {wanted!r} in the session of this model; make it with create_custom_loss")
+    return session.losses[wanted]
+
+
+def check_custom_loss(request: models.CreateCustomLossRequest) -> LossGraph:
+    try:
+        return check_graph(request.name, request.inputs, request.graph)
+    except EngineError as error:
+        raise APIProblem(400, f"the custom loss {request.name!r}: {error}") from error
+
+
+def _to_example(index: int, datum: Datum) -> TrainingExample:
+    return TrainingExample(
+        tokens=text_tokens(datum.model_input, f"datum {index}"),
+        loss_inputs={name: tensor.to_numpy() for name, tensor in datum.loss_fn_inputs.items()},
+    )
+
+
+def text_tokens(value: ModelInput, what: str) -> Int32:
+    """Return the tokens of an input that is text only. Raises EngineError otherwise, naming ``what`` and the chunk."""
+    arrays: list[Int32] = []
+    for index, chunk in enumerate(value.chunks):
+        if not isinstance(chunk, EncodedTextChunk):
+            raise EngineError(f"{what}: chunk {index} is of type {chunk.type!r}; this server reads 'encoded_text' only")
+        arrays.append(chunk.array)
+    return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.int32), *arrays])
+
+
+def _to_output(result: LossResult) -> ForwardBackwardOutput:
+    outputs = [{name: TensorData.from_numpy(array) for name, array in fields.items()} for fields in result.outputs]
+    return ForwardBackwardOutput(OUTPUT_TYPE, outputs, dict(result.metrics))

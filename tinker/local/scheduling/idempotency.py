@@ -1,0 +1,109 @@
+"""Idempotent submission: a request of a model becomes one future by its number, in the order of the numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from tinker_wire import models
+
+from tinker._wire import proto
+from tinker.local.engines import Engine
+from tinker.local.errors import APIProblem
+from tinker.local.scheduling.models import ModelQueue, ModelTask
+from tinker.local.storage import ModelRecord, RequestResult
+from tinker.types.model_input import EncodedTextChunk
+
+if TYPE_CHECKING:
+    from tinker.local.state import State
+
+_canonical_json = msgspec.json.Encoder(order="sorted")
+
+
+def fingerprint(request: msgspec.Struct) -> bytes:
+    """Compute a digest that is the same for the same request, however it was written."""
+    content = _canonical_json.encode((type(request).__name__, request))
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def fingerprint_protobuf(call: proto.ForwardBackwardCall) -> bytes:
+    """Compute a :func:`fingerprint` of a protobuf request, whose maps have no order."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(_canonical_json.encode((call.loss_fn, call.loss_fn_config, call.forward_only)))
+    for datum in call.data:
+        for chunk in datum.model_input.chunks:
+            digest.update(chunk.array.data if isinstance(chunk, EncodedTextChunk) else repr(chunk).encode())
+        for name, tensor in sorted(datum.loss_fn_inputs.items()):
+            indices = (tensor.sparse_crow_indices, tensor.sparse_col_indices)
+            digest.update(_canonical_json.encode((name, tensor.dtype, tensor.shape, indices)))
+            digest.update(np.ascontiguousarray(tensor.values).data)
+    return digest.digest()
+
+
+def enqueue_idempotent(
+    state: State,
+    operation: str,
+    model: ModelRecord,
+    number: int,
+    request_fingerprint: bytes,
+    run: Callable[[Engine], RequestResult],
+    *,
+    prepare: Callable[[], None] | None = None,
+) -> models.UntypedAPIFuture:
+    """Queue request ``number`` of a model and return its future.
+
+    The same request again answers the same future; another one under its number is APIProblem 409. ``prepare`` is called for
+    a new request only; when it raises APIProblem, the number counts as used up. Call with the state's lock held.
+    """
+    state.require_open()
+    model.last_request_at = state.now()
+    key = f"{model.model_id}:request:{number}"
+    request_id = state.futures.find_request_id(key, request_fingerprint)
+    if request_id is None:
+        future = state.futures.open(key, request_fingerprint, model.session.new_span(operation, model.model_id))
+        future.on_poll = lambda: state.store.touch(model.session)
+        position = number if number == 0 or state.settings.profile.ordered else model.queue.assign_number(None)
+        _enqueue(state, model.queue, position, ModelTask(future, run), prepare)
+        request_id = future.request_id
+    return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
+
+
+class _NumberedBody(msgspec.Struct):
+    model_id: str
+    seq_id: int
+
+
+def skip_rejected(state: State, media_type: str, body: bytes) -> None:
+    """Skip the number of a request that was refused in front of this server, so that later ones need not wait."""
+    try:
+        if media_type == proto.MEDIA_TYPE:
+            call = proto.decode_forward_backward(body)
+            request = _NumberedBody(call.model_id, call.seq_id)
+        else:
+            request = msgspec.json.decode(body, type=_NumberedBody)
+    except (msgspec.DecodeError, proto.ProtoError):
+        return  # not a request of a model
+    with state.lock:
+        model = state.store.find_model(request.model_id)
+        if model is not None:
+            model.queue.skip(request.seq_id, state.clock())
+            state.notify()
+
+
+def _enqueue(state: State, queue: ModelQueue, number: int, work: ModelTask, prepare: Callable[[], None] | None) -> None:
+    now = state.clock()
+    try:
+        queue.require_free(number)
+        if prepare is not None:
+            prepare()
+    except APIProblem:
+        state.futures.forget(work.future)
+        queue.skip(number, now)
+        raise
+    else:
+        queue.put(number, work, now)
+    finally:
+        state.notify()

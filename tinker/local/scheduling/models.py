@@ -1,0 +1,110 @@
+"""The requests of one model, in the order of their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from tinker.local.engines import Engine
+from tinker.local.errors import conflict
+from tinker.local.scheduling.steps import OpenEngine, Step, to_failure
+from tinker.local.storage import FutureStore, RequestFailure, RequestResult, ServerFuture
+
+
+@attrs.frozen(eq=False)
+class ModelTask:
+    """One request of a model: what to do with the engine, and the future its result goes to."""
+
+    future: ServerFuture
+    run: Callable[[Engine], RequestResult]
+
+    def step(self, futures: FutureStore, open_engine: OpenEngine) -> None:
+        """Run and resolve."""
+        futures.start(self.future)
+        try:
+            outcome: RequestResult | RequestFailure = self.run(open_engine())
+        except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to this request alone
+            outcome = to_failure(error)
+        futures.resolve(self.future, outcome)
+
+
+class ModelQueue:
+    """The requests of one model in the order of their numbers, from 0 (its creation) on.
+
+    A number that is missing holds back the ones behind it for ``gap_seconds`` and is then given up.
+    """
+
+    def __init__(self, futures: FutureStore, gap_seconds: float) -> None:
+        self._futures, self._gap_seconds = futures, gap_seconds
+        self._next = 0
+        self._waiting: dict[int, ModelTask | None] = {}
+        self._gap_ends: float | None = None
+        self._failure: RequestFailure | None = None
+        self._last_step: Step | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing but the model's creation has been submitted."""
+        return self._next <= 1 and not self._waiting.keys() - {0}
+
+    def assign_number(self, number: int | None) -> int:
+        """Return the number of a request: the given one (0 and None are none), else the next free one."""
+        return number or max(self._next, *(number + 1 for number in self._waiting), 1)
+
+    def require_free(self, number: int) -> None:
+        """Raise APIProblem 409 when the number is used up: given up, or refused before."""
+        if number < self._next or number in self._waiting:
+            raise conflict(f"seq_id {number} comes too late: this model is at {self._next}; use a new seq_id")
+
+    def put(self, number: int, work: ModelTask, now: float) -> None:
+        """Queue a request under a free number."""
+        self._waiting[number] = work
+        work.future.progress = self.describe_gap
+        self._update_gap(now)
+
+    def skip(self, number: int, now: float) -> None:
+        """Do not wait for this number: its request was refused."""
+        if number >= self._next and number not in self._waiting:
+            self._waiting[number] = None
+            self._update_gap(now)
+
+    def take(self, now: float) -> Step | None:
+        if self._gap_ends is not None and now >= self._gap_ends:
+            self._next = min(self._waiting)
+        while self._next in self._waiting:
+            work = self._waiting.pop(self._next)
+            self._next += 1
+            self._gap_ends = None
+            self._update_gap(now)
+            if work is not None:
+                return lambda open_engine: work.step(self._futures, open_engine)
+        return self._end() if self._last_step is not None else None
+
+    def next_wake(self) -> float | None:
+        return self._gap_ends
+
+    def close(self, failure: RequestFailure, last_step: Step) -> None:
+        """Run the requests that can run, fail the rest with ``failure``, then take the step ``last_step``."""
+        self._failure, self._last_step = failure, last_step
+
+    def _end(self) -> Step | None:
+        for work in self._waiting.values():
+            if work is not None and self._failure is not None:
+                self._futures.resolve(work.future, self._failure)
+        self._waiting.clear()
+        self._gap_ends = None
+        last, self._last_step = self._last_step, None
+        return last
+
+    def describe_gap(self) -> str | None:
+        """Describe the number that every request here waits for; None when they do not."""
+        if self._gap_ends is None:
+            return None
+        return f"waiting for the request with seq_id {self._next} of this model, which has not arrived"
+
+    def _update_gap(self, now: float) -> None:
+        if not self._waiting or self._next in self._waiting:
+            self._gap_ends = None
+        elif self._gap_ends is None:
+            self._gap_ends = now + self._gap_seconds

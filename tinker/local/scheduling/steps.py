@@ -1,0 +1,34 @@
+"""The steps that the engine's thread runs, and the failures that its errors become."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from tinker.local.engines import Engine, EngineError
+from tinker.local.storage import RequestFailure
+
+OpenEngine: TypeAlias = Callable[[], Engine]
+Step: TypeAlias = Callable[[OpenEngine], None]
+log: logging.Logger = logging.getLogger("tinker.local")
+
+
+class StepQueue(Protocol):
+    """A source of steps."""
+
+    def take(self, now: float) -> Step | None:
+        """Return the next step that may run now."""
+        ...
+
+    def next_wake(self) -> float | None:
+        """Return when a step may become ready by itself."""
+        ...
+
+
+def to_failure(error: Exception) -> RequestFailure:
+    """Return what the user reads; an unexpected error is logged with its traceback."""
+    if isinstance(error, EngineError):
+        return RequestFailure(str(error), "user")
+    log.error("the engine failed", exc_info=error)
+    return RequestFailure(f"{type(error).__name__}: {error}", "server")

@@ -1,0 +1,86 @@
+"""The server that a leftover on disk belongs to, and whether it still runs.
+
+Every server that writes below a data folder holds a lock on a file of its own there. The system releases the lock when the
+process ends, however it ends, so a file that can be locked belongs to a dead server. Unlike process ids, locks also tell
+containers apart that share the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import uuid
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: there is no way to tell, so nothing of another server is removed
+    fcntl = None  # type: ignore[assignment]
+FOLDER = ".servers"
+
+
+class Owner:
+    """One server below one data folder. ``tag`` is a part of the names of its temporary files."""
+
+    def __init__(self, root: Path) -> None:
+        self.tag: str = uuid.uuid4().hex
+        self._folder = root / FOLDER
+        self._lock = threading.Lock()
+        self._held: int | None = None
+
+    def claim(self) -> str:
+        """Return the tag, once other servers can see that its owner lives."""
+        with self._lock:
+            if self._held is None and fcntl is not None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._held = _lock_file(self._folder / self.tag)
+        return self.tag
+
+    def release(self) -> None:
+        """Give the claim up; what is still there under this tag belongs to a dead server from now on."""
+        with self._lock:
+            held, self._held = self._held, None
+            if held is not None:
+                (self._folder / self.tag).unlink(missing_ok=True)
+                os.close(held)
+
+    def is_dead(self, tag: str) -> bool:
+        """Whether the server of a tag has ended; False where the system cannot tell. A tag that was never claimed is dead."""
+        return tag != self.tag and fcntl is not None and not _is_locked(self._folder / tag)
+
+    def forget_dead(self) -> None:
+        """Remove the lock files of servers that have ended."""
+        for file in list(self._folder.iterdir()) if self._folder.is_dir() else []:
+            if self.is_dead(file.name):
+                with contextlib.suppress(OSError):
+                    file.unlink()
+
+
+def _lock_file(file: Path) -> int:
+    """Lock a file and return its descriptor. The file is made again when another server has removed it."""
+    assert fcntl is not None
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if file.exists() and os.path.samestat(os.fstat(descriptor), file.stat()):
+            return descriptor
+        os.close(descriptor)
+
+
+def _is_locked(file: Path) -> bool:
+    """Whether a process holds the lock of a file; also where the file system cannot tell."""
+    assert fcntl is not None
+    try:
+        descriptor = os.open(file, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)

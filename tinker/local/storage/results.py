@@ -1,0 +1,220 @@
+"""Futures of requests: their results, how long these are kept, and what an identifier without one means.
+
+Free of any event loop: results come from the engine's thread, and each waiter is woken on the loop it waits on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeAlias
+
+import attrs
+import msgspec
+
+from tinker.local.errors import APIProblem, not_found
+from tinker.local.settings import Settings
+from tinker.local.storage.notifier import Notifier
+from tinker.local.storage.trace import Span
+from tinker.types.results import ForwardBackwardOutput, SampleResponse
+
+MAX_REMEMBERED = 100_000  # identifiers of results that are gone; beyond these a request is simply unknown
+
+
+@attrs.frozen
+class RequestFailure:
+    """A request that was accepted and failed; ``category`` says whose fault it is (``user`` or ``server``)."""
+
+    error: str
+    category: str
+
+
+RequestResult: TypeAlias = ForwardBackwardOutput | SampleResponse | msgspec.Struct
+RequestOutcome: TypeAlias = RequestResult | RequestFailure
+
+
+class ServerFuture:
+    """One promised result.
+
+    ``key`` is what makes a request the same request, ``request_id`` what clients call it. ``progress`` says, while it is
+    pending, what it waits for; None is nothing in particular. ``on_done`` is called once, after the outcome is set, and
+    ``on_poll`` whenever its client asks for it.
+    ``is_sample`` tells what may be cancelled.
+    """
+
+    def __init__(self, key: str, fingerprint: bytes = b"", request_id: str | None = None, span: Span | None = None) -> None:
+        self.key = key
+        self.fingerprint = fingerprint
+        self.request_id: str = key if request_id is None else request_id
+        self.span = span
+        self.progress: Callable[[], str | None] = _do_nothing
+        self.on_done: Callable[[ServerFuture], None] = _ignore_future
+        self.on_poll: Callable[[], object] = _do_nothing
+        self.is_sample = False
+        self.encoded: tuple[str, bytes] | None = None
+        self.finished_at: float = 0.0
+        self.nbytes = 0
+        self._outcome: RequestOutcome | None = None
+        self._lock = threading.Lock()
+        self._notifier = Notifier()
+
+    @property
+    def outcome(self) -> RequestOutcome | None:
+        """None while pending."""
+        return self._outcome
+
+    @property
+    def waiters(self) -> int:
+        """How many wait for it now."""
+        return self._notifier.waiters
+
+    def resolve(self, outcome: RequestOutcome) -> bool:
+        """Set the outcome and wake who waits; False when there was one already, which then stays."""
+        with self._lock:
+            if self._outcome is not None:
+                return False
+            self._outcome = outcome
+        self._notifier.notify_all()
+        self.on_done(self)
+        return True
+
+    async def wait(self, seconds: float | None = None) -> RequestOutcome | None:
+        """Return the outcome once it exists, or None after ``seconds`` (None: no limit). Many may wait, on any loops."""
+        await self._notifier.wait(lambda: self._outcome is not None, seconds)
+        return self._outcome
+
+
+def _do_nothing() -> None:
+    return None
+
+
+def _ignore_future(future: ServerFuture) -> None:
+    return None
+
+
+class FutureStore:
+    """All futures of a server by key. ``lock`` is the server's; ``clock`` counts seconds."""
+
+    def __init__(self, settings: Settings, lock: threading.RLock, clock: Callable[[], float]) -> None:
+        self._settings, self._lock, self._clock = settings, lock, clock
+        self._pending: dict[str, ServerFuture] = {}
+        self._unread: OrderedDict[str, ServerFuture] = OrderedDict()
+        self._read: OrderedDict[str, ServerFuture] = OrderedDict()
+        self._gone: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
+        self._keys: dict[str, str] = {}  # by request id, where that is not the key
+        self._numbers = itertools.count(1)
+        self._nbytes = 0
+
+    def find_request_id(self, key: str, fingerprint: bytes) -> str | None:
+        """Return the id of the same request if it was submitted before. Raises APIProblem 409 for another one under ``key``."""
+        with self._lock:
+            future = self._kept(key)
+            known = self._gone.get(key) if future is None else (future.fingerprint, future.request_id)
+        if known is not None and known[0] != fingerprint:
+            raise self._settings.profile.reused_number(key)
+        return None if known is None else known[1]
+
+    def open(self, key: str, fingerprint: bytes, span: Span | None = None) -> ServerFuture:
+        """Add a pending future. Raises APIProblem 429 when too many are pending."""
+        with self._lock:
+            if len(self._pending) >= self._settings.max_queued_requests:
+                limit = f"max_queued_requests={self._settings.max_queued_requests}"
+                raise APIProblem(429, f"too many requests are waiting ({limit})", {"retry-after": "1"})
+            request_id = str(next(self._numbers)) if self._settings.profile.numbered_requests else key
+            if request_id != key:
+                self._keys[request_id] = key
+            future = self._pending[key] = ServerFuture(key, fingerprint, request_id, span)
+            if span is not None:
+                span.request_id, span.submitted = request_id, self._clock()
+            return future
+
+    def forget(self, future: ServerFuture) -> None:
+        """Forget a future whose request was refused after all."""
+        with self._lock:
+            self._pending.pop(future.key, None)
+            self._keys.pop(future.request_id, None)
+
+    def find(self, request_id: str) -> ServerFuture:
+        """Return the future. Raises APIProblem 410 when its result is no longer kept, 404 when it is unknown."""
+        with self._lock:
+            self._evict()
+            key = self._keys.get(request_id, request_id)
+            future = self._kept(key)
+            if future is None and key in self._gone:
+                raise APIProblem(410, f"the result of request {request_id!r} is no longer kept; submit it again")
+        if future is None:
+            raise not_found("request", request_id)
+        return future
+
+    def start(self, future: ServerFuture) -> None:
+        """Note that its work begins."""
+        if future.span is not None:
+            future.span.started = self._clock()
+
+    def resolve(self, future: ServerFuture, outcome: RequestOutcome) -> None:
+        """Finish a future; a second outcome is ignored."""
+        with self._lock:
+            if future.outcome is None and self._pending.pop(future.key, None) is not None:
+                future.finished_at, future.nbytes = self._clock(), result_nbytes(outcome)
+                self._unread[future.key] = future
+                self._nbytes += future.nbytes
+                if future.span is not None:
+                    future.span.finish(future.finished_at, failed=isinstance(outcome, RequestFailure))
+            future.resolve(outcome)
+            self._evict()
+
+    def mark_read(self, future: ServerFuture) -> None:
+        """Note that the result was sent: from now on it is dropped before those that were not."""
+        with self._lock:
+            if self._unread.pop(future.key, None) is not None:
+                self._read[future.key] = future
+
+    def release(self, request_id: str) -> None:
+        """Drop a result that is not needed any more. A pending or unknown request stays as it is."""
+        with self._lock:
+            key = self._keys.get(request_id, request_id)
+            future = self._unread.pop(key, None) or self._read.pop(key, None)
+            if future is not None:
+                self._drop(future)
+
+    def fail_all(self, failure: RequestFailure) -> None:
+        """Finish everything that is pending."""
+        with self._lock:
+            pending = list(self._pending.values())
+        for future in pending:
+            self.resolve(future, failure)
+
+    def _kept(self, key: str) -> ServerFuture | None:
+        return self._pending.get(key) or self._unread.get(key) or self._read.get(key)
+
+    def _evict(self) -> None:
+        oldest = self._clock() - self._settings.result_seconds
+        for kept in (self._read, self._unread):
+            while kept and (self._is_over_limits() or next(iter(kept.values())).finished_at < oldest):
+                self._drop(kept.popitem(last=False)[1])
+
+    def _drop(self, future: ServerFuture) -> None:
+        self._nbytes -= future.nbytes
+        self._gone[future.key] = (future.fingerprint, future.request_id)
+        while len(self._gone) > MAX_REMEMBERED:
+            _, (_, request_id) = self._gone.popitem(last=False)
+            self._keys.pop(request_id, None)
+
+    def _is_over_limits(self) -> bool:
+        count = len(self._read) + len(self._unread)
+        too_large = self._nbytes > self._settings.max_result_bytes and count > 1
+        return count > self._settings.max_results or too_large
+
+
+def result_nbytes(outcome: RequestOutcome) -> int:
+    """Estimate how much memory a result holds; small records count as nothing."""
+    if isinstance(outcome, ForwardBackwardOutput):
+        return sum(tensor.values.nbytes for fields in outcome.loss_fn_outputs for tensor in fields.values())
+    if isinstance(outcome, SampleResponse):
+        arrays = [outcome.prompt_logprobs_np, *(a for s in outcome.sequences for a in (s.tokens_np, s.logprobs_np))]
+        tables = [outcome.topk_prompt_logprobs_np, *(s.topk_logprobs_np for s in outcome.sequences)]
+        dense = sum(array.nbytes for array in arrays if array is not None)
+        return dense + sum(t.token_ids.nbytes + t.logprobs.nbytes for t in tables if t is not None)
+    return 0

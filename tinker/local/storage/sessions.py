@@ -1,0 +1,134 @@
+"""The records of a session, its models and its samplers. Guarded by the lock of the state."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import attrs
+from tinker_wire import models
+
+from tinker.local.engines import AdapterSpec, Engine, EngineError
+from tinker.local.errors import APIProblem
+from tinker.local.losses import LossGraph
+from tinker.local.storage.completions import CompletionLog
+from tinker.local.storage.trace import Span
+from tinker.local.storage.usage import UsageKey
+
+if TYPE_CHECKING:
+    from tinker.local.scheduling import ModelQueue
+
+LoadWeights: TypeAlias = Callable[[Engine], object | None]
+MAX_CLIENTS = 10**9  # numbers of clients of one sampling session; numbers of requests are made from the client's
+MAX_LOGS = 10_000  # clients of one sampling session that ask for something
+
+
+@attrs.frozen(kw_only=True)
+class SessionEnd:
+    """How a session ended. ``reason`` is its client's, None when the server ended it."""
+
+    reason: models.ClientSessionFinishReason | None
+    detail: str | None
+
+
+@attrs.define(eq=False, kw_only=True)
+class SessionRecord:
+    """One client. ``end`` is None while it lives. ``losses`` are its custom losses by id.
+
+    ``last_seen`` and ``started`` are the clock's, ``created_at`` is a time of day.
+    """
+
+    session_id: str
+    request: models.CreateSessionRequest
+    project_id: str
+    created_at: float
+    started: float
+    last_seen: float
+    spans: deque[Span]
+    end: SessionEnd | None = None
+    models: dict[int, ModelRecord] = attrs.field(factory=lambda: dict[int, ModelRecord]())
+    samplers: dict[int, SamplerRecord] = attrs.field(factory=lambda: dict[int, SamplerRecord]())
+    losses: dict[str, LossGraph] = attrs.field(factory=lambda: dict[str, LossGraph]())
+
+    def require_alive(self) -> SessionRecord:
+        """Return the session. Raises APIProblem 400 when it has ended."""
+        if self.end is not None:
+            raise APIProblem(400, f"session {self.session_id!r} has ended; create a new one")
+        return self
+
+    def usage_key(self, base_model: str | None) -> UsageKey:
+        """Return the key under which usage of this session is counted."""
+        return self.project_id, self.session_id, base_model
+
+    def new_span(self, operation: str, track: str) -> Span:
+        """Add a line to the trace."""
+        span = Span(operation=operation, track=track)
+        self.spans.append(span)
+        return span
+
+
+@attrs.define(eq=False, kw_only=True)
+class ModelRecord:
+    """One training run. ``creation_error`` says why its creation failed, ``closed_reason`` why it refuses
+    requests.
+
+    ``requested_name`` is what its client called the base model. ``optimizer`` is a family. ``inflight`` is what its inflight
+    samplers sample from; ``reserved_paths`` are the checkpoint paths that accepted saves will take. ``last_request_at`` is a
+    time of day.
+    """
+
+    model_id: str
+    session: SessionRecord
+    base_model: str
+    requested_name: str | None = None
+    spec: AdapterSpec
+    queue: ModelQueue
+    last_request_at: float
+    optimizer: str
+    user_metadata: models.Metadata | None = None
+    creation_error: str | None = None
+    closed_reason: str | None = None
+    inflight: object | None = None
+    reserved_paths: set[str] = attrs.field(factory=lambda: set[str]())
+
+    def require_created(self) -> None:
+        """Raise EngineError when its creation failed."""
+        if self.creation_error is not None:
+            raise EngineError(f"model {self.model_id!r} was not created: {self.creation_error}")
+
+    def inflight_weights(self, engine: Engine) -> object:
+        """Return the present weights of inflight samplers. Raises EngineError once the model is gone."""
+        if self.inflight is None:
+            raise EngineError(f"model {self.model_id!r} is gone, and the weights of its samplers with it")
+        return self.inflight
+
+
+@attrs.define(eq=False, kw_only=True)
+class SamplerRecord:
+    """One sampling session. ``weights`` is None until they are saved; ``client_count`` is the last number given to a copy.
+
+    ``requested_name`` is what its client called the base model.
+    """
+
+    sampler_id: str
+    session: SessionRecord
+    base_model: str
+    requested_name: str | None = None
+    model_path: str | None = None
+    weights: LoadWeights | None = None
+    client_count: int = 0
+    completions: dict[int, CompletionLog] = attrs.field(factory=lambda: dict[int, CompletionLog]())
+
+    def add_client(self) -> int:
+        """Return the number of one more client, never given twice."""
+        if self.client_count >= MAX_CLIENTS:
+            raise APIProblem(403, f"sampling session {self.sampler_id!r} has no more numbers for clients")
+        self.client_count += 1
+        return self.client_count
+
+    def completion_log(self, client: int) -> CompletionLog:
+        """Return the log of one of its clients. Raises APIProblem 403 when there are too many of them."""
+        if client not in self.completions and len(self.completions) >= MAX_LOGS:
+            raise APIProblem(403, f"sampling session {self.sampler_id!r} has {MAX_LOGS} clients; open another one")
+        return self.completions.setdefault(client, CompletionLog())
