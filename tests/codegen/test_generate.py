@@ -15,11 +15,13 @@ import pytest
 
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
-from generate import differences, files_below, generate, load, main
-from pet_contract import FIELD, FIXTURE, GET, HEADER, NAME, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
+from codegen.bindings import generate
+from codegen.files import differences, files_below, load
+from codegen.generate import main
+
+from .pet_contract import FIELD, FIXTURE, GET, HEADER, NAME, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATOR = ROOT / "codegen" / "generate.py"
 COMMITTED = ROOT / "generated" / "tinker_wire"
 
 NOON = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.UTC)
@@ -485,8 +487,8 @@ def test_what_would_have_to_be_guessed_is_refused(
     """The generator names the place and the reason, and writes nothing."""
     put(document, pointer, value)
     refusals = generate(document, tmp_path / "wire")
-    assert f"#/{refused_at}".removesuffix("/") in [refused.pointer for refused in refusals]
-    assert any(reason in str(refused) for refused in refusals)
+    assert f"#/{refused_at}".removesuffix("/") in [refusal.pointer for refusal in refusals]
+    assert any(reason in str(refusal) for refusal in refusals)
     assert not (tmp_path / "wire").exists()
 
 
@@ -505,7 +507,7 @@ def test_a_warning_of_the_parser_is_an_error(document: Any, tmp_path: Path) -> N
     """What openapi-python-client would drop with a warning stops the generator."""
     put(document, f"{POST}/parameters/0/schema/format", "date-time")
     refusals = generate(document, tmp_path / "wire")
-    assert any(refused.pointer == "openapi-python-client" for refused in refusals)
+    assert any(refusal.pointer == "openapi-python-client" for refusal in refusals)
     assert "POST /api/v1/pets" in " ".join(map(str, refusals))
 
 
@@ -513,7 +515,7 @@ def test_every_refusal_is_named_at_once(document: Any, tmp_path: Path) -> None:
     """Several faults in one document are reported in one run."""
     put(document, NAME, {"type": "text"})
     put(document, f"{POST}/tags", [])
-    assert {refused.pointer for refused in generate(document, tmp_path / "wire")} == {f"#/{NAME}", f"#/{POST}"}
+    assert {refusal.pointer for refusal in generate(document, tmp_path / "wire")} == {f"#/{NAME}", f"#/{POST}"}
 
 
 # ---------------------------------------------------------------------------------------------- command line
@@ -576,8 +578,9 @@ def test_the_output_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     """Three processes with three hash seeds write the same bytes."""
     runs = [
         subprocess.Popen(
-            [sys.executable, str(GENERATOR), "--document", str(FIXTURE), "--output", str(tmp_path / seed)],
+            [sys.executable, "-m", "codegen", "generate", "--document", str(FIXTURE), "--output", str(tmp_path / seed)],
             env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=ROOT,
             stdout=subprocess.DEVNULL,
         )
         for seed in ("0", "1", "4242")
