@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 TORCH = "torch==2.13.0"
 COOKBOOK = "tinker-cookbook==0.6.1"
-SOURCES = ("tinker", "codegen", "tests", "tools", "benchmarks", "examples", "noxfile.py")
+SOURCES = ("tinker", "tinker_records", "codegen", "tests", "tools", "benchmarks", "examples", "noxfile.py")
 GENERATED = ("generated", "openapi.yaml")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,6 @@ class Bindings(Project):
         title, contract_version = info.title.get_untrusted_value(), info.version.get_untrusted_value()
         self._write("__init__.py", "package.py.jinja", title=title, version=contract_version)
         self._write("runtime.py", "runtime.py.jinja")
-        self._write("values.py", "values.py.jinja")
         (self.package_dir / "py.typed").touch()
 
     def _build_models(self) -> None:
@@ -73,10 +72,13 @@ class Bindings(Project):
         path.write_text(text, encoding="utf-8")
 
 
-def generate(document: Any, output: Path) -> list[Refusal]:
-    """Write the bindings of a document into an empty folder; return every reason not to."""
+def generate(document: Any, output: Path, public: Mapping[str, str] | None = None) -> list[Refusal]:
+    """Write the bindings of a document into an empty folder; return every reason not to.
+
+    `public` says from which modules users import which records; a record says that it is of that module.
+    """
     refusals: list[Refusal] = []
-    contract = read(DocumentNode.of_document(document), refusals)
+    contract = read(DocumentNode.of_document(document), refusals, public or {})
     if refusals or contract is None:
         return refusals
     bindings = parse(document, output)
@@ -89,12 +91,12 @@ def generate(document: Any, output: Path) -> list[Refusal]:
     return refusals
 
 
-def read(root: DocumentNode, refusals: list[Refusal]) -> Contract | None:
+def read(root: DocumentNode, refusals: list[Refusal], public: Mapping[str, str]) -> Contract | None:
     """Read the document in the words of the templates."""
     try:
         check_document(root)
         tags = dict(read_tags(root))
-        return Contract(read_models(root, refusals), read_operations(root, python_name, refusals), tags)
+        return Contract(read_models(root, refusals, public), read_operations(root, python_name, refusals), tags)
     except Refusal as refusal:
         refusals.append(refusal)
         return None

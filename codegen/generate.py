@@ -11,6 +11,7 @@ from pathlib import Path
 from codegen.bindings import generate
 from codegen.document import Refusal
 from codegen.files import ROOT, check_pins, differences, files_below, load, replace_tree
+from codegen.public_names import public_modules
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         try:
             check_pins()
-            refusals = generate(load(options.document), Path(folder) / "tinker_wire")
+            refusals = generate(load(options.document), Path(folder) / "tinker_wire", public_modules(ROOT / "tinker" / "types"))
         except Refusal as refusal:
             refusals = [refusal]
         if refusals:

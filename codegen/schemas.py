@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeAlias
 
 from codegen.document import (
     ANY_SCHEMA,
@@ -42,6 +42,11 @@ class OpenUnion:
     doc: str
     tag_field: str
     members: dict[str, str]
+    kind: ClassVar[str] = "open union"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset(self.members.values())
 
     @property
     def annotation(self) -> str:
@@ -81,6 +86,10 @@ class RecordSpec:
     tag_field: str | None = None
     tag: str | None = None
     tag_doc: str = "Always sent; the union is told apart by it."
+    needs: frozenset[str] = frozenset()
+    #: Where users import it from, which is the module that it says it is of.
+    public_module: str | None = None
+    kind: ClassVar[str] = "record"
 
     @property
     def open_fields(self) -> list[Field]:
@@ -101,19 +110,21 @@ class Alias:
     doc: str
     annotation: str
     needs: frozenset[str] = frozenset()
+    kind: ClassVar[str] = "alias"
+
+
+Definition: TypeAlias = Alias | RecordSpec | OpenUnion
 
 
 @dataclass(frozen=True)
 class Models:
-    scalars: list[Alias]
-    records: list[RecordSpec]
-    aliases: list[Alias]
-    open_unions: list[OpenUnion]
+    """All named schemas, each after those it uses."""
+
+    definitions: list[Definition]
 
     @property
     def names(self) -> list[str]:
-        named: list[Alias | RecordSpec | OpenUnion] = [*self.scalars, *self.records, *self.aliases, *self.open_unions]
-        return sorted(item.name for item in named)
+        return sorted(item.name for item in self.definitions)
 
 
 @dataclass
@@ -126,35 +137,33 @@ class SchemaIndex:
     tags: dict[str, tuple[str, str]] = field(default_factory=lambda: dict[str, tuple[str, str]]())
     #: Open unions by name.
     open_unions: dict[str, OpenUnion] = field(default_factory=lambda: dict[str, OpenUnion]())
+    #: Record name -> the module from which users import it.
+    public: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
 
 
-def read_models(root: DocumentNode, refusals: list[Refusal]) -> Models:
-    """Read all schemas of the document."""
-    index = SchemaIndex(sent=sent_schemas(root))
+def read_models(root: DocumentNode, refusals: list[Refusal], public: Mapping[str, str] | None = None) -> Models:
+    """Read all schemas of the document; `public` says from which modules users import which records."""
+    index = SchemaIndex(sent=sent_schemas(root), public=public or {})
     schemas = root["components"]["schemas"]
     each(schemas.items(), lambda name, node: note_union(name, node, index), refusals)
-    read = each(schemas.items(), lambda name, node: read_schema(name, node, index), refusals)
-    aliases = [item for item in read if isinstance(item, Alias)]
-    return Models(
-        scalars=[alias for alias in aliases if not alias.needs],
-        records=[item for item in read if isinstance(item, RecordSpec)],
-        aliases=in_order([alias for alias in aliases if alias.needs]),
-        open_unions=[item for item in read if isinstance(item, OpenUnion)],
-    )
+    return Models(in_order(each(schemas.items(), lambda name, node: read_schema(name, node, index), refusals)))
 
 
-def in_order(aliases: list[Alias]) -> list[Alias]:
-    """Sort aliases so that each stands after those it uses; the order of the document otherwise."""
-    pending = {alias.name: alias for alias in aliases}
-    done: list[Alias] = []
-    while pending:
-        ready = [alias for alias in pending.values() if not alias.needs & pending.keys()]
-        if not ready:
-            raise Refusal("#/components/schemas", f"aliases need each other in a circle: {', '.join(sorted(pending))}")
-        done += ready
-        for alias in ready:
-            del pending[alias.name]
-    return done
+def in_order(definitions: list[Definition]) -> list[Definition]:
+    """Sort definitions so that each stands after those it uses; the order of the document otherwise."""
+    done: dict[str, Definition] = {}
+
+    def place(item: Definition, users: tuple[str, ...]) -> None:
+        if item.name in users:
+            raise Refusal("#/components/schemas", f"schemas need each other in a circle: {', '.join(sorted(users))}")
+        for needed in definitions:
+            if needed.name in item.needs and needed.name not in done:
+                place(needed, (*users, item.name))
+        done.setdefault(item.name, item)
+
+    for item in definitions:
+        place(item, ())
+    return list(done.values())
 
 
 # ---------------------------------------------------------------------------------------------- across schemas
@@ -271,7 +280,7 @@ def read_shape(name: str, node: DocumentNode, index: SchemaIndex) -> Alias:
     if needs & index.open_unions.keys():
         raise node.refusal("an open union is a property of a record, or the item of a list that is one")
     if name in needs:
-        raise node.refusal("a schema that contains itself must be a record or `x-any: true`")
+        raise node.refusal("a schema that contains itself must be `x-any: true`")
     return Alias(name, doc_of(node), annotation, needs)
 
 
@@ -287,10 +296,13 @@ def read_record(name: str, node: DocumentNode, index: SchemaIndex) -> RecordSpec
         for key, prop in properties.items()
         if key != tag_field
     ]
+    record = RecordSpec(
+        name, doc_of(node), fields, needs=frozenset(schema_names_in(node.value)), public_module=index.public.get(name)
+    )
     if tag_field is None:
-        return RecordSpec(name, doc_of(node), fields)
+        return record
     properties[tag_field].only(CONST_SCHEMA - {"x-open"}, "a discriminator property")
-    return RecordSpec(name, doc_of(node), fields, tag_field, tag, doc_of(properties[tag_field]) or RecordSpec.tag_doc)
+    return replace(record, tag_field=tag_field, tag=tag, tag_doc=doc_of(properties[tag_field]) or RecordSpec.tag_doc)
 
 
 # ---------------------------------------------------------------------------------------------- one property

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from tinker_wire import models
-from tinker_wire.values import prepared
+from tinker_records import prepare
 
 from tinker import _config
 from tinker._loop import loop_thread
@@ -103,6 +103,6 @@ def to_handle(state: SamplerState) -> str:
 def from_handle(handle: str) -> SamplerState:
     """The state of a handle; ValueError when it is none."""
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(handle), type=prepared(SamplerState))
+        return msgspec.json.decode(base64.urlsafe_b64decode(handle), type=prepare(SamplerState))
     except (ValueError, binascii.Error) as error:
         raise ValueError(f"not a sampler handle: {error}") from None

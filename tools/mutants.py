@@ -32,7 +32,7 @@ from mutations import Mutation, mutations, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-COPIED = ("tinker", "generated", "tests", "codegen", "docs", "examples")
+COPIED = ("tinker", "tinker_records", "generated", "tests", "codegen", "docs", "examples")
 SAMPLE = 12
 NEEDED = 0.95
 LONGEST_SECONDS = 600.0

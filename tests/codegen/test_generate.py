@@ -492,6 +492,21 @@ def test_what_would_have_to_be_guessed_is_refused(
     assert not (tmp_path / "wire").exists()
 
 
+def test_records_cannot_need_each_other_in_a_circle(document: Any, tmp_path: Path) -> None:
+    """Each definition stands after those it uses, so a record that contains itself is refused."""
+    document["components"]["schemas"]["Ball"]["properties"]["inner"] = {"$ref": "#/components/schemas/Ball"}
+    assert "in a circle: Ball" in str(generate(document, tmp_path / "wire")[0])
+
+
+def test_a_record_says_from_where_users_import_it(document: Any, tmp_path: Path) -> None:
+    """A record that a public package exports names that package as its module; the others name their own."""
+    assert generate(document, tmp_path / "wire", {"Ball": "petshop.types"}) == []
+    source = (tmp_path / "wire" / "models.py").read_text()
+    assert source.count("__module__") == 1
+    assert 'class Ball(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="ball"):\n' in source
+    assert '    __module__ = "petshop.types"\n' in source
+
+
 def test_one_record_cannot_have_two_tags(document: Any, tmp_path: Path) -> None:
     """A record may stand in two unions only under the same tag, for it is sent with one."""
     ball = {"$ref": "#/components/schemas/Ball"}

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 from tinker_wire import models
-from tinker_wire.values import prepared
+from tinker_records import prepare
 
 from tinker.local.durable import sync_folder, sync_tree
 from tinker.local.engines.protocol import EngineError
@@ -192,7 +192,7 @@ class Checkpoints:
         try:
             with self._lock:
                 content = (folder / RECORD_FILE).read_bytes()
-            return msgspec.json.decode(content, type=prepared(CheckpointRecord))
+            return msgspec.json.decode(content, type=prepare(CheckpointRecord))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (msgspec.DecodeError, OSError) as error:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import inspect
-from tinker_wire.values import prepared
+from tinker_records import prepare
 
 from tinker.local.problem import Problem
 
@@ -25,7 +25,7 @@ _PART = re.compile(r"[^.\[\]]+")
 def read(content: bytes, kind: type[T]) -> T:
     """A JSON body as the record ``kind``. Problem 422, naming the place, when it is neither today's form nor an older one."""
     try:
-        return msgspec.json.decode(content, type=prepared(kind))
+        return msgspec.json.decode(content, type=prepare(kind))
     except msgspec.ValidationError:
         pass
     except msgspec.DecodeError as error:
@@ -92,7 +92,7 @@ def _tagged(record: dict[str, Any], member: inspect.StructType) -> dict[str, Any
 
 def _fits(record: dict[str, Any], member: inspect.StructType) -> bool:
     try:
-        msgspec.convert(_tagged(record, member), prepared(member.cls))
+        msgspec.convert(_tagged(record, member), prepare(member.cls))
     except msgspec.ValidationError:
         return False
     return True
