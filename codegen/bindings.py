@@ -13,10 +13,11 @@ from openapi_python_client.parser import GeneratorData
 from openapi_python_client.parser.errors import GeneratorError
 from openapi_python_client.strings import PythonIdentifier
 
+from codegen.client_methods import ClientMethod, read_client_methods
 from codegen.document import COMPONENTS, DOCUMENT, DocumentNode, Refusal, is_list, is_mapping
 from codegen.operations import JSON, OperationSpec, read_operations
 from codegen.schemas import Models, read_models
-from codegen.text import docstring, finish, operation_doc
+from codegen.text import docstring, finish, method_doc, operation_doc
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 HEADER = "# generated from openapi.yaml; do not edit"
@@ -29,6 +30,7 @@ class Contract:
     models: Models
     operations: list[OperationSpec]
     tags: dict[str, str]
+    clients: dict[str, list[ClientMethod]]
 
 
 class Bindings(Project):
@@ -39,11 +41,13 @@ class Bindings(Project):
     def build(self) -> Sequence[GeneratorError]:
         """Render every file below the output folder; return what the parser complained about."""
         filters: dict[str, Any] = {"docstring": docstring, "literal": repr, "operation_doc": operation_doc}
+        filters |= {"method_doc": method_doc, "class_name": class_name}
         self.env.filters.update(filters)
         self.package_dir.mkdir(parents=True, exist_ok=True)
         self._create_package()
         self._build_models()
         self._build_api()
+        self._build_clients()
         return self._get_errors()
 
     def _create_package(self) -> None:
@@ -64,6 +68,12 @@ class Bindings(Project):
             tagged = [operation for operation in operations if operation.tag == tag]
             description = self.contract.tags[tag] or f"The operations of {tag}."
             self._write(f"api/{tag}.py", "api.py.jinja", operations=tagged, description=description)
+
+    def _build_clients(self) -> None:
+        clients = self.contract.clients
+        tags = sorted({method.operation.tag for methods in clients.values() for method in methods})
+        if clients:
+            self._write("clients.py", "clients.py.jinja", clients=clients, tags=tags)
 
     def _write(self, name: str, template: str, **values: object) -> None:
         path = self.package_dir / name
@@ -96,7 +106,9 @@ def read(root: DocumentNode, refusals: list[Refusal], public: Mapping[str, str])
     try:
         check_document(root)
         tags = dict(read_tags(root))
-        return Contract(read_models(root, refusals, public), read_operations(root, python_name, refusals), tags)
+        models, operations = read_models(root, refusals, public), read_operations(root, python_name, refusals)
+        clients = {} if refusals else read_client_methods(root, operations, models, refusals)
+        return Contract(models, operations, tags, clients)
     except Refusal as refusal:
         refusals.append(refusal)
         return None
@@ -162,6 +174,10 @@ def missing_endpoints(bindings: Bindings) -> list[Refusal]:
 
 def refusal_of(error: GeneratorError) -> Refusal:
     return Refusal("openapi-python-client", " ".join(f"{error.header} {error.detail or ''}".split()))
+
+
+def class_name(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))
 
 
 def python_name(name: str) -> str:

@@ -46,6 +46,7 @@ OPERATION = DOCUMENTATION | {
     "parameters",
     "requestBody",
     "responses",
+    "x-client",
     "x-optional",
     "x-reply",
     "x-result",

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from openapi_python_client.strings import safe_for_docstring
 
+from codegen.client_methods import ClientMethod
 from codegen.operations import OperationSpec
 
 LINE_LENGTH = 120
+ARGUMENTS = "Args:"
 
 
 def operation_doc(operation: OperationSpec) -> str:
@@ -25,6 +27,13 @@ def operation_doc(operation: OperationSpec) -> str:
     return "\n\n".join(part for part in (*parts, "\n".join(arguments)) if part)
 
 
+def method_doc(method: ClientMethod) -> str:
+    """Return the docstring of a client method: what it does, then its arguments."""
+    arguments = [f"    {item.name}: {' '.join(item.doc.split())}" for item in method.arguments if item.doc]
+    parts = (method.summary, method.description, "\n".join([ARGUMENTS, *arguments]) if arguments else "")
+    return "\n\n".join(part for part in parts if part)
+
+
 def docstring(text: str, indent: int) -> str:
     """Return a docstring literal, wrap to the line length; paragraphs and list items of the text stay apart."""
     body = "\n\n".join(wrap(paragraph, LINE_LENGTH - indent) for paragraph in re.split(r"\n\s*\n", text.strip()))
@@ -35,6 +44,8 @@ def docstring(text: str, indent: int) -> str:
 
 
 def wrap(paragraph: str, width: int) -> str:
+    if paragraph.startswith(ARGUMENTS):
+        return "\n".join(wrap_argument(line, width) for line in paragraph.splitlines())
     items = re.split(r"\n(?=- )", paragraph)
     return "\n".join(
         textwrap.fill(
@@ -46,6 +57,10 @@ def wrap(paragraph: str, width: int) -> str:
         )
         for item in items
     )
+
+
+def wrap_argument(line: str, width: int) -> str:
+    return textwrap.fill(line, width - 3, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
 
 
 def finish(output: Path) -> None:

@@ -1373,7 +1373,7 @@ class TrainingRunsResponse(_Record, frozen=True, kw_only=True, omit_defaults=Tru
 
 class SetCheckpointTtlRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     ttl_seconds: TtlSeconds | None
-    """Null, which is sent, makes the checkpoint stay for ever."""
+    """Null, which is sent, makes the checkpoint stay forever."""
 
 
 class ExternalWeightsUrlsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
