@@ -69,7 +69,7 @@ def rows(document: Any, root: Path = ROOT) -> list[CoverageRow]:
             address=f"{method.upper()} {path.removeprefix('/api/v1')}",
             evidence=re.split(r"[:;]", operation["x-evidence"])[0],
             notes=", ".join(key for key in ("optional", "deprecated") if operation.get(key) or operation.get(f"x-{key}")),
-            client=sorted(client.get(name, ())),
+            client=sorted({*client.get(name, ()), *client_methods(operation)}),
             served=name in served,
             tests=sorted({test.stem for test, text in tests.items() if mentions(text, name)}),
         )
@@ -87,6 +87,11 @@ def test_files(folder: Path) -> list[Path]:
 def mentions(text: str, name: str) -> bool:
     """Return whether a test calls the operation, or names it or the end of its path in a string."""
     return re.search(rf"(?<=[\"'/.]){name}(?=[\"'(?])", text) is not None
+
+
+def client_methods(operation: Mapping[str, Any]) -> list[str]:
+    """Return the generated methods that ask the operation, by the class that users know."""
+    return [f"{method['client'].capitalize()}Client.{method['name']}" for method in operation.get("x-client", ())]
 
 
 def client_uses(folder: Path) -> dict[str, set[str]]:

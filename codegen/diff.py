@@ -90,9 +90,18 @@ def compare_operation(old: OperationSpec, new: OperationSpec) -> Changes:
         yield Change(*((RISKY, where, "servers may lack it now") if new.optional else (OK, where, "no longer optional")))
     if old.deprecated != new.deprecated:
         yield Change(OK, where, "deprecated" if new.deprecated else "no longer deprecated")
+    yield from compare_client_methods(old, new)
     yield from compare_media(where, "requests", old.request_media_types, new.request_media_types)
     yield from compare_media(where, "answers", old.accepts, new.accepts)
     yield from compare_parameters(old, new)
+
+
+def compare_client_methods(old: OperationSpec, new: OperationSpec) -> Changes:
+    for name in sorted(set(old.client_methods) ^ set(new.client_methods)):
+        if name in old.client_methods:
+            yield Change(BREAKING, new.operation_id, f"clients have no method {name} any more")
+        else:
+            yield Change(OK, new.operation_id, f"clients have the method {name}")
 
 
 def compare_media(where: str, what: str, old: Sequence[str], new: Sequence[str]) -> Changes:

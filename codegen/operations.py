@@ -72,6 +72,8 @@ class OperationSpec:
     response_media_types: tuple[str, ...]
     optional: bool
     deprecated: bool
+    #: `client.name` of each method that asks it.
+    client_methods: tuple[str, ...] = ()
 
     @property
     def arguments(self) -> list[str]:
@@ -154,7 +156,13 @@ def read_operation(path: str, method: str, item: DocumentNode, python_name: Pyth
         response_media_types=response_media_types,
         optional=node.flag("x-optional"),
         deprecated=node.flag("deprecated"),
+        client_methods=read_client_method_names(node),
     )
+
+
+def read_client_method_names(node: DocumentNode) -> tuple[str, ...]:
+    methods = node["x-client"].elements() if "x-client" in node else []
+    return tuple(f"{method.text('client')}.{method.text('name')}" for method in methods)
 
 
 def read_operation_id(node: DocumentNode, python_name: PythonName, seen: dict[str, str]) -> str:

@@ -27,6 +27,12 @@ def load_package(name: str, folder: Path) -> ModuleType:
     return package
 
 
+def unload_package(name: str) -> None:
+    """Forget a package and its modules."""
+    for loaded in [loaded for loaded in sys.modules if loaded == name or loaded.startswith(f"{name}.")]:
+        del sys.modules[loaded]
+
+
 load_package("codegen", ROOT / "codegen")
 
 
@@ -51,5 +57,4 @@ def pets(tmp_path_factory: pytest.TempPathFactory, loaded_document: Any) -> Iter
     for name in ("models", "operations", "api.pets", "api.results"):
         importlib.import_module(f"pet_wire.{name}")
     yield package
-    for name in [name for name in sys.modules if name == "pet_wire" or name.startswith("pet_wire.")]:
-        del sys.modules[name]
+    unload_package("pet_wire")

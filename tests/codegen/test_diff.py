@@ -26,6 +26,7 @@ def case(name: str, pointer: str, value: object, level: str, words: str) -> Any:
 
 
 CHANGES = [
+    case("client method", f"{GET}/x-client", [{"client": "petshop", "name": "all"}], OK, "clients have the method petshop.all"),
     case("operation gone", GET, REMOVED, BREAKING, "list_pets: the operation is gone"),
     case("operation renamed", f"{GET}/operationId", "all_pets", BREAKING, "list_pets: the operation is gone"),
     case("tag", f"{GET}/tags", ["results"], BREAKING, "list_pets: tag was pets, is results"),
