@@ -15,6 +15,7 @@ from openapi_python_client.strings import PythonIdentifier
 
 from codegen.client_methods import ClientMethod, read_client_methods
 from codegen.document import COMPONENTS, DOCUMENT, DocumentNode, Refusal, is_list, is_mapping
+from codegen.limits import Constant, read_limits
 from codegen.operations import JSON, OperationSpec, read_operations
 from codegen.schemas import Models, read_models
 from codegen.text import docstring, finish, method_doc, operation_doc
@@ -31,6 +32,7 @@ class Contract:
     operations: list[OperationSpec]
     tags: dict[str, str]
     clients: dict[str, list[ClientMethod]]
+    limits: list[Constant]
 
 
 class Bindings(Project):
@@ -59,6 +61,7 @@ class Bindings(Project):
 
     def _build_models(self) -> None:
         self._write("models.py", "models.py.jinja", models=self.contract.models)
+        self._write("limits.py", "limits.py.jinja", limits=self.contract.limits)
 
     def _build_api(self) -> None:
         operations = self.contract.operations
@@ -108,7 +111,7 @@ def read(root: DocumentNode, refusals: list[Refusal], public: Mapping[str, str])
         tags = dict(read_tags(root))
         models, operations = read_models(root, refusals, public), read_operations(root, python_name, refusals)
         clients = {} if refusals else read_client_methods(root, operations, models, refusals)
-        return Contract(models, operations, tags, clients)
+        return Contract(models, operations, tags, clients, read_limits(root))
     except Refusal as refusal:
         refusals.append(refusal)
         return None

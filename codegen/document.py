@@ -28,8 +28,8 @@ SCALAR_SCHEMA = DOCUMENTATION | LIMITS | {"type", "format", "contentEncoding", "
 CONST_SCHEMA = DOCUMENTATION | {"type", "const", "x-open"}
 ARRAY_SCHEMA = DOCUMENTATION | ARRAY_LIMITS | {"type", "items", "prefixItems", "default", "x-validate"}
 MAP_SCHEMA = DOCUMENTATION | {"type", "additionalProperties", "default", "x-secret"}
-RECORD_SCHEMA = DOCUMENTATION | {"type", "properties", "required"}
-ENUM_SCHEMA = DOCUMENTATION | {"type", "enum", "x-open-enum"}
+RECORD_SCHEMA = DOCUMENTATION | {"type", "properties", "required", "x-constants"}
+ENUM_SCHEMA = DOCUMENTATION | {"type", "enum", "x-open-enum", "x-constants"}
 UNION_SCHEMA = DOCUMENTATION | {"oneOf", "discriminator", "x-open-union"}
 NULLABLE_REF_SCHEMA = DOCUMENTATION | {"oneOf", "default"}
 #: An opaque value is `Any` in Python; whatever else its schema says is for servers and validators.

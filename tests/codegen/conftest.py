@@ -54,7 +54,7 @@ def pets(tmp_path_factory: pytest.TempPathFactory, loaded_document: Any) -> Iter
     folder = tmp_path_factory.mktemp("generated") / "pet_wire"
     assert importlib.import_module("codegen.bindings").generate(copy.deepcopy(loaded_document), folder) == []
     package = load_package("pet_wire", folder)
-    for name in ("models", "operations", "api.pets", "api.results"):
+    for name in ("models", "limits", "operations", "api.pets", "api.results"):
         importlib.import_module(f"pet_wire.{name}")
     yield package
     unload_package("pet_wire")

@@ -161,6 +161,14 @@ def test_records_are_frozen_and_refuse_unknown_arguments(pets: Any) -> None:
         pets.models.Ball(sise=1)
 
 
+def test_limits_are_constants(pets: Any, document: Any, tmp_path: Path) -> None:
+    """A limit of a property and a constant of a schema can be read without spelling them again."""
+    assert pets.limits.PET_REQUEST_AGE_MINIMUM == 0
+    put(document, f"{SCHEMA}/Kind/x-constants", {"sounds": {"cat": ["meow"]}})
+    assert generate(document, tmp_path / "wire") == []
+    assert 'KIND_SOUNDS: Final = {"cat": ["meow"]}' in (tmp_path / "wire" / "limits.py").read_text()
+
+
 # ---------------------------------------------------------------------------------------------- requests
 
 
@@ -342,6 +350,9 @@ REFUSALS = [
     case("second name", f"{SCHEMA}/Cat", REF_TOY, "second name"),
     case("nullable schema", f"{SCHEMA}/Cat", {"type": ["string", "null"]}, "not nullable"),
     case("default of a schema", f"{SCHEMA}/Text/default", "a", "belongs to the property"),
+    case(
+        "constant that is no name", f"{SCHEMA}/Kind/x-constants", {"A-b": 1}, "snake_case", at=f"{SCHEMA}/Kind/x-constants/A-b"
+    ),
     case("empty enum", f"{SCHEMA}/Kind/enum", [], "non-empty enum", at=f"{SCHEMA}/Kind"),
     case("integer enum", f"{SCHEMA}/Kind", {"type": "integer", "enum": [1]}, "`type: string`"),
     case(
