@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 TORCH = "torch==2.13.0"
 COOKBOOK = "tinker-cookbook==0.6.1"
-SOURCES = ("tinker", "codegen", "tests", "tools", "benchmarks", "examples", "noxfile.py")
+SOURCES = ("tinker", "tinker_records", "codegen", "tests", "tools", "benchmarks", "examples", "noxfile.py")
 GENERATED = ("generated", "openapi.yaml")
 
 
@@ -144,15 +144,15 @@ def types(session: nox.Session) -> None:
 def generate(session: nox.Session) -> None:
     """Make generated/ from openapi.yaml, and docs/coverage.md; with `-- --check` only say whether they are fresh."""
     session.install("-r", "codegen/requirements.txt")
-    session.run("python", "codegen/generate.py", *session.posargs)
-    session.run("python", "codegen/coverage.py", *session.posargs)
+    session.run("python", "-m", "codegen", "generate", *session.posargs)
+    session.run("python", "-m", "codegen", "coverage", *session.posargs)
 
 
 @nox.session
-def apidiff(session: nox.Session) -> None:
-    """Compare two contracts: `nox -s apidiff -- OLD.yaml NEW.yaml`."""
+def diff(session: nox.Session) -> None:
+    """Compare two contracts: `nox -s diff -- OLD.yaml NEW.yaml`."""
     session.install("-r", "codegen/requirements.txt")
-    session.run("python", "codegen/apidiff.py", *session.posargs)
+    session.run("python", "-m", "codegen", "diff", *session.posargs)
 
 
 @nox.session

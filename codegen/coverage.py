@@ -1,7 +1,7 @@
-"""Writes docs/coverage.md: what of the contract is known how, called by which method, served and tested.
+"""Write docs/coverage.md: what of the contract is known how, called by which method, served and tested.
 
-    python codegen/coverage.py            write it
-    python codegen/coverage.py --check    say whether the committed file is what would be written
+    python -m codegen coverage            write it
+    python -m codegen coverage --check    say whether the committed file is what would be written
 
 Nothing is run: the client is searched for uses of the generated functions, the local server for its table of handlers, the
 tests for the names of operations.
@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from document import METHODS, Refused
-from generate import ROOT, load
+from codegen.document import METHODS, Refusal
+from codegen.files import ROOT, load
 
 API = "tinker_wire.api"
 MOST_TESTS = 3
 HEAD = """# What of the contract is there
 
-Written by `python codegen/coverage.py` from openapi.yaml and the sources; do not edit. Evidence: recorded (an exchange of a
+Written by `python -m codegen coverage` from openapi.yaml and the sources; do not edit. Evidence: recorded (an exchange of a
 real client is kept in tests/golden), executed, read (in a client's code), assumed. The client column names what uses the
 generated function, the server column says whether the local server has a handler, the tests column which test files name the
 operation; tests/contract checks every recorded exchange besides.
@@ -33,7 +33,7 @@ operation; tests/contract checks every recorded exchange besides.
 
 
 @dataclass(frozen=True)
-class Row:
+class CoverageRow:
     """One operation and where it is found."""
 
     name: str
@@ -51,25 +51,25 @@ class Row:
             self.evidence + (f" ({self.notes})" if self.notes else ""),
             ", ".join(f"`{name}`" for name in self.client) or "-",
             "yes" if self.served else "-",
-            self.told_tests() or "-",
+            self.test_names() or "-",
         ]
 
-    def told_tests(self) -> str:
+    def test_names(self) -> str:
         more = len(self.tests) - MOST_TESTS
         return ", ".join(self.tests[:MOST_TESTS]) + (f" and {more} more" if more > 0 else "")
 
 
-def rows(document: Any, root: Path = ROOT) -> list[Row]:
-    """One row for each operation, in the order of the document."""
+def rows(document: Any, root: Path = ROOT) -> list[CoverageRow]:
+    """Return one row for each operation, in the order of the document."""
     client, served = client_uses(root / "tinker"), handlers(root / "tinker" / "local")
     tests = {path: path.read_text(encoding="utf-8") for path in test_files(root / "tests")}
     return [
-        Row(
+        CoverageRow(
             name=(name := operation["operationId"]),
             address=f"{method.upper()} {path.removeprefix('/api/v1')}",
             evidence=re.split(r"[:;]", operation["x-evidence"])[0],
             notes=", ".join(key for key in ("optional", "deprecated") if operation.get(key) or operation.get(f"x-{key}")),
-            client=sorted(client.get(name, ())),
+            client=sorted({*client.get(name, ()), *client_methods(operation)}),
             served=name in served,
             tests=sorted({test.stem for test, text in tests.items() if mentions(text, name)}),
         )
@@ -80,17 +80,22 @@ def rows(document: Any, root: Path = ROOT) -> list[Row]:
 
 
 def test_files(folder: Path) -> list[Path]:
-    """Test modules and their harnesses; tests of the generator and of the contract are about all operations."""
+    """Return test modules and their harnesses; tests of the generator and of the contract are about all operations."""
     return [path for path in sorted(folder.rglob("*.py")) if path.parent.name not in ("codegen", "contract")]
 
 
 def mentions(text: str, name: str) -> bool:
-    """Whether a test calls the operation, or names it or the end of its path in a string."""
+    """Return whether a test calls the operation, or names it or the end of its path in a string."""
     return re.search(rf"(?<=[\"'/.]){name}(?=[\"'(?])", text) is not None
 
 
+def client_methods(operation: Mapping[str, Any]) -> list[str]:
+    """Return the generated methods that ask the operation, by the class that users know."""
+    return [f"{method['client'].capitalize()}Client.{method['name']}" for method in operation.get("x-client", ())]
+
+
 def client_uses(folder: Path) -> dict[str, set[str]]:
-    """Operation -> the functions of the client that use its generated function."""
+    """Return operation -> the functions of the client that use its generated function."""
     uses: dict[str, set[str]] = {}
     for path in sorted(folder.rglob("*.py")):
         if "local" in path.relative_to(folder).parts:
@@ -102,13 +107,13 @@ def client_uses(folder: Path) -> dict[str, set[str]]:
 
 
 def api_names(module: ast.Module) -> set[str]:
-    """The names under which a module imports modules of the generated API."""
+    """Return the names under which a module imports modules of the generated API."""
     imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.module == API]
     return {alias.asname or alias.name for node in imports for alias in node.names}
 
 
 def uses_in(node: ast.AST, apis: set[str], owner: str = "") -> Iterator[tuple[str, str]]:
-    """(operation, qualified name of the class and function that mentions it)."""
+    """Yield (operation, qualified name of the class and function that mentions it)."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Attribute) and isinstance(child.value, ast.Name) and child.value.id in apis:
             yield child.attr, owner
@@ -116,7 +121,7 @@ def uses_in(node: ast.AST, apis: set[str], owner: str = "") -> Iterator[tuple[st
 
 
 def inner_name(node: ast.AST, owner: str) -> str:
-    """The qualified name of a definition; functions inside functions do not count."""
+    """Return the qualified name of a definition; functions inside functions do not count."""
     in_function = owner != "" and owner.rpartition(".")[2].strip("_")[0].islower()
     if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not in_function:
         return f"{owner}.{node.name}".lstrip(".")
@@ -124,28 +129,28 @@ def inner_name(node: ast.AST, owner: str) -> str:
 
 
 def handlers(folder: Path) -> set[str]:
-    """The operations in the server's table of handlers; none where there is no server."""
+    """Return the operations in the server's table of handlers; none where there is no server."""
     names: set[str] = set()
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Assign | ast.AnnAssign) and "HANDLERS" in assigned(node) and node.value is not None:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and "HANDLERS" in assignment_names(node) and node.value is not None:
                 names |= {item.attr for item in ast.walk(node.value) if isinstance(item, ast.Attribute)}
     return names
 
 
-def assigned(node: ast.Assign | ast.AnnAssign) -> set[str]:
+def assignment_names(node: ast.Assign | ast.AnnAssign) -> set[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
-def text(table: Sequence[Row], document: Mapping[str, Any]) -> str:
-    """The whole file."""
+def text(table: Sequence[CoverageRow], document: Mapping[str, Any]) -> str:
+    """Return the whole file."""
     header = ["Operation", "Address under /api/v1", "Evidence", "Client", "Server", "Tests"]
     lines = [header, ["---"] * len(header), *(row.cells() for row in table)]
     return f"{HEAD}\n{summary(table, document)}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def summary(table: Sequence[Row], document: Mapping[str, Any]) -> str:
+def summary(table: Sequence[CoverageRow], document: Mapping[str, Any]) -> str:
     recorded = sum(row.evidence == "recorded" for row in table)
     called, served = sum(bool(row.client) for row in table), sum(row.served for row in table)
     return (
@@ -161,19 +166,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         document = load(ROOT / "openapi.yaml")
-    except Refused as refused:
-        print(refused, file=sys.stderr)
+    except Refusal as refusal:
+        print(refusal, file=sys.stderr)
         return 1
     new = text(rows(document), document)
     old = options.output.read_text(encoding="utf-8") if options.output.exists() else ""
     if options.check:
         if new != old:
-            print(f"{options.output.name} is not what the sources say; run: python codegen/coverage.py", file=sys.stderr)
+            print(f"{options.output.name} is not what the sources say; run: python -m codegen coverage", file=sys.stderr)
         return int(new != old)
     options.output.parent.mkdir(exist_ok=True)
     options.output.write_text(new, encoding="utf-8")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
-"""Walks an OpenAPI document by JSON pointer and refuses what it does not understand.
+"""Walk an OpenAPI document by JSON pointer and refuse what it does not understand.
 
-Owns: `Node` (a value together with where it stands), `Refused`, and the closed lists of keywords. It knows nothing of
+Owns: `DocumentNode` (a value together with where it stands), `Refusal`, and the closed lists of keywords. It knows nothing of
 Python types or of templates.
 """
 
@@ -28,8 +28,8 @@ SCALAR_SCHEMA = DOCUMENTATION | LIMITS | {"type", "format", "contentEncoding", "
 CONST_SCHEMA = DOCUMENTATION | {"type", "const", "x-open"}
 ARRAY_SCHEMA = DOCUMENTATION | ARRAY_LIMITS | {"type", "items", "prefixItems", "default", "x-validate"}
 MAP_SCHEMA = DOCUMENTATION | {"type", "additionalProperties", "default", "x-secret"}
-RECORD_SCHEMA = DOCUMENTATION | {"type", "properties", "required"}
-ENUM_SCHEMA = DOCUMENTATION | {"type", "enum", "x-open-enum"}
+RECORD_SCHEMA = DOCUMENTATION | {"type", "properties", "required", "x-constants"}
+ENUM_SCHEMA = DOCUMENTATION | {"type", "enum", "x-open-enum", "x-constants"}
 UNION_SCHEMA = DOCUMENTATION | {"oneOf", "discriminator", "x-open-union"}
 NULLABLE_REF_SCHEMA = DOCUMENTATION | {"oneOf", "default"}
 #: An opaque value is `Any` in Python; whatever else its schema says is for servers and validators.
@@ -46,6 +46,7 @@ OPERATION = DOCUMENTATION | {
     "parameters",
     "requestBody",
     "responses",
+    "x-client",
     "x-optional",
     "x-reply",
     "x-result",
@@ -65,7 +66,7 @@ def is_list(value: object) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """The document says something this generator will not guess about."""
 
     def __init__(self, pointer: str, reason: str) -> None:
@@ -75,7 +76,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Node:
+class DocumentNode:
     """A value of the document and the JSON pointer it stands at."""
 
     value: Any
@@ -83,12 +84,12 @@ class Node:
     root: Any
 
     @classmethod
-    def of_document(cls, document: Any) -> Node:
+    def of_document(cls, document: Any) -> DocumentNode:
         return cls(document, "#", document)
 
-    def __getitem__(self, key: str | int) -> Node:
+    def __getitem__(self, key: str | int) -> DocumentNode:
         escaped = str(key).replace("~", "~0").replace("/", "~1")
-        return Node(self.value[key], f"{self.pointer}/{escaped}", self.root)
+        return DocumentNode(self.value[key], f"{self.pointer}/{escaped}", self.root)
 
     def __contains__(self, key: str) -> bool:
         return key in self.mapping()
@@ -96,75 +97,77 @@ class Node:
     def get(self, key: str, default: Any = None) -> Any:
         return self.mapping().get(key, default)
 
-    def items(self) -> Iterator[tuple[str, Node]]:
+    def items(self) -> Iterator[tuple[str, DocumentNode]]:
         for key in self.mapping():
             if not isinstance(key, str):
-                raise self.refused(f"the key {key!r} is not a string; quote it")
+                raise self.refusal(f"the key {key!r} is not a string; quote it")
             yield key, self[key]
 
-    def elements(self) -> list[Node]:
+    def elements(self) -> list[DocumentNode]:
         value = self.value
         if not is_list(value):
-            raise self.refused("a list is expected here")
+            raise self.refusal("a list is expected here")
         return [self[index] for index in range(len(value))]
 
     def mapping(self) -> dict[Any, Any]:
         value = self.value
         if not is_mapping(value):
-            raise self.refused("a mapping is expected here")
+            raise self.refusal("a mapping is expected here")
         return value
 
     def only(self, allowed: frozenset[str], what: str) -> None:
         """Refuse every keyword outside `allowed`: an ignored keyword is a promise that the output breaks."""
         unknown = sorted(str(key) for key in self.mapping() if key not in allowed)
         if unknown:
-            raise self.refused(f"{what} does not understand {', '.join(unknown)}")
+            raise self.refusal(f"{what} does not understand {', '.join(unknown)}")
 
     def flag(self, key: str) -> bool:
         value = self.get(key, False)
         if not isinstance(value, bool):
-            raise self[key].refused("true or false is expected")
+            raise self[key].refusal("true or false is expected")
         return value
 
     def text(self, key: str) -> str:
         value = self.get(key, "")
         if not isinstance(value, str):
-            raise self[key].refused("a string is expected")
+            raise self[key].refusal("a string is expected")
         return value.strip()
 
-    def refused(self, reason: str) -> Refused:
-        return Refused(self.pointer, reason)
+    def refusal(self, reason: str) -> Refusal:
+        return Refusal(self.pointer, reason)
 
     def ref_name(self, section: str) -> str:
-        """The name that `$ref` points to within `components/<section>`."""
+        """Return the name that `$ref` points to within `components/<section>`."""
         prefix = f"#/components/{section}/"
         ref = self.value["$ref"]
         if not isinstance(ref, str) or not ref.startswith(prefix) or "/" in ref[len(prefix) :]:
-            raise self.refused(f"{ref!r} does not point into {prefix}")
+            raise self.refusal(f"{ref!r} does not point into {prefix}")
         name = ref[len(prefix) :]
         if name not in self.root.get("components", {}).get(section, {}):
-            raise self.refused(f"{ref!r} points to nothing")
+            raise self.refusal(f"{ref!r} points to nothing")
         return name
 
-    def resolved(self, section: str) -> Node:
-        """This node, or the component that it refers to."""
+    def resolve(self, section: str) -> DocumentNode:
+        """Return this node, or the component that it refers to."""
         if "$ref" not in self.mapping():
             return self
         self.only(frozenset({"$ref"}), "a reference")
         return component(self, section, self.ref_name(section))
 
 
-def component(node: Node, section: str, name: str) -> Node:
-    """The node of `components/<section>/<name>`."""
-    return Node(node.root["components"][section][name], f"#/components/{section}/{name}", node.root)
+def component(node: DocumentNode, section: str, name: str) -> DocumentNode:
+    """Return the node of `components/<section>/<name>`."""
+    return DocumentNode(node.root["components"][section][name], f"#/components/{section}/{name}", node.root)
 
 
-def each(nodes: Iterator[tuple[str, Node]], read: Callable[[str, Node], Result], refusals: list[Refused]) -> list[Result]:
+def each(
+    nodes: Iterator[tuple[str, DocumentNode]], read: Callable[[str, DocumentNode], Result], refusals: list[Refusal]
+) -> list[Result]:
     """Read every node; collect refusals, so that one run names all of them."""
     results: list[Result] = []
     for name, node in nodes:
         try:
             results.append(read(name, node))
-        except Refused as refused:
-            refusals.append(refused)
+        except Refusal as refusal:
+            refusals.append(refusal)
     return results

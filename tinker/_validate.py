@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
+from tinker_wire import limits
+from tinker_wire.models import AccessScope
 
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
@@ -18,26 +20,12 @@ from tinker.types.tensor_data import TensorData, dimensions
 if TYPE_CHECKING:
     from tinker._sampling import SampleOptions
 
-_POLICY_INPUTS = frozenset(
-    {
-        "target_tokens",
-        "logprobs",
-        "advantages",
-        "weights",
-        "mask",
-        "clip_low_threshold",
-        "clip_high_threshold",
-        "sequence_ratio_mask",
-    }
-)
-# Inputs of the losses whose definition is public; a loss not named here may have any.
+# Of each loss whose definition is public, the inputs it needs and all it knows; a loss not named here may have any.
 LOSS_INPUTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
-    "cross_entropy": (frozenset({"target_tokens"}), frozenset({"target_tokens", "weights"})),
-    **{
-        loss: (frozenset({"target_tokens", "logprobs", "advantages"}), _POLICY_INPUTS)
-        for loss in ("importance_sampling", "ppo", "cispo", "dro")
-    },
+    loss: (frozenset(inputs["required"]), frozenset(inputs["required"]) | frozenset(inputs["optional"]))
+    for loss, inputs in limits.LOSS_FN_TYPE_INPUTS.items()
 }
+_TARGETS_DTYPE = limits.LOSS_FN_TYPE_INPUT_DTYPES["target_tokens"]
 # A traced loss may take inputs that are not one value for each token; these are.
 _ALIGNED_OF_CUSTOM = frozenset({"target_tokens", "weights"})
 
@@ -72,7 +60,7 @@ def _check_lengths(index: int, datum: Datum, aligned: Collection[str]) -> None:
             raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has length {shape[0]}, model_input has {length} tokens")
         if tensor.dtype == "float32" and np.isnan(tensor.values).any():
             raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] holds NaN")
-        if name == "target_tokens" and tensor.dtype != "int64":
+        if name == "target_tokens" and tensor.dtype != _TARGETS_DTYPE:
             raise ValueError(f"data[{index}].loss_fn_inputs['target_tokens'] must be integers, got {tensor.dtype}")
 
 
@@ -147,9 +135,9 @@ def _check_targets(prompt: ModelInput, targets: TensorData) -> None:
         raise ValueError(f"target_prompt_logprobs must have {length - 1} rows, one less than the prompt, got {shape[0]}")
 
 
-# What the contract allows: an hour to ten years.
-MIN_TTL_SECONDS, MAX_TTL_SECONDS = 3600, 315360000
-ACCESS_SCOPES = ("owned", "accessible")
+# An hour to ten years.
+MIN_TTL_SECONDS, MAX_TTL_SECONDS = limits.TTL_SECONDS_MINIMUM, limits.TTL_SECONDS_MAXIMUM
+ACCESS_SCOPES: tuple[str, ...] = get_args(AccessScope)
 
 
 def check_ttl(ttl_seconds: int | None) -> None:
@@ -162,7 +150,7 @@ def check_ttl(ttl_seconds: int | None) -> None:
         raise ValueError(f"ttl_seconds must be from {MIN_TTL_SECONDS} to {MAX_TTL_SECONDS}, got {ttl_seconds}")
 
 
-MAX_RECIPIENTS = 10
+MAX_RECIPIENTS = limits.SAVE_WEIGHTS_EXTERNAL_REQUEST_AGE_ENCRYPTION_RECIPIENTS_MAX_ITEMS
 
 
 def check_recipients(recipients: Sequence[str] | None) -> list[str] | None:

@@ -1,17 +1,22 @@
-"""AdminClient: the audit log and the bills of an organization."""
+"""AdminClient: the audit log and the bills of an organization; and what it has in common with RestClient."""
 
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinker_wire import models
 from tinker_wire.api import admin as admin_api
+from tinker_wire.clients import AdminOperations
+from tinker_wire.runtime import Request
 
 from tinker._clock import Clock
 from tinker._rest import Rest, open_rest
 from tinker._runtime import Runtime
+from tinker._validate import check_access_scope, check_page, check_ttl
 from tinker.futures import APIFuture
+from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker.types.requests import GetBillingUsageRequest
 
 if TYPE_CHECKING:
@@ -19,16 +24,11 @@ if TYPE_CHECKING:
 
     from tinker._session import Telemetry
 
+T = TypeVar("T")
 
-class AdminClient:
-    """Reads for those who run an organization. Arguments, futures and errors as those of RestClient.
 
-    >>> admin = AdminClient(base_url="local://toy")
-    >>> admin.get_billing_usage("2026-01-02T00:00:00", "2026-01-03T00:00:00Z")
-    Traceback (most recent call last):
-    ...
-    ValueError: 2026-01-02T00:00:00 needs a time zone, such as 2026-01-02T00:00:00Z
-    """
+class AdminMethods(AdminOperations):
+    """The methods of AdminClient, which RestClient has too, and how either asks for what the contract's methods request."""
 
     def __init__(
         self,
@@ -41,58 +41,72 @@ class AdminClient:
     ) -> None:
         self._rest: Rest = open_rest(_holder, base_url=base_url, api_key=api_key, transport=transport, clock=clock)
 
-    def get_audit_log(
-        self, event_type: models.AuditEventType = "all", day: datetime.date | None = None
-    ) -> APIFuture[models.AuditLogResponse]:
-        """Who did what: events of one kind ("checkpoints", "projects", "teams", "organizations") or of all, on one day in UTC.
-
-        ``day`` None leaves the choice to the server. The answer may come from another host; the credential does not go there.
-        """
-        return self._rest.ask(admin_api.get_audit_log(event_type=event_type, day=_day(day)))
-
     def get_billing_usage(
         self, starting_on: datetime.datetime | str, ending_before: datetime.datetime | str
     ) -> APIFuture[models.BillingUsageResponse]:
-        """What was used from ``starting_on`` until before ``ending_before``, by the hour, and what it is estimated to cost.
+        """Get what was used, by the hour, and what it is estimated to cost.
 
-        Both are datetimes or RFC 3339 text, full hours with a time zone; ValueError at once without one, or when they are not
-        in order. Servers answer 14 days at most.
+        Servers answer 14 days at most.
+
+        Args:
+            starting_on: The first hour: a datetime or RFC 3339 text, a full hour with a time zone.
+            ending_before: The hour after the last one, likewise.
+
+        Raises:
+            ValueError: At once without a time zone, or when the hours are not in order.
         """
         time = GetBillingUsageRequest(starting_on=starting_on, ending_before=ending_before)
-        return self._rest.ask(admin_api.get_billing_usage(starting_on=time.starting_on, ending_before=time.ending_before))
-
-    def get_current_checkpoint_storage_usage(
-        self, project_id: str | None = None
-    ) -> APIFuture[models.CurrentCheckpointStorageUsageResponse]:
-        """How much checkpoints take now, by project and user; of one project only where ``project_id`` says which."""
-        return self._rest.ask(admin_api.get_checkpoint_storage_usage(project_id=project_id))
-
-    def get_telemetry(self) -> Telemetry | None:
-        """As that of the ServiceClient whose connections these are; else None, as there is no session to report about."""
-        return self._rest.runtime.telemetry
-
-    async def get_audit_log_async(
-        self, event_type: models.AuditEventType = "all", day: datetime.date | None = None
-    ) -> models.AuditLogResponse:
-        """:meth:`get_audit_log`, awaited to its result."""
-        return await self.get_audit_log(event_type, day)
+        return self._ask(admin_api.get_billing_usage(starting_on=time.starting_on, ending_before=time.ending_before))
 
     async def get_billing_usage_async(
         self, starting_on: datetime.datetime | str, ending_before: datetime.datetime | str
     ) -> models.BillingUsageResponse:
-        """:meth:`get_billing_usage`, awaited to its result."""
+        """Await :meth:`get_billing_usage` and return its result."""
         return await self.get_billing_usage(starting_on, ending_before)
 
-    async def get_current_checkpoint_storage_usage_async(
-        self, project_id: str | None = None
-    ) -> models.CurrentCheckpointStorageUsageResponse:
-        """:meth:`get_current_checkpoint_storage_usage`, awaited to its result."""
-        return await self.get_current_checkpoint_storage_usage(project_id)
+    def get_telemetry(self) -> Telemetry | None:
+        """Return that of the ServiceClient whose connections these are; else None, as there is no session to report about."""
+        return self._rest.runtime.telemetry
+
+    # ------------------------------------------------------------------------------------- what the contract's methods need
+
+    def _ask(self, request: Request[T]) -> APIFuture[T]:
+        return self._rest.ask(request)
+
+    def _check(self, **arguments: Any) -> None:
+        if "limit" in arguments:
+            check_page(arguments["limit"], arguments.get("offset", 0))
+        for name, check in _CHECKS.items():
+            if name in arguments:
+                check(arguments[name])
+
+    def _split_path(self, path: str, kind: str | None = None) -> Mapping[str, str]:
+        parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
+        if kind is not None and parsed.checkpoint_type != kind:
+            raise ValueError(f"{path} is not of the kind {kind}_weights; save_weights_{kind} makes those")
+        return {"training_run_id": parsed.training_run_id, "checkpoint_id": parsed.checkpoint_id}
 
 
-def _day(day: datetime.date | None) -> str | None:
+class AdminClient(AdminMethods):
+    """Reads for those who run an organization. Arguments, futures and errors as those of RestClient.
+
+    >>> admin = AdminClient(base_url="local://toy")
+    >>> admin.get_billing_usage("2026-01-02T00:00:00", "2026-01-03T00:00:00Z")
+    Traceback (most recent call last):
+    ...
+    ValueError: 2026-01-02T00:00:00 needs a time zone, such as 2026-01-02T00:00:00Z
+    """
+
+
+def _check_day(day: datetime.date | None) -> None:
     if day is None:
-        return None
+        return
     if not isinstance(day, datetime.date) or isinstance(day, datetime.datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"day must be a datetime.date, got {type(day).__name__}")
-    return day.isoformat()
+
+
+_CHECKS: Mapping[str, Callable[[Any], None]] = {
+    "access_scope": check_access_scope,
+    "ttl_seconds": check_ttl,
+    "day": _check_day,
+}

@@ -4,8 +4,6 @@
 A field that is None is not sent, unless it is required; a field with another default is always sent.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
@@ -13,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 import msgspec
 from msgspec import field as _field
 
+from tinker_records import Record as _Record
+
 from .runtime import read_open as _read_open
-from .values import Record as _Record
 
 __all__ = [
     "AccessScope",
@@ -197,92 +196,14 @@ __all__ = [
 JSONValue: TypeAlias = Any
 """Any JSON value."""
 
+Metadata: TypeAlias = dict[str, JSONValue]
+"""Free key/value pairs of the user; the values are strings in the SDKs, the wire takes any JSON."""
+
 StringMap: TypeAlias = dict[str, str]
 """Free key/value pairs of the user."""
 
 ErrorDetail: TypeAlias = Any
 """A text for the user, or the list of what is wrong with a body (422)."""
-
-RequestErrorCategory: TypeAlias = Literal["unknown", "server", "user"] | str
-"""Whose fault a failed request is; lower case. Clients take an unknown word for `unknown`."""
-
-ClientSessionFinishReasonType: TypeAlias = Literal["success", "errored", "interrupted"] | str
-"""How a session went, as its client saw it."""
-
-TraceExportStatus: TypeAlias = Literal["pending", "ready", "failed"] | str
-
-SessionFailedCategory: TypeAlias = Literal["user", "internal"] | str
-
-TensorDtype: TypeAlias = Literal["int64", "float32"]
-
-ImageFormat: TypeAlias = Literal["png", "jpeg"]
-
-LossFnType: TypeAlias = (
-    Literal["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce", "custom"] | str
-)
-"""Losses known by name; a server may know others."""
-
-LossFnConfig: TypeAlias = dict[str, float | str]
-"""Settings of the loss, such as `clip_low_threshold` and `clip_high_threshold` (ratios), `kl_coeff`, or `loss_id` of a
-custom loss.
-"""
-
-MetricMap: TypeAlias = dict[str, float]
-"""Keys are `name:reduction`; the reduction (sum, mean, min, max, slack, unique, hash2) says how values of several
-chunks combine.
-"""
-
-CustomLossNodeOp: TypeAlias = Literal[
-    "placeholder", "get_attr", "call_function", "call_method", "call_module", "output"
-]
-
-TtlSeconds: TypeAlias = int
-"""Seconds until the checkpoint expires, from an hour to ten years; missing means never."""
-
-SamplingClientKind: TypeAlias = Literal["snapshot", "inflight"]
-"""`snapshot` weights stay, `inflight` weights follow later inflight saves of the model."""
-
-CheckpointType: TypeAlias = Literal["training", "sampler", "external"] | str
-"""The kinds `weights`, `sampler_weights` and `external_weights` of tinker paths, by their type names."""
-
-StopCondition: TypeAlias = Any
-"""Text pieces, token ids, or one text piece. Absent means the end of text; an empty list disables every stop."""
-
-StopReason: TypeAlias = Literal["length", "stop"] | str
-
-TokenLogprob: TypeAlias = tuple[int, float]
-"""A token id and its log-probability."""
-
-RequestType: TypeAlias = (
-    Literal[
-        "CreateModel",
-        "ForwardBackward",
-        "Forward",
-        "OptimStep",
-        "SaveWeights",
-        "LoadWeights",
-        "SaveWeightsForSampler",
-        "SaveWeightsExternal",
-        "Sample",
-        "CreateCustomLoss",
-    ]
-    | str
-)
-"""The kind of result that a client awaits."""
-
-QueueState: TypeAlias = Literal["active", "paused_capacity", "paused_rate_limit"] | str
-"""Why a request has no result yet."""
-
-FutureAnswer: TypeAlias = Any
-"""What `retrieve_future` answers in JSON, told apart from top to bottom; a result is that of the submitted operation.
-"""
-
-Severity: TypeAlias = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
-
-AccessScope: TypeAlias = Literal["owned", "accessible"]
-"""What belongs to the user, or everything the user may see."""
-
-AuditEventType: TypeAlias = Literal["all", "checkpoints", "projects", "teams", "organizations"] | str
 
 
 class ErrorResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -303,8 +224,14 @@ class ValidationProblem(_Record, frozen=True, kw_only=True, omit_defaults=True):
     ctx: JSONValue | None = None
 
 
+RequestErrorCategory: TypeAlias = Literal["unknown", "server", "user"] | str
+"""Whose fault a failed request is; lower case. Clients take an unknown word for `unknown`."""
+
+
 class RequestFailedResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """A submitted request failed. Whatever else has a member `error` is read as this."""
+
+    __module__ = "tinker.types"
 
     error: str
     """A text for the user."""
@@ -312,16 +239,22 @@ class RequestFailedResponse(_Record, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class HealthResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     status: str
 
 
 class ClientConfigRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     sdk_version: str
     """The version of the client; 0.38.0 or the like."""
 
 
 class ClientConfigResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Limits and switches the server wants of a client. A missing setting means the default, an unknown one is ignored."""
+
+    __module__ = "tinker.types"
 
     pjwt_auth_enabled: bool = _field(default_factory=lambda: False)
     """Exchange the key for a short-lived JWT (`auth_token`)."""
@@ -362,6 +295,8 @@ class ClientConfigResponse(_Record, frozen=True, kw_only=True, omit_defaults=Tru
 class ClientDynamicConfigResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Settings that a client asks for again and again. A missing one means the default."""
 
+    __module__ = "tinker.types"
+
     refresh_interval_sec: int = _field(default_factory=lambda: 300)
     """Seconds until the client asks again; at least 10 are taken."""
     sample_cancel_enabled: bool = _field(default_factory=lambda: False)
@@ -371,6 +306,8 @@ class ClientDynamicConfigResponse(_Record, frozen=True, kw_only=True, omit_defau
 
 
 class SupportedModel(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     model_name: str | None = None
     """As in `base_model`; it may hold `/` and `:`."""
     max_context_length: int | None = None
@@ -380,6 +317,8 @@ class SupportedModel(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GetServerCapabilitiesResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     supported_models: list[SupportedModel]
 
 
@@ -388,6 +327,8 @@ class AuthTokenRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AuthTokenResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     jwt: str
     """A JWT with `iat` and `exp`; `sub` and `email` say whose it is."""
     _secret_fields: ClassVar[frozenset[str]] = frozenset(
@@ -420,6 +361,8 @@ class SelfApiKeyResponse(_Record, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class CreateSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     tags: Sequence[str]
     """Words of the user, without order; from `TINKER_TAGS`."""
     user_metadata: Metadata | None = None
@@ -432,6 +375,8 @@ class CreateSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class CreateSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     session_id: str
     """Opaque. Model ids and sampler ids may be made from it."""
     info_message: str | None = None
@@ -444,17 +389,27 @@ class CreateSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class SessionHeartbeatRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     session_id: str
     type: Literal["session_heartbeat"] = _field(default_factory=lambda: "session_heartbeat")
 
 
 class SessionHeartbeatResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     type: Literal["session_heartbeat"] | str = _field(default_factory=lambda: "session_heartbeat")
+
+
+ClientSessionFinishReasonType: TypeAlias = Literal["success", "errored", "interrupted"] | str
+"""How a session went, as its client saw it."""
 
 
 class ClientSessionFinishSuccess(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="success"
 ):
+    __module__ = "tinker.types"
+
     @property
     def type(self) -> Literal["success"]:
         """Always sent; the union is told apart by it."""
@@ -464,6 +419,8 @@ class ClientSessionFinishSuccess(
 class ClientSessionFinishErrored(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="errored"
 ):
+    __module__ = "tinker.types"
+
     @property
     def type(self) -> Literal["errored"]:
         """Always sent; the union is told apart by it."""
@@ -473,10 +430,29 @@ class ClientSessionFinishErrored(
 class ClientSessionFinishInterrupted(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="interrupted"
 ):
+    __module__ = "tinker.types"
+
     @property
     def type(self) -> Literal["interrupted"]:
         """Always sent; the union is told apart by it."""
         return "interrupted"
+
+
+_CLIENT_SESSION_FINISH_REASON: dict[str, type[msgspec.Struct]] = {
+    "success": ClientSessionFinishSuccess,
+    "errored": ClientSessionFinishErrored,
+    "interrupted": ClientSessionFinishInterrupted,
+}
+if TYPE_CHECKING:
+    ClientSessionFinishReason: TypeAlias = (
+        ClientSessionFinishSuccess | ClientSessionFinishErrored | ClientSessionFinishInterrupted | dict[str, Any]
+    )
+    """How a session went, as its client saw it.
+
+    A member with another type is a dictionary.
+    """
+else:
+    ClientSessionFinishReason = Any
 
 
 class FinishSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -489,10 +465,14 @@ class FinishSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ListSessionsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     sessions: list[str]
 
 
 class GetSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     training_run_ids: list[str]
     sampler_ids: list[str]
     user_metadata: StringMap | None = None
@@ -501,6 +481,9 @@ class GetSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=True)
 
 class SetSessionProjectRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     project_id: str
+
+
+TraceExportStatus: TypeAlias = Literal["pending", "ready", "failed"] | str
 
 
 class TraceExportResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -519,6 +502,8 @@ class TraceExportResponse(_Record, frozen=True, kw_only=True, omit_defaults=True
 class OwnSearchOwner(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="own"):
     """Sessions of the user."""
 
+    __module__ = "tinker.types"
+
     @property
     def type(self) -> Literal["own"]:
         """Always sent; the union is told apart by it."""
@@ -527,6 +512,8 @@ class OwnSearchOwner(_Record, frozen=True, kw_only=True, omit_defaults=True, tag
 
 class AccessibleSearchOwner(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="accessible"):
     """Every session that the user may see."""
+
+    __module__ = "tinker.types"
 
     @property
     def type(self) -> Literal["accessible"]:
@@ -537,6 +524,8 @@ class AccessibleSearchOwner(_Record, frozen=True, kw_only=True, omit_defaults=Tr
 class UserSearchOwner(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="user"):
     """Sessions of these users."""
 
+    __module__ = "tinker.types"
+
     owner_urns: Sequence[str]
 
     @property
@@ -545,7 +534,12 @@ class UserSearchOwner(_Record, frozen=True, kw_only=True, omit_defaults=True, ta
         return "user"
 
 
+SearchOwner: TypeAlias = OwnSearchOwner | AccessibleSearchOwner | UserSearchOwner
+
+
 class ActiveSessionStatusQuery(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="active"):
+    __module__ = "tinker.types"
+
     @property
     def type(self) -> Literal["active"]:
         """Always sent; the union is told apart by it."""
@@ -555,6 +549,8 @@ class ActiveSessionStatusQuery(_Record, frozen=True, kw_only=True, omit_defaults
 class CancelledSessionStatusQuery(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="cancelled"
 ):
+    __module__ = "tinker.types"
+
     @property
     def type(self) -> Literal["cancelled"]:
         """Always sent; the union is told apart by it."""
@@ -562,6 +558,8 @@ class CancelledSessionStatusQuery(
 
 
 class FailedSessionStatusQuery(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="failed"):
+    __module__ = "tinker.types"
+
     @property
     def type(self) -> Literal["failed"]:
         """Always sent; the union is told apart by it."""
@@ -571,6 +569,8 @@ class FailedSessionStatusQuery(_Record, frozen=True, kw_only=True, omit_defaults
 class ClientFinishedSessionStatusQuery(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="client_finished"
 ):
+    __module__ = "tinker.types"
+
     reasons: Sequence[ClientSessionFinishReasonType] | None = None
     """Any reason when missing."""
 
@@ -580,8 +580,15 @@ class ClientFinishedSessionStatusQuery(
         return "client_finished"
 
 
+SessionStatusQuery: TypeAlias = (
+    ActiveSessionStatusQuery | CancelledSessionStatusQuery | FailedSessionStatusQuery | ClientFinishedSessionStatusQuery
+)
+
+
 class SessionSearchCursor(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The last session of a page; opaque to clients."""
+
+    __module__ = "tinker.types"
 
     last_created_at: datetime.datetime
     """With a time zone."""
@@ -589,6 +596,8 @@ class SessionSearchCursor(_Record, frozen=True, kw_only=True, omit_defaults=True
 
 
 class SessionSearchRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     session_id: str | None = None
     project_ids: Sequence[str] | None = None
     user_metadata: StringMap = _field(default_factory=lambda: {})
@@ -603,6 +612,8 @@ class SessionSearchRequest(_Record, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class SessionActive(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="active"):
+    __module__ = "tinker.types"
+
     @property
     def type(self) -> Literal["active"]:
         """Always sent; the union is told apart by it."""
@@ -610,6 +621,8 @@ class SessionActive(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_
 
 
 class SessionCancelled(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="cancelled"):
+    __module__ = "tinker.types"
+
     detail: str | None = None
 
     @property
@@ -623,6 +636,8 @@ class ClientSessionFinished(
 ):
     """The client finished the session."""
 
+    __module__ = "tinker.types"
+
     reason: ClientSessionFinishReason
     detail: str | None = None
 
@@ -635,9 +650,14 @@ class ClientSessionFinished(
         _read_open(self, "reason", "type", _CLIENT_SESSION_FINISH_REASON)
 
 
+SessionFailedCategory: TypeAlias = Literal["user", "internal"] | str
+
+
 class SessionFailedRequestReason(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="request"
 ):
+    __module__ = "tinker.types"
+
     request_id: str
     request_type: str
 
@@ -650,6 +670,8 @@ class SessionFailedRequestReason(
 class SessionFailedTrainingRunReason(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="training_run"
 ):
+    __module__ = "tinker.types"
+
     training_run_id: str
 
     @property
@@ -661,6 +683,8 @@ class SessionFailedTrainingRunReason(
 class SessionFailedSamplingSessionReason(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_session"
 ):
+    __module__ = "tinker.types"
+
     sampling_session_id: str
 
     @property
@@ -669,7 +693,29 @@ class SessionFailedSamplingSessionReason(
         return "sampling_session"
 
 
+_SESSION_FAILED_REASON: dict[str, type[msgspec.Struct]] = {
+    "request": SessionFailedRequestReason,
+    "training_run": SessionFailedTrainingRunReason,
+    "sampling_session": SessionFailedSamplingSessionReason,
+}
+if TYPE_CHECKING:
+    SessionFailedReason: TypeAlias = (
+        SessionFailedRequestReason
+        | SessionFailedTrainingRunReason
+        | SessionFailedSamplingSessionReason
+        | dict[str, Any]
+    )
+    """What failed.
+
+    A member with another type is a dictionary.
+    """
+else:
+    SessionFailedReason = Any
+
+
 class SessionFailed(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="failed"):
+    __module__ = "tinker.types"
+
     category: SessionFailedCategory
     reason: SessionFailedReason
     message: str
@@ -683,7 +729,25 @@ class SessionFailed(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_
         _read_open(self, "reason", "type", _SESSION_FAILED_REASON)
 
 
+_SESSION_STATUS: dict[str, type[msgspec.Struct]] = {
+    "failed": SessionFailed,
+    "cancelled": SessionCancelled,
+    "client_finished": ClientSessionFinished,
+    "active": SessionActive,
+}
+if TYPE_CHECKING:
+    SessionStatus: TypeAlias = SessionFailed | SessionCancelled | ClientSessionFinished | SessionActive | dict[str, Any]
+    """How a session stands.
+
+    A member with another type is a dictionary.
+    """
+else:
+    SessionStatus = Any
+
+
 class SessionSummary(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     session_id: str
     created_at: datetime.datetime
     owner: str
@@ -700,6 +764,8 @@ class SessionSummary(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SessionSearchResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     sessions: list[SessionSummary]
     next_cursor: SessionSearchCursor | None = None
 
@@ -717,6 +783,8 @@ class LoraConfig(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AdamOptimizerConfig(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="adamw"):
+    __module__ = "tinker.types"
+
     @property
     def type(self) -> Literal["adamw"]:
         """Always sent; the union is told apart by it."""
@@ -724,6 +792,8 @@ class AdamOptimizerConfig(_Record, frozen=True, kw_only=True, omit_defaults=True
 
 
 class DimuonOptimizerConfig(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="dimuon"):
+    __module__ = "tinker.types"
+
     version: int = _field(default_factory=lambda: 1)
 
     @property
@@ -732,7 +802,23 @@ class DimuonOptimizerConfig(_Record, frozen=True, kw_only=True, omit_defaults=Tr
         return "dimuon"
 
 
+_OPTIMIZER_CONFIG: dict[str, type[msgspec.Struct]] = {
+    "adamw": AdamOptimizerConfig,
+    "dimuon": DimuonOptimizerConfig,
+}
+if TYPE_CHECKING:
+    OptimizerConfig: TypeAlias = AdamOptimizerConfig | DimuonOptimizerConfig | dict[str, Any]
+    """The optimizer family of a model, fixed at its creation. Other families keep their fields.
+
+    A member with another type is a dictionary.
+    """
+else:
+    OptimizerConfig = Any
+
+
 class CreateModelRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     session_id: str
     model_seq_id: int
     """0, 1, 2, ... per session, numbered by the client."""
@@ -748,17 +834,23 @@ class CreateModelRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class CreateModelResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     model_id: str
     """`<session_id>:train:<model_seq_id>`; also the training run id."""
     type: Literal["create_model"] | str = _field(default_factory=lambda: "create_model")
 
 
 class GetInfoRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     model_id: str
     type: Literal["get_info"] = _field(default_factory=lambda: "get_info")
 
 
 class ModelData(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     arch: str | None = None
     model_name: str | None = None
     tokenizer_id: str | None = None
@@ -766,6 +858,8 @@ class ModelData(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GetInfoResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     model_data: ModelData
     model_id: str
     optimizer_config: OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
@@ -781,6 +875,8 @@ class GetInfoResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
 class UnloadModelRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Deprecated."""
 
+    __module__ = "tinker.types"
+
     model_id: str
     type: Literal["unload_model"] = _field(default_factory=lambda: "unload_model")
 
@@ -788,8 +884,13 @@ class UnloadModelRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
 class UnloadModelResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Deprecated."""
 
+    __module__ = "tinker.types"
+
     model_id: str
     type: Literal["unload_model"] | str | None = _field(default_factory=lambda: "unload_model")
+
+
+TensorDtype: TypeAlias = Literal["int64", "float32"]
 
 
 class TensorData(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -805,6 +906,9 @@ class TensorData(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Row pointers, one more than rows."""
     sparse_col_indices: Sequence[int] | None = None
     """One for each value."""
+
+
+ImageFormat: TypeAlias = Literal["png", "jpeg"]
 
 
 class EncodedTextChunk(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="encoded_text"):
@@ -865,8 +969,15 @@ class DmelChunk(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
         return "dmel"
 
 
+ModelInputChunk: TypeAlias = EncodedTextChunk | ImageChunk | ImageAssetPointerChunk | DmelChunk
+"""Told apart by `type`; clients of 2025 leave it out, and the other fields tell."""
+
+
 class ModelInput(_Record, frozen=True, kw_only=True, omit_defaults=True):
     chunks: Sequence[ModelInputChunk]
+
+
+TensorMap: TypeAlias = dict[str, TensorData]
 
 
 class Datum(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -877,6 +988,17 @@ class Datum(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
     loss_fn_inputs: TensorMap
     model_input: ModelInput
+
+
+LossFnType: TypeAlias = (
+    Literal["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce", "custom"] | str
+)
+"""Losses known by name; a server may know others."""
+
+LossFnConfig: TypeAlias = dict[str, float | str]
+"""Settings of the loss, such as `clip_low_threshold` and `clip_high_threshold` (ratios), `kl_coeff`, or `loss_id` of a
+custom loss.
+"""
 
 
 class ForwardBackwardInput(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -898,6 +1020,12 @@ class ForwardRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     seq_id: int | None = None
 
 
+MetricMap: TypeAlias = dict[str, float]
+"""Keys are `name:reduction`; the reduction (sum, mean, min, max, slack, unique, hash2) says how values of several
+chunks combine.
+"""
+
+
 class ForwardBackwardOutput(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The JSON form of the message `tinker_public.ForwardBackwardOutput`."""
 
@@ -908,12 +1036,29 @@ class ForwardBackwardOutput(_Record, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class CustomLossInput(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     name: str
     rank: int
     """Number of dimensions."""
 
 
+CustomLossNodeOp: TypeAlias = Literal[
+    "placeholder", "get_attr", "call_function", "call_method", "call_module", "output"
+]
+
+CustomLossArguments: TypeAlias = Sequence[JSONValue]
+"""Arguments of a node. A JSON scalar or list stands for itself; anything else is an object with one key: `ref` (a
+node), `tuple`, `dict`, `slice`, `ellipsis`, `float` (inf, -inf, nan), `dtype`, `device`, `layout` or
+`memory_format`.
+"""
+
+CustomLossKwargs: TypeAlias = dict[str, JSONValue]
+
+
 class CustomLossNode(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     op: CustomLossNodeOp
     name: str
     """Unique in its graph."""
@@ -928,11 +1073,15 @@ class CustomLossGraph(_Record, frozen=True, kw_only=True, omit_defaults=True):
     `custom/<name>:sum` or `custom/<name>:mean`.
     """
 
+    __module__ = "tinker.types"
+
     format: int = _field(default_factory=lambda: 1)
     nodes: Sequence[CustomLossNode]
 
 
 class CreateCustomLossRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     session_id: str
     custom_loss_seq_id: int
     """0, 1, 2, ... per session, numbered by the client."""
@@ -944,6 +1093,8 @@ class CreateCustomLossRequest(_Record, frozen=True, kw_only=True, omit_defaults=
 
 
 class CreateCustomLossResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     loss_id: str
     type: Literal["create_custom_loss"] | str = _field(default_factory=lambda: "create_custom_loss")
 
@@ -973,6 +1124,19 @@ class DimuonParams(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_f
         return "dimuon"
 
 
+_OPTIMIZER_PARAMS: dict[str, type[msgspec.Struct]] = {
+    "dimuon": DimuonParams,
+}
+if TYPE_CHECKING:
+    OptimizerParams: TypeAlias = DimuonParams | dict[str, Any]
+    """Parameters of one step of an optimizer that is not Adam.
+
+    A member with another type is a dictionary.
+    """
+else:
+    OptimizerParams = Any
+
+
 class OptimStepRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     model_id: str
     seq_id: int | None = None
@@ -985,11 +1149,19 @@ class OptimStepRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OptimStepResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     metrics: MetricMap | None = None
     type: Literal["optim_step"] | str = _field(default_factory=lambda: "optim_step")
 
 
+TtlSeconds: TypeAlias = int
+"""Seconds until the checkpoint expires, from an hour to ten years; missing means never."""
+
+
 class SaveWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     model_id: str
     path: str | None = None
     """The checkpoint name, not a full path."""
@@ -1006,8 +1178,14 @@ class SaveWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True
     type: Literal["save_weights"] | str | None = _field(default_factory=lambda: "save_weights")
 
 
+SamplingClientKind: TypeAlias = Literal["snapshot", "inflight"]
+"""`snapshot` weights stay, `inflight` weights follow later inflight saves of the model."""
+
+
 class SaveWeightsForSamplerRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Either `path` or `sampling_session_seq_id` is given."""
+
+    __module__ = "tinker.types"
 
     model_id: str
     path: str | None = None
@@ -1022,6 +1200,8 @@ class SaveWeightsForSamplerRequest(_Record, frozen=True, kw_only=True, omit_defa
 
 
 class SaveWeightsForSamplerResponseInternal(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     path: str | None = None
     """`tinker://<training_run_id>/sampler_weights/<name>`, for a named save."""
     sampling_session_id: str | None = None
@@ -1030,6 +1210,8 @@ class SaveWeightsForSamplerResponseInternal(_Record, frozen=True, kw_only=True, 
 
 
 class SaveWeightsExternalRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     model_id: str
     path: str
     """The checkpoint name."""
@@ -1041,6 +1223,8 @@ class SaveWeightsExternalRequest(_Record, frozen=True, kw_only=True, omit_defaul
 
 
 class SaveWeightsExternalResponseInternal(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     path: str | None = None
     """`tinker://<training_run_id>/external_weights/<name>`"""
     size_bytes: int | None = None
@@ -1048,6 +1232,8 @@ class SaveWeightsExternalResponseInternal(_Record, frozen=True, kw_only=True, om
 
 
 class LoadWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     model_id: str | None = None
     seq_id: int | None = None
     session_id: str | None = None
@@ -1074,6 +1260,8 @@ class LoadWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class LoadWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     path: str | None = None
     model_id: str | None = None
     type: Literal["load_weights"] | str | None = _field(default_factory=lambda: "load_weights")
@@ -1085,6 +1273,8 @@ class WeightsInfoRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class WeightsInfoResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     base_model: str
     optimizer_config: OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
     is_lora: bool
@@ -1098,6 +1288,8 @@ class WeightsInfoResponse(_Record, frozen=True, kw_only=True, omit_defaults=True
 
 
 class CopyWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     session_id: str | None = None
     model_seq_id: int | None = None
     destination_project_id: str | None = None
@@ -1114,10 +1306,18 @@ class CopyWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class CopyWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     tinker_path: str
 
 
+CheckpointType: TypeAlias = Literal["training", "sampler", "external"] | str
+"""The kinds `weights`, `sampler_weights` and `external_weights` of tinker paths, by their type names."""
+
+
 class Checkpoint(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     checkpoint_id: str
     """`<kind>/<name>`: two segments of a path."""
     checkpoint_type: CheckpointType
@@ -1133,17 +1333,23 @@ class Checkpoint(_Record, frozen=True, kw_only=True, omit_defaults=True):
 class Cursor(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Where a page stands in the whole list."""
 
+    __module__ = "tinker.types"
+
     offset: int
     limit: int
     total_count: int
 
 
 class CheckpointsListResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     checkpoints: list[Checkpoint]
     cursor: Cursor | None = None
 
 
 class TrainingRun(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     training_run_id: str
     base_model: str
     model_owner: str
@@ -1159,16 +1365,20 @@ class TrainingRun(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TrainingRunsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     training_runs: list[TrainingRun]
     cursor: Cursor
 
 
 class SetCheckpointTtlRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     ttl_seconds: TtlSeconds | None
-    """Null, which is sent, makes the checkpoint stay for ever."""
+    """Null, which is sent, makes the checkpoint stay forever."""
 
 
 class ExternalWeightsUrlsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     urls: StringMap
     """Relative file name to signed URL."""
     expires: datetime.datetime
@@ -1182,6 +1392,8 @@ class ExternalWeightsUrlsResponse(_Record, frozen=True, kw_only=True, omit_defau
 class CheckpointArchiveUrlResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Deprecated."""
 
+    __module__ = "tinker.types"
+
     url: str
     expires: datetime.datetime
     _secret_fields: ClassVar[frozenset[str]] = frozenset(
@@ -1192,6 +1404,8 @@ class CheckpointArchiveUrlResponse(_Record, frozen=True, kw_only=True, omit_defa
 
 
 class CreateSamplingSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     session_id: str
     sampling_session_seq_id: int
     """0, 1, 2, ... per session, numbered by the client."""
@@ -1202,27 +1416,39 @@ class CreateSamplingSessionRequest(_Record, frozen=True, kw_only=True, omit_defa
 
 
 class CreateSamplingSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     sampling_session_id: str
     """Opaque; `<session_id>:sample:<n>` on the hosted service."""
     type: Literal["create_sampling_session"] | str = _field(default_factory=lambda: "create_sampling_session")
 
 
 class JoinSamplingSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     sampling_session_id: str
     type: Literal["join_sampling_session"] = _field(default_factory=lambda: "join_sampling_session")
 
 
 class JoinSamplingSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     client_counter: int
     type: Literal["join_sampling_session"] | str = _field(default_factory=lambda: "join_sampling_session")
 
 
 class GetSamplerResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     sampler_id: str
     base_model: str
     model_path: str | None = None
     tokenizer_id: str | None = None
     """A tokenizer to load, as in `ModelData`; missing or null where the name of the base model says which."""
+
+
+StopCondition: TypeAlias = Any
+"""Text pieces, token ids, or one text piece. Absent means the end of text; an empty list disables every stop."""
 
 
 class SamplingParams(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1264,6 +1490,12 @@ class SampleRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     type: Literal["sample"] = _field(default_factory=lambda: "sample")
 
 
+StopReason: TypeAlias = Literal["length", "stop"] | str
+
+TokenLogprob: TypeAlias = tuple[int, float]
+"""A token id and its log-probability."""
+
+
 class SampledSequence(_Record, frozen=True, kw_only=True, omit_defaults=True):
     stop_reason: StopReason
     tokens: list[int]
@@ -1284,6 +1516,8 @@ class SampleResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UntypedAPIFuture(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     request_id: str
     """Opaque, and the same for the same request submitted again."""
     model_id: str | None = None
@@ -1292,9 +1526,36 @@ class UntypedAPIFuture(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class FutureRetrieveRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     request_id: str
     allow_metadata_only: bool = _field(default_factory=lambda: False)
     """A large result may be announced by its size."""
+
+
+RequestType: TypeAlias = (
+    Literal[
+        "CreateModel",
+        "ForwardBackward",
+        "Forward",
+        "OptimStep",
+        "SaveWeights",
+        "LoadWeights",
+        "SaveWeightsForSampler",
+        "SaveWeightsExternal",
+        "Sample",
+        "CreateCustomLoss",
+    ]
+    | str
+)
+"""The kind of result that a client awaits."""
+
+QueueState: TypeAlias = Literal["active", "paused_capacity", "paused_rate_limit"] | str
+"""Why a request has no result yet."""
+
+FutureAnswer: TypeAlias = Any
+"""What `retrieve_future` answers in JSON, told apart from top to bottom; a result is that of the submitted operation.
+"""
 
 
 class FutureStatus(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1315,6 +1576,8 @@ class FutureStatus(_Record, frozen=True, kw_only=True, omit_defaults=True):
 class TryAgainResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Still queued or running."""
 
+    __module__ = "tinker.types"
+
     type: Literal["try_again"] = _field(default_factory=lambda: "try_again")
     request_id: str
     queue_state: QueueState
@@ -1332,6 +1595,8 @@ class FutureMetadataResponse(_Record, frozen=True, kw_only=True, omit_defaults=T
 
 
 class SamplingSessionFuturesTarget(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     type: Literal["sampling_session"] = _field(default_factory=lambda: "sampling_session")
     sampling_session_id: str
     cloned_sampler_id: int = _field(default_factory=lambda: 0)
@@ -1339,6 +1604,8 @@ class SamplingSessionFuturesTarget(_Record, frozen=True, kw_only=True, omit_defa
 
 
 class FuturesRetrieveRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     target: SamplingSessionFuturesTarget
     prev_cursor: int = _field(default_factory=lambda: 0)
     """The cursor of the last answer; 0 at first."""
@@ -1349,6 +1616,8 @@ class FuturesRetrieveRequest(_Record, frozen=True, kw_only=True, omit_defaults=T
 
 
 class FutureFinished(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="state", tag="finished"):
+    __module__ = "tinker.types"
+
     request_id: str
     response_payload_uncompressed_size: int | None = None
     """Bytes of the result; a client makes room for that much."""
@@ -1360,6 +1629,8 @@ class FutureFinished(_Record, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class FutureFailed(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="state", tag="failed"):
+    __module__ = "tinker.types"
+
     request_id: str
 
     @property
@@ -1368,7 +1639,23 @@ class FutureFailed(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_f
         return "failed"
 
 
+_FUTURE_COMPLETION: dict[str, type[msgspec.Struct]] = {
+    "finished": FutureFinished,
+    "failed": FutureFailed,
+}
+if TYPE_CHECKING:
+    FutureCompletion: TypeAlias = FutureFinished | FutureFailed | dict[str, Any]
+    """One completed request.
+
+    A member with another state is a dictionary.
+    """
+else:
+    FutureCompletion = Any
+
+
 class FuturesRetrieveResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     completions: list[FutureCompletion]
     cursor: int
     """Opaque."""
@@ -1381,7 +1668,12 @@ class CancelFutureRequest(_Record, frozen=True, kw_only=True, omit_defaults=True
     request_id: str
 
 
+Severity: TypeAlias = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+
+
 class SessionStartEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="SESSION_START"):
+    __module__ = "tinker.types"
+
     event_id: str
     """Unique."""
     event_session_index: int
@@ -1396,6 +1688,8 @@ class SessionStartEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class SessionEndEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="SESSION_END"):
+    __module__ = "tinker.types"
+
     duration: str
     """As Python prints a time difference: `H:MM:SS.ffffff`."""
     event_id: str
@@ -1412,6 +1706,8 @@ class SessionEndEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, ta
 class UnhandledExceptionEvent(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="UNHANDLED_EXCEPTION"
 ):
+    __module__ = "tinker.types"
+
     error_message: str
     error_type: str
     event_id: str
@@ -1427,6 +1723,8 @@ class UnhandledExceptionEvent(
 
 
 class GenericEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="GENERIC_EVENT"):
+    __module__ = "tinker.types"
+
     event_id: str
     event_name: str
     event_session_index: int
@@ -1440,7 +1738,12 @@ class GenericEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_f
         return "GENERIC_EVENT"
 
 
+TelemetryEvent: TypeAlias = SessionStartEvent | SessionEndEvent | UnhandledExceptionEvent | GenericEvent
+
+
 class TelemetrySendRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     events: Sequence[TelemetryEvent]
     platform: str
     """Linux, Darwin or Windows."""
@@ -1452,10 +1755,20 @@ class TelemetrySendRequest(_Record, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class TelemetryResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     status: Literal["accepted"] | str = _field(default_factory=lambda: "accepted")
 
 
+AccessScope: TypeAlias = Literal["owned", "accessible"]
+"""What belongs to the user, or everything the user may see."""
+
+AuditEventType: TypeAlias = Literal["all", "checkpoints", "projects", "teams", "organizations"] | str
+
+
 class AuditLogEntry(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     timestamp: datetime.datetime
     event: str
     event_details: Metadata = _field(default_factory=lambda: {})
@@ -1465,10 +1778,14 @@ class AuditLogEntry(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AuditLogResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
     entries: list[AuditLogEntry]
 
 
 class TrainingBillingEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="training"):
+    __module__ = "tinker.types"
+
     token_count: int
 
     @property
@@ -1480,6 +1797,8 @@ class TrainingBillingEvent(_Record, frozen=True, kw_only=True, omit_defaults=Tru
 class SamplingPrefillBillingEvent(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_prefill"
 ):
+    __module__ = "tinker.types"
+
     cached: bool
     token_count: int
 
@@ -1492,6 +1811,8 @@ class SamplingPrefillBillingEvent(
 class SamplingSampleBillingEvent(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_sample"
 ):
+    __module__ = "tinker.types"
+
     token_count: int
 
     @property
@@ -1503,6 +1824,8 @@ class SamplingSampleBillingEvent(
 class CheckpointBillingEvent(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="checkpoint"
 ):
+    __module__ = "tinker.types"
+
     count: int
 
     @property
@@ -1512,6 +1835,8 @@ class CheckpointBillingEvent(
 
 
 class StorageBillingEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="storage"):
+    __module__ = "tinker.types"
+
     free: bool = _field(default_factory=lambda: False)
     gigabyte_hours: float
 
@@ -1520,165 +1845,6 @@ class StorageBillingEvent(_Record, frozen=True, kw_only=True, omit_defaults=True
         """Always sent; the union is told apart by it."""
         return "storage"
 
-
-class BillingUsageEvent(_Record, frozen=True, kw_only=True, omit_defaults=True):
-    bucket_start: datetime.datetime
-    bucket_end: datetime.datetime
-    base_model: str | None = None
-    user_id: str | None = None
-    user_name: str | None = None
-    session_id: str | None = None
-    project_id: str | None = None
-    estimated_cost_usd: float | None = None
-    effective_rate_usd_per_million_tokens: float | None = None
-    effective_rate_usd_per_gigabyte_month: float | None = None
-    event_info: BillingEventInfo
-
-    def __post_init__(self) -> None:
-        _read_open(self, "event_info", "type", _BILLING_EVENT_INFO)
-
-
-class BillingUsageSession(_Record, frozen=True, kw_only=True, omit_defaults=True):
-    user_metadata: StringMap | None = None
-
-
-class BillingUsageResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
-    data: list[BillingUsageEvent]
-    sessions: BillingUsageSessions = _field(default_factory=lambda: {})
-    cost_data_through: datetime.datetime | None = None
-    """Costs are known up to here."""
-
-
-class CurrentCheckpointStorageUsageItem(_Record, frozen=True, kw_only=True, omit_defaults=True):
-    project_id: str | None = None
-    org_user_urn: str | None = None
-    user_email: str | None = None
-    user_name: str | None = None
-    checkpoint_count: int
-    size_bytes: int
-    size_gigabytes: float
-    estimated_monthly_cost_usd: float | None = None
-
-
-class CurrentCheckpointStorageUsageResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
-    effective_rate_usd_per_gigabyte_month: float | None = None
-    data: list[CurrentCheckpointStorageUsageItem]
-
-
-Metadata: TypeAlias = dict[str, JSONValue]
-"""Free key/value pairs of the user; the values are strings in the SDKs, the wire takes any JSON."""
-
-SearchOwner: TypeAlias = OwnSearchOwner | AccessibleSearchOwner | UserSearchOwner
-
-SessionStatusQuery: TypeAlias = (
-    ActiveSessionStatusQuery | CancelledSessionStatusQuery | FailedSessionStatusQuery | ClientFinishedSessionStatusQuery
-)
-
-ModelInputChunk: TypeAlias = EncodedTextChunk | ImageChunk | ImageAssetPointerChunk | DmelChunk
-"""Told apart by `type`; clients of 2025 leave it out, and the other fields tell."""
-
-TensorMap: TypeAlias = dict[str, TensorData]
-
-CustomLossArguments: TypeAlias = Sequence[JSONValue]
-"""Arguments of a node. A JSON scalar or list stands for itself; anything else is an object with one key: `ref` (a
-node), `tuple`, `dict`, `slice`, `ellipsis`, `float` (inf, -inf, nan), `dtype`, `device`, `layout` or
-`memory_format`.
-"""
-
-CustomLossKwargs: TypeAlias = dict[str, JSONValue]
-
-TelemetryEvent: TypeAlias = SessionStartEvent | SessionEndEvent | UnhandledExceptionEvent | GenericEvent
-
-BillingUsageSessions: TypeAlias = dict[str, BillingUsageSession]
-"""Session id to what is known of it."""
-
-_CLIENT_SESSION_FINISH_REASON: dict[str, type[msgspec.Struct]] = {
-    "success": ClientSessionFinishSuccess,
-    "errored": ClientSessionFinishErrored,
-    "interrupted": ClientSessionFinishInterrupted,
-}
-if TYPE_CHECKING:
-    ClientSessionFinishReason: TypeAlias = (
-        ClientSessionFinishSuccess | ClientSessionFinishErrored | ClientSessionFinishInterrupted | dict[str, Any]
-    )
-    """How a session went, as its client saw it.
-
-    A member with another type is a dictionary.
-    """
-else:
-    ClientSessionFinishReason = Any
-
-_SESSION_FAILED_REASON: dict[str, type[msgspec.Struct]] = {
-    "request": SessionFailedRequestReason,
-    "training_run": SessionFailedTrainingRunReason,
-    "sampling_session": SessionFailedSamplingSessionReason,
-}
-if TYPE_CHECKING:
-    SessionFailedReason: TypeAlias = (
-        SessionFailedRequestReason
-        | SessionFailedTrainingRunReason
-        | SessionFailedSamplingSessionReason
-        | dict[str, Any]
-    )
-    """What failed.
-
-    A member with another type is a dictionary.
-    """
-else:
-    SessionFailedReason = Any
-
-_SESSION_STATUS: dict[str, type[msgspec.Struct]] = {
-    "failed": SessionFailed,
-    "cancelled": SessionCancelled,
-    "client_finished": ClientSessionFinished,
-    "active": SessionActive,
-}
-if TYPE_CHECKING:
-    SessionStatus: TypeAlias = SessionFailed | SessionCancelled | ClientSessionFinished | SessionActive | dict[str, Any]
-    """How a session stands.
-
-    A member with another type is a dictionary.
-    """
-else:
-    SessionStatus = Any
-
-_OPTIMIZER_CONFIG: dict[str, type[msgspec.Struct]] = {
-    "adamw": AdamOptimizerConfig,
-    "dimuon": DimuonOptimizerConfig,
-}
-if TYPE_CHECKING:
-    OptimizerConfig: TypeAlias = AdamOptimizerConfig | DimuonOptimizerConfig | dict[str, Any]
-    """The optimizer family of a model, fixed at its creation. Other families keep their fields.
-
-    A member with another type is a dictionary.
-    """
-else:
-    OptimizerConfig = Any
-
-_OPTIMIZER_PARAMS: dict[str, type[msgspec.Struct]] = {
-    "dimuon": DimuonParams,
-}
-if TYPE_CHECKING:
-    OptimizerParams: TypeAlias = DimuonParams | dict[str, Any]
-    """Parameters of one step of an optimizer that is not Adam.
-
-    A member with another type is a dictionary.
-    """
-else:
-    OptimizerParams = Any
-
-_FUTURE_COMPLETION: dict[str, type[msgspec.Struct]] = {
-    "finished": FutureFinished,
-    "failed": FutureFailed,
-}
-if TYPE_CHECKING:
-    FutureCompletion: TypeAlias = FutureFinished | FutureFailed | dict[str, Any]
-    """One completed request.
-
-    A member with another state is a dictionary.
-    """
-else:
-    FutureCompletion = Any
 
 _BILLING_EVENT_INFO: dict[str, type[msgspec.Struct]] = {
     "training": TrainingBillingEvent,
@@ -1702,3 +1868,61 @@ if TYPE_CHECKING:
     """
 else:
     BillingEventInfo = Any
+
+
+class BillingUsageEvent(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
+    bucket_start: datetime.datetime
+    bucket_end: datetime.datetime
+    base_model: str | None = None
+    user_id: str | None = None
+    user_name: str | None = None
+    session_id: str | None = None
+    project_id: str | None = None
+    estimated_cost_usd: float | None = None
+    effective_rate_usd_per_million_tokens: float | None = None
+    effective_rate_usd_per_gigabyte_month: float | None = None
+    event_info: BillingEventInfo
+
+    def __post_init__(self) -> None:
+        _read_open(self, "event_info", "type", _BILLING_EVENT_INFO)
+
+
+class BillingUsageSession(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
+    user_metadata: StringMap | None = None
+
+
+BillingUsageSessions: TypeAlias = dict[str, BillingUsageSession]
+"""Session id to what is known of it."""
+
+
+class BillingUsageResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
+    data: list[BillingUsageEvent]
+    sessions: BillingUsageSessions = _field(default_factory=lambda: {})
+    cost_data_through: datetime.datetime | None = None
+    """Costs are known up to here."""
+
+
+class CurrentCheckpointStorageUsageItem(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
+    project_id: str | None = None
+    org_user_urn: str | None = None
+    user_email: str | None = None
+    user_name: str | None = None
+    checkpoint_count: int
+    size_bytes: int
+    size_gigabytes: float
+    estimated_monthly_cost_usd: float | None = None
+
+
+class CurrentCheckpointStorageUsageResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
+    effective_rate_usd_per_gigabyte_month: float | None = None
+    data: list[CurrentCheckpointStorageUsageItem]

@@ -13,7 +13,7 @@ import attrs
 import msgspec
 import msgspec.structs
 
-from .values import prepared
+from tinker_records import prepare
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ def _read(value: object, tag: str, members: Mapping[str, type[msgspec.Struct]]) 
     if not isinstance(chosen, str):
         raise TypeError(f"Expected `str` as {tag}, got `{type(chosen).__name__}`")
     member = members.get(chosen)
-    return fields if member is None else msgspec.convert(fields, prepared(member))
+    return fields if member is None else msgspec.convert(fields, prepare(member))
 
 
 def path_value(name: str, value: str | int) -> str:

@@ -1,4 +1,4 @@
-"""The generator is a script beside the package: its folder is put on the path for these tests only."""
+"""The generator and what it writes are loaded from where they lie: neither is part of the installed package."""
 
 from __future__ import annotations
 
@@ -6,23 +6,40 @@ import copy
 import importlib
 import sys
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from .pet_contract import FIXTURE, ROOT
 
-sys.path[:0] = [str(ROOT / "codegen"), str(Path(__file__).parent)]
 
-from pet_contract import FIXTURE  # noqa: E402
+def load_package(name: str, folder: Path) -> ModuleType:
+    """Import the package in a folder under a name; its modules are then importable below that name."""
+    spec = spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    assert spec is not None
+    assert spec.loader is not None
+    package = module_from_spec(spec)
+    sys.modules[name] = package
+    spec.loader.exec_module(package)
+    return package
+
+
+def unload_package(name: str) -> None:
+    """Forget a package and its modules."""
+    for loaded in [loaded for loaded in sys.modules if loaded == name or loaded.startswith(f"{name}.")]:
+        del sys.modules[loaded]
+
+
+load_package("codegen", ROOT / "codegen")
 
 
 @pytest.fixture(scope="session")
 def loaded_document() -> Any:
     """The small contract, read once."""
-    return importlib.import_module("generate").load(FIXTURE)
+    return importlib.import_module("codegen.files").load(FIXTURE)
 
 
 @pytest.fixture
@@ -32,15 +49,12 @@ def document(loaded_document: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def pets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+def pets(tmp_path_factory: pytest.TempPathFactory, loaded_document: Any) -> Iterator[ModuleType]:
     """The package generated from the small contract."""
-    generate = importlib.import_module("generate")
-    folder = tmp_path_factory.mktemp("generated")
-    assert generate.generate(generate.load(FIXTURE), folder / "pet_wire") == []
-    sys.path.insert(0, str(folder))
-    importlib.import_module("pet_wire.models")
-    importlib.import_module("pet_wire.operations")
-    importlib.import_module("pet_wire.api.pets")
-    importlib.import_module("pet_wire.api.results")
-    yield importlib.import_module("pet_wire")
-    sys.path.remove(str(folder))
+    folder = tmp_path_factory.mktemp("generated") / "pet_wire"
+    assert importlib.import_module("codegen.bindings").generate(copy.deepcopy(loaded_document), folder) == []
+    package = load_package("pet_wire", folder)
+    for name in ("models", "limits", "operations", "api.pets", "api.results"):
+        importlib.import_module(f"pet_wire.{name}")
+    yield package
+    unload_package("pet_wire")

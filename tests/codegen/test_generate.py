@@ -15,11 +15,13 @@ import pytest
 
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
-from generate import differences, files_below, generate, load, main
-from pet_contract import FIELD, FIXTURE, GET, HEADER, NAME, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
+from codegen.bindings import generate
+from codegen.files import differences, files_below, load
+from codegen.generate import main
+
+from .pet_contract import FIELD, FIXTURE, GET, HEADER, NAME, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATOR = ROOT / "codegen" / "generate.py"
 COMMITTED = ROOT / "generated" / "tinker_wire"
 
 NOON = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.UTC)
@@ -157,6 +159,14 @@ def test_records_are_frozen_and_refuse_unknown_arguments(pets: Any) -> None:
         ball.size = 2
     with pytest.raises(TypeError):
         pets.models.Ball(sise=1)
+
+
+def test_limits_are_constants(pets: Any, document: Any, tmp_path: Path) -> None:
+    """A limit of a property and a constant of a schema can be read without spelling them again."""
+    assert pets.limits.PET_REQUEST_AGE_MINIMUM == 0
+    put(document, f"{SCHEMA}/Kind/x-constants", {"sounds": {"cat": ["meow"]}})
+    assert generate(document, tmp_path / "wire") == []
+    assert 'KIND_SOUNDS: Final = {"cat": ["meow"]}' in (tmp_path / "wire" / "limits.py").read_text()
 
 
 # ---------------------------------------------------------------------------------------------- requests
@@ -340,6 +350,9 @@ REFUSALS = [
     case("second name", f"{SCHEMA}/Cat", REF_TOY, "second name"),
     case("nullable schema", f"{SCHEMA}/Cat", {"type": ["string", "null"]}, "not nullable"),
     case("default of a schema", f"{SCHEMA}/Text/default", "a", "belongs to the property"),
+    case(
+        "constant that is no name", f"{SCHEMA}/Kind/x-constants", {"A-b": 1}, "snake_case", at=f"{SCHEMA}/Kind/x-constants/A-b"
+    ),
     case("empty enum", f"{SCHEMA}/Kind/enum", [], "non-empty enum", at=f"{SCHEMA}/Kind"),
     case("integer enum", f"{SCHEMA}/Kind", {"type": "integer", "enum": [1]}, "`type: string`"),
     case(
@@ -485,9 +498,24 @@ def test_what_would_have_to_be_guessed_is_refused(
     """The generator names the place and the reason, and writes nothing."""
     put(document, pointer, value)
     refusals = generate(document, tmp_path / "wire")
-    assert f"#/{refused_at}".removesuffix("/") in [refused.pointer for refused in refusals]
-    assert any(reason in str(refused) for refused in refusals)
+    assert f"#/{refused_at}".removesuffix("/") in [refusal.pointer for refusal in refusals]
+    assert any(reason in str(refusal) for refusal in refusals)
     assert not (tmp_path / "wire").exists()
+
+
+def test_records_cannot_need_each_other_in_a_circle(document: Any, tmp_path: Path) -> None:
+    """Each definition stands after those it uses, so a record that contains itself is refused."""
+    document["components"]["schemas"]["Ball"]["properties"]["inner"] = {"$ref": "#/components/schemas/Ball"}
+    assert "in a circle: Ball" in str(generate(document, tmp_path / "wire")[0])
+
+
+def test_a_record_says_from_where_users_import_it(document: Any, tmp_path: Path) -> None:
+    """A record that a public package exports names that package as its module; the others name their own."""
+    assert generate(document, tmp_path / "wire", {"Ball": "petshop.types"}) == []
+    source = (tmp_path / "wire" / "models.py").read_text()
+    assert source.count("__module__") == 1
+    assert 'class Ball(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="ball"):\n' in source
+    assert '    __module__ = "petshop.types"\n' in source
 
 
 def test_one_record_cannot_have_two_tags(document: Any, tmp_path: Path) -> None:
@@ -505,7 +533,7 @@ def test_a_warning_of_the_parser_is_an_error(document: Any, tmp_path: Path) -> N
     """What openapi-python-client would drop with a warning stops the generator."""
     put(document, f"{POST}/parameters/0/schema/format", "date-time")
     refusals = generate(document, tmp_path / "wire")
-    assert any(refused.pointer == "openapi-python-client" for refused in refusals)
+    assert any(refusal.pointer == "openapi-python-client" for refusal in refusals)
     assert "POST /api/v1/pets" in " ".join(map(str, refusals))
 
 
@@ -513,7 +541,7 @@ def test_every_refusal_is_named_at_once(document: Any, tmp_path: Path) -> None:
     """Several faults in one document are reported in one run."""
     put(document, NAME, {"type": "text"})
     put(document, f"{POST}/tags", [])
-    assert {refused.pointer for refused in generate(document, tmp_path / "wire")} == {f"#/{NAME}", f"#/{POST}"}
+    assert {refusal.pointer for refusal in generate(document, tmp_path / "wire")} == {f"#/{NAME}", f"#/{POST}"}
 
 
 # ---------------------------------------------------------------------------------------------- command line
@@ -576,8 +604,9 @@ def test_the_output_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     """Three processes with three hash seeds write the same bytes."""
     runs = [
         subprocess.Popen(
-            [sys.executable, str(GENERATOR), "--document", str(FIXTURE), "--output", str(tmp_path / seed)],
+            [sys.executable, "-m", "codegen", "generate", "--document", str(FIXTURE), "--output", str(tmp_path / seed)],
             env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=ROOT,
             stdout=subprocess.DEVNULL,
         )
         for seed in ("0", "1", "4242")

@@ -48,6 +48,7 @@ warnings.simplefilter("ignore")
 
 PKG = "tinker"
 WIRE = "tinker_wire"
+RECORDS = "tinker_records"
 GROUPS = [
     "tinker",
     "tinker.types",
@@ -267,7 +268,7 @@ def short(s: str) -> str:
 
 
 def own_class(c: type) -> bool:
-    return (c.__module__ or "").split(".")[0] in (PKG, WIRE)
+    return (c.__module__ or "").split(".")[0] in (PKG, WIRE, RECORDS)
 
 
 # ----------------------------------------------------------------------------- classes

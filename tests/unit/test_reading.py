@@ -8,7 +8,7 @@ import sys
 THREADS = """
 import sys, threading
 from tinker._wire.json import decode
-from tinker_wire.values import Record
+from tinker_records import Record
 
 sys.setswitchinterval(1e-6)
 

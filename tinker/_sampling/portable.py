@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from tinker_wire import models
-from tinker_wire.values import prepared
 
 from tinker._config import settings as _config
 from tinker._loop import loop_thread
 from tinker._runtime import Runtime, open_runtime
 from tinker._session import Description, Facts
 from tinker.observing import Observer
+from tinker_records import prepare
 
 if TYPE_CHECKING:
     from tinker._clock import Clock
@@ -102,6 +102,6 @@ def to_handle(state: SamplerState) -> str:
 def from_handle(handle: str) -> SamplerState:
     """The state of a handle; ValueError when it is none."""
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(handle), type=prepared(SamplerState))
+        return msgspec.json.decode(base64.urlsafe_b64decode(handle), type=prepare(SamplerState))
     except (ValueError, binascii.Error) as error:
         raise ValueError(f"not a sampler handle: {error}") from None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
+from tinker_wire import limits
 from tinker_wire.models import CustomLossGraph, CustomLossInput, CustomLossNode
 
 from tinker._installation import install_command
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
     Node: TypeAlias = torch.fx.Node
 
 LOGPROBS = "logprobs"
-MAX_INPUTS = 16
-RANKS = (0, 1, 2)
-_INPUT_NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}")
-_METRIC_NAME = re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
+MAX_INPUTS = limits.CREATE_CUSTOM_LOSS_REQUEST_INPUTS_MAX_ITEMS
+RANKS = range(limits.CUSTOM_LOSS_INPUT_RANK_MINIMUM, limits.CUSTOM_LOSS_INPUT_RANK_MAXIMUM + 1)
+_INPUT_NAME = re.compile(limits.CUSTOM_LOSS_INPUT_NAME_PATTERN)
+_METRIC_NAME = re.compile(limits.CUSTOM_LOSS_GRAPH_METRIC_NAME_PATTERN)
 # These leave the graph: they need values, which a trace has none of, or run a backward pass of their own.
 _FORBIDDEN_METHODS = frozenset({"backward", "item", "numpy", "tolist", "requires_grad_", "register_hook", "retain_grad"})
 

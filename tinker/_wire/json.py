@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tinker_wire import models
-from tinker_wire.values import prepared
 
 from tinker.types.datum import Datum
 from tinker.types.model_input import (
@@ -31,6 +30,7 @@ from tinker.types.results import (
     TopkRow,
 )
 from tinker.types.tensor_data import TensorData, dimensions
+from tinker_records import prepare
 
 T = TypeVar("T")
 MEDIA_TYPE = "application/json"
@@ -59,7 +59,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     """JSON as a generated record; msgspec.DecodeError (a ValueError) when it does not fit. Unknown fields are ignored."""
     decoder = _decoders.get(kind)
     if decoder is None:
-        decoder = _decoders[kind] = msgspec.json.Decoder(prepared(kind), strict=True)
+        decoder = _decoders[kind] = msgspec.json.Decoder(prepare(kind), strict=True)
     return cast("T", decoder.decode(body))
 
 

@@ -1,7 +1,5 @@
 """Public types: inputs, tensors, parameters and results."""
 
-import inspect
-
 from tinker_wire.models import (
     AccessibleSearchOwner,
     AccessScope,
@@ -344,15 +342,3 @@ __all__ = [
     "WeightsInfoResponse",
     "WhoamiResponse",
 ]
-
-
-def _adopt(record: type) -> None:
-    """Let a record of the wire bear the name that users import it by, which is also what its pickles say."""
-    record.__annotations__ = inspect.get_annotations(record, eval_str=True)
-    record.__module__ = __name__
-
-
-for _name in __all__:
-    _value = globals()[_name]
-    if isinstance(_value, type) and _value.__module__ == "tinker_wire.models":
-        _adopt(_value)

@@ -1,4 +1,4 @@
-"""The public types that are not records of the contract, as plain data and back; see ``tinker_wire.values``."""
+"""The public types that are not records of the contract, as plain data and back; see ``tinker_records``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 import msgspec
 import msgspec.structs
-from tinker_wire.values import FieldInfo, Value
+
+from tinker_records import FieldInfo, Value
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from tinker_wire.values import Record
+    from tinker_records import Record
 
 
 class AttrsValue(Value):
@@ -25,7 +26,7 @@ class AttrsValue(Value):
     def _fields(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in attrs.fields(cast("Any", type(self))) if field.init}
 
-    def _replaced(self, update: dict[str, Any]) -> Self:
+    def _replace(self, update: dict[str, Any]) -> Self:
         return cast("Self", attrs.evolve(cast("Any", self), **update))
 
     @classmethod

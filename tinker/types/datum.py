@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import attrs
 import numpy as np
 from numpy.typing import NDArray
+from tinker_wire import limits
 
 from tinker.types._arrays import TensorDtype, is_torch, packed, rectangular, wire_array
 from tinker.types._values import AttrsValue
@@ -18,15 +19,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 # A Python list has no dtype of its own; the names known to the losses say which one is meant.
-LIST_DTYPES: dict[str, TensorDtype] = {
-    "target_tokens": "int64",
-    "weights": "float32",
-    "advantages": "float32",
-    "logprobs": "float32",
-    "clip_low_threshold": "float32",
-    "clip_high_threshold": "float32",
-    "sequence_ratio_mask": "float32",
-}
+LIST_DTYPES = cast("dict[str, TensorDtype]", limits.LOSS_FN_TYPE_INPUT_DTYPES)
 # Two-dimensional torch tensors under these names are sent sparse where that is smaller.
 SPARSIFIED = frozenset({"target_tokens", "weights"})
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, c
 
 import attrs
 from tinker_wire import models
-from tinker_wire.values import FieldInfo, Value
 
 from tinker.types._arrays import Int32Array, token_array
 from tinker.types._values import AttrsValue, parameters
+from tinker_records import FieldInfo, Value
 
 if TYPE_CHECKING:
     from typing import Self

@@ -10,11 +10,11 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 from tinker_wire.models import StopReason
-from tinker_wire.values import FieldInfo, Value
 
 from tinker.types import console
 from tinker.types._values import AttrsValue, parameters
 from tinker.types.tensor_data import TensorData
+from tinker_records import FieldInfo, Value
 
 if TYPE_CHECKING:
     from typing import Self

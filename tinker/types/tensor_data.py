@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import attrs
 import numpy as np
 from numpy.typing import NDArray
-from tinker_wire.values import FieldInfo, Value
 
 from tinker._installation import install_command
 from tinker.types._arrays import (
@@ -22,6 +21,7 @@ from tinker.types._arrays import (
     wire_array,
 )
 from tinker.types._values import parameters
+from tinker_records import FieldInfo, Value
 
 if TYPE_CHECKING:
     import torch

@@ -22,8 +22,8 @@ def get_audit_log(
 
     `GET /api/v1/audit`; servers may lack it.
 
-    - `event_type`: Which events.
-    - `day`: One day in UTC.
+    - `event_type`: Which kind of events, or all.
+    - `day`: One day in UTC; the server chooses where it is missing.
     """
     return Request(
         operation="get_audit_log",

@@ -12,9 +12,9 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import inspect
-from tinker_wire.values import prepared
 
 from tinker.local.errors import APIProblem
+from tinker_records import prepare
 
 T = TypeVar("T", bound=msgspec.Struct)
 _ERROR_PATH = re.compile(r"^(?P<message>.*) - at `\$(?P<path>.*)`$", re.DOTALL)
@@ -24,7 +24,7 @@ _PATH_PART = re.compile(r"[^.\[\]]+")
 def read_body(content: bytes, kind: type[T]) -> T:
     """Read a JSON body as the record ``kind``, in today's or an older form. Raises APIProblem 422, naming the field."""
     try:
-        return msgspec.json.decode(content, type=prepared(kind))
+        return msgspec.json.decode(content, type=prepare(kind))
     except msgspec.ValidationError:
         pass
     except msgspec.DecodeError as error:
@@ -91,7 +91,7 @@ def _add_tag(record: dict[str, Any], member: inspect.StructType) -> dict[str, An
 
 def _fits(record: dict[str, Any], member: inspect.StructType) -> bool:
     try:
-        msgspec.convert(_add_tag(record, member), prepared(member.cls))
+        msgspec.convert(_add_tag(record, member), prepare(member.cls))
     except msgspec.ValidationError:
         return False
     return True

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tinker_wire.values import prepared
 
 from tinker.local.engines import EngineError
 from tinker.local.storage.checkpoint_records import (
@@ -31,6 +30,7 @@ from tinker.local.storage.checkpoint_records import (
 from tinker.local.storage.durable import sync_folder, sync_tree
 from tinker.local.storage.owners import Owner
 from tinker.types.paths import ParsedCheckpointTinkerPath
+from tinker_records import prepare
 
 SAVING_OPERATIONS = {
     "weights": "save_weights",
@@ -162,7 +162,7 @@ class Checkpoints:
         try:
             with self._lock:
                 content = (folder / RECORD_FILE).read_bytes()
-            return msgspec.json.decode(content, type=prepared(CheckpointRecord))
+            return msgspec.json.decode(content, type=prepare(CheckpointRecord))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (msgspec.DecodeError, OSError) as error:

@@ -1,6 +1,6 @@
-"""Says what a change of the contract means for those who were written against the old one.
+"""Say what a change of the contract means for those who were written against the old one.
 
-    python codegen/apidiff.py OLD.yaml NEW.yaml
+    python -m codegen diff OLD.yaml NEW.yaml
 
 BREAKING: a peer or a caller that follows the old document fails. RISKY: it works and may do something else than before,
 or fails with servers that still follow the old document. OK: nobody notices. What a change means depends on whether the
@@ -15,18 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from document import LIMITS, Node, Refused, component, is_mapping
-from generate import load, python_name, read_tags
-from python_types import annotate, is_nullable
-from read_operations import Operation, Parameter, read_operations
-from read_schemas import mentioned, sent_schemas
-from unions import is_union
+from codegen.bindings import python_name, read_tags
+from codegen.document import LIMITS, DocumentNode, Refusal, component, is_mapping
+from codegen.files import load
+from codegen.operations import OperationSpec, Parameter, read_operations
+from codegen.python_types import annotate, is_nullable
+from codegen.schemas import schema_names_in, sent_schemas
+from codegen.unions import is_union
 
 BREAKING, RISKY, OK = "BREAKING", "RISKY", "OK"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Change:
     level: str
     where: str
     what: str
@@ -35,7 +36,7 @@ class Finding:
         return f"{self.level:<8} {self.where}: {self.what}"
 
 
-Findings = Iterator[Finding]
+Changes = Iterator[Change]
 
 
 @dataclass(frozen=True)
@@ -46,62 +47,71 @@ class Direction:
     received: bool
 
     def worst(self, *, sent: str, received: str) -> str:
-        """The level of a change that means one thing for what is sent and another for what is received."""
+        """Return the level of a change that means one thing for what is sent and another for what is received."""
         levels = [level for level, applies in ((sent, self.sent), (received, self.received)) if applies]
         return min(levels, key=(BREAKING, RISKY, OK).index)
 
 
-def compare(old: Node, new: Node) -> list[Finding]:
-    """Everything that changed, worst first."""
-    found = [*compare_operations(old, new), *compare_schemas(old, new)]
-    return sorted(found, key=lambda finding: ((BREAKING, RISKY, OK).index(finding.level), finding.where))
+def compare(old: DocumentNode, new: DocumentNode) -> list[Change]:
+    """Return everything that changed, worst first."""
+    changes = [*compare_operations(old, new), *compare_schemas(old, new)]
+    return sorted(changes, key=lambda change: ((BREAKING, RISKY, OK).index(change.level), change.where))
 
 
 # ---------------------------------------------------------------------------------------------- operations
 
 
-def operations_of(root: Node) -> dict[str, Operation]:
+def operations_of(root: DocumentNode) -> dict[str, OperationSpec]:
     dict(read_tags(root))
-    refusals: list[Refused] = []
+    refusals: list[Refusal] = []
     operations = read_operations(root, python_name, refusals)
     if refusals:
         raise refusals[0]
     return {operation.operation_id: operation for operation in operations}
 
 
-def compare_operations(old: Node, new: Node) -> Findings:
+def compare_operations(old: DocumentNode, new: DocumentNode) -> Changes:
     before, after = operations_of(old), operations_of(new)
     for name in sorted(before.keys() | after.keys()):
         if name not in after:
-            yield Finding(BREAKING, name, "the operation is gone")
+            yield Change(BREAKING, name, "the operation is gone")
         elif name not in before:
-            yield Finding(OK, name, "a new operation")
+            yield Change(OK, name, "a new operation")
         else:
             yield from compare_operation(before[name], after[name])
 
 
-def compare_operation(old: Operation, new: Operation) -> Findings:
+def compare_operation(old: OperationSpec, new: OperationSpec) -> Changes:
     where = new.operation_id
     for name in ("method", "path", "tag", "body", "reply", "expected", "result"):
         if getattr(old, name) != getattr(new, name):
-            yield Finding(BREAKING, where, f"{name} was {getattr(old, name)}, is {getattr(new, name)}")
+            yield Change(BREAKING, where, f"{name} was {getattr(old, name)}, is {getattr(new, name)}")
     if old.optional != new.optional:
-        yield Finding(*((RISKY, where, "servers may lack it now") if new.optional else (OK, where, "no longer optional")))
+        yield Change(*((RISKY, where, "servers may lack it now") if new.optional else (OK, where, "no longer optional")))
     if old.deprecated != new.deprecated:
-        yield Finding(OK, where, "deprecated" if new.deprecated else "no longer deprecated")
+        yield Change(OK, where, "deprecated" if new.deprecated else "no longer deprecated")
+    yield from compare_client_methods(old, new)
     yield from compare_media(where, "requests", old.request_media_types, new.request_media_types)
     yield from compare_media(where, "answers", old.accepts, new.accepts)
     yield from compare_parameters(old, new)
 
 
-def compare_media(where: str, what: str, old: Sequence[str], new: Sequence[str]) -> Findings:
+def compare_client_methods(old: OperationSpec, new: OperationSpec) -> Changes:
+    for name in sorted(set(old.client_methods) ^ set(new.client_methods)):
+        if name in old.client_methods:
+            yield Change(BREAKING, new.operation_id, f"clients have no method {name} any more")
+        else:
+            yield Change(OK, new.operation_id, f"clients have the method {name}")
+
+
+def compare_media(where: str, what: str, old: Sequence[str], new: Sequence[str]) -> Changes:
     for name in sorted(set(old) ^ set(new)):
-        yield (Finding(BREAKING, where, f"no {what} as {name}") if name in old else Finding(OK, where, f"{what} as {name}"))
+        yield (Change(BREAKING, where, f"no {what} as {name}") if name in old else Change(OK, where, f"{what} as {name}"))
     if set(old) == set(new) and tuple(old) != tuple(new):
-        yield Finding(RISKY, where, f"{what} prefer {new[0]} over {old[0]}")
+        yield Change(RISKY, where, f"{what} prefer {new[0]} over {old[0]}")
 
 
-def compare_parameters(old: Operation, new: Operation) -> Findings:
+def compare_parameters(old: OperationSpec, new: OperationSpec) -> Changes:
     before = {(parameter.location, parameter.name): parameter for parameter in old.parameters}
     after = {(parameter.location, parameter.name): parameter for parameter in new.parameters}
     for location, name in sorted(before.keys() | after.keys()):
@@ -111,68 +121,68 @@ def compare_parameters(old: Operation, new: Operation) -> Findings:
             yield from compare_parameter(where, was, now)
         elif now:
             level, kind = (BREAKING, "required") if now.required else (OK, "optional")
-            yield Finding(level, where, f"a new {kind} parameter")
+            yield Change(level, where, f"a new {kind} parameter")
         else:
-            yield Finding(BREAKING, where, "the parameter is gone")
+            yield Change(BREAKING, where, "the parameter is gone")
 
 
-def compare_parameter(where: str, old: Parameter, new: Parameter) -> Findings:
+def compare_parameter(where: str, old: Parameter, new: Parameter) -> Changes:
     if old.annotation != new.annotation:
-        level = OK if widened(old.annotation, new.annotation) else BREAKING
-        yield Finding(level, where, f"the type was {old.annotation}, is {new.annotation}")
+        level = OK if is_wider(old.annotation, new.annotation) else BREAKING
+        yield Change(level, where, f"the type was {old.annotation}, is {new.annotation}")
     if old.required != new.required:
-        yield Finding(BREAKING if new.required else OK, where, f"now {'required' if new.required else 'optional'}")
+        yield Change(BREAKING if new.required else OK, where, f"now {'required' if new.required else 'optional'}")
     if old.default != new.default:
-        yield Finding(RISKY, where, f"the default was {old.default}, is {new.default}")
+        yield Change(RISKY, where, f"the default was {old.default}, is {new.default}")
 
 
 # ---------------------------------------------------------------------------------------------- schemas
 
 
-def compare_schemas(old: Node, new: Node) -> Findings:
+def compare_schemas(old: DocumentNode, new: DocumentNode) -> Changes:
     before, after = old["components"]["schemas"].mapping(), new["components"]["schemas"].mapping()
     for name in sorted(before.keys() | after.keys()):
         if name not in after:
-            yield Finding(BREAKING, name, "the schema is gone")
+            yield Change(BREAKING, name, "the schema is gone")
         elif name not in before:
-            yield Finding(OK, name, "a new schema")
+            yield Change(OK, name, "a new schema")
         else:
             direction = direction_of(name, new)
             yield from compare_schema(name, component(old, "schemas", name), component(new, "schemas", name), direction)
 
 
-def direction_of(name: str, root: Node) -> Direction:
+def direction_of(name: str, root: DocumentNode) -> Direction:
     sent = name in sent_schemas(root)
     return Direction(sent=sent, received=not sent or name in received_schemas(root))
 
 
-def received_schemas(root: Node) -> set[str]:
-    """Names of all schemas that are reached from an answer, or from a schema that no request contains."""
+def received_schemas(root: DocumentNode) -> set[str]:
+    """Return the names of all schemas that are reached from an answer, or from a schema that no request contains."""
     sent, schemas = sent_schemas(root), root["components"]["schemas"].mapping()
     operations = [value for _, item in root["paths"].items() for value in item.mapping().values() if is_mapping(value)]
     answers = [operation.get("responses") for operation in operations]
     pending = [name for name in schemas if name not in sent]
-    pending += mentioned([*answers, root["components"].get("responses")])
+    pending += schema_names_in([*answers, root["components"].get("responses")])
     received: set[str] = set()
     while pending:
         name = pending.pop()
         if name not in received:
             received.add(name)
-            pending += mentioned(schemas.get(name))
+            pending += schema_names_in(schemas.get(name))
     return received
 
 
-def kind_of(node: Node) -> str:
-    """record, opaque, union, enum, or plain for a map, list or scalar."""
+def kind_of(node: DocumentNode) -> str:
+    """Return record, opaque, union, enum, or plain for a map, list or scalar."""
     kinds = {"properties": "record", "x-any": "opaque", "oneOf": "union", "enum": "enum"}
     return next((kind for keyword, kind in kinds.items() if keyword in node), "plain")
 
 
-def compare_schema(name: str, old: Node, new: Node, direction: Direction) -> Findings:
+def compare_schema(name: str, old: DocumentNode, new: DocumentNode, direction: Direction) -> Changes:
     if kind_of(old) != kind_of(new):
-        yield Finding(BREAKING, name, f"was {kind_of(old)}, is {kind_of(new)}")
+        yield Change(BREAKING, name, f"was {kind_of(old)}, is {kind_of(new)}")
         return
-    comparisons: dict[str, Callable[[str, Node, Node, Direction], Findings]] = {
+    comparisons: dict[str, Callable[[str, DocumentNode, DocumentNode, Direction], Changes]] = {
         "record": compare_records,
         "union": compare_unions,
         "enum": compare_enums,
@@ -182,46 +192,46 @@ def compare_schema(name: str, old: Node, new: Node, direction: Direction) -> Fin
         yield from comparisons[kind_of(new)](name, old, new, direction)
 
 
-def compare_unions(name: str, old: Node, new: Node, direction: Direction) -> Findings:
+def compare_unions(name: str, old: DocumentNode, new: DocumentNode, direction: Direction) -> Changes:
     before, after = ({member.ref_name("schemas") for member in node["oneOf"].elements()} for node in (old, new))
     was_open = old.flag("x-open-union")
     for member in sorted(after - before):
         level = direction.worst(sent=OK, received=RISKY if was_open else BREAKING)
         note = "" if level == OK else "; old readers have a dictionary" if was_open else "; old readers refuse it"
-        yield Finding(level, name, f"{member} joined{note}")
+        yield Change(level, name, f"{member} joined{note}")
     if was_open != new.flag("x-open-union"):
-        yield Finding(BREAKING, name, "now closed" if was_open else "now open: readers must expect dictionaries")
+        yield Change(BREAKING, name, "now closed" if was_open else "now open: readers must expect dictionaries")
     for member in sorted(before - after):
-        yield Finding(direction.worst(sent=BREAKING, received=OK), name, f"{member} left")
+        yield Change(direction.worst(sent=BREAKING, received=OK), name, f"{member} left")
     if is_union(new) and old["discriminator"].value["propertyName"] != new["discriminator"].value["propertyName"]:
-        yield Finding(BREAKING, name, "another discriminator")
+        yield Change(BREAKING, name, "another discriminator")
 
 
-def compare_enums(name: str, old: Node, new: Node, direction: Direction) -> Findings:
+def compare_enums(name: str, old: DocumentNode, new: DocumentNode, direction: Direction) -> Changes:
     before, after = set(old.get("enum")), set(new.get("enum"))
     was_open, is_open = old.flag("x-open-enum"), new.flag("x-open-enum")
     for value in sorted(after - before):
         level = direction.worst(sent=OK, received=RISKY if was_open else BREAKING)
-        yield Finding(level, name, f"the value {value!r} is new")
+        yield Change(level, name, f"the value {value!r} is new")
     for value in sorted(before - after):
-        yield Finding(direction.worst(sent=RISKY if is_open else BREAKING, received=OK), name, f"{value!r} is gone")
+        yield Change(direction.worst(sent=RISKY if is_open else BREAKING, received=OK), name, f"{value!r} is gone")
     if was_open != is_open:
         level = direction.worst(sent=OK, received=RISKY) if is_open else direction.worst(sent=BREAKING, received=RISKY)
-        yield Finding(level, name, "now open" if is_open else "now closed")
+        yield Change(level, name, "now open" if is_open else "now closed")
 
 
 # ---------------------------------------------------------------------------------------------- properties
 
 
-def compare_records(name: str, old: Node, new: Node, direction: Direction) -> Findings:
+def compare_records(name: str, old: DocumentNode, new: DocumentNode, direction: Direction) -> Changes:
     before, after = dict(old["properties"].items()), dict(new["properties"].items())
     for key in sorted(before.keys() | after.keys()):
         where = f"{name}.{key}"
         if key not in after:
-            yield Finding(BREAKING, where, "the property is gone")
+            yield Change(BREAKING, where, "the property is gone")
         elif key not in before:
             needed = needs_value(new, key)
-            yield Finding(
+            yield Change(
                 direction.worst(sent=BREAKING if needed else OK, received=RISKY if needed else OK),
                 where,
                 f"a new {'required' if needed else 'optional'} property",
@@ -231,72 +241,68 @@ def compare_records(name: str, old: Node, new: Node, direction: Direction) -> Fi
             yield from compare_property(where, before[key], after[key], direction)
 
 
-def needs_value(record: Node, key: str) -> bool:
-    """Must be given: it is required and has neither a default nor a constant."""
+def needs_value(record: DocumentNode, key: str) -> bool:
+    """Return whether it must be given: it is required and has neither a default nor a constant."""
     property_ = record["properties"][key]
     return key in record.get("required", []) and "default" not in property_ and "const" not in property_
 
 
-def compare_needs(where: str, old: bool, new: bool, direction: Direction) -> Findings:
+def compare_needs(where: str, old: bool, new: bool, direction: Direction) -> Changes:
     if new and not old:
-        yield Finding(direction.worst(sent=BREAKING, received=RISKY), where, "now required")
+        yield Change(direction.worst(sent=BREAKING, received=RISKY), where, "now required")
     elif old and not new:
-        yield Finding(direction.worst(sent=OK, received=BREAKING), where, "no longer required; readers may miss it")
+        yield Change(direction.worst(sent=OK, received=BREAKING), where, "no longer required; readers may miss it")
 
 
-def compare_property(where: str, old: Node, new: Node, direction: Direction) -> Findings:
+def compare_property(where: str, old: DocumentNode, new: DocumentNode, direction: Direction) -> Changes:
     if old.get("const") != new.get("const"):
-        yield Finding(BREAKING, where, f"the constant was {old.get('const')!r}, is {new.get('const')!r}")
+        yield Change(BREAKING, where, f"the constant was {old.get('const')!r}, is {new.get('const')!r}")
     elif "const" in new:
         if old.flag("x-open") != new.flag("x-open"):
-            yield Finding(RISKY, where, f"the constant is now {'open' if new.flag('x-open') else 'closed'}")
+            yield Change(RISKY, where, f"the constant is now {'open' if new.flag('x-open') else 'closed'}")
         if is_nullable(old) != is_nullable(new):
-            yield Finding(RISKY, where, f"the constant may {'now be null' if is_nullable(new) else 'not be null any more'}")
+            yield Change(RISKY, where, f"the constant may {'now be null' if is_nullable(new) else 'not be null any more'}")
     else:
         yield from compare_types(where, old, new, direction)
     if old.get("default") != new.get("default"):
-        yield Finding(RISKY, where, f"the default was {old.get('default')!r}, is {new.get('default')!r}")
+        yield Change(RISKY, where, f"the default was {old.get('default')!r}, is {new.get('default')!r}")
     if new.flag("deprecated") and not old.flag("deprecated"):
-        yield Finding(OK, where, "deprecated")
+        yield Change(OK, where, "deprecated")
 
 
-def compare_types(where: str, old: Node, new: Node, direction: Direction) -> Findings:
+def compare_types(where: str, old: DocumentNode, new: DocumentNode, direction: Direction) -> Changes:
     before, after = type_of(old), type_of(new)
     if before != after:
-        if widened(before, after):
+        if is_wider(before, after):
             level = direction.worst(sent=OK, received=BREAKING)
         else:
-            level = direction.worst(sent=BREAKING, received=RISKY if widened(after, before) else BREAKING)
-        yield Finding(level, where, f"the type was {before}, is {after}")
+            level = direction.worst(sent=BREAKING, received=RISKY if is_wider(after, before) else BREAKING)
+        yield Change(level, where, f"the type was {before}, is {after}")
     changed = sorted(key for key in LIMITS | {"x-validate"} if old.get(key) != new.get(key))
     if changed:
-        yield Finding(direction.worst(sent=RISKY, received=OK), where, f"other limits: {', '.join(changed)}")
+        yield Change(direction.worst(sent=RISKY, received=OK), where, f"other limits: {', '.join(changed)}")
 
 
-def type_of(node: Node) -> str:
-    plain = Node({key: value for key, value in node.mapping().items() if key != "x-validate"}, node.pointer, node.root)
+def type_of(node: DocumentNode) -> str:
+    plain = DocumentNode({key: value for key, value in node.mapping().items() if key != "x-validate"}, node.pointer, node.root)
     return annotate(plain, sequences=False) + (" | None" if is_nullable(node) else "")
 
 
-def widened(old: str, new: str) -> bool:
-    """Whether every value of the old type is one of the new."""
+def is_wider(old: str, new: str) -> bool:
+    """Return whether every value of the old type is one of the new."""
     before, after = set(old.split(" | ")), set(new.split(" | "))
     return before <= after or ("float" in after and before - {"int"} <= after)
 
 
 def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2:
-        print("usage: python codegen/apidiff.py OLD.yaml NEW.yaml", file=sys.stderr)
+        print("usage: python -m codegen diff OLD.yaml NEW.yaml", file=sys.stderr)
         return 2
     try:
         documents: list[Any] = [load(Path(name)) for name in arguments]
-        findings = compare(*(Node.of_document(document) for document in documents))
-    except (OSError, Refused) as error:
+        changes = compare(*(DocumentNode.of_document(document) for document in documents))
+    except (OSError, Refusal) as error:
         print(error, file=sys.stderr)
         return 2
-    print(*(findings or ["no change"]), sep="\n")
-    return 1 if any(finding.level == BREAKING for finding in findings) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    print(*([str(change) for change in changes] or ["no change"]), sep="\n")
+    return 1 if any(change.level == BREAKING for change in changes) else 0

@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
-from apidiff import BREAKING, OK, RISKY, compare, main
-from document import Node
-from pet_contract import FIXTURE, GET, HEADER, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
+from codegen.diff import BREAKING, OK, RISKY, compare, main
+from codegen.document import DocumentNode
+
+from .pet_contract import FIXTURE, GET, HEADER, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
 
 SENT = f"{PET}/properties"
 RECEIVED = f"{SCHEMA}/PetResponse/properties"
@@ -25,6 +26,7 @@ def case(name: str, pointer: str, value: object, level: str, words: str) -> Any:
 
 
 CHANGES = [
+    case("client method", f"{GET}/x-client", [{"client": "petshop", "name": "all"}], OK, "clients have the method petshop.all"),
     case("operation gone", GET, REMOVED, BREAKING, "list_pets: the operation is gone"),
     case("operation renamed", f"{GET}/operationId", "all_pets", BREAKING, "list_pets: the operation is gone"),
     case("tag", f"{GET}/tags", ["results"], BREAKING, "list_pets: tag was pets, is results"),
@@ -87,7 +89,7 @@ def test_a_change_is_called_by_its_direction(document: Any, pointer: str, value:
     """Each change has one line that says what it is and what it means for callers and readers."""
     changed = copy.deepcopy(document)
     put(changed, pointer, value)
-    lines = [str(finding) for finding in compare(Node.of_document(document), Node.of_document(changed))]
+    lines = [str(change) for change in compare(DocumentNode.of_document(document), DocumentNode.of_document(changed))]
     assert any(line.startswith(level) and words in line for line in lines), lines
 
 
@@ -97,8 +99,8 @@ def test_a_new_required_property_breaks_senders_and_not_readers(document: Any) -
     for name in ("PetRequest", "PetResponse"):
         changed["components"]["schemas"][name]["properties"]["colour"] = STRING
         changed["components"]["schemas"][name]["required"].append("colour")
-    found = compare(Node.of_document(document), Node.of_document(changed))
-    assert [(finding.level, finding.where) for finding in found] == [
+    found = compare(DocumentNode.of_document(document), DocumentNode.of_document(changed))
+    assert [(change.level, change.where) for change in found] == [
         (BREAKING, "PetRequest.colour"),
         (RISKY, "PetResponse.colour"),
     ]
@@ -111,12 +113,12 @@ def test_a_new_member_of_a_union_breaks_old_readers(document: Any) -> None:
     put(changed, f"{TOY}/discriminator/mapping/kite", "#/components/schemas/Kite")
     changed["components"]["schemas"]["Toy"]["oneOf"].append({"$ref": "#/components/schemas/Kite"})
     assert "BREAKING Toy: Kite joined; old readers refuse it" in map(
-        str, compare(Node.of_document(document), Node.of_document(changed))
+        str, compare(DocumentNode.of_document(document), DocumentNode.of_document(changed))
     )
     for contract in (document, changed):
         del contract["components"]["schemas"]["PetList"]["properties"]["toys"]
         del contract["components"]["schemas"]["Toys"]
-    found = map(str, compare(Node.of_document(document), Node.of_document(changed)))
+    found = map(str, compare(DocumentNode.of_document(document), DocumentNode.of_document(changed)))
     assert "OK       Toy: Kite joined" in found
 
 
@@ -126,7 +128,7 @@ def test_a_new_member_of_an_open_union_is_a_dictionary_to_old_readers(document: 
     put(changed, f"{SCHEMA}/Swim", {"type": "object", "properties": {"kind": {"const": "swim"}}})
     put(changed, f"{SCHEMA}/Outing/discriminator/mapping/swim", "#/components/schemas/Swim")
     changed["components"]["schemas"]["Outing"]["oneOf"].append({"$ref": "#/components/schemas/Swim"})
-    found = map(str, compare(Node.of_document(document), Node.of_document(changed)))
+    found = map(str, compare(DocumentNode.of_document(document), DocumentNode.of_document(changed)))
     assert "RISKY    Outing: Swim joined; old readers have a dictionary" in found
 
 
@@ -134,7 +136,7 @@ def test_a_moved_path_breaks(document: Any) -> None:
     """Method and path are the operation's address."""
     changed = copy.deepcopy(document)
     changed["paths"]["/api/v2/pets"] = changed["paths"].pop("/api/v1/pets")
-    found = [str(finding) for finding in compare(Node.of_document(document), Node.of_document(changed))]
+    found = [str(change) for change in compare(DocumentNode.of_document(document), DocumentNode.of_document(changed))]
     assert "BREAKING create_pet: path was /api/v1/pets, is /api/v2/pets" in found
 
 
@@ -143,7 +145,7 @@ def test_descriptions_are_no_change(document: Any) -> None:
     changed = copy.deepcopy(document)
     put(changed, f"{POST}/summary", "Something else.")
     put(changed, f"{SENT}/name/description", "Something else.")
-    assert compare(Node.of_document(document), Node.of_document(changed)) == []
+    assert compare(DocumentNode.of_document(document), DocumentNode.of_document(changed)) == []
 
 
 def test_the_exit_status_says_whether_anything_breaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,51 +1,21 @@
-{{ header }}
-"""Values as plain data, and back: what every record can do, and what the public types of a client have in common with it."""
+"""Values as plain data, and back: what records and the other public types of a client have in common."""
 
 from __future__ import annotations
 
 import base64
 import copy
 import datetime
-import os
-import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
-import msgspec.structs
 
 if TYPE_CHECKING:
     import dataclasses
     from typing import Self
 
 Mode: TypeAlias = Literal["python", "json"]
-S = TypeVar("S")
-
-_prepared: set[object] = set()
-_preparing = threading.Lock()
-
-
-def _prepare_after_fork() -> None:
-    global _preparing
-    _preparing = threading.Lock()  # the thread that held it is not in this process
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_prepare_after_fork)
-
-
-def prepared(kind: type[S]) -> type[S]:
-    """Return a type of records that can be read on any thread.
-
-    msgspec looks at a record and those inside when it reads the first one. Two threads that do so at the same time end the
-    process with a segmentation fault.
-    """
-    if kind not in _prepared:
-        with _preparing:
-            msgspec.json.Decoder(kind)
-        _prepared.add(kind)
-    return kind
 
 
 class FieldInfo(NamedTuple):
@@ -66,14 +36,14 @@ class _Fields:
     """What `dataclasses` and its like look for on a class; made when somebody looks."""
 
     def __get__(self, instance: object, owner: Any) -> dict[str, dataclasses.Field[Any]]:
-        return cast("dict[str, dataclasses.Field[Any]]", _twin(owner).__dataclass_fields__)
+        return cast("dict[str, dataclasses.Field[Any]]", _dataclass_of(owner).__dataclass_fields__)
 
 
 class _Parameters:
     """How the values of a class behave, in the words of `dataclasses`."""
 
     def __get__(self, instance: object, owner: Any) -> object:
-        return cast("object", _twin(owner).__dataclass_params__)
+        return cast("object", _dataclass_of(owner).__dataclass_params__)
 
 
 class Value:
@@ -145,13 +115,13 @@ class Value:
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced; what is inside is shared unless `deep`."""
         source = copy.deepcopy(self) if deep else self
-        return source._replaced(dict(update or {}))
+        return source._replace(dict(update or {}))
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:
         from pydantic_core import core_schema
 
-        written = core_schema.plain_serializer_function_ser_schema(_written, info_arg=True)
+        written = core_schema.plain_serializer_function_ser_schema(_serialize, info_arg=True)
         return core_schema.no_info_plain_validator_function(cls.model_validate, serialization=written)
 
     def _fields(self) -> dict[str, Any]:
@@ -166,62 +136,34 @@ class Value:
     def _of_fields(cls, fields: dict[str, Any]) -> Self:
         return cls(**fields)
 
-    def _replaced(self, update: dict[str, Any]) -> Self:
+    def _replace(self, update: dict[str, Any]) -> Self:
         return type(self)._of_fields({**self._fields(), **update})
 
 
 @cache
-def _twin(kind: Any) -> Any:
+def _dataclass_of(kind: Any) -> Any:
     """A dataclass with the fields of a class of values, which says of them what there is to say."""
     import dataclasses
 
     same = kind.__eq__ is not object.__eq__
-    fields = [(info.name, info.type, dataclasses.field(**_described(info))) for info in kind._field_infos()]
+    fields = [(info.name, info.type, dataclasses.field(**_describe(info))) for info in kind._field_infos()]
     return dataclasses.make_dataclass(kind.__name__, fields, eq=same, frozen=True)
 
 
-def _described(info: FieldInfo) -> dict[str, Any]:
-    described: dict[str, Any] = {"kw_only": info.kw_only, "init": info.init}
+def _describe(info: FieldInfo) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"kw_only": info.kw_only, "init": info.init}
     if info.factory is not None:
         default = info.factory()
-        return {**described, "default": default} if isinstance(default, Hashable) else {**described, "default_factory": info.factory}
-    return described if info.required else {**described, "default": info.default}
+        return (
+            {**arguments, "default": default}
+            if isinstance(default, Hashable)
+            else {**arguments, "default_factory": info.factory}
+        )
+    return arguments if info.required else {**arguments, "default": info.default}
 
 
-def _written(value: Value, info: Any) -> dict[str, Any]:
+def _serialize(value: Value, info: Any) -> dict[str, Any]:
     return value.model_dump(mode=info.mode, exclude_none=info.exclude_none)
-
-
-class Record(Value, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The base of every record of the contract."""
-
-    #: Fields whose value is for those who need it, not for a log.
-    _secret_fields: ClassVar[frozenset[str]] = frozenset()
-
-    @classmethod
-    def _field_infos(cls) -> Iterable[FieldInfo]:
-        config = cls.__struct_config__
-        if config.tag_field is not None:
-            yield FieldInfo(config.tag_field, Literal[config.tag], False, config.tag, init=False)
-        for field in msgspec.structs.fields(cls):
-            factory = None if field.default_factory is msgspec.NODEFAULT else field.default_factory
-            yield FieldInfo(field.name, field.type, field.required, field.default, factory)
-
-    def __repr__(self) -> str:
-        shown = {name: "***" if name in self._secret_fields and value else value for name, value in self._fields().items()}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
-
-    def _fields(self) -> dict[str, Any]:
-        config = self.__struct_config__
-        tag: dict[str, Any] = {config.tag_field: config.tag} if config.tag_field is not None else {}
-        return {**tag, **{name: getattr(self, name) for name in self.__struct_fields__}}
-
-    @classmethod
-    def _of_fields(cls, fields: dict[str, Any]) -> Self:
-        return msgspec.convert(fields, prepared(cls), strict=False)
-
-    def _replaced(self, update: dict[str, Any]) -> Self:
-        return msgspec.structs.replace(self, **update)
 
 
 def _plain(value: object, mode: Mode, exclude_none: bool) -> object:

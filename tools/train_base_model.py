@@ -1,6 +1,6 @@
 """Train the tiny base model packaged in ``tinker/local/base_model``.
 
-    python codegen/train_base_model.py OUT_DIRECTORY
+    python tools/train_base_model.py OUT_DIRECTORY
 
 A Llama of 1.8 million parameters over bytes. Every document comes from what ships with Python itself: docstrings of
 the standard library, ``pydoc_data.topics``, ``this``, and three kinds of exercise made from the same words (and from

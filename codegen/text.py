@@ -1,0 +1,78 @@
+"""Writes docstrings, and checks and formats the generated text."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from openapi_python_client.strings import safe_for_docstring
+
+from codegen.client_methods import ClientMethod
+from codegen.operations import OperationSpec
+
+LINE_LENGTH = 120
+ARGUMENTS = "Args:"
+
+
+def operation_doc(operation: OperationSpec) -> str:
+    """Return the docstring of a generated function."""
+    parts = [operation.summary, "Deprecated." if operation.deprecated else "", operation.description]
+    parts.append(f"`{operation.method} {operation.path}`{'; servers may lack it' if operation.optional else ''}.")
+    arguments = [f"- `{item.python_name}`: {item.doc}" for item in operation.parameters if item.doc]
+    if operation.expected:
+        arguments.insert(0, "- `expected`: The type of the result that the request promises.")
+    return "\n\n".join(part for part in (*parts, "\n".join(arguments)) if part)
+
+
+def method_doc(method: ClientMethod) -> str:
+    """Return the docstring of a client method: what it does, then its arguments."""
+    arguments = [f"    {item.name}: {' '.join(item.doc.split())}" for item in method.arguments if item.doc]
+    parts = (method.summary, method.description, "\n".join([ARGUMENTS, *arguments]) if arguments else "")
+    return "\n\n".join(part for part in parts if part)
+
+
+def docstring(text: str, indent: int) -> str:
+    """Return a docstring literal, wrap to the line length; paragraphs and list items of the text stay apart."""
+    body = "\n\n".join(wrap(paragraph, LINE_LENGTH - indent) for paragraph in re.split(r"\n\s*\n", text.strip()))
+    escaped = str(safe_for_docstring(body))
+    if "\n" in escaped or escaped.endswith('"') or len(escaped) + indent + 6 > LINE_LENGTH:
+        escaped += "\n"
+    return textwrap.indent(f'"""{escaped}"""', " " * indent).lstrip(" ")
+
+
+def wrap(paragraph: str, width: int) -> str:
+    if paragraph.startswith(ARGUMENTS):
+        return "\n".join(wrap_argument(line, width) for line in paragraph.splitlines())
+    items = re.split(r"\n(?=- )", paragraph)
+    return "\n".join(
+        textwrap.fill(
+            " ".join(item.split()),
+            width - 3,
+            subsequent_indent="  " if item.startswith("- ") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for item in items
+    )
+
+
+def wrap_argument(line: str, width: int) -> str:
+    return textwrap.fill(line, width - 3, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
+
+
+def finish(output: Path) -> None:
+    """Compile what was written, then format it; an error of either is a fault of a template."""
+    for path in sorted(output.rglob("*.py")):
+        compile(path.read_text(encoding="utf-8"), str(path), "exec")
+    ruff("check", "--fix", "--select", "F401,F811,I", "--target-version", "py311", str(output))
+    ruff("format", "--target-version", "py311", str(output))
+
+
+def ruff(command: str, *arguments: str) -> None:
+    # Wherever the output lies: some folder names, and what git ignores, are passed over by default.
+    everywhere = ("--config", "exclude = []", "--no-respect-gitignore")
+    common = ("--isolated", "--no-cache", "--quiet", *everywhere, "--line-length", str(LINE_LENGTH))
+    subprocess.run([sys.executable, "-m", "ruff", command, *common, *arguments], check=True)

@@ -1,0 +1,364 @@
+# generated from openapi.yaml; do not edit
+"""Client methods for operations of the contract, each with its `_async` twin. They make requests; who inherits them sends."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from . import models
+from .api import admin as admin_api
+from .api import sampling as sampling_api
+from .api import service as service_api
+from .api import training as training_api
+from .api import weights as weights_api
+from .runtime import Request
+
+if TYPE_CHECKING:
+    from tinker.futures import APIFuture
+
+T = TypeVar("T")
+
+
+class Operations:
+    """What the methods below need of the client that inherits them."""
+
+    def _ask(self, request: Request[T]) -> APIFuture[T]:
+        """Send a request; the future's result is its answer."""
+        raise NotImplementedError
+
+    def _check(self, **arguments: object) -> None:
+        """Raise ValueError for an argument that cannot be right; called by name before there is a request."""
+        raise NotImplementedError
+
+    def _split_path(self, path: str, kind: str | None = None) -> Mapping[str, str]:
+        """Return the path parameters that one argument holds; ValueError for a path that is not one, or not of the kind."""
+        raise NotImplementedError
+
+
+class RestOperations(Operations):
+    """The methods of the client `rest`."""
+
+    def get_server_capabilities(self) -> APIFuture[models.GetServerCapabilitiesResponse]:
+        """Ask which base models the server offers."""
+        return self._ask(service_api.get_server_capabilities())
+
+    def list_sessions(
+        self, limit: int = 20, offset: int = 0, access_scope: models.AccessScope = "owned"
+    ) -> APIFuture[models.ListSessionsResponse]:
+        """Get a page of session ids, newest first.
+
+        Args:
+            limit: Most entries of the answer.
+            offset: How many entries to skip.
+            access_scope: What belongs to the user, or everything the user may see.
+        """
+        self._check(limit=limit, offset=offset, access_scope=access_scope)
+        return self._ask(service_api.list_sessions(limit=limit, offset=offset, access_scope=access_scope))
+
+    async def list_sessions_async(
+        self, limit: int = 20, offset: int = 0, access_scope: models.AccessScope = "owned"
+    ) -> models.ListSessionsResponse:
+        """Await :meth:`list_sessions` and return its result."""
+        return await self.list_sessions(limit, offset, access_scope)
+
+    def get_session(
+        self, session_id: str, access_scope: models.AccessScope = "owned"
+    ) -> APIFuture[models.GetSessionResponse]:
+        """Get the training runs and samplers of one session, and what its user said about it.
+
+        Args:
+            access_scope: What belongs to the user, or everything the user may see.
+        """
+        self._check(session_id=session_id, access_scope=access_scope)
+        return self._ask(service_api.get_session(session_id=session_id, access_scope=access_scope))
+
+    async def get_session_async(
+        self, session_id: str, access_scope: models.AccessScope = "owned"
+    ) -> models.GetSessionResponse:
+        """Await :meth:`get_session` and return its result."""
+        return await self.get_session(session_id, access_scope)
+
+    def assign_session_project(self, session_id: str, project_id: str) -> APIFuture[None]:
+        """Move a session, with its runs and checkpoints, into a project."""
+        self._check(session_id=session_id, project_id=project_id)
+        return self._ask(
+            service_api.set_session_project(
+                models.SetSessionProjectRequest(project_id=project_id), session_id=session_id
+            )
+        )
+
+    async def assign_session_project_async(self, session_id: str, project_id: str) -> None:
+        """Await :meth:`assign_session_project` and return its result."""
+        return await self.assign_session_project(session_id, project_id)
+
+    def list_training_runs(
+        self,
+        limit: int = 20,
+        offset: int = 0,
+        access_scope: models.AccessScope = "owned",
+        project_id: str | None = None,
+    ) -> APIFuture[models.TrainingRunsResponse]:
+        """Get a page of training runs, and in `cursor` how many there are.
+
+        Those of every project for `project_id` None.
+
+        Args:
+            limit: Most entries of the answer.
+            offset: How many entries to skip.
+            access_scope: What belongs to the user, or everything the user may see.
+            project_id: Only what belongs to this project.
+        """
+        self._check(limit=limit, offset=offset, access_scope=access_scope, project_id=project_id)
+        return self._ask(
+            training_api.list_training_runs(
+                limit=limit, offset=offset, access_scope=access_scope, project_id=project_id
+            )
+        )
+
+    async def list_training_runs_async(
+        self,
+        limit: int = 20,
+        offset: int = 0,
+        access_scope: models.AccessScope = "owned",
+        project_id: str | None = None,
+    ) -> models.TrainingRunsResponse:
+        """Await :meth:`list_training_runs` and return its result."""
+        return await self.list_training_runs(limit, offset, access_scope, project_id)
+
+    def get_training_run(
+        self, training_run_id: str, access_scope: models.AccessScope = "owned"
+    ) -> APIFuture[models.TrainingRun]:
+        """Get one training run.
+
+        Args:
+            training_run_id: The model id of the run; `:` in it stays itself.
+            access_scope: What belongs to the user, or everything the user may see.
+        """
+        self._check(training_run_id=training_run_id, access_scope=access_scope)
+        return self._ask(training_api.get_training_run(training_run_id=training_run_id, access_scope=access_scope))
+
+    async def get_training_run_async(
+        self, training_run_id: str, access_scope: models.AccessScope = "owned"
+    ) -> models.TrainingRun:
+        """Await :meth:`get_training_run` and return its result."""
+        return await self.get_training_run(training_run_id, access_scope)
+
+    def get_training_run_by_tinker_path(
+        self, tinker_path: str, access_scope: models.AccessScope = "owned"
+    ) -> APIFuture[models.TrainingRun]:
+        """Get the training run that a checkpoint is of.
+
+        Args:
+            tinker_path: The checkpoint, `tinker://<training run>/<kind>/<name>`.
+            access_scope: What belongs to the user, or everything the user may see.
+        """
+        parts = self._split_path(tinker_path)
+        self._check(access_scope=access_scope)
+        return self._ask(
+            training_api.get_training_run(training_run_id=parts["training_run_id"], access_scope=access_scope)
+        )
+
+    async def get_training_run_by_tinker_path_async(
+        self, tinker_path: str, access_scope: models.AccessScope = "owned"
+    ) -> models.TrainingRun:
+        """Await :meth:`get_training_run_by_tinker_path` and return its result."""
+        return await self.get_training_run_by_tinker_path(tinker_path, access_scope)
+
+    def get_weights_info_by_tinker_path(self, tinker_path: str) -> APIFuture[models.WeightsInfoResponse]:
+        """Ask from which base model, and with which adapter, a checkpoint was made.
+
+        The path is the server's to judge.
+
+        Args:
+            tinker_path: `tinker://<training_run_id>/<kind>/<name>`
+        """
+        self._check(tinker_path=tinker_path)
+        return self._ask(weights_api.weights_info(models.WeightsInfoRequest(tinker_path=tinker_path)))
+
+    def list_checkpoints(self, training_run_id: str) -> APIFuture[models.CheckpointsListResponse]:
+        """Get all checkpoints of one run.
+
+        Args:
+            training_run_id: The model id of the run; `:` in it stays itself.
+        """
+        self._check(training_run_id=training_run_id)
+        return self._ask(weights_api.list_checkpoints(training_run_id=training_run_id))
+
+    async def list_checkpoints_async(self, training_run_id: str) -> models.CheckpointsListResponse:
+        """Await :meth:`list_checkpoints` and return its result."""
+        return await self.list_checkpoints(training_run_id)
+
+    def list_user_checkpoints(self, limit: int = 100, offset: int = 0) -> APIFuture[models.CheckpointsListResponse]:
+        """Get a page of the checkpoints of all runs, newest first.
+
+        Args:
+            limit: Most entries of the answer.
+            offset: How many entries to skip.
+        """
+        self._check(limit=limit, offset=offset)
+        return self._ask(weights_api.list_user_checkpoints(limit=limit, offset=offset))
+
+    async def list_user_checkpoints_async(self, limit: int = 100, offset: int = 0) -> models.CheckpointsListResponse:
+        """Await :meth:`list_user_checkpoints` and return its result."""
+        return await self.list_user_checkpoints(limit, offset)
+
+    def delete_checkpoint(self, training_run_id: str, checkpoint_id: str) -> APIFuture[None]:
+        """Delete a checkpoint for good.
+
+        Args:
+            training_run_id: The model id of the run; `:` in it stays itself.
+            checkpoint_id: `<kind>/<name>`: two segments, inserted as they are.
+        """
+        self._check(training_run_id=training_run_id, checkpoint_id=checkpoint_id)
+        return self._ask(weights_api.delete_checkpoint(training_run_id=training_run_id, checkpoint_id=checkpoint_id))
+
+    async def delete_checkpoint_async(self, training_run_id: str, checkpoint_id: str) -> None:
+        """Await :meth:`delete_checkpoint` and return its result."""
+        return await self.delete_checkpoint(training_run_id, checkpoint_id)
+
+    def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
+        """Delete the checkpoint at a path for good.
+
+        Args:
+            tinker_path: The checkpoint, `tinker://<training run>/<kind>/<name>`.
+        """
+        parts = self._split_path(tinker_path)
+        return self._ask(
+            weights_api.delete_checkpoint(
+                training_run_id=parts["training_run_id"], checkpoint_id=parts["checkpoint_id"]
+            )
+        )
+
+    async def delete_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
+        """Await :meth:`delete_checkpoint_from_tinker_path` and return its result."""
+        return await self.delete_checkpoint_from_tinker_path(tinker_path)
+
+    def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
+        """Let everybody load and sample the checkpoint; ConflictError when they can already.
+
+        Args:
+            tinker_path: The checkpoint, `tinker://<training run>/<kind>/<name>`.
+        """
+        parts = self._split_path(tinker_path)
+        return self._ask(
+            weights_api.publish_checkpoint(
+                training_run_id=parts["training_run_id"], checkpoint_id=parts["checkpoint_id"]
+            )
+        )
+
+    async def publish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
+        """Await :meth:`publish_checkpoint_from_tinker_path` and return its result."""
+        return await self.publish_checkpoint_from_tinker_path(tinker_path)
+
+    def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
+        """Make a public checkpoint private again; ConflictError when it is.
+
+        Args:
+            tinker_path: The checkpoint, `tinker://<training run>/<kind>/<name>`.
+        """
+        parts = self._split_path(tinker_path)
+        return self._ask(
+            weights_api.unpublish_checkpoint(
+                training_run_id=parts["training_run_id"], checkpoint_id=parts["checkpoint_id"]
+            )
+        )
+
+    async def unpublish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
+        """Await :meth:`unpublish_checkpoint_from_tinker_path` and return its result."""
+        return await self.unpublish_checkpoint_from_tinker_path(tinker_path)
+
+    def set_checkpoint_ttl_from_tinker_path(self, tinker_path: str, ttl_seconds: int | None) -> APIFuture[None]:
+        """Let the checkpoint expire so many seconds from now, an hour to ten years; None keeps it forever.
+
+        Args:
+            tinker_path: The checkpoint, `tinker://<training run>/<kind>/<name>`.
+            ttl_seconds: Null, which is sent, makes the checkpoint stay forever.
+        """
+        parts = self._split_path(tinker_path)
+        self._check(ttl_seconds=ttl_seconds)
+        return self._ask(
+            weights_api.set_checkpoint_ttl(
+                models.SetCheckpointTtlRequest(ttl_seconds=ttl_seconds),
+                training_run_id=parts["training_run_id"],
+                checkpoint_id=parts["checkpoint_id"],
+            )
+        )
+
+    async def set_checkpoint_ttl_from_tinker_path_async(self, tinker_path: str, ttl_seconds: int | None) -> None:
+        """Await :meth:`set_checkpoint_ttl_from_tinker_path` and return its result."""
+        return await self.set_checkpoint_ttl_from_tinker_path(tinker_path, ttl_seconds)
+
+    def get_external_weights_urls(self, tinker_path: str) -> APIFuture[models.ExternalWeightsUrlsResponse]:
+        """Get signed URLs of the files of an external checkpoint, by file name, and until when they hold.
+
+        They are fetched without credentials. ValueError for a checkpoint of another kind.
+
+        Args:
+            tinker_path: The checkpoint, `tinker://<training run>/<kind>/<name>`.
+        """
+        parts = self._split_path(tinker_path, "external")
+        return self._ask(
+            weights_api.get_external_weights_urls(
+                training_run_id=parts["training_run_id"], checkpoint_id=parts["checkpoint_id"]
+            )
+        )
+
+    async def get_external_weights_urls_async(self, tinker_path: str) -> models.ExternalWeightsUrlsResponse:
+        """Await :meth:`get_external_weights_urls` and return its result."""
+        return await self.get_external_weights_urls(tinker_path)
+
+    def get_sampler(self, sampler_id: str) -> APIFuture[models.GetSamplerResponse]:
+        """Get what a sampling session samples from.
+
+        Args:
+            sampler_id: The sampling session id; `:` in it stays itself.
+        """
+        self._check(sampler_id=sampler_id)
+        return self._ask(sampling_api.get_sampler(sampler_id=sampler_id))
+
+    async def get_sampler_async(self, sampler_id: str) -> models.GetSamplerResponse:
+        """Await :meth:`get_sampler` and return its result."""
+        return await self.get_sampler(sampler_id)
+
+
+class AdminOperations(Operations):
+    """The methods of the client `admin`."""
+
+    def get_audit_log(
+        self, event_type: models.AuditEventType = "all", day: datetime.date | None = None
+    ) -> APIFuture[models.AuditLogResponse]:
+        """Get who did what, of one kind of events or of all, on one day.
+
+        The answer may come from another host; the credential does not go there.
+
+        Args:
+            event_type: Which kind of events, or all.
+            day: One day in UTC; the server chooses where it is missing.
+        """
+        self._check(event_type=event_type, day=day)
+        return self._ask(admin_api.get_audit_log(event_type=event_type, day=None if day is None else day.isoformat()))
+
+    async def get_audit_log_async(
+        self, event_type: models.AuditEventType = "all", day: datetime.date | None = None
+    ) -> models.AuditLogResponse:
+        """Await :meth:`get_audit_log` and return its result."""
+        return await self.get_audit_log(event_type, day)
+
+    def get_current_checkpoint_storage_usage(
+        self, project_id: str | None = None
+    ) -> APIFuture[models.CurrentCheckpointStorageUsageResponse]:
+        """Get how much checkpoints take now, by project and user.
+
+        Args:
+            project_id: Only what belongs to this project.
+        """
+        self._check(project_id=project_id)
+        return self._ask(admin_api.get_checkpoint_storage_usage(project_id=project_id))
+
+    async def get_current_checkpoint_storage_usage_async(
+        self, project_id: str | None = None
+    ) -> models.CurrentCheckpointStorageUsageResponse:
+        """Await :meth:`get_current_checkpoint_storage_usage` and return its result."""
+        return await self.get_current_checkpoint_storage_usage(project_id)

@@ -1,0 +1,167 @@
+"""Client methods: from the document alone, each with its twin, and what of `x-client` is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import importlib
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
+
+from codegen.bindings import generate
+
+from .conftest import load_package, unload_package
+from .pet_contract import GET, POST, put
+
+PHOTO = "paths/~1api~1v1~1pets~1{pet_id}~1photos~1{photo_id}/delete"
+
+
+class Answered:
+    """Stands for a future that has its result: the request itself."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+
+    def __await__(self) -> Any:
+        return self.request
+        yield
+
+
+def make_client(clients: ModuleType, name: str = "PetshopOperations") -> Any:
+    """Return a client whose answers are the requests, and which keeps what it was told to check."""
+    operations: Any = getattr(clients, name)
+
+    class Client(operations):  # type: ignore[misc]
+        def _ask(self, request: Any) -> Any:
+            return Answered(request)
+
+        def _check(self, **arguments: object) -> None:
+            self.checked = arguments
+
+        def _split_path(self, path: str, kind: str | None = None) -> dict[str, str]:
+            pet, photo = path.split("#")
+            return {"pet_id": f"{kind}:{pet}", "photo_id": photo}
+
+    return Client()
+
+
+@pytest.fixture
+def clients(document: Any, tmp_path: Path) -> Any:
+    """The methods of a small document to which one operation and a few methods were added."""
+    paths = document["paths"]
+    paths["/api/v1/pets/{pet_id}/walks"] = {
+        "get": {
+            "operationId": "list_walks",
+            "tags": ["pets"],
+            "summary": "Walks of a pet.",
+            "x-client": [{"client": "petshop", "name": "list_walks", "dates": ["day"]}],
+            "parameters": [
+                {"name": "pet_id", "in": "path", "required": True, "schema": {"type": "string"}},
+                {"name": "limit", "in": "query", "description": "At most.", "schema": {"type": "integer", "default": 20}},
+                {"name": "day", "in": "query", "schema": {"type": "string"}},
+            ],
+            "responses": {"200": {"description": "The walks.", "content": JSON_OF_DIARY}},
+        }
+    }
+    put(document, f"{PHOTO}/x-client", [PHOTO_METHOD])
+    assert generate(document, tmp_path / "shop_wire") == []
+    load_package("shop_wire", tmp_path / "shop_wire")
+    yield importlib.import_module("shop_wire.clients")
+    unload_package("shop_wire")
+
+
+JSON_OF_DIARY = {"application/json": {"schema": {"$ref": "#/components/schemas/Diary"}}}
+PHOTO_METHOD = {
+    "client": "petshop",
+    "name": "delete_photo_at",
+    "summary": "Delete the photo at a place.",
+    "path": {"name": "place", "description": "Pet and photo.", "kind": "snapshot"},
+}
+
+
+def test_a_new_operation_is_a_method_without_further_code(clients: ModuleType) -> None:
+    """The operation's parameters are the method's, in their order and with their defaults; the request is the operation's."""
+    client = make_client(clients)
+    assert str(inspect.signature(client.list_walks)) == (
+        "(pet_id: 'str', limit: 'int' = 20, day: 'datetime.date | None' = None) -> 'APIFuture[models.Diary]'"
+    )
+    request = client.list_walks("io", 5, datetime.date(2026, 1, 2)).request
+    assert (request.method, request.path) == ("GET", "/api/v1/pets/io/walks")
+    assert request.query == "limit=5&day=2026-01-02"
+    assert client.checked == {"pet_id": "io", "limit": 5, "day": datetime.date(2026, 1, 2)}
+
+
+def test_its_docstring_names_the_arguments(clients: ModuleType) -> None:
+    """The summary comes first, then what the document says of each parameter."""
+    assert inspect.getdoc(clients.PetshopOperations.list_walks) == "Walks of a pet.\n\nArgs:\n    limit: At most."
+
+
+def test_one_argument_may_hold_the_whole_path(clients: ModuleType) -> None:
+    """The client splits it, and knows of what kind it must be."""
+    request = make_client(clients).delete_photo_at("io#7").request
+    assert request.path == "/api/v1/pets/snapshot:io/photos/7"
+
+
+@pytest.mark.parametrize("name", ["RestOperations", "AdminOperations"])
+def test_each_method_of_the_contract_has_its_twin(name: str) -> None:
+    """A twin is a coroutine with the same parameters that gives what the future gives."""
+    import tinker_wire.clients as wire_clients
+
+    members = dict(vars(getattr(wire_clients, name)))
+    methods = [method for method in members if not method.startswith("_") and not method.endswith("_async")]
+    without = [method for method in methods if f"{method}_async" not in members]
+    assert set(without) <= {"get_server_capabilities", "get_weights_info_by_tinker_path"}  # older code has none
+    for method in set(methods) - set(without):
+        plain, twin = (inspect.signature(members[called]) for called in (method, f"{method}_async"))
+        assert inspect.iscoroutinefunction(members[f"{method}_async"])
+        assert plain.parameters == twin.parameters
+        assert plain.return_annotation == f"APIFuture[{twin.return_annotation}]"
+
+
+def test_a_twin_gives_the_result(clients: ModuleType) -> None:
+    """It passes all arguments on and awaits the future."""
+    request = asyncio.run(make_client(clients).list_walks_async("io", limit=1))
+    assert request.query == "limit=1"
+
+
+def test_the_bindings_import_no_client() -> None:
+    """Futures are known to type checkers only."""
+    import tinker_wire.clients as wire_clients
+
+    assert not hasattr(wire_clients, "APIFuture")
+
+
+REFUSALS = [
+    ({"client": "petshop", "name": "a-b"}, "name must be a snake_case name"),
+    ({"client": "petshop", "name": "list", "colour": "red"}, "does not understand colour"),
+    ({"client": "petshop", "name": "list", "dates": ["limit"]}, "limit must be text parameters"),
+    ({"client": "petshop", "name": "list", "path": {"name": "place"}}, "has no path parameters"),
+]
+
+
+@pytest.mark.parametrize(("method", "reason"), REFUSALS)
+def test_methods_that_cannot_be_made_are_refused(document: Any, tmp_path: Path, method: object, reason: str) -> None:
+    """The generator names the place and the reason, and writes nothing."""
+    put(document, f"{GET}/x-client", [method])
+    (refusal,) = generate(document, tmp_path / "wire")
+    assert f"#/{GET}/x-client/0" in refusal.pointer
+    assert reason in str(refusal)
+
+
+def test_a_client_has_each_name_once(document: Any, tmp_path: Path) -> None:
+    """Two operations cannot be the same method, nor one the twin of the other."""
+    put(document, f"{GET}/x-client", [{"client": "petshop", "name": "find"}])
+    put(document, f"{PHOTO}/x-client", [{"client": "petshop", "name": "find_async"}])
+    assert "has find_async already" in str(generate(document, tmp_path / "wire")[0])
+
+
+def test_a_body_with_defaults_is_left_to_a_hand(document: Any, tmp_path: Path) -> None:
+    """A method cannot tell a default of the contract from a value of the user, so it is not made."""
+    put(document, f"{POST}/x-client", [{"client": "petshop", "name": "add"}])
+    assert "write this method by hand" in str(generate(document, tmp_path / "wire")[0])

@@ -1,0 +1,75 @@
+"""The base of the wire's records, and what makes a type of records safe to read on several threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+import msgspec
+import msgspec.structs
+
+from tinker_records.values import FieldInfo, Value
+
+if TYPE_CHECKING:
+    from typing import Self
+
+S = TypeVar("S")
+
+_prepared: set[object] = set()
+_preparing = threading.Lock()
+
+
+def _reset_after_fork() -> None:
+    global _preparing
+    _preparing = threading.Lock()  # the thread that held it is not in this process
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+def prepare(kind: type[S]) -> type[S]:
+    """Return a type of records that can be read on any thread.
+
+    msgspec looks at a record and those inside when it reads the first one. Two threads that do so at the same time end the
+    process with a segmentation fault.
+    """
+    if kind not in _prepared:
+        with _preparing:
+            msgspec.json.Decoder(kind)
+        _prepared.add(kind)
+    return kind
+
+
+class Record(Value, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The base of every record of the contract."""
+
+    #: Fields whose value is for those who need it, not for a log.
+    _secret_fields: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def _field_infos(cls) -> Iterable[FieldInfo]:
+        config = cls.__struct_config__
+        if config.tag_field is not None:
+            yield FieldInfo(config.tag_field, Literal[config.tag], False, config.tag, init=False)
+        for field in msgspec.structs.fields(cls):
+            factory = None if field.default_factory is msgspec.NODEFAULT else field.default_factory
+            yield FieldInfo(field.name, field.type, field.required, field.default, factory)
+
+    def __repr__(self) -> str:
+        shown = {name: "***" if name in self._secret_fields and value else value for name, value in self._fields().items()}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    def _fields(self) -> dict[str, Any]:
+        config = self.__struct_config__
+        tag: dict[str, Any] = {config.tag_field: config.tag} if config.tag_field is not None else {}
+        return {**tag, **{name: getattr(self, name) for name in self.__struct_fields__}}
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> Self:
+        return msgspec.convert(fields, prepare(cls), strict=False)
+
+    def _replace(self, update: dict[str, Any]) -> Self:
+        return msgspec.structs.replace(self, **update)
