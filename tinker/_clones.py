@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from tinker_wire import models
-from tinker_records import prepare
 
 from tinker import _config
 from tinker._loop import loop_thread
@@ -25,6 +24,7 @@ from tinker._runtime import Runtime, open_runtime
 from tinker._server import Facts
 from tinker._session import Description
 from tinker.observing import Observer
+from tinker_records import prepare
 
 if TYPE_CHECKING:
     from tinker._clock import Clock

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tinker_wire import models
-from tinker_records import prepare
 
 from tinker.types.datum import Datum
 from tinker.types.model_input import (
@@ -31,6 +30,7 @@ from tinker.types.results import (
     TopkRow,
 )
 from tinker.types.tensor_data import TensorData, dimensions
+from tinker_records import prepare
 
 T = TypeVar("T")
 MEDIA_TYPE = "application/json"

@@ -21,12 +21,12 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 from tinker_wire import models
-from tinker_records import prepare
 
 from tinker.local.durable import sync_folder, sync_tree
 from tinker.local.engines.protocol import EngineError
 from tinker.local.owners import Owner
 from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
+from tinker_records import prepare
 
 Kind: TypeAlias = Literal["weights", "sampler_weights", "external_weights"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

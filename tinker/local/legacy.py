@@ -12,9 +12,9 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import inspect
-from tinker_records import prepare
 
 from tinker.local.problem import Problem
+from tinker_records import prepare
 
 T = TypeVar("T", bound=msgspec.Struct)
 
