@@ -215,7 +215,7 @@ def test_stops_of_every_form_are_understood(api: Api, stop: Any) -> None:
         ({"target_prompt_logprobs": targets([5], [1])}, "it must be int64 [1, K]"),
         ({"target_prompt_logprobs": targets([5, 5], [2, 1])}, "it must be int64 [1, K]"),
         ({"target_prompt_logprobs": {**targets([5], [1, 1]), "dtype": "float32"}}, "target_prompt_logprobs is float32"),
-        ({"target_prompt_logprobs": targets([-1], [1, 1])}, "names no token"),
+        ({"target_prompt_logprobs": targets([-1], [1, 1])}, "does not name any token"),
         ({"target_prompt_logprobs": targets([700], [1, 1])}, "target_prompt_logprobs holds token id 700"),
         ({"target_prompt_logprobs": targets([5, 5], [1, 1])}, "target_prompt_logprobs: "),
         ({"prompt_logprobs_last_n": 1}, "needs prompt_logprobs"),
