@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from tinker import __version__
 from tinker.cli import main
-from tinker.cli.failing import Failure, failures_told
+from tinker.cli.errors import Failure, failures_told
 from tinker.cli.lazy import LazyGroup
 
 OFFICIAL = {

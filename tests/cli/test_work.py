@@ -14,7 +14,7 @@ from tinker_wire.operations import OPERATIONS
 
 import tinker
 from tinker.cli import examples
-from tinker.cli.failing import Failure
+from tinker.cli.errors import Failure
 from tinker.local import Settings, running_server
 
 Call = Callable[..., Result]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from tinker.cli.failing import Failure
+from tinker.cli.errors import Failure
 from tinker.types import Datum, ModelInput
 
 _ANSWERS = ("completion", "answer", "response")

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from tinker.cli.context import Options
+from tinker.cli.options import Options
 
 #: Told of work done (in units of the whole), and what the bar shall say from now on (None: as before).
 Advance = Callable[..., None]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tinker.cli.context import Options, pass_options
-from tinker.cli.failing import Failure
+from tinker.cli.errors import Failure
+from tinker.cli.options import Options, pass_options
 
 if TYPE_CHECKING:
     from tinker.cli.examples import Example
@@ -89,7 +89,7 @@ def train(
     epoch. At the end it is saved twice: to train on, and to sample from.
     """
     from tinker._tokenizers import load
-    from tinker.cli.connect import rest_client, service_client
+    from tinker.cli.clients import rest_client, service_client
     from tinker.cli.examples import read_examples
 
     plan = _Plan(model, start, rank, learning_rate, batch_size, epochs, max_steps, seed, name)

@@ -1,4 +1,4 @@
-"""``tinker billing usage`` and ``tinker billing checkpoint-storage``."""
+"""``tinker billing``: what was used."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 
 import click
 
-from tinker.cli.connect import admin_client
-from tinker.cli.context import Options, pass_options
+from tinker.cli.clients import admin_client
+from tinker.cli.lazy import Entry, LazyGroup
+from tinker.cli.options import Options, pass_options
 from tinker.cli.output import show, show_table
 
 Row: TypeAlias = Mapping[str, object]
@@ -21,6 +22,17 @@ _COST = "estimated_cost_usd"
 _TOKEN_RATE = "effective_rate_usd_per_million_tokens"  # noqa: S105  (a price)
 _STORAGE_RATE = "effective_rate_usd_per_gigabyte_month"
 _CSV_FILE = click.Path(dir_okay=False, allow_dash=True)
+
+
+COMMANDS = {
+    "checkpoint-storage": Entry("tinker.cli.commands.billing:checkpoint_storage", "How much checkpoints take now."),
+    "usage": Entry("tinker.cli.commands.billing:usage", "What was used, by the hour."),
+}
+
+
+@click.group(cls=LazyGroup, entries=COMMANDS)
+def billing() -> None:
+    """What was used and what it costs, for those who may see the bills of their organization."""
 
 
 @click.command()

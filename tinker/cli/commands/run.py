@@ -1,4 +1,4 @@
-"""``tinker run list`` and ``tinker run info``."""
+"""``tinker run``: training runs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
-from tinker.cli.checkpoint.show import format_lora, format_metadata
-from tinker.cli.connect import rest_client
-from tinker.cli.context import Options, pass_options
-from tinker.cli.failing import Failure
+from tinker.cli.clients import rest_client
+from tinker.cli.commands.checkpoint.show import format_lora, format_metadata
+from tinker.cli.errors import Failure
+from tinker.cli.lazy import Entry, LazyGroup
+from tinker.cli.options import Options, pass_options
 from tinker.cli.output import format_bool, format_timestamp, progress, show, show_properties, show_table
 from tinker.cli.paging import fetch_pages
 
@@ -18,6 +19,17 @@ if TYPE_CHECKING:
     from tinker.types import Checkpoint, TrainingRun
 
 PAGE = 100
+
+
+COMMANDS = {
+    "info": Entry("tinker.cli.commands.run:info", "Show one training run."),
+    "list": Entry("tinker.cli.commands.run:list_runs", "List training runs."),
+}
+
+
+@click.group(cls=LazyGroup, entries=COMMANDS)
+def run() -> None:
+    """List and show training runs."""
 
 
 #: A title, and the cell of one run.

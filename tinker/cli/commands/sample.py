@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tinker.cli.context import Options, pass_options
-from tinker.cli.failing import Failure
+from tinker.cli.errors import Failure
+from tinker.cli.options import Options, pass_options
 
 if TYPE_CHECKING:
     from tinker.types import SampledSequence
@@ -53,7 +53,7 @@ def sample(
     The tokenizer of the model is used, which needs transformers: pip install transformers.
     """
     from tinker._tokenizers import load
-    from tinker.cli.connect import rest_client, service_client
+    from tinker.cli.clients import rest_client, service_client
     from tinker.cli.output import progress
     from tinker.types import SamplingParams
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tinker.cli.context import Options
+from tinker.cli.options import Options
 
 if TYPE_CHECKING:
     from tinker_wire.models import ClientSessionFinishReasonType

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinker.cli.checkpoint.paths import parsed
-from tinker.cli.connect import rest_client
-from tinker.cli.context import Options, pass_options
-from tinker.cli.failing import Failure
+from tinker.cli.clients import rest_client
+from tinker.cli.commands.checkpoint.paths import parsed
+from tinker.cli.errors import Failure
+from tinker.cli.options import Options, pass_options
 from tinker.cli.output import format_bool, format_size, format_timestamp, progress, show, show_properties, show_table
 from tinker.cli.paging import Listing, fetch_pages
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tinker.cli.failing import Failure
+from tinker.cli.errors import Failure
 
 if TYPE_CHECKING:
     from tinker.types.paths import ParsedCheckpointTinkerPath

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import click
 
-from tinker.cli.checkpoint.paths import parsed
-from tinker.cli.connect import service_client
-from tinker.cli.context import Options, pass_options
-from tinker.cli.failing import Failure
+from tinker.cli.clients import service_client
+from tinker.cli.commands.checkpoint.paths import parsed
+from tinker.cli.errors import Failure
+from tinker.cli.options import Options, pass_options
 from tinker.cli.output import Advance, format_bool, format_size, progress, show, show_properties
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from tinker.cli.context import Options, pass_options
-from tinker.cli.failing import Failure
+from tinker.cli.errors import Failure
+from tinker.cli.options import Options, pass_options
 
 
 @click.command()
@@ -19,8 +19,8 @@ def doctor(options: Options, base_url: str | None, operations: bool) -> None:
     the form in which training requests will be sent, and which operations of the contract the server has. Nothing is made on
     the server. Exits with 1 when something must be repaired before clients can work.
     """
-    from tinker.cli.checkup import examine
-    from tinker.cli.connect import config_of, connected
+    from tinker.cli.clients import config_of, connected
+    from tinker.cli.commands.doctor.prober import examine
     from tinker.cli.output import show, show_table
 
     options = options._replace(base_url=base_url or options.base_url)

@@ -1,4 +1,4 @@
-"""``tinker session export-trace``."""
+"""``tinker session``: what the server knows about a session."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ from pathlib import Path
 
 import click
 
-from tinker.cli.connect import connected
-from tinker.cli.context import Options, pass_options
+from tinker.cli.clients import connected
+from tinker.cli.lazy import Entry, LazyGroup
+from tinker.cli.options import Options, pass_options
 from tinker.cli.output import format_size, progress, show, show_properties
+
+COMMANDS = {"export-trace": Entry("tinker.cli.commands.session:export_trace", "Save what ran when, to look at in Perfetto.")}
+
+
+@click.group(cls=LazyGroup, entries=COMMANDS)
+def session() -> None:
+    """What the server knows about a session."""
 
 
 @click.command("export-trace")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tinker.cli.checkpoint.paths import parsed
-from tinker.cli.connect import rest_client
-from tinker.cli.context import Options, pass_options
-from tinker.cli.failing import Failure
+from tinker.cli.clients import rest_client
+from tinker.cli.commands.checkpoint.paths import parsed
+from tinker.cli.errors import Failure
+from tinker.cli.options import Options, pass_options
 from tinker.cli.output import format_size, format_timestamp, progress, show_json
 
 if TYPE_CHECKING:

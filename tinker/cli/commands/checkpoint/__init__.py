@@ -6,7 +6,7 @@ import click
 
 from tinker.cli.lazy import Entry, LazyGroup
 
-_HERE = "tinker.cli.checkpoint"
+_HERE = "tinker.cli.commands.checkpoint"
 COMMANDS = {
     "delete": Entry(f"{_HERE}.delete:delete", "Delete checkpoints for good."),
     "download": Entry(f"{_HERE}.files:download", "Download a checkpoint into a folder."),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from tinker.cli.checkpoint.paths import parsed
-from tinker.cli.connect import rest_client
-from tinker.cli.context import Options, pass_options
-from tinker.cli.failing import Failure
+from tinker.cli.clients import rest_client
+from tinker.cli.commands.checkpoint.paths import parsed
+from tinker.cli.errors import Failure
+from tinker.cli.options import Options, pass_options
 
 
 @click.command()

@@ -1,15 +1,21 @@
-"""``tinker model list``."""
+"""``tinker model``: what can be trained and sampled."""
 
 from __future__ import annotations
 
 import click
 
-from tinker.cli.connect import rest_client
-from tinker.cli.context import Options, pass_options
-from tinker.cli.failing import Failure
+from tinker.cli.clients import rest_client
+from tinker.cli.errors import Failure
+from tinker.cli.lazy import Entry, LazyGroup
+from tinker.cli.options import Options, pass_options
 from tinker.cli.output import format_bool, format_optional, show, show_table
 
 _COLUMNS = ("Model", "Max Context", "Trainable", "Sampleable")
+
+
+@click.group(cls=LazyGroup, entries={"list": Entry("tinker.cli.commands.model:list_models", "List the models.")})
+def model() -> None:
+    """The models that the server offers."""
 
 
 @click.command("list")
