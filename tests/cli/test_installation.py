@@ -80,7 +80,8 @@ def run_pytest(folder: Path, conftest: str) -> str:
 def test_plugin(mixed: Path, tmp_path: Path) -> None:
     """A run of pytest has one warning about it, and goes on."""
     output = run_pytest(
-        tmp_path, f"import pathlib\nimport tinker._installation.check\ntinker._installation.check.PACKAGE = pathlib.Path({str(mixed)!r})\n"
+        tmp_path,
+        f"import pathlib\nimport tinker._installation.check\ntinker._installation.check.PACKAGE = pathlib.Path({str(mixed)!r})\n",
     )
     assert "1 passed, 1 warning" in output
     assert_names_both(output)

@@ -1,4 +1,4 @@
-"""The command line. Each command is imported when it is run or asked for help, so that ``tinker --help`` is quick."""
+"""The ``tinker`` command and the options of all commands. Imports no command, so that ``tinker --help`` is quick."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from tinker._version import __version__
-from tinker.cli.errors import failures_told
+from tinker.cli.errors import convert_errors
 from tinker.cli.lazy import Entry, LazyGroup
-from tinker.cli.options import PATIENCE_SECONDS, Format, Options
+from tinker.cli.options import PATIENCE_SECONDS, Format, GlobalOptions
 
 COMMANDS = {
     "auth": Entry("tinker.cli.commands.auth:auth", "Log in and out, and see whose credential is used."),
@@ -28,10 +28,10 @@ COMMANDS = {
 
 
 class Main(LazyGroup):
-    """The outermost group, which tells failures."""
+    """The outermost group, which shows failures."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        with failures_told():
+        with convert_errors():
             return super().invoke(ctx)
 
 
@@ -46,10 +46,10 @@ class Main(LazyGroup):
     default=PATIENCE_SECONDS,
     show_default=True,
     metavar="SECONDS",
-    help="How long a request is tried again before the command fails; 0: one try.",
+    help="How long a request is retried before the command fails; 0: no retries.",
 )
 @click.version_option(__version__, prog_name="tinker")
 @click.pass_context
 def main(ctx: click.Context, format: Format, base_url: str | None, patience: float) -> None:
     """Train and sample models through the Tinker API, or serve it from this machine."""
-    ctx.obj = Options(format, base_url, patience)
+    ctx.obj = GlobalOptions(format, base_url, patience)

@@ -1,4 +1,4 @@
-"""The clients of commands: those of the library, which give up after seconds."""
+"""The clients that commands use: those of the library, with the patience of somebody at a prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tinker.cli.options import Options
+from tinker.cli.options import GlobalOptions
 
 if TYPE_CHECKING:
     from tinker_wire.models import ClientSessionFinishReasonType
@@ -25,15 +25,15 @@ CLOSE_SECONDS = 2.0
 # The clients are imported on use, so that the help of commands is quick.
 
 
-def config_of(options: Options, api_key: str | None = None) -> Config:
-    """The settings; ``api_key`` None means that of the environment. ValueError for a base URL that is none."""
+def config_of(options: GlobalOptions, api_key: str | None = None) -> Config:
+    """Load the settings; ``api_key`` None means that of the environment. ValueError for an invalid base URL."""
     from tinker._config import settings as _config
 
     return _config.load(base_url=options.base_url, api_key=api_key, patience_seconds=options.patience_seconds)
 
 
-def connected(options: Options, api_key: str | None = None) -> Runtime:
-    """Connections that make no session and end with the command. TinkerError when a key is needed and none is known."""
+def connect(options: GlobalOptions, api_key: str | None = None) -> Runtime:
+    """Open connections without a session, closed with the command. TinkerError when a key is needed and missing."""
     from tinker._runtime import open_runtime
     from tinker._session import Description
 
@@ -49,30 +49,30 @@ def _close(runtime: Runtime) -> None:
         start(APIFuture("close"), runtime.transport.exchange.aclose).result(CLOSE_SECONDS)
 
 
-def rest_client(options: Options) -> RestClient:
-    """For what the server keeps."""
+def rest_client(options: GlobalOptions) -> RestClient:
+    """Make the client of what the server keeps."""
     from tinker.rest_client import RestClient
 
-    return RestClient(connected(options))
+    return RestClient(connect(options))
 
 
-def admin_client(options: Options) -> AdminClient:
-    """For those who run an organization."""
+def admin_client(options: GlobalOptions) -> AdminClient:
+    """Make the client of the administration of an organization."""
     from tinker.admin_client import AdminClient
 
-    return AdminClient(connected(options))
+    return AdminClient(connect(options))
 
 
 @contextmanager
-def service_client(options: Options, *, hasty: bool = False) -> Generator[ServiceClient]:
-    """A session, ended after the block, though not waited for long.
+def service_client(options: GlobalOptions, *, interactive: bool = False) -> Generator[ServiceClient]:
+    """Open a session, and end it after the block without waiting long.
 
-    Its requests are tried for minutes, as long work deserves; ``hasty`` ones as long as all others here.
+    Its requests are retried for minutes, as long work deserves; ``interactive`` ones for ``--patience`` seconds.
     """
     from tinker.errors import TinkerError
     from tinker.service_client import ServiceClient
 
-    patience = options.patience_seconds if hasty else None
+    patience = options.patience_seconds if interactive else None
     service = ServiceClient({"made_by": "tinker cli"}, base_url=options.base_url, patience_seconds=patience)
     reason: ClientSessionFinishReasonType = "interrupted"
     try:

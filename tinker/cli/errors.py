@@ -1,6 +1,6 @@
-"""What a failure becomes: a message on the error stream and an exit code.
+"""What an exception becomes: a message on the error stream and an exit code.
 
-0 is success, 1 any failure, 2 a wrong call (click's own), 130 an interrupt.
+0 is success, 1 a failure, 2 wrong arguments (click's own), 130 an interrupt.
 """
 
 from __future__ import annotations
@@ -10,33 +10,37 @@ import errno
 import sys
 import traceback
 from collections.abc import Generator, Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+if TYPE_CHECKING:
+    from tinker.errors import APIStatusError
+
 INTERRUPTED = 130
 
+# By the names of the classes in tinker.errors, which is imported only for a failure.
 _TITLES = {
-    400: "Invalid request",
-    401: "Authentication failed",
-    402: "Billing issue",
-    403: "Permission denied",
-    404: "Resource not found",
-    409: "Conflict",
-    422: "Invalid data provided",
-    429: "Rate limit exceeded",
+    "BadRequestError": "Invalid request",
+    "AuthenticationError": "Authentication failed",
+    "BillingError": "Billing issue",
+    "PermissionDeniedError": "Permission denied",
+    "NotFoundError": "Resource not found",
+    "ConflictError": "Conflict",
+    "UnprocessableEntityError": "Invalid data provided",
+    "RateLimitError": "Rate limit exceeded",
+    "InternalServerError": "Internal server error",
 }
 _ADVICE = {
-    401: "Check the key: `tinker auth status` says which one is used.",
-    402: "Nothing runs until the account can pay for it.",
-    404: "Either it does not exist, or this server cannot do this; `tinker doctor` lists what it can.",
-    405: "This server cannot do this; `tinker doctor` lists what it can.",
-    501: "This server cannot do this; `tinker doctor` lists what it can.",
+    "AuthenticationError": "Check the key: `tinker auth status` says which one is used.",
+    "BillingError": "Nothing runs until the account can pay for it.",
+    "NotFoundError": "Either it does not exist, or this server cannot do this; `tinker doctor` lists what it can.",
 }
+_UNSUPPORTED = "This server cannot do this; `tinker doctor` lists what it can."
 
 
-class Failure(click.ClickException):
-    """A command failed: one line that says what, and lines with details."""
+class CommandFailed(click.ClickException):
+    """Ends a command: one line that says what failed, and lines with details."""
 
     exit_code = 1
 
@@ -51,8 +55,8 @@ class Failure(click.ClickException):
 
 
 @contextlib.contextmanager
-def failures_told() -> Generator[None]:
-    """Turn every exception of the block into one that click shows and exits with."""
+def convert_errors() -> Generator[None]:
+    """Convert every exception of the block into one that click shows and exits with."""
     try:
         yield
     except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -62,21 +66,21 @@ def failures_told() -> Generator[None]:
         raise click.exceptions.Exit(INTERRUPTED) from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
-            raise  # whoever reads the output has gone; click ends quietly
-        raise failure_of(error) from error
+            raise  # the reader of the output has gone; click ends quietly
+        raise to_failure(error) from error
 
 
-def failure_of(error: Exception) -> Failure:
-    """The failure that an exception is."""
-    message, details = _described(error)
-    return Failure(message, *details, *getattr(error, "__notes__", ()))
+def to_failure(error: Exception) -> CommandFailed:
+    """Convert an exception to the failure of the command."""
+    message, details = _describe(error)
+    return CommandFailed(message, *details, *getattr(error, "__notes__", ()))
 
 
-def _described(error: Exception) -> tuple[str, Sequence[str]]:
+def _describe(error: Exception) -> tuple[str, Sequence[str]]:
     from tinker import errors
 
     if isinstance(error, errors.APIStatusError):
-        return _status(error)
+        return _describe_status(error)
     if isinstance(error, errors.APITimeoutError):
         return "Request timeout", [f"Details: {error}"]
     if isinstance(error, errors.APIConnectionError):
@@ -88,13 +92,17 @@ def _described(error: Exception) -> tuple[str, Sequence[str]]:
     return f"Unexpected error occurred: {type(error).__name__}: {error}", _traceback(error)
 
 
-def _status(error: Any) -> tuple[str, Sequence[str]]:
-    status: int = error.status_code
-    title = _TITLES.get(status, "Internal server error" if status >= 500 else f"API error (status {status})")
-    advice = _ADVICE.get(status)
+def _describe_status(error: APIStatusError) -> tuple[str, Sequence[str]]:
+    from tinker._http import ABSENT_STATUSES
+
+    classes = [kind.__name__ for kind in type(error).__mro__]
+    title = next((_TITLES[name] for name in classes if name in _TITLES), f"API error (status {error.status_code})")
+    advice = next((_ADVICE[name] for name in classes if name in _ADVICE), None)
+    if advice is None and error.status_code in ABSENT_STATUSES:
+        advice = _UNSUPPORTED
     return title, [f"Details: {error}", *([advice] if advice else [])]
 
 
 def _traceback(error: Exception) -> Sequence[str]:
-    """For whoever looks at the screen, and may report it."""
+    """Format the traceback for a terminal, where the user may report it."""
     return "".join(traceback.format_exception(error)).splitlines() if sys.stderr.isatty() else []

@@ -1,4 +1,4 @@
-"""What was said before the command: the form of the output, the server, and how long to try."""
+"""The options before the command: the format of the output, the server, and how long to retry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Format: TypeAlias = Literal["table", "json"]
 PATIENCE_SECONDS = 10.0  # somebody waits at a prompt
 
 
-class Options(NamedTuple):
+class GlobalOptions(NamedTuple):
     """The options of ``tinker`` itself."""
 
     format: Format = "table"
@@ -22,6 +22,6 @@ class Options(NamedTuple):
     patience_seconds: float = PATIENCE_SECONDS
 
 
-def pass_options(command: Callable[Concatenate[Options, P], R]) -> Callable[P, R]:
+def pass_options(command: Callable[Concatenate[GlobalOptions, P], R]) -> Callable[P, R]:
     """Give a command the options of ``tinker`` as its first argument."""
-    return click.make_pass_decorator(Options, ensure=True)(command)
+    return click.make_pass_decorator(GlobalOptions, ensure=True)(command)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from tinker.cli.clients import rest_client
-from tinker.cli.errors import Failure
+from tinker.cli.errors import CommandFailed
 from tinker.cli.lazy import Entry, LazyGroup
-from tinker.cli.options import Options, pass_options
+from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.output import format_bool, format_optional, show, show_table
 
 _COLUMNS = ("Model", "Max Context", "Trainable", "Sampleable")
@@ -21,23 +21,25 @@ def model() -> None:
 @click.command("list")
 @click.argument("substring", required=False)
 @pass_options
-def list_models(options: Options, substring: str | None) -> None:
+def list_models(options: GlobalOptions, substring: str | None) -> None:
     """List the models that the server offers, or those with SUBSTRING in the name, in any case.
 
     What the column Model says is a base_model.
     """
     models = rest_client(options).get_server_capabilities().result().supported_models
     if substring is not None:
-        models = [one for one in models if substring.lower() in (one.model_name or "").lower()]
+        models = [entry for entry in models if substring.lower() in (entry.model_name or "").lower()]
         if not models:
-            raise Failure(f"No model that you can use has {substring!r} in its name", "`tinker model list` shows them all.")
+            raise CommandFailed(
+                f"No model that you can use has {substring!r} in its name", "`tinker model list` shows them all."
+            )
     rows = [
         (
-            format_optional(one.model_name),
-            format_optional(one.max_context_length),
-            format_bool(one.trainable),
-            format_bool(one.sampleable),
+            format_optional(entry.model_name),
+            format_optional(entry.max_context_length),
+            format_bool(entry.trainable),
+            format_bool(entry.sampleable),
         )
-        for one in models
+        for entry in models
     ]
     show(options, {"models": models}, lambda: show_table(_COLUMNS, rows))

@@ -9,9 +9,9 @@ import click
 
 from tinker.cli.clients import rest_client
 from tinker.cli.commands.checkpoint.show import format_lora, format_metadata
-from tinker.cli.errors import Failure
+from tinker.cli.errors import CommandFailed
 from tinker.cli.lazy import Entry, LazyGroup
-from tinker.cli.options import Options, pass_options
+from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.output import format_bool, format_timestamp, progress, show, show_properties, show_table
 from tinker.cli.paging import fetch_pages
 
@@ -81,7 +81,7 @@ DEFAULT_COLUMNS = "id,model,lora,updated,status"
     help=f"What to show of each, with commas, in this order: of {', '.join(COLUMNS)}.",
 )
 @pass_options
-def list_runs(options: Options, limit: int, columns: str) -> None:
+def list_runs(options: GlobalOptions, limit: int, columns: str) -> None:
     """List training runs."""
     chosen = _columns(columns)
     rest = rest_client(options)
@@ -101,17 +101,17 @@ def list_runs(options: Options, limit: int, columns: str) -> None:
 
 
 def _columns(names: str) -> list[_Column]:
-    wanted = [name.strip().lower() for name in names.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in COLUMNS]
-    if unknown or not wanted:
-        raise Failure(f"Unknown column(s): {', '.join(unknown) or 'none given'}", f"Available: {', '.join(COLUMNS)}")
-    return [COLUMNS[name] for name in wanted]
+    chosen = [name.strip().lower() for name in names.split(",") if name.strip()]
+    unknown = [name for name in chosen if name not in COLUMNS]
+    if unknown or not chosen:
+        raise CommandFailed(f"Unknown column(s): {', '.join(unknown) or 'none given'}", f"Available: {', '.join(COLUMNS)}")
+    return [COLUMNS[name] for name in chosen]
 
 
 @click.command()
 @click.argument("run_id")
 @pass_options
-def info(options: Options, run_id: str) -> None:
+def info(options: GlobalOptions, run_id: str) -> None:
     """Show one training run."""
     run = rest_client(options).get_training_run(run_id).result()
     show(options, run.model_dump(), lambda: show_properties(f"Training Run: {run.training_run_id}", _properties(run)))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tinker.cli.errors import Failure
-from tinker.cli.options import Options, pass_options
+from tinker.cli.errors import CommandFailed
+from tinker.cli.options import GlobalOptions, pass_options
 
 if TYPE_CHECKING:
     from tinker.types import SampledSequence
 
 
-class _Sampled(NamedTuple):
+class _Continuation(NamedTuple):
     prompt: str
     text: str
     sequence: SampledSequence
@@ -31,11 +31,11 @@ class _Sampled(NamedTuple):
 @click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, help="Choose among the likeliest with this share.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
 @click.option("--seed", type=int, help="The same seed gives the same samples, where the server does that.")
-@click.option("--tokenizer", "tokenizer_id", metavar="NAME", help="Of the hub, or a folder. Default: the model's own.")
+@click.option("--tokenizer", "tokenizer_id", metavar="NAME", help="A name on the hub, or a folder. Default: the model's own.")
 @click.option("--chat", is_flag=True, help="The prompt is a message, put into the model's chat template.")
 @pass_options
 def sample(
-    options: Options,
+    options: GlobalOptions,
     prompts: tuple[str, ...],
     model: str | None,
     num_samples: int,
@@ -48,7 +48,7 @@ def sample(
     tokenizer_id: str | None,
     chat: bool,
 ) -> None:
-    """Sample continuations of each PROMPT, all at once; without one, of what comes in through a pipe.
+    """Sample continuations of each PROMPT, all at once; without one, of the standard input.
 
     The tokenizer of the model is used, which needs transformers: pip install transformers.
     """
@@ -57,7 +57,7 @@ def sample(
     from tinker.cli.output import progress
     from tinker.types import SamplingParams
 
-    texts = prompts or _piped()
+    texts = prompts or _read_pipe()
     model = model or _first_model(rest_client(options).get_server_capabilities().result().supported_models)
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=list(stop) or None, seed=seed
@@ -66,31 +66,33 @@ def sample(
         path, base = (model, None) if model.startswith("tinker://") else (None, model)
         sampler = service.create_sampling_client(model_path=path, base_model=base)
         tokenizer: Any = load(tokenizer_id) if tokenizer_id else sampler.result().get_tokenizer()
-        asked = [sampler.sample(_encoded(tokenizer, text, chat=chat), num_samples, params) for text in texts]
-        found: list[_Sampled] = []
-        for count, (text, future) in enumerate(zip(texts, asked), start=1):
-            found += [_Sampled(text, tokenizer.decode(one.tokens), one) for one in future.result().sequences]
+        futures = [sampler.sample(_encode(tokenizer, text, chat=chat), num_samples, params) for text in texts]
+        samples: list[_Continuation] = []
+        for count, (text, future) in enumerate(zip(texts, futures), start=1):
+            samples += [
+                _Continuation(text, tokenizer.decode(sequence.tokens), sequence) for sequence in future.result().sequences
+            ]
             advance(count)
-    _show(options, model, found)
+    _show(options, model, samples)
 
 
-def _piped() -> Sequence[str]:
+def _read_pipe() -> Sequence[str]:
     if sys.stdin.isatty():
         raise click.UsageError("Give a PROMPT, or pipe one in.")
     text = sys.stdin.read()
     if not text:
-        raise Failure("The prompt is empty")
+        raise CommandFailed("The prompt is empty")
     return (text,)
 
 
 def _first_model(models: Sequence[Any]) -> str:
-    for one in models:
-        if one.model_name is not None and one.sampleable is not False:
-            return str(one.model_name)
-    raise Failure("The server offers no model to sample from", "Give a checkpoint with --model.")
+    for entry in models:
+        if entry.model_name is not None and entry.sampleable is not False:
+            return str(entry.model_name)
+    raise CommandFailed("The server offers no model to sample from", "Give a checkpoint with --model.")
 
 
-def _encoded(tokenizer: Any, text: str, *, chat: bool) -> Any:
+def _encode(tokenizer: Any, text: str, *, chat: bool) -> Any:
     from tinker.cli.examples import chat_tokens
     from tinker.types import ModelInput
 
@@ -99,18 +101,23 @@ def _encoded(tokenizer: Any, text: str, *, chat: bool) -> Any:
     return ModelInput.from_ints(tokenizer.encode(text))
 
 
-def _show(options: Options, model: str, found: Sequence[_Sampled]) -> None:
+def _show(options: GlobalOptions, model: str, samples: Sequence[_Continuation]) -> None:
     from tinker.cli.output import show
 
-    samples = [
-        {"prompt": one.prompt, "text": one.text, "tokens": one.sequence.tokens, "stop_reason": one.sequence.stop_reason}
-        for one in found
+    records = [
+        {
+            "prompt": sample.prompt,
+            "text": sample.text,
+            "tokens": sample.sequence.tokens,
+            "stop_reason": sample.sequence.stop_reason,
+        }
+        for sample in samples
     ]
 
     def text() -> None:
-        for number, one in enumerate(found):
-            if len(found) > 1:
-                click.echo(f"{'' if number == 0 else chr(10)}--- {one.prompt!r}")
-            click.echo(one.text)
+        for number, sample in enumerate(samples):
+            if len(samples) > 1:
+                click.echo(f"{'' if number == 0 else chr(10)}--- {sample.prompt!r}")
+            click.echo(sample.text)
 
-    show(options, {"model": model, "samples": samples}, text)
+    show(options, {"model": model, "samples": records}, text)

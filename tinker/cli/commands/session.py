@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from tinker.cli.clients import connected
+from tinker.cli.clients import connect
 from tinker.cli.lazy import Entry, LazyGroup
-from tinker.cli.options import Options, pass_options
+from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.output import format_size, progress, show, show_properties
 
 COMMANDS = {"export-trace": Entry("tinker.cli.commands.session:export_trace", "Save what ran when, to look at in Perfetto.")}
@@ -30,12 +30,12 @@ def session() -> None:
 )
 @click.option("--url-only", is_flag=True, help="Print the signed address, which holds for about an hour, and save nothing.")
 @pass_options
-def export_trace(options: Options, session_id: str, output: Path | None, url_only: bool) -> None:
+def export_trace(options: GlobalOptions, session_id: str, output: Path | None, url_only: bool) -> None:
     """Save the requests of a session as a trace: what waited, what ran, when. https://ui.perfetto.dev shows it."""
     from tinker._checkpoints import save_url
     from tinker.rest_client import RestClient
 
-    runtime = connected(options)
+    runtime = connect(options)
     click.echo(f"The server writes the trace of session {session_id} ...", err=True)
     url = RestClient(runtime).export_session_trace(session_id).result()
     if url_only:

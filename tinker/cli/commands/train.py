@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tinker.cli.errors import Failure
-from tinker.cli.options import Options, pass_options
+from tinker.cli.errors import CommandFailed
+from tinker.cli.options import GlobalOptions, pass_options
 
 if TYPE_CHECKING:
-    from tinker.cli.examples import Example
+    from tinker.cli.examples import TrainingExample
     from tinker.futures import APIFuture
     from tinker.service_client import ServiceClient
     from tinker.training_client import TrainingClient
     from tinker.types import AdamParams, ForwardBackwardOutput, OptimStepResponse
 
-# Steps that are under way at once: the server never waits for the next one.
+# Steps in flight at once, so that the server never waits for the next one.
 STEPS_AHEAD = 2
 
 
 class _Plan(NamedTuple):
-    """What was asked for."""
+    """The options of one run."""
 
     model: str | None
     start: str | None
@@ -40,9 +40,9 @@ class _Plan(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One step that is under way."""
+    """One step that is in flight."""
 
-    batch: Sequence[Example]
+    batch: Sequence[TrainingExample]
     loss: APIFuture[ForwardBackwardOutput]
     done: APIFuture[OptimStepResponse]
 
@@ -50,19 +50,19 @@ class _Step(NamedTuple):
 @click.command()
 @click.argument("data", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-m", "--model", metavar="NAME", help="The base model. Default: the first that can be trained.")
-@click.option("--from", "start", metavar="PATH", help="Go on from this checkpoint, instead of a new adapter.")
-@click.option("--rank", type=click.IntRange(min=1), default=32, show_default=True, help="Of the new LoRA adapter.")
-@click.option("--learning-rate", type=click.FloatRange(min=0), default=1e-4, show_default=True, help="Falls to 0 in the end.")
+@click.option("--from", "start", metavar="PATH", help="Continue from this checkpoint instead of a new adapter.")
+@click.option("--rank", type=click.IntRange(min=1), default=32, show_default=True, help="Rank of the new LoRA adapter.")
+@click.option("--learning-rate", type=click.FloatRange(min=0), default=1e-4, show_default=True, help="Decays linearly to 0.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Examples for each step.")
-@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="How often the file is gone through.")
-@click.option("--max-steps", type=click.IntRange(min=1), help="Stop after so many steps.")
-@click.option("--max-length", type=click.IntRange(min=2), help="Cut longer examples to so many tokens.")
-@click.option("--tokenizer", "tokenizer_id", metavar="NAME", help="Of the hub, or a folder. Default: the model's own.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the examples, and of the adapter.")
+@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="Number of passes over the file.")
+@click.option("--max-steps", type=click.IntRange(min=1), help="Stop after this many steps.")
+@click.option("--max-length", type=click.IntRange(min=2), help="Cut longer examples to this many tokens.")
+@click.option("--tokenizer", "tokenizer_id", metavar="NAME", help="A name on the hub, or a folder. Default: the model's own.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order of the examples, and of the adapter.")
 @click.option("--name", default="final", show_default=True, help="The name of the checkpoints at the end.")
 @pass_options
 def train(
-    options: Options,
+    options: GlobalOptions,
     data: Path,
     model: str | None,
     start: str | None,
@@ -95,24 +95,24 @@ def train(
     plan = _Plan(model, start, rank, learning_rate, batch_size, epochs, max_steps, seed, name)
     models = rest_client(options).get_server_capabilities().result().supported_models
     with service_client(options) as service:
-        training = _begun(service, plan, models).result()
+        training = _create_client(service, plan, models).result()
         tokenizer = load(tokenizer_id) if tokenizer_id else training.get_tokenizer()
         examples = read_examples(data, tokenizer, max_length)
         losses = _learn(options, training, plan, examples)
         _report(options, training, plan, examples, losses)
 
 
-def _begun(service: ServiceClient, plan: _Plan, models: Sequence[Any]) -> TrainingClient:
+def _create_client(service: ServiceClient, plan: _Plan, models: Sequence[Any]) -> TrainingClient:
     if plan.start is not None:
         return service.create_training_client_from_state_with_optimizer(plan.start, plan.model)
-    trainable = [one.model_name for one in models if one.model_name is not None and one.trainable is not False]
+    trainable = [entry.model_name for entry in models if entry.model_name is not None and entry.trainable is not False]
     if plan.model is None and not trainable:
-        raise Failure("The server offers no model to train")
+        raise CommandFailed("The server offers no model to train")
     return service.create_lora_training_client(plan.model or trainable[0], rank=plan.rank, seed=plan.seed)
 
 
-def _learn(options: Options, training: TrainingClient, plan: _Plan, examples: Sequence[Example]) -> list[float]:
-    """Every step; the loss per token of each. Steps are sent ahead of their results."""
+def _learn(options: GlobalOptions, training: TrainingClient, plan: _Plan, examples: Sequence[TrainingExample]) -> list[float]:
+    """Run every step; return the loss per token of each. Steps are sent ahead of their results."""
     from tinker.cli.output import progress
     from tinker.types import AdamParams
 
@@ -122,14 +122,14 @@ def _learn(options: Options, training: TrainingClient, plan: _Plan, examples: Se
     with progress(options, f"Training {training.get_info().model_data.model_name or plan.model}", len(batches)) as advance:
 
         def finish() -> None:
-            losses.append(_finished(ahead.popleft()))
+            losses.append(_wait_for_loss(ahead.popleft()))
             advance(len(losses), description=f"loss {losses[-1]:.4f}")
             if options.format == "table" and not sys.stderr.isatty():
                 click.echo(f"step {len(losses)}/{len(batches)} loss {losses[-1]:.4f}", err=True)
 
         for number, batch in enumerate(batches):
             adam = AdamParams(learning_rate=plan.learning_rate * (1 - number / len(batches)))
-            ahead.append(_submitted(training, batch, adam))
+            ahead.append(_submit(training, batch, adam))
             if len(ahead) > STEPS_AHEAD:
                 finish()
         while ahead:
@@ -137,8 +137,8 @@ def _learn(options: Options, training: TrainingClient, plan: _Plan, examples: Se
     return losses
 
 
-def _batches(plan: _Plan, examples: Sequence[Example]) -> Iterator[Sequence[Example]]:
-    """Each epoch in an order of its own; the last batch of one may be smaller."""
+def _batches(plan: _Plan, examples: Sequence[TrainingExample]) -> Iterator[Sequence[TrainingExample]]:
+    """Yield the batches; each epoch has its own order, and its last batch may be smaller."""
     shuffle = random.Random(plan.seed)  # noqa: S311  (an order, not a secret)
     count = 0
     for _ in range(plan.epochs):
@@ -150,25 +150,25 @@ def _batches(plan: _Plan, examples: Sequence[Example]) -> Iterator[Sequence[Exam
             yield [examples[index] for index in order[start : start + plan.batch_size]]
 
 
-def _submitted(training: TrainingClient, batch: Sequence[Example], adam: AdamParams) -> _Step:
+def _submit(training: TrainingClient, batch: Sequence[TrainingExample], adam: AdamParams) -> _Step:
     loss = training.forward_backward([example.datum() for example in batch], "cross_entropy")
     return _Step(batch, loss, training.optim_step(adam))
 
 
-def _finished(step: _Step) -> float:
-    """The loss per token, made from log-probabilities, as servers do not agree on what their metrics are called."""
+def _wait_for_loss(step: _Step) -> float:
+    """Compute the loss per token from log-probabilities, as servers do not agree on the names of their metrics."""
     outputs = step.loss.result().loss_fn_outputs
     step.done.result()
     loss = -sum(_likelihood(example, output["logprobs"].tolist()) for example, output in zip(step.batch, outputs))
     return loss / sum(example.weight for example in step.batch)
 
 
-def _likelihood(example: Example, logprobs: Sequence[float]) -> float:
+def _likelihood(example: TrainingExample, logprobs: Sequence[float]) -> float:
     return sum(weight * value for weight, value in zip(example.weights[1:], logprobs) if weight)
 
 
 def _report(
-    options: Options, training: TrainingClient, plan: _Plan, examples: Sequence[Example], losses: Sequence[float]
+    options: GlobalOptions, training: TrainingClient, plan: _Plan, examples: Sequence[TrainingExample], losses: Sequence[float]
 ) -> None:
     from tinker.cli.output import show, show_properties
 

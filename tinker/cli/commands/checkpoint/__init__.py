@@ -8,7 +8,7 @@ from tinker.cli.lazy import Entry, LazyGroup
 
 _HERE = "tinker.cli.commands.checkpoint"
 COMMANDS = {
-    "delete": Entry(f"{_HERE}.delete:delete", "Delete checkpoints for good."),
+    "delete": Entry(f"{_HERE}.delete:delete", "Delete checkpoints permanently."),
     "download": Entry(f"{_HERE}.files:download", "Download a checkpoint into a folder."),
     "info": Entry(f"{_HERE}.show:info", "Show one checkpoint."),
     "list": Entry(f"{_HERE}.show:list_checkpoints", "List the checkpoints of a run, or of all."),

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from tinker.cli.clients import rest_client
-from tinker.cli.commands.checkpoint.paths import parsed
-from tinker.cli.errors import Failure
-from tinker.cli.options import Options, pass_options
+from tinker.cli.commands.checkpoint.paths import parse_path
+from tinker.cli.errors import CommandFailed
+from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.output import format_size, format_timestamp, progress, show_json
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _ALIASES = {**_TYPES, **{kind: kind for kind in _TYPES.values()}}
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @pass_options
 def delete(
-    options: Options,
+    options: GlobalOptions,
     checkpoint_paths: tuple[str, ...],
     run_id: str | None,
     checkpoint_type: str | None,
@@ -43,56 +43,58 @@ def delete(
     after: str | None,
     yes: bool,
 ) -> None:
-    """Delete checkpoints for good: those that are named, or those of a run that meet every condition.
+    """Delete checkpoints permanently: those that are named, or those of a run that meet every condition.
 
     Times without a zone are UTC. Exits with 1 when any checkpoint could not be deleted; the others are.
     """
     if checkpoint_paths and run_id is not None:
-        raise Failure("Give either checkpoint paths or --run-id")
+        raise CommandFailed("Give either checkpoint paths or --run-id")
     if run_id is None and (checkpoint_type or before or after):
-        raise Failure("--type, --before and --after choose among the checkpoints of a run; give --run-id")
+        raise CommandFailed("--type, --before and --after choose among the checkpoints of a run; give --run-id")
     if run_id is None and not checkpoint_paths:
-        raise Failure("Nothing to delete", "Give checkpoint paths, or --run-id with or without conditions.")
+        raise CommandFailed("Nothing to delete", "Give checkpoint paths, or --run-id with or without conditions.")
     if run_id is None:
-        paths = list(dict.fromkeys(parsed(path).tinker_path for path in checkpoint_paths))
+        paths = list(dict.fromkeys(parse_path(path).tinker_path for path in checkpoint_paths))
         rest, lines, size = rest_client(options), paths, None
     else:
-        conditions = _kind(checkpoint_type), _time(before), _time(after)
+        conditions = _parse_kind(checkpoint_type), _parse_time(before), _parse_time(after)
         rest = rest_client(options)
-        chosen = [one for one in rest.list_checkpoints(run_id).result().checkpoints if _meets(one, *conditions)]
+        chosen = [one for one in rest.list_checkpoints(run_id).result().checkpoints if _matches(one, *conditions)]
         paths = [one.tinker_path for one in chosen]
         lines = [f"{one.tinker_path} ({format_size(one.size_bytes)}, created {format_timestamp(one.time)})" for one in chosen]
         size = sum(one.size_bytes or 0 for one in chosen)
     if not paths:
-        _none_found(options, run_id or "", filtered=bool(checkpoint_type or before or after))
-    elif yes or _confirmed(lines, size):
+        _show_none_found(options, run_id or "", filtered=bool(checkpoint_type or before or after))
+    elif yes or _confirm(lines, size):
         _delete(options, rest, paths)
     else:
         click.echo("Nothing was deleted.", err=True)
 
 
-def _kind(given: str | None) -> str | None:
-    if given is not None and given not in _ALIASES:
-        raise Failure(f"Invalid checkpoint type: {given}", f"Valid types: {', '.join(_TYPES)}")
-    return None if given is None else _ALIASES[given]
+def _parse_kind(text: str | None) -> str | None:
+    if text is not None and text not in _ALIASES:
+        raise CommandFailed(f"Invalid checkpoint type: {text}", f"Valid types: {', '.join(_TYPES)}")
+    return None if text is None else _ALIASES[text]
 
 
-def _time(given: str | None) -> datetime.datetime | None:
-    if given is None:
+def _parse_time(text: str | None) -> datetime.datetime | None:
+    if text is None:
         return None
     try:
-        time = datetime.datetime.fromisoformat(given)
+        time = datetime.datetime.fromisoformat(text)
     except ValueError:
-        raise Failure(f"Invalid date: {given}", "Write it as ISO 8601: 2026-01-31 or 2026-01-31T08:00:00Z") from None
-    return _aware(time)
+        raise CommandFailed(f"Invalid date: {text}", "Write it as ISO 8601: 2026-01-31 or 2026-01-31T08:00:00Z") from None
+    return _with_zone(time)
 
 
-def _aware(time: datetime.datetime) -> datetime.datetime:
+def _with_zone(time: datetime.datetime) -> datetime.datetime:
     return time if time.tzinfo is not None else time.replace(tzinfo=datetime.UTC)
 
 
-def _meets(checkpoint: Checkpoint, kind: str | None, before: datetime.datetime | None, after: datetime.datetime | None) -> bool:
-    time = _aware(checkpoint.time)
+def _matches(
+    checkpoint: Checkpoint, kind: str | None, before: datetime.datetime | None, after: datetime.datetime | None
+) -> bool:
+    time = _with_zone(checkpoint.time)
     return (
         (kind is None or checkpoint.checkpoint_type == kind)
         and (before is None or time < before)
@@ -100,15 +102,15 @@ def _meets(checkpoint: Checkpoint, kind: str | None, before: datetime.datetime |
     )
 
 
-def _none_found(options: Options, run_id: str, *, filtered: bool) -> None:
+def _show_none_found(options: GlobalOptions, run_id: str, *, filtered: bool) -> None:
     if options.format == "json":
         show_json({"deleted_count": 0, "failed": []}, indent=None)
     else:
         click.echo(f"No checkpoints found for run {run_id}{' matching filters' if filtered else ''}")
 
 
-def _confirmed(lines: Sequence[str], size: int | None) -> bool:
-    """Ask; Failure where nobody answers."""
+def _confirm(lines: Sequence[str], size: int | None) -> bool:
+    """Ask the user; CommandFailed when the input ends without an answer."""
     click.echo(f"{len(lines)} checkpoint(s) would be deleted:", err=True)
     for line in lines:
         click.echo(f"  - {line}", err=True)
@@ -118,12 +120,12 @@ def _confirmed(lines: Sequence[str], size: int | None) -> bool:
     answer = sys.stdin.readline()
     if not answer:
         click.echo("", err=True)
-        raise Failure("Nobody answered, so nothing was deleted", "Use --yes where nobody can.")
+        raise CommandFailed("No answer was given, so nothing was deleted", "Use --yes to delete without asking.")
     return answer.strip().lower() in ("y", "yes")
 
 
-def _delete(options: Options, rest: RestClient, paths: Sequence[str]) -> None:
-    """All at once, as many as there are connections."""
+def _delete(options: GlobalOptions, rest: RestClient, paths: Sequence[str]) -> None:
+    """Delete concurrently, and report what failed."""
     deletions = {rest.delete_checkpoint_from_tinker_path(path): path for path in paths}
     with progress(options, "Deleting checkpoints", len(paths)) as advance:
         for count, _ in enumerate(concurrent.futures.as_completed(deletions), start=1):
@@ -136,6 +138,7 @@ def _delete(options: Options, rest: RestClient, paths: Sequence[str]) -> None:
     else:
         click.echo(f"Deleted {deleted} checkpoint(s)")
     if failed:
-        raise Failure(
-            f"{len(failed)} checkpoint(s) could not be deleted", *(f"{one['tinker_path']}: {one['error']}" for one in failed)
+        raise CommandFailed(
+            f"{len(failed)} checkpoint(s) could not be deleted",
+            *(f"{deletion['tinker_path']}: {deletion['error']}" for deletion in failed),
         )

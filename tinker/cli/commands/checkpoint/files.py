@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import click
 
 from tinker.cli.clients import service_client
-from tinker.cli.commands.checkpoint.paths import parsed
-from tinker.cli.errors import Failure
-from tinker.cli.options import Options, pass_options
+from tinker.cli.commands.checkpoint.paths import parse_path
+from tinker.cli.errors import CommandFailed
+from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.output import Advance, format_bool, format_size, progress, show, show_properties
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _Form: TypeAlias = Literal["auto", "external", "archive"]
 
 
-def _told(advance: Advance) -> Callable[[checkpoints.Progress], None]:
+def _report_to(advance: Advance) -> Callable[[checkpoints.Progress], None]:
     def tell(now: checkpoints.Progress) -> None:
         advance(now.done_nbytes, total=now.total_nbytes)
 
@@ -47,7 +47,7 @@ def _told(advance: Advance) -> Callable[[checkpoints.Progress], None]:
 )
 @pass_options
 def download(
-    options: Options, checkpoint_path: str, output: Path, force: bool, form: Literal["auto", "external", "archive"]
+    options: GlobalOptions, checkpoint_path: str, output: Path, force: bool, form: Literal["auto", "external", "archive"]
 ) -> None:
     """Download a checkpoint into a new folder, named after its path.
 
@@ -57,17 +57,17 @@ def download(
     """
     from tinker import checkpoints
 
-    path = parsed(checkpoint_path).tinker_path
+    path = parse_path(checkpoint_path).tinker_path
     try:
         with (
-            service_client(options, hasty=True) as service,
+            service_client(options, interactive=True) as service,
             progress(options, f"Downloading {path}", None, nbytes=True) as advance,
         ):
             done = checkpoints.download(
-                path, output, form=form, overwrite=force, progress=_told(advance), service=service
+                path, output, form=form, overwrite=force, progress=_report_to(advance), service=service
             ).result()
     except FileExistsError as error:
-        raise Failure(str(error), "Use --force to replace it, or --output for another place.") from None
+        raise CommandFailed(str(error), "Use --force to replace it, or --output for another place.") from None
     value = {
         "checkpoint_path": done.checkpoint_path,
         "destination": str(done.destination),
@@ -84,7 +84,7 @@ def download(
 @click.command("push-hf")
 @click.argument("checkpoint_path")
 @click.option("-r", "--repo", "repo_id", metavar="USER/NAME", help="The repository. Default: yours, tinker-<base model>-<run>.")
-@click.option("--public", is_flag=True, help="A repository that is made anew is public. Default: private.")
+@click.option("--public", is_flag=True, help="Make a new repository public. Default: private.")
 @click.option("--revision", metavar="BRANCH", help="The branch. Default: the main one.")
 @click.option("--commit-message", metavar="TEXT", help="What the commit says.")
 @click.option("--create-pr", is_flag=True, help="Propose the commit as a pull request.")
@@ -97,7 +97,7 @@ def download(
 @click.option("--no-model-card", is_flag=True, help="Add no README.md where there is none.")
 @pass_options
 def push_hf(
-    options: Options,
+    options: GlobalOptions,
     checkpoint_path: str,
     repo_id: str | None,
     public: bool,
@@ -108,12 +108,12 @@ def push_hf(
     ignore_patterns: tuple[str, ...],
     no_model_card: bool,
 ) -> None:
-    """Put a checkpoint onto the Hugging Face Hub, as a PEFT adapter. Log in there first, with `hf auth login`."""
+    """Put a checkpoint onto the Hugging Face Hub, as a PEFT adapter. Log in first, with `hf auth login`."""
     from tinker import checkpoints
 
-    path = parsed(checkpoint_path).tinker_path
+    path = parse_path(checkpoint_path).tinker_path
     with (
-        service_client(options, hasty=True) as service,
+        service_client(options, interactive=True) as service,
         progress(options, f"Downloading {path}", None, nbytes=True) as advance,
     ):
         pushed = checkpoints.push_to_hub(
@@ -126,14 +126,14 @@ def push_hf(
             allow_patterns=allow_patterns,
             ignore_patterns=ignore_patterns,
             model_card=not no_model_card,
-            progress=_told(advance),
+            progress=_report_to(advance),
             service=service,
         )
-    show(options, _pushed(pushed), lambda: _show_pushed(pushed))
+    show(options, _as_record(pushed), lambda: _show_pushed(pushed))
 
 
-def _pushed(pushed: checkpoints.PushedCheckpoint) -> dict[str, Any]:
-    """The branch only where one was given."""
+def _as_record(pushed: checkpoints.PushedCheckpoint) -> dict[str, Any]:
+    """Convert to JSON fields; the branch only where one was given."""
     import attrs
 
     return attrs.asdict(pushed, filter=lambda field, value: value is not None and field.name != "url")

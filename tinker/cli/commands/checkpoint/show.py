@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tinker.cli.clients import rest_client
-from tinker.cli.commands.checkpoint.paths import parsed
-from tinker.cli.errors import Failure
-from tinker.cli.options import Options, pass_options
+from tinker.cli.commands.checkpoint.paths import parse_path
+from tinker.cli.errors import CommandFailed
+from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.output import format_bool, format_size, format_timestamp, progress, show, show_properties, show_table
 from tinker.cli.paging import Listing, fetch_pages
 
@@ -33,7 +33,7 @@ _COLUMNS = ("Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Pa
     help="How many to show where no run is given, the newest first; 0 shows all.",
 )
 @pass_options
-def list_checkpoints(options: Options, run_id: str | None, limit: int) -> None:
+def list_checkpoints(options: GlobalOptions, run_id: str | None, limit: int) -> None:
     """List checkpoints: those of one training run, or the newest of all runs."""
     rest = rest_client(options)
     if run_id is not None:
@@ -41,12 +41,12 @@ def list_checkpoints(options: Options, run_id: str | None, limit: int) -> None:
         listing = Listing(found, len(found))
         value: dict[str, Any] = {"run_id": run_id, "checkpoints": found}
     else:
-        listing = _newest(options, rest, limit)
+        listing = _fetch_newest(options, rest, limit)
         value = {"checkpoints": listing.items}
     show(options, value, lambda: show_table(_COLUMNS, map(_row, listing.items), listing.title("checkpoint")))
 
 
-def _newest(options: Options, rest: RestClient, limit: int) -> Listing[Checkpoint]:
+def _fetch_newest(options: GlobalOptions, rest: RestClient, limit: int) -> Listing[Checkpoint]:
     def page(count: int, offset: int) -> tuple[list[Checkpoint], int | None]:
         answer = rest.list_user_checkpoints(count, offset).result()
         return list(answer.checkpoints), None if answer.cursor is None else answer.cursor.total_count
@@ -74,11 +74,11 @@ def _expiry(checkpoint: Checkpoint) -> str:
 @click.command()
 @click.argument("checkpoint_path")
 @pass_options
-def info(options: Options, checkpoint_path: str) -> None:
+def info(options: GlobalOptions, checkpoint_path: str) -> None:
     """Show one checkpoint, and the adapter that it holds."""
-    path = parsed(checkpoint_path)
+    path = parse_path(checkpoint_path)
     rest = rest_client(options)
-    checkpoint = _found(rest, path)
+    checkpoint = _find(rest, path)
     weights = _weights_info(rest, checkpoint_path)
     is_lora = None if weights is None else weights.is_lora
     rank = None if weights is None else weights.lora_rank
@@ -103,25 +103,25 @@ def info(options: Options, checkpoint_path: str) -> None:
 
 
 def format_lora(is_lora: bool | None, rank: int | None) -> str:
-    """``Yes (Rank 32)``, or what is known of it."""
+    """Format as ``Yes (Rank 32)``, or as much as is known."""
     return f"Yes (Rank {rank})" if is_lora and rank is not None else format_bool(is_lora)
 
 
 def format_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
-    """A line for each entry below a heading; nothing where there is none."""
+    """Format as a heading and a line for each entry; nothing without entries."""
     return {"Metadata": "", **{f"  - {name}": text for name, text in metadata.items()}} if metadata else {}
 
 
-def _found(rest: RestClient, path: ParsedCheckpointTinkerPath) -> Checkpoint:
-    """From the list of its run, as no operation asks for one."""
+def _find(rest: RestClient, path: ParsedCheckpointTinkerPath) -> Checkpoint:
+    """Find a checkpoint in the list of its run, as no operation returns a single one."""
     for checkpoint in rest.list_checkpoints(path.training_run_id).result().checkpoints:
         if checkpoint.tinker_path == path.tinker_path or checkpoint.checkpoint_id == path.checkpoint_id:
             return checkpoint
-    raise Failure(f"Checkpoint not found: {path.tinker_path}")
+    raise CommandFailed(f"Checkpoint not found: {path.tinker_path}")
 
 
 def _weights_info(rest: RestClient, tinker_path: str) -> WeightsInfoResponse | None:
-    """None where the server knows no more than the list says."""
+    """Fetch the adapter's description; None where the server has no such operation."""
     from tinker._http import ABSENT_STATUSES
     from tinker.errors import APIStatusError
 
