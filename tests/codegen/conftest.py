@@ -1,22 +1,15 @@
-"""The generator is a script beside the package: its folder is put on the path for these tests only."""
+"""The small contract, and the package that the generator makes of it."""
 
 from __future__ import annotations
 
 import copy
 import importlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-
-sys.path[:0] = [str(ROOT / "codegen"), str(Path(__file__).parent)]
-
-from pet_contract import FIXTURE  # noqa: E402
+from support.pet_contract import FIXTURE
 
 
 @pytest.fixture(scope="session")
@@ -37,10 +30,8 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     generate = importlib.import_module("generate")
     folder = tmp_path_factory.mktemp("generated")
     assert generate.generate(generate.load(FIXTURE), folder / "pet_wire") == []
-    sys.path.insert(0, str(folder))
-    importlib.import_module("pet_wire.models")
-    importlib.import_module("pet_wire.operations")
-    importlib.import_module("pet_wire.api.pets")
-    importlib.import_module("pet_wire.api.results")
-    yield importlib.import_module("pet_wire")
-    sys.path.remove(str(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        for name in ("models", "operations", "api.pets", "api.results"):
+            importlib.import_module(f"pet_wire.{name}")
+        yield importlib.import_module("pet_wire")

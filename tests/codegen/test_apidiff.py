@@ -12,7 +12,7 @@ pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is
 
 from apidiff import BREAKING, OK, RISKY, compare, main
 from document import Node
-from pet_contract import FIXTURE, GET, HEADER, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
+from support.pet_contract import FIXTURE, GET, HEADER, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
 
 SENT = f"{PET}/properties"
 RECEIVED = f"{SCHEMA}/PetResponse/properties"

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
-from pet_contract import ROOT
+from support.pet_contract import ROOT
 
 # Loaded by its place, for a package of this name may be installed.
 spec = importlib.util.spec_from_file_location("coverage_of_the_contract", ROOT / "codegen" / "coverage.py")

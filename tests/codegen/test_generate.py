@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
 from generate import differences, files_below, generate, load, main
-from pet_contract import FIELD, FIXTURE, GET, HEADER, NAME, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
+from support.pet_contract import FIELD, FIXTURE, GET, HEADER, NAME, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATOR = ROOT / "codegen" / "generate.py"

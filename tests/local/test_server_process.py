@@ -18,7 +18,7 @@ import click
 import httpx
 import pytest
 from click.testing import CliRunner
-from server_harness import GatedEngine
+from support.api import GatedEngine
 from tinker_wire.operations import OPERATIONS
 
 import tinker.local

@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 import uvicorn
-from contract import Contract, Fault, Operation, Reading, load
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from support.contract import Contract, Fault, Operation, Reading, load
 from tinker._wire import proto
 from tinker.local import State, create_app
 

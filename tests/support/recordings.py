@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from contract import Reading
+
+from support.contract import Reading
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _MORE_EVENTS = re.compile(r"<\d+ more events>")

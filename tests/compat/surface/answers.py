@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write down which fields of answers the importable `tinker` package requires, and which it takes as null.
 
-    python tests/surface/answers.py tests/surface/official/0.38.0-answers.json
+    python tests/compat/surface/answers.py tests/compat/surface/official/0.38.0-answers.json
 
 Run it in an environment that holds the official package. The file holds facts only: for each class the names of its fields as
 they travel, and of each field whether it may be null and whether it must be there. Classes that are only sent are left out.

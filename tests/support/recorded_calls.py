@@ -17,10 +17,10 @@ import attrs
 import pytest
 import torch
 from click.testing import CliRunner
-from replay import KEY, SESSION, Replay, as_app
-from validating import served
 
 import tinker
+from support.judge import served
+from support.replay import KEY, SESSION, Replay, as_app
 from tinker import types
 from tinker._config import settings as _config
 from tinker.cli import main

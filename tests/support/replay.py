@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import httpx
-from google_messages import google_messages
-from recordings import Exchange, restored
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-from validating import plain
+
+from support.google_messages import google_messages
+from support.judge import plain
+from support.recordings import Exchange, restored
 
 KEY = "tml-test-key"
 SESSION = "5e551011-0000-4000-8000-000000000001"

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import zlib
-from pathlib import Path
 from typing import Any
 
 import schemathesis
@@ -17,13 +15,9 @@ from hypothesis import strategies as st
 from schemathesis import Case, CheckContext, HookContext, Response
 from schemathesis.core.failures import AcceptedNegativeData
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "codec"))
-
-from contract import Fault, Operation
-from message_strategies import configs, datums
-from validating import strict_contract
-
+from support.contract import Fault, Operation
+from support.judge import strict_contract
+from support.message_strategies import configs, datums
 from tinker._wire import proto
 from tinker.types import Datum, ModelInput
 

@@ -1,6 +1,6 @@
 """The same scripts with the official clients and with this one, each on a fresh server that records: requests and results.
 
-python tests/parity/run.py --current PYTHON_WITH_0_38_0 --old PYTHON_WITH_0_7_0 [SCRIPT ...]
+python tests/compat/parity/run.py --current PYTHON_WITH_0_38_0 --old PYTHON_WITH_0_7_0 [SCRIPT ...]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from exceptions import EXCEPTIONS
 from recording import Recorded, recording_server
 
 SCRIPTS = Path(__file__).with_name("scripts")
-QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart.py"
+QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart.py"
 SECONDS = 600
 HELPERS = ("showing",)
 

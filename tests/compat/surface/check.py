@@ -1,6 +1,6 @@
 """Holds our surface against the official one: every difference has a reason in differences.toml, or this fails.
 
-    python tests/surface/check.py OFFICIAL.json OURS.json [OFFICIAL.json OURS.json ...]
+    python tests/compat/surface/check.py OFFICIAL.json OURS.json [OFFICIAL.json OURS.json ...]
 
 official/ is what introspect.py finds where the official package is installed, without its words: help and warnings.
 Prints, for each group of names, how much is the same and how much differs for a reason. Fails for a difference without a
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
 import compare
 
 REASONS = Path(__file__).parent / "differences.toml"

@@ -1,6 +1,6 @@
 """Shows user code to mypy and pyright: accepted.py must pass, and of refused.py each line that is marked, and no other, must fail.
 
-    python tests/typing/check.py PYTHON
+    python tests/compat/typing/check.py PYTHON
 
 PYTHON has the package installed.
 """

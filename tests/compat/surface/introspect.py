@@ -1450,9 +1450,6 @@ def main() -> None:
     flags = {a for a in sys.argv[1:] if a.startswith("--")}
     if not args:
         sys.exit("usage: introspect_surface.py OUT.json [--no-probes] [--no-cli]")
-    # keep the script's own folder from shadowing anything
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != here]
     try:
         mod = importlib.import_module(PKG)
     except Exception as e:  # pragma: no cover

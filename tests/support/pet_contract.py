@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-FIXTURE = Path(__file__).parent / "fixture.yaml"
+FIXTURE = Path(__file__).with_name("pet_contract.yaml")
 
 SCHEMA = "components/schemas"
 PET = f"{SCHEMA}/PetRequest"

@@ -1,6 +1,6 @@
 """tinker-cookbook's training loops against our server, as itself and as a bare SkyRL server.
 
-python tests/cookbook/run.py [NAME ...], in an environment that has this client and tinker-cookbook.
+python tests/compat/cookbook/run.py [NAME ...], in an environment that has this client and tinker-cookbook.
 """
 
 from __future__ import annotations
