@@ -135,7 +135,7 @@ def types(session: nox.Session) -> None:
     python = f"{session.bin}/python"
     session.run("mypy")
     session.run("pyright", "--pythonpath", python)
-    session.run("python", "tests/typing/check.py", python)
+    session.run("python", "tests/compat/typing/check.py", python)
     with session.chdir(scratch(session)):  # where the package is the installed one
         session.run("pyright", "--verifytypes", "tinker", "--ignoreexternal")
 
@@ -174,9 +174,9 @@ def surface(session: nox.Session) -> None:
         python = environment(session, name, *torch, str(wheel), "pydantic")
         session.run(python, "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", str(wheel), external=True)
         ours = scratch(session) / f"{name}.json"
-        session.run(python, "tests/surface/introspect.py", str(ours), external=True)
-        pairs += [f"tests/surface/official/{name}.json", str(ours)]
-    session.run("python", "tests/surface/check.py", *pairs)
+        session.run(python, "-P", "tests/compat/surface/introspect.py", str(ours), external=True)
+        pairs += [f"tests/compat/surface/official/{name}.json", str(ours)]
+    session.run("python", "tests/compat/surface/check.py", *pairs)
 
 
 @nox.session
@@ -185,13 +185,13 @@ def parity(session: nox.Session) -> None:
     install(session, "-e", f"{ROOT}[local,zstd]")
     current = environment(session, "official-0.38.0", TORCH, "tinker==0.38.0")
     old = environment(session, "official-0.7.0", TORCH, "tinker==0.7.0")
-    session.run("python", "tests/parity/run.py", "--current", current, "--old", old, *session.posargs)
+    session.run("python", "tests/compat/parity/run.py", "--current", current, "--old", old, *session.posargs)
 
 
 @nox.session
 def cookbook(session: nox.Session) -> None:
     """tinker-cookbook on this client: its training loops on our server (`-- NAME ...` for some of them), and its own tests."""
-    here = ROOT / "tests" / "cookbook"
+    here = ROOT / "tests" / "compat" / "cookbook"
     install(session, "-e", f"{ROOT}[local]", "-r", str(here / "requirements.txt"))
     session.install("--no-deps", COOKBOOK)
     session.run("python", str(here / "run.py"), *session.posargs)

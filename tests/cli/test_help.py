@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from tinker import __version__
 from tinker.cli import main
-from tinker.cli.failing import Failure, failures_told
+from tinker.cli.errors import CommandFailed, convert_errors
 from tinker.cli.lazy import LazyGroup
 
 OFFICIAL = {
@@ -84,20 +84,20 @@ def test_wrong_calls(arguments: list[str]) -> None:
 
 def test_interrupt() -> None:
     """Ctrl-C ends with 130."""
-    with pytest.raises(click.exceptions.Exit) as caught, failures_told():
+    with pytest.raises(click.exceptions.Exit) as caught, convert_errors():
         raise KeyboardInterrupt
     assert caught.value.exit_code == 130
 
 
 def test_a_closed_pipe_is_left_to_click() -> None:
     """When nobody reads the output any more, nothing is told."""
-    with pytest.raises(BrokenPipeError), failures_told():
+    with pytest.raises(BrokenPipeError), convert_errors():
         raise BrokenPipeError(32, "Broken pipe")
 
 
 def test_an_unexpected_error() -> None:
     """A defect is told as such, with its kind."""
-    with pytest.raises(Failure, match="Unexpected error occurred: ZeroDivisionError"), failures_told():
+    with pytest.raises(CommandFailed, match="Unexpected error occurred: ZeroDivisionError"), convert_errors():
         raise ZeroDivisionError("x")
 
 

@@ -42,7 +42,7 @@ def assert_names_both(text: str) -> None:
 
 def test_doctor(call: Call, mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row "installation" fails, and the doctor says that it must be repaired."""
-    monkeypatch.setattr("tinker._installation.PACKAGE", mixed)
+    monkeypatch.setattr("tinker._installation.check.PACKAGE", mixed)
     result = call("-f", "json", "doctor")
     assert result.exit_code == 1
     (row,) = [one for one in json.loads(result.stdout)["checks"] if one["name"] == "installation"]
@@ -60,7 +60,7 @@ def test_doctor_of_a_sound_installation(ask: Callable[..., Any]) -> None:
 
 def test_serve(call: Call, mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server warns before it starts."""
-    monkeypatch.setattr("tinker._installation.PACKAGE", mixed)
+    monkeypatch.setattr("tinker._installation.check.PACKAGE", mixed)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = call("serve", "--engine", "toy", "--port", str(taken.getsockname()[1]))
     assert result.stderr.startswith("Warning: ")
@@ -80,7 +80,8 @@ def run_pytest(folder: Path, conftest: str) -> str:
 def test_plugin(mixed: Path, tmp_path: Path) -> None:
     """A run of pytest has one warning about it, and goes on."""
     output = run_pytest(
-        tmp_path, f"import pathlib\nimport tinker._installation\ntinker._installation.PACKAGE = pathlib.Path({str(mixed)!r})\n"
+        tmp_path,
+        f"import pathlib\nimport tinker._installation.check\ntinker._installation.check.PACKAGE = pathlib.Path({str(mixed)!r})\n",
     )
     assert "1 passed, 1 warning" in output
     assert_names_both(output)

@@ -14,7 +14,7 @@ from tinker_wire.operations import OPERATIONS
 
 import tinker
 from tinker.cli import examples
-from tinker.cli.failing import Failure
+from tinker.cli.errors import CommandFailed
 from tinker.local import Settings, running_server
 
 Call = Callable[..., Result]
@@ -124,7 +124,7 @@ def test_doctor_without_a_server(call: Call) -> None:
     found = checks(json.loads(result.stdout))
     assert found["connection"][0] == "FAIL"
     assert found["versions"][0] == "ok"
-    assert "To repair: connection" in result.stderr
+    assert "Fix this first: connection" in result.stderr
 
 
 def test_doctor_with_a_wrong_key(
@@ -222,11 +222,13 @@ class Letters:
         return text + ("<a>" if add_generation_prompt else "")
 
 
-def learned(example: examples.Example) -> str:
+def learned(example: examples.TrainingExample) -> str:
     return "".join(chr(token) for token, weight in zip(example.tokens, example.weights) if weight)
 
 
-def read(tmp_path: Path, line: object, tokenizer: Letters | None = None, max_length: int | None = None) -> examples.Example:
+def read(
+    tmp_path: Path, line: object, tokenizer: Letters | None = None, max_length: int | None = None
+) -> examples.TrainingExample:
     (example,) = examples.read_examples(Path(write(tmp_path / "d.jsonl", line)), tokenizer or Letters(), max_length)
     return example
 
@@ -251,9 +253,9 @@ def test_what_is_learned(tmp_path: Path) -> None:
     [
         ([1], "an example is an object"),
         ({}, "got nothing"),
-        ({"prompt": 1, "completion": "a"}, "are to be texts"),
-        ({"text": 1}, "is to be text"),
-        ({"tokens": [1.5]}, "whole numbers"),
+        ({"prompt": 1, "completion": "a"}, "must be strings"),
+        ({"text": 1}, "must be a string"),
+        ({"tokens": [1.5]}, "integers"),
         ({"tokens": [1, 2], "weights": [1]}, "2 tokens and 1 weights"),
         ({"tokens": [1, 2], "weights": [1, 0]}, "nothing to learn"),
         ({"messages": [{"role": "user", "content": "a"}]}, "nothing to learn"),
@@ -262,14 +264,14 @@ def test_what_is_learned(tmp_path: Path) -> None:
 )
 def test_what_is_no_example(line: object, message: str, tmp_path: Path) -> None:
     """What is wrong with a line is told, with the file and the number."""
-    with pytest.raises(Failure, match=rf"d\.jsonl, line 1: .*{message}"):
+    with pytest.raises(CommandFailed, match=rf"d\.jsonl, line 1: .*{message}"):
         read(tmp_path, line)
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
     """A file without lines has nothing to train on."""
     (tmp_path / "d").write_text("\n\n")
-    with pytest.raises(Failure, match="no examples"):
+    with pytest.raises(CommandFailed, match="no examples"):
         examples.read_examples(tmp_path / "d", Letters(), None)
 
 
@@ -278,7 +280,7 @@ def test_templates_that_do_not_fit(tmp_path: Path) -> None:
     chat = [{"role": role, "content": "c"} for role in ("user", "assistant", "user", "assistant")]
     without, forgetful = Letters(), Letters()
     without.chat_template, forgetful.forgets = None, True
-    with pytest.raises(Failure, match="no chat template"):
+    with pytest.raises(CommandFailed, match="no chat template"):
         read(tmp_path, {"messages": chat}, without)
-    with pytest.raises(Failure, match="changes earlier messages"):
+    with pytest.raises(CommandFailed, match="changes earlier messages"):
         read(tmp_path, {"messages": chat}, forgetful)

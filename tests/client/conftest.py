@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +14,7 @@ from typing import Any
 import attrs
 import httpx
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "contract"))
-
-from validating import Judge
+from support.judge import Judge
 
 import tinker
 from tinker._clock import Clock

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import httpx
 import msgspec
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "contract"))
-
-from recordings import Exchange, exchanges
+from support.recordings import Exchange, exchanges
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 

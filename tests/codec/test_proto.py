@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from message_strategies import configs, datums, dense, names, tensors
+from support.message_strategies import configs, datums, dense, names, tensors
 
 from tinker._wire import proto
 from tinker.types import (

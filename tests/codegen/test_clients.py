@@ -14,10 +14,11 @@ import pytest
 
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
+from support.pet_contract import GET, POST, put
+
 from codegen.bindings import generate
 
 from .conftest import load_package, unload_package
-from .pet_contract import GET, POST, put
 
 PHOTO = "paths/~1api~1v1~1pets~1{pet_id}~1photos~1{photo_id}/delete"
 

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
+from support.pet_contract import FIXTURE, GET, HEADER, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
+
 from codegen.diff import BREAKING, OK, RISKY, compare, main
 from codegen.document import DocumentNode
-
-from .pet_contract import FIXTURE, GET, HEADER, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
 
 SENT = f"{PET}/properties"
 RECEIVED = f"{SCHEMA}/PetResponse/properties"

@@ -15,11 +15,11 @@ import pytest
 
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
+from support.pet_contract import FIELD, FIXTURE, GET, HEADER, NAME, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
+
 from codegen.bindings import generate
 from codegen.files import differences, files_below, load
 from codegen.generate import main
-
-from .pet_contract import FIELD, FIXTURE, GET, HEADER, NAME, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "generated" / "tinker_wire"

@@ -1,19 +1,14 @@
-"""The judge and the recordings are modules beside the tests; other tests of this repository may use the judge too."""
+"""The contract, read once."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("jsonschema_rs", reason="the test dependencies are not installed")
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "codec"))
-
-from contract import Contract
-from validating import strict_contract
+from support.contract import Contract
+from support.judge import strict_contract
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,11 @@ def serving(folder: str) -> Iterator[str]:
 
 def passes(command: list[str]) -> bool:
     """Whether a command ends well, in time."""
-    environment = {**os.environ, "SCHEMATHESIS_HOOKS": str(ROOT / "tests/contract/fuzzing.py")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "tests"),
+        "SCHEMATHESIS_HOOKS": str(ROOT / "tests/support/fuzzing.py"),
+    }
     try:
         return subprocess.run(command, cwd=ROOT, env=environment, timeout=LIMIT_SECONDS, check=False).returncode == 0
     except subprocess.TimeoutExpired:

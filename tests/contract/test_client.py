@@ -17,9 +17,9 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from starlette.types import ASGIApp
+from support.judge import Judge, Judging, judged_server
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
-from validating import Judge, Judging, judged_server
 
 import tinker
 from tinker import types

@@ -12,8 +12,8 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 import pytest
-from contract import Contract, Fault, Operation, schema_name
-from recordings import Exchange, exchanges, restored
+from support.contract import Contract, Fault, Operation, schema_name
+from support.recordings import Exchange, exchanges, restored
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 

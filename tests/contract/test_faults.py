@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from contract import Contract, Fault
-from recordings import Exchange, exchanges
+from support.contract import Contract, Fault
+from support.recordings import Exchange, exchanges
 
 RECORDED = {exchange.place: exchange for exchange in exchanges()}
 

@@ -14,11 +14,11 @@ import attrs
 import msgspec
 import numpy as np
 import pytest
-from recorded_calls import BASE, CALLS, Player
-from recordings import Exchange, Message, exchanges
-from replay import API, MODEL, Body, Normal, Replay, Reply, number, unchanged
+from support.judge import strict_contract
+from support.recorded_calls import BASE, CALLS, Player
+from support.recordings import Exchange, Message, exchanges
+from support.replay import API, MODEL, Body, Normal, Replay, Reply, number, unchanged
 from tinker_wire.operations import OPERATIONS
-from validating import strict_contract
 
 import tinker
 from tinker.local.profiles import read_body

@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fuzzing
 import httpx
 import pytest
 import schemathesis
-from contract import Contract
 from hypothesis import HealthCheck, given, settings
 from schemathesis import Case
 from schemathesis.core import NOT_SET
 from schemathesis.core.failures import FailureGroup
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from support import fuzzing
+from support.contract import Contract
+from support.judge import Judge, Validating, strict_contract
 from tinker_wire.operations import OPERATIONS
-from validating import Judge, Validating, strict_contract
 
 from tinker.local import Settings, State, create_app, running_server
 from tinker.local.engines.toy import ToyEngine

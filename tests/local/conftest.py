@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from server_harness import Api, Clock, MakeApi
+from support.api import Api, Clock, MakeApi
 
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.settings import Settings

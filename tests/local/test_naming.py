@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_harness import Api, FolderEngine, MakeApi
+from support.api import Api, FolderEngine, MakeApi
 from tinker_wire.operations import OPERATIONS
 
 import tinker

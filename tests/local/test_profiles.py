@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server_harness import PROTO, Api, GatedEngine, MakeApi, datum, loss_body, sample_body
+from support.api import PROTO, Api, GatedEngine, MakeApi, datum, loss_body, sample_body
 from tinker_wire.operations import OPERATIONS
 
 from tinker._wire import proto

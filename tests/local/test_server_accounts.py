@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from server_harness import Api, Clock, MakeApi
+from support.api import Api, Clock, MakeApi
 from tinker_wire import models
 
 SESSION = {"tags": [], "sdk_version": "1"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from server_harness import Api, Clock, MakeApi, datum
+from support.api import Api, Clock, MakeApi, datum
 
 HOUR = 3600.0
 DAY = {"starting_on": "1970-01-02T00:00:00Z", "ending_before": "1970-01-03T00:00:00Z"}

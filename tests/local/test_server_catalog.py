@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from server_harness import Api, Clock, FullEngine, GatedEngine, MakeApi
+from support.api import Api, Clock, FullEngine, GatedEngine, MakeApi
 
 from tinker.local.engines.toy import ToyEngine
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_harness import Api, Clock, MakeApi, datum
+from support.api import Api, Clock, MakeApi, datum
 
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.storage import FOLDER

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from server_harness import PROTO, Api, Clock, GatedBatchingEngine, GatedEngine, MakeApi
+from support.api import PROTO, Api, Clock, GatedBatchingEngine, GatedEngine, MakeApi
 
 
 def told(api: Api, sampler: str, cursor: int = 0, client: int = 0, **fields: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from server_harness import Api, MakeApi, custom_loss_body, sample_body
+from support.api import Api, MakeApi, custom_loss_body, sample_body
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from server_harness import Api, custom_loss_body, datum, loss_body, node
+from support.api import Api, custom_loss_body, datum, loss_body, node
 
 from tinker.local.engines import LossResult, TrainingExample
 from tinker.local.engines.toy import ToyEngine

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server_harness import PROTO, Api, Clock, GatedEngine, MakeApi, datum
+from support.api import PROTO, Api, Clock, GatedEngine, MakeApi, datum
 
 from tinker._wire import proto
 from tinker.local.engines import LossResult

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server_harness import PROTO, Api, custom_loss_body, datum, sample_body
+from support.api import PROTO, Api, custom_loss_body, datum, sample_body
 from tinker_wire.operations import OPERATIONS
 
 from tinker._wire import proto

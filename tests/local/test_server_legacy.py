@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from server_harness import Api, MakeApi
+from support.api import Api, MakeApi
 from tinker_wire import models
 
 from tinker.local.profiles import read_body

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_harness import Api, Clock, GatedEngine, MakeApi, custom_loss_body, loss_body, sample_body
+from support.api import Api, Clock, GatedEngine, MakeApi, custom_loss_body, loss_body, sample_body
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.engines.toy import ToyEngine

@@ -18,12 +18,12 @@ import click
 import httpx
 import pytest
 from click.testing import CliRunner
-from server_harness import GatedEngine
+from support.api import GatedEngine
 from tinker_wire.operations import OPERATIONS
 
 import tinker.local
 from tinker.cli import main
-from tinker.cli.serve import serve as serve_command
+from tinker.cli.commands.serve import serve as serve_command
 from tinker.local import Settings, State, close_in_process, in_process_app, running_server, serve, serve_in_thread, serving
 from tinker.local.engines import choose_engine, open_engine
 from tinker.local.profiles import PROFILES
@@ -224,7 +224,7 @@ def test_help_and_version_load_nothing_heavy() -> None:
     script = """
 import sys
 from tinker.cli import main
-from tinker.cli.serve import serve as serve_command
+from tinker.cli.commands.serve import serve as serve_command
 for arguments in (["--help"], ["serve", "--help"], ["version"], ["--version"]):
     main(arguments, standalone_mode=False)
 assert not {"numpy", "starlette", "torch", "httpx"} & set(sys.modules), sorted(sys.modules)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server_harness import PROTO, Api, GatedBatchingEngine, GatedEngine, MakeApi, datum, sample_body
+from support.api import PROTO, Api, GatedBatchingEngine, GatedEngine, MakeApi, datum, sample_body
 
 from tinker._wire import proto
 from tinker.local.engines import PACKAGED_FOLDER, SampleJob, SampleResult

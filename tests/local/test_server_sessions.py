@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from server_harness import Api, Clock, GatedEngine, MakeApi, sample_body
+from support.api import Api, Clock, GatedEngine, MakeApi, sample_body
 
 from tinker.local.storage import OWNER
 from tinker.local.storage.trace import QUEUE, WORK

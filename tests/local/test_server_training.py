@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from server_harness import PROTO, Api, Clock, FullEngine, GatedEngine, MakeApi, RecordingEngine, datum, loss_body
+from support.api import PROTO, Api, Clock, FullEngine, GatedEngine, MakeApi, RecordingEngine, datum, loss_body
 
 from tinker._wire import proto
 from tinker.local.engines import Adam, EngineError, LossResult

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from raw_server import RawServer, raw, raw_server
+from support.raw_server import RawServer, raw, raw_server
 
 import tinker
 from tinker._clock import Clock

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from raw_server import RawServer, raw, raw_server
+from support.raw_server import RawServer, raw, raw_server
 
 import tinker
 from tinker._http import unpacking as _unpacking

@@ -32,8 +32,13 @@ def test_unused(tinker_server):
 LAZY = """
 import sys
 
+HEAVY = {"httpx", "aiohttp", "numpy", "starlette", "msgspec", "attrs", "tinker_wire", "http.client", "ssl", "urllib.request"}
+LOADED = {"tinker", "tinker.testing", "tinker.testing.plugin", "tinker._version"}
+
 def test_nothing_heavy_is_loaded():
-    assert not {"httpx", "aiohttp", "numpy", "starlette", "msgspec", "tinker_wire"} & sys.modules.keys()
+    ours = {name for name in sys.modules if name.partition(".")[0] == "tinker"}
+    assert {name for name in ours if not name.startswith("tinker._installation")} == LOADED
+    assert not HEAVY & sys.modules.keys()
 """
 
 

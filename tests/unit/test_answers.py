@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from tinker_wire import models
 
-# Made by tests/surface/answers.py.
+# Made by tests/compat/surface/answers.py.
 FACTS: dict[str, dict[str, dict[str, bool]]] = json.loads(
-    (Path(__file__).parents[1] / "surface" / "official" / "0.38.0-answers.json").read_text()
+    (Path(__file__).parents[1] / "compat" / "surface" / "official" / "0.38.0-answers.json").read_text()
 )
 SHARED = {name: fields for name, fields in FACTS.items() if hasattr(models, name)}
 MADE_HERE = {

@@ -14,9 +14,8 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
-PACKAGE = Path(__file__).absolute().parent
+PACKAGE = Path(__file__).absolute().parents[1]
 _OPEN = "+open."
 
 
@@ -102,6 +101,8 @@ def _source(direct_url: str | None) -> str | None:
     url = urlsplit(str(json.loads(direct_url)["url"])) if direct_url else None
     if url is None or url.scheme != "file":
         return None
+    from urllib.request import url2pathname  # imports HTTP and TLS, which each pytest run with our plugin would pay for
+
     path = url2pathname(url.path)
     return path if Path(path).exists() else None
 

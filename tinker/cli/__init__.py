@@ -1,55 +1,7 @@
-"""The command line. Each command is imported when it is run or asked for help, so that ``tinker --help`` is quick."""
+"""The command line: :mod:`tinker.cli.app` has the options of all commands, ``commands`` a module for each group of them."""
 
 from __future__ import annotations
 
-from typing import Any
+from tinker.cli.app import main
 
-import click
-
-from tinker._version import __version__
-from tinker.cli.context import PATIENCE_SECONDS, Format, Options
-from tinker.cli.failing import failures_told
-from tinker.cli.lazy import Entry, LazyGroup
-
-COMMANDS = {
-    "auth": Entry("tinker.cli.auth:auth", "Log in and out, and see whose credential is used."),
-    "billing": Entry("tinker.cli.billing:billing", "What was used and what it costs."),
-    "checkpoint": Entry("tinker.cli.checkpoint:checkpoint", "List, change, delete and download checkpoints."),
-    "conformance": Entry("tinker.cli.conformance:conformance", "Check a server against the contract."),
-    "doctor": Entry("tinker.cli.doctor:doctor", "Find out what works between here and the server."),
-    "model": Entry("tinker.cli.model:model", "The models that the server offers."),
-    "run": Entry("tinker.cli.run:run", "List and show training runs."),
-    "sample": Entry("tinker.cli.sample:sample", "Sample from a model or a checkpoint."),
-    "serve": Entry("tinker.cli.serve:serve", "Serve the whole API from this machine."),
-    "session": Entry("tinker.cli.session:session", "What the server knows about a session."),
-    "train": Entry("tinker.cli.train:train", "Fine-tune a model on a file of examples."),
-    "version": Entry("tinker.cli.version:version", "Print the version of this package."),
-}
-
-
-class Main(LazyGroup):
-    """The outermost group, which tells failures."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with failures_told():
-            return super().invoke(ctx)
-
-
-@click.group(cls=Main, entries=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "-f", "--format", "format", type=click.Choice(["table", "json"]), default="table", help="What to print: table or json."
-)
-@click.option("--base-url", metavar="URL", help="The server. Default: TINKER_BASE_URL, else the hosted service.")
-@click.option(
-    "--patience",
-    type=click.FloatRange(min=0),
-    default=PATIENCE_SECONDS,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long a request is tried again before the command fails; 0: one try.",
-)
-@click.version_option(__version__, prog_name="tinker")
-@click.pass_context
-def main(ctx: click.Context, format: Format, base_url: str | None, patience: float) -> None:
-    """Train and sample models through the Tinker API, or serve it from this machine."""
-    ctx.obj = Options(format, base_url, patience)
+__all__ = ["main"]

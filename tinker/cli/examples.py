@@ -15,21 +15,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from tinker.cli.failing import Failure
+from tinker.cli.errors import CommandFailed
 from tinker.types import Datum, ModelInput
 
 _ANSWERS = ("completion", "answer", "response")
 _LEARNED_ROLE = "assistant"
 
 
-class Example(NamedTuple):
+class TrainingExample(NamedTuple):
     """Tokens, and how much each is learned."""
 
     tokens: list[int]
     weights: list[float]
 
     def datum(self) -> Datum:
-        """Each token is to be foretold from those before it, so the first one cannot be learned."""
+        """Make the datum in which each token is predicted from those before it; the first one cannot be learned."""
         inputs: Any = {"target_tokens": self.tokens[1:], "weights": self.weights[1:]}
         return Datum(ModelInput.from_ints(self.tokens[:-1]), inputs)
 
@@ -39,84 +39,84 @@ class Example(NamedTuple):
         return sum(self.weights[1:])
 
 
-def read_examples(file: Path, tokenizer: Any, max_length: int | None) -> list[Example]:
-    """Every line of the file. Failure naming the line for one that is no example or has nothing to learn.
+def read_examples(file: Path, tokenizer: Any, max_length: int | None) -> list[TrainingExample]:
+    """Read every line of the file. CommandFailed naming the line that is not an example or has nothing to learn.
 
-    What is longer than ``max_length`` tokens is cut at the end.
+    Examples longer than ``max_length`` tokens are cut at the end.
     """
-    examples: list[Example] = []
+    examples: list[TrainingExample] = []
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                examples.append(_checked(_located(file, number, line, tokenizer), max_length, file, number))
+                examples.append(_cut(_read_line(file, number, line, tokenizer), max_length, file, number))
     if not examples:
-        raise Failure(f"{file} has no examples")
+        raise CommandFailed(f"{file} has no examples")
     return examples
 
 
-def _located(file: Path, number: int, line: str, tokenizer: Any) -> Example:
+def _read_line(file: Path, number: int, line: str, tokenizer: Any) -> TrainingExample:
     try:
         value = json.loads(line)
         if not isinstance(value, dict):
             raise ValueError("an example is an object, {...}")
         return _example(cast("dict[str, Any]", value), tokenizer)
     except (ValueError, TypeError, KeyError) as error:
-        raise Failure(f"{file}, line {number}: {error}") from error
+        raise CommandFailed(f"{file}, line {number}: {error}") from error
 
 
-def _checked(example: Example, max_length: int | None, file: Path, number: int) -> Example:
-    example = Example(example.tokens[:max_length], example.weights[:max_length])
+def _cut(example: TrainingExample, max_length: int | None, file: Path, number: int) -> TrainingExample:
+    example = TrainingExample(example.tokens[:max_length], example.weights[:max_length])
     if example.weight <= 0:
-        raise Failure(f"{file}, line {number}: nothing to learn: no token after the first one has weight")
+        raise CommandFailed(f"{file}, line {number}: nothing to learn: no token after the first one has weight")
     return example
 
 
-def _example(line: dict[str, Any], tokenizer: Any) -> Example:
+def _example(line: dict[str, Any], tokenizer: Any) -> TrainingExample:
     answer = next((name for name in _ANSWERS if name in line), None)
     if "messages" in line:
-        return _chat(tokenizer, line["messages"])
+        return _chat_example(tokenizer, line["messages"])
     if "prompt" in line and answer is not None:
-        return _answered(tokenizer, line["prompt"], line[answer])
+        return _prompt_example(tokenizer, line["prompt"], line[answer])
     if "text" in line:
-        tokens = _ended(tokenizer, tokenizer.encode(_text(line, "text")))
-        return Example(tokens, [1.0] * len(tokens))
+        tokens = _with_end(tokenizer, tokenizer.encode(_require_text(line, "text")))
+        return TrainingExample(tokens, [1.0] * len(tokens))
     if "tokens" in line:
-        return _given(line["tokens"], line.get("weights"))
+        return _token_example(line["tokens"], line.get("weights"))
     known = f'"prompt" and "{_ANSWERS[0]}", or "messages", or "text", or "tokens"'
     raise ValueError(f"an example has {known}; got {', '.join(line) or 'nothing'}")
 
 
-def _text(line: dict[str, Any], name: str) -> str:
+def _require_text(line: dict[str, Any], name: str) -> str:
     value = line[name]
     if not isinstance(value, str):
-        raise ValueError(f'"{name}" is to be text, got {type(value).__name__}')
+        raise ValueError(f'"{name}" must be a string, got {type(value).__name__}')
     return value
 
 
-def _answered(tokenizer: Any, prompt: object, answer: object) -> Example:
+def _prompt_example(tokenizer: Any, prompt: object, answer: object) -> TrainingExample:
     if not isinstance(prompt, str) or not isinstance(answer, str):
-        raise ValueError("a prompt and its answer are to be texts")
+        raise ValueError("a prompt and its answer must be strings")
     before: list[int] = tokenizer.encode(prompt)
-    after = _ended(tokenizer, tokenizer.encode(answer, add_special_tokens=False))
-    return Example(before + after, [0.0] * len(before) + [1.0] * len(after))
+    after = _with_end(tokenizer, tokenizer.encode(answer, add_special_tokens=False))
+    return TrainingExample(before + after, [0.0] * len(before) + [1.0] * len(after))
 
 
-def _ended(tokenizer: Any, tokens: list[int]) -> list[int]:
-    """With the token that ends a text, so that the model learns to stop."""
+def _with_end(tokenizer: Any, tokens: list[int]) -> list[int]:
+    """Append the token that ends a text, so that the model learns to stop."""
     end: int | None = tokenizer.eos_token_id
     return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
 
 
-def _given(tokens: list[Any], weights: Sequence[float] | None) -> Example:
+def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> TrainingExample:
     if not all(isinstance(token, int) for token in tokens):
-        raise ValueError('"tokens" is to be a list of whole numbers')
+        raise ValueError('"tokens" must be a list of integers')
     if weights is not None and len(weights) != len(tokens):
         raise ValueError(f"there are {len(tokens)} tokens and {len(weights)} weights")
-    return Example(list(tokens), [1.0] * len(tokens) if weights is None else [float(weight) for weight in weights])
+    return TrainingExample(list(tokens), [1.0] * len(tokens) if weights is None else [float(weight) for weight in weights])
 
 
-def _chat(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Example:
-    """What the assistant says is learned: what each of its messages adds to the tokens of those before it."""
+def _chat_example(tokenizer: Any, messages: Sequence[dict[str, str]]) -> TrainingExample:
+    """Give weight to what the assistant says: what each of its messages adds to the tokens of those before it."""
     if not any(message["role"] == _LEARNED_ROLE for message in messages):
         raise ValueError(f'no message has the role "{_LEARNED_ROLE}", so there is nothing to learn')
     tokens: list[int] = []
@@ -125,7 +125,7 @@ def _chat(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Example:
         if message["role"] == _LEARNED_ROLE:
             _extend(tokens, weights, chat_tokens(tokenizer, messages[: count - 1], prompt=True), 0.0)
             _extend(tokens, weights, chat_tokens(tokenizer, messages[:count], prompt=False), 1.0)
-    return Example(tokens, weights)
+    return TrainingExample(tokens, weights)
 
 
 def _extend(tokens: list[int], weights: list[float], longer: list[int], weight: float) -> None:
@@ -136,9 +136,9 @@ def _extend(tokens: list[int], weights: list[float], longer: list[int], weight: 
 
 
 def chat_tokens(tokenizer: Any, messages: Sequence[dict[str, str]], *, prompt: bool) -> list[int]:
-    """The messages in the model's template; ``prompt`` adds what begins an answer. Failure for a model without a template."""
+    """Encode messages in the model's template; ``prompt`` adds what begins an answer. CommandFailed without a template."""
     if not getattr(tokenizer, "chat_template", None):
-        raise Failure("this model has no chat template", 'Use prompts and completions, or "text".')
+        raise CommandFailed("this model has no chat template", 'Use prompts and completions, or "text".')
     text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
     tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return tokens

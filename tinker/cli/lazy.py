@@ -10,7 +10,7 @@ import click
 
 
 class Entry(NamedTuple):
-    """Where a command is, ``module:name``, and its line in the help of its group."""
+    """The place of a command, ``module:name``, and its line in the help of its group."""
 
     home: str
     help: str

@@ -15,16 +15,16 @@ from typing import Any
 
 import click
 
-from tinker.cli.context import Options
+from tinker.cli.options import GlobalOptions
 
-#: Told of work done (in units of the whole), and what the bar shall say from now on (None: as before).
+#: Called with the work done (in units of the total) and a new description of the bar (None: as before).
 Advance = Callable[..., None]
 
 _GAP = "  "
 
 
-def show(options: Options, value: Any, table: Callable[[], None]) -> None:
-    """Print a result: as JSON ``value`` (a record, or what holds records), else by ``table``."""
+def show(options: GlobalOptions, value: Any, table: Callable[[], None]) -> None:
+    """Print a result: ``value`` (a record, or a collection of records) as JSON, else by ``table``."""
     if options.format == "json":
         show_json(value)
     else:
@@ -32,7 +32,7 @@ def show(options: Options, value: Any, table: Callable[[], None]) -> None:
 
 
 def show_json(value: Any, *, indent: int | None = 2) -> None:
-    """A record, or what holds records, as JSON; a time with a space before the hour, ``2024-01-02 03:04:05+00:00``."""
+    """Print a record, or a collection of records, as JSON; a time is written ``2024-01-02 03:04:05+00:00``."""
     click.echo(json.dumps(value, indent=indent, default=_plain))
 
 
@@ -42,7 +42,7 @@ def _plain(value: Any) -> Any:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """A table. Into a pipe its title goes to the error stream."""
+    """Print a table. Into a pipe its title goes to the error stream."""
     lines = [[str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _show_on_screen(columns, lines, title)
@@ -69,14 +69,14 @@ def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], titl
 
 
 def show_properties(title: str, properties: Mapping[str, str] | Sequence[tuple[str, str]]) -> None:
-    """One thing, a line for each of its properties."""
+    """Print one object, a line for each of its properties."""
     pairs = properties.items() if isinstance(properties, Mapping) else properties
     show_table(("Property", "Value"), list(pairs), title)
 
 
 @contextlib.contextmanager
-def progress(options: Options, description: str, total: float | None, *, nbytes: bool = False) -> Generator[Advance]:
-    """A bar while the block runs, on a terminal; elsewhere the description, once. Nothing where JSON is wanted.
+def progress(options: GlobalOptions, description: str, total: float | None, *, nbytes: bool = False) -> Generator[Advance]:
+    """Show a bar while the block runs, on a terminal; elsewhere the description, once. Nothing with ``--format json``.
 
     ``total`` None is work of unknown size; ``nbytes`` says that it is counted in bytes. The block's value is called with the
     work done so far; ``advance(done, total=..., description=...)`` also changes the others.
@@ -111,11 +111,11 @@ def _bar(description: str, total: float | None, nbytes: bool) -> Generator[Advan
         yield advance
 
 
-# Values as people read them
+# Values for people
 
 
 def format_size(nbytes: float | None) -> str:
-    """A number of bytes with a unit, in steps of 1024; ``N/A`` for None and for less than nothing.
+    """Format a number of bytes with a unit, in steps of 1024; ``N/A`` for None and negative numbers.
 
     >>> format_size(123456789)
     '117.7 MB'
@@ -136,7 +136,7 @@ _LONGEST_SECONDS = 30 * 86400.0
 
 
 def format_timestamp(time: datetime.datetime | None, now: datetime.datetime | None = None) -> str:
-    """How long ago or how soon, within thirty days; else the date. ``N/A`` for None; a time without zone is UTC.
+    """Format as how long ago or how soon, within thirty days; else as a date. ``N/A`` for None; a time without zone is UTC.
 
     >>> hour = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
     >>> format_timestamp(hour - datetime.timedelta(hours=3), now=hour)
@@ -157,10 +157,10 @@ def format_timestamp(time: datetime.datetime | None, now: datetime.datetime | No
 
 
 def format_bool(value: bool | None) -> str:
-    """Yes or No; ``N/A`` for None."""
+    """Format as Yes or No; ``N/A`` for None."""
     return "N/A" if value is None else "Yes" if value else "No"
 
 
 def format_optional(value: object) -> str:
-    """The text of a value; ``N/A`` for None."""
+    """Format any value as text; ``N/A`` for None."""
     return "N/A" if value is None else str(value)

@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 class Listing(NamedTuple, Generic[T]):
-    """What was fetched of a list, and how long the list is."""
+    """The fetched items of a list, and the length of the whole list."""
 
     items: list[T]
     total: int
 
     def title(self, what: str) -> str:
-        """How many there are of what, and how many more."""
+        """Say how many items there are, and how many more."""
         count, hidden = len(self.items), self.total - len(self.items)
         more = f" ({hidden} more not shown, use --limit to see more)" if hidden > 0 else ""
         return f"{count} {what}{'' if count == 1 else 's'}{more}"
@@ -28,14 +28,14 @@ FetchPage = Callable[[int, int], tuple[list[T], int | None]]
 
 
 def fetch_pages(fetch: FetchPage[T], limit: int, page: int, advance: Advance) -> Listing[T]:
-    """The first ``limit`` items, all for 0. ``advance`` is told of them as they come."""
+    """Fetch the first ``limit`` items, all for 0. ``advance`` is called as they come."""
     items: list[T] = []
     total: int | None = None
     while not limit or len(items) < limit:
-        wanted = min(page, limit - len(items)) if limit else page
-        new, total = fetch(wanted, len(items))
-        items += new[:wanted]
+        count = min(page, limit - len(items)) if limit else page
+        new, total = fetch(count, len(items))
+        items += new[:count]
         advance(len(items), total=min(total, limit) if total is not None and limit else total)
-        if len(new) < wanted or (total is not None and len(items) >= total):
+        if len(new) < count or (total is not None and len(items) >= total):
             break
     return Listing(items, max(total or 0, len(items)))

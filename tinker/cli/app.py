@@ -1,0 +1,55 @@
+"""The ``tinker`` command and the options of all commands. Imports no command, so that ``tinker --help`` is quick."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tinker._version import __version__
+from tinker.cli.errors import convert_errors
+from tinker.cli.lazy import Entry, LazyGroup
+from tinker.cli.options import PATIENCE_SECONDS, Format, GlobalOptions
+
+COMMANDS = {
+    "auth": Entry("tinker.cli.commands.auth:auth", "Log in and out, and see whose credential is used."),
+    "billing": Entry("tinker.cli.commands.billing:billing", "What was used and what it costs."),
+    "checkpoint": Entry("tinker.cli.commands.checkpoint:checkpoint", "List, change, delete and download checkpoints."),
+    "conformance": Entry("tinker.cli.commands.conformance:conformance", "Check a server against the contract."),
+    "doctor": Entry("tinker.cli.commands.doctor:doctor", "Find out what works between here and the server."),
+    "model": Entry("tinker.cli.commands.model:model", "The models that the server offers."),
+    "run": Entry("tinker.cli.commands.run:run", "List and show training runs."),
+    "sample": Entry("tinker.cli.commands.sample:sample", "Sample from a model or a checkpoint."),
+    "serve": Entry("tinker.cli.commands.serve:serve", "Serve the whole API from this machine."),
+    "session": Entry("tinker.cli.commands.session:session", "What the server knows about a session."),
+    "train": Entry("tinker.cli.commands.train:train", "Fine-tune a model on a file of examples."),
+    "version": Entry("tinker.cli.commands.version:version", "Print the version of this package."),
+}
+
+
+class Main(LazyGroup):
+    """The outermost group, which shows failures."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with convert_errors():
+            return super().invoke(ctx)
+
+
+@click.group(cls=Main, entries=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "-f", "--format", "format", type=click.Choice(["table", "json"]), default="table", help="What to print: table or json."
+)
+@click.option("--base-url", metavar="URL", help="The server. Default: TINKER_BASE_URL, else the hosted service.")
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=PATIENCE_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a request is retried before the command fails; 0: no retries.",
+)
+@click.version_option(__version__, prog_name="tinker")
+@click.pass_context
+def main(ctx: click.Context, format: Format, base_url: str | None, patience: float) -> None:
+    """Train and sample models through the Tinker API, or serve it from this machine."""
+    ctx.obj = GlobalOptions(format, base_url, patience)

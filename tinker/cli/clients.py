@@ -1,0 +1,91 @@
+"""The clients that commands use: those of the library, with the patience of somebody at a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from tinker.cli.options import GlobalOptions
+
+if TYPE_CHECKING:
+    from tinker_wire.models import ClientSessionFinishReasonType
+
+    from tinker._config import Config
+    from tinker._runtime import Runtime
+    from tinker.admin_client import AdminClient
+    from tinker.futures import APIFuture
+    from tinker.rest_client import RestClient
+    from tinker.service_client import ServiceClient
+
+CLOSE_SECONDS = 2.0
+
+# The clients are imported on use, so that the help of commands is quick.
+
+
+def config_of(options: GlobalOptions, api_key: str | None = None) -> Config:
+    """Load the settings; ``api_key`` None means that of the environment. ValueError for an invalid base URL."""
+    from tinker._config import settings as _config
+
+    return _config.load(base_url=options.base_url, api_key=api_key, patience_seconds=options.patience_seconds)
+
+
+def connect(options: GlobalOptions, api_key: str | None = None) -> Runtime:
+    """Open connections without a session, closed with the command. TinkerError when a key is needed and missing."""
+    from tinker._runtime import open_runtime
+    from tinker._session import Description
+
+    runtime = open_runtime(config_of(options, api_key), Description(user_metadata={}))
+    click.get_current_context().call_on_close(partial(_close, runtime))
+    return runtime
+
+
+def _close(runtime: Runtime) -> None:
+    from tinker._runtime import run
+
+    with suppress(TimeoutError):
+        run(runtime, "close", _close_connections, runtime).result(CLOSE_SECONDS)
+
+
+async def _close_connections(_: APIFuture[None], runtime: Runtime) -> None:
+    await runtime.transport.engine.aclose()
+
+
+def rest_client(options: GlobalOptions) -> RestClient:
+    """Make the client of what the server keeps."""
+    from tinker.rest_client import RestClient
+
+    return RestClient(connect(options))
+
+
+def admin_client(options: GlobalOptions) -> AdminClient:
+    """Make the client of the administration of an organization."""
+    from tinker.admin_client import AdminClient
+
+    return AdminClient(connect(options))
+
+
+@contextmanager
+def service_client(options: GlobalOptions, *, interactive: bool = False) -> Generator[ServiceClient]:
+    """Open a session, and end it after the block without waiting long.
+
+    Its requests are retried for minutes, as long work deserves; ``interactive`` ones for ``--patience`` seconds.
+    """
+    from tinker.errors import TinkerError
+    from tinker.service_client import ServiceClient
+
+    patience = options.patience_seconds if interactive else None
+    service = ServiceClient({"made_by": "tinker cli"}, base_url=options.base_url, patience_seconds=patience)
+    reason: ClientSessionFinishReasonType = "interrupted"
+    try:
+        yield service
+        reason = "success"
+    except Exception:
+        reason = "errored"
+        raise
+    finally:
+        with suppress(TimeoutError, TinkerError):
+            service.close(reason).result(CLOSE_SECONDS)

@@ -1,0 +1,189 @@
+"""``tinker auth``: the credential."""
+
+from __future__ import annotations
+
+import getpass
+import platform
+import sys
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlencode
+
+import click
+
+from tinker.cli.clients import config_of, connect, rest_client
+from tinker.cli.errors import CommandFailed, to_failure
+from tinker.cli.lazy import Entry, LazyGroup
+from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.output import format_optional, show, show_properties
+
+if TYPE_CHECKING:
+    from tinker_wire.runtime import Request
+
+    from tinker._config import Config
+    from tinker._http import StoredKey
+    from tinker._runtime import Runtime
+    from tinker.errors import TinkerError
+    from tinker.futures import APIFuture
+
+T = TypeVar("T")
+
+
+COMMANDS = {
+    "login": Entry("tinker.cli.commands.auth:login", "Store a key of the hosted service on this machine."),
+    "logout": Entry("tinker.cli.commands.auth:logout", "Forget the stored key."),
+    "status": Entry("tinker.cli.commands.auth:status", "Is there a credential, and does it work?"),
+    "whoami": Entry("tinker.cli.commands.auth:whoami", "Whose credential is used?"),
+}
+
+
+@click.group(cls=LazyGroup, entries=COMMANDS)
+def auth() -> None:
+    """Log in and out, and see whose credential is used."""
+
+
+@click.command()
+@pass_options
+def login(options: GlobalOptions) -> None:
+    """Store a key of the hosted service on this machine, which clients then use by default.
+
+    Prints where to create one and asks for it; the key is not shown. It may also come from a pipe.
+    """
+    from tinker_wire.api import auth as api
+
+    from tinker._http import StoredKey, default_key, store_default
+    from tinker.types.console import CONSOLE
+
+    config = _load_hosted_config(options)
+    if default_key(config.credentials_file) is not None:
+        raise CommandFailed("Already logged in", "`tinker auth logout` forgets the stored key first.")
+    query = urlencode({"new_key": "true", "key_name": f"tinker-cli-{platform.node()}"})
+    click.echo(f"Create an API Key: {_link(f'{CONSOLE}/keys?{query}')}\n", err=True)
+    key = _read_key()
+    answer = _send_with_key(options, key, api.get_api_key())
+    details = answer.details.model_dump()
+    stored = StoredKey(type="manual", key=key, name=answer.name, note=answer.note, details=details)
+    store_default(config.credentials_file, str(answer.key_id), stored)
+    whose = f"{answer.details.user_details.email} ({answer.details.org_details.name})"
+    click.echo(f"Logged in as {whose}. The key {answer.name!r} is stored, and used by default.")
+
+
+def _load_hosted_config(options: GlobalOptions) -> Config:
+    """Load the settings; CommandFailed for another server, as a stored key goes to the hosted service only."""
+    config = config_of(options)
+    if not config.is_hosted:
+        where = f"The server is {config.base_url}; set TINKER_API_KEY for it."
+        raise CommandFailed("Keys are stored for the hosted service only", where)
+    return config
+
+
+def _link(url: str) -> str:
+    """Format as a link to click on, where the terminal can."""
+    return f"\x1b]8;;{url}\x1b\\{url}\x1b]8;;\x1b\\" if sys.stderr.isatty() else url
+
+
+def _read_key() -> str:
+    if sys.stdin.isatty():
+        key = getpass.getpass("Paste your API key: ", stream=sys.stderr).strip()
+    else:
+        key = sys.stdin.readline().strip()
+    if not key:
+        raise CommandFailed("No key was given, so nothing was stored")
+    return key
+
+
+def _send_with_key(options: GlobalOptions, key: str, request: Request[T]) -> T:
+    """Send a request under this key; the runtime never asks for the settings, so the key is not exchanged for a token."""
+    from tinker._runtime import run
+
+    runtime = connect(options, key)
+    return run(runtime, request.operation, _send, runtime, request, key).result()
+
+
+async def _send(_: APIFuture[T], runtime: Runtime, request: Request[T], key: str) -> T:
+    from tinker._http import REST, Credential
+
+    return (await runtime.transport.send(request, REST, credential=Credential(key))).value
+
+
+@click.command()
+@pass_options
+def logout(options: GlobalOptions) -> None:
+    """Forget the stored key. A key that was made for this machine is revoked, too; another one stays good elsewhere."""
+    from tinker._http import default_key, remove_default
+    from tinker.types.console import CONSOLE
+
+    config = _load_hosted_config(options)
+    entry = default_key(config.credentials_file)
+    if entry is None:
+        raise CommandFailed("No key is stored", "`tinker auth login` stores one.")
+    key_id, stored = entry
+    refusal = _revoke(options, stored) if stored.type == "generated" else None
+    remove_default(config.credentials_file)
+    name = stored.name or key_id
+    if stored.type == "generated" and refusal is None:
+        click.echo(f"The key {name!r} is forgotten and revoked.")
+        return
+    click.echo(f"The key {name!r} is forgotten here. It is still good; delete it at {_link(f'{CONSOLE}/keys/{key_id}')}")
+    if stored.organization is not None:
+        click.echo(f"Its organization: {stored.organization}")
+    if refusal is not None:
+        raise CommandFailed("The key could not be revoked", str(refusal))
+
+
+def _revoke(options: GlobalOptions, stored: StoredKey) -> TinkerError | None:
+    """Revoke the key; return None, or the error."""
+    from tinker_wire.api import auth as api
+
+    from tinker.errors import TinkerError
+
+    try:
+        _send_with_key(options, stored.key, api.delete_api_key())
+    except TinkerError as error:
+        return error
+    return None
+
+
+@click.command()
+@pass_options
+def status(options: GlobalOptions) -> None:
+    """Say whether there is a credential, and whether the server takes it. Exits with 1 where not.
+
+    Servers other than the hosted one may do without a credential.
+    """
+    from tinker.auth import tinker_has_credentials
+
+    has = tinker_has_credentials()
+    failure = _no_credential() if not has and config_of(options).is_hosted else _check_access(options)
+    accessible = failure is None
+    value = {"credentials_available": has, "tinker_accessible": accessible}
+    show(options, value, lambda: click.echo(f"Credentials available: {_word(has)}\nTinker accessible: {_word(accessible)}"))
+    if failure is not None:
+        raise failure
+
+
+def _word(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _no_credential() -> CommandFailed:
+    return CommandFailed("There is no credential for the hosted service", "Run `tinker auth login`, or set TINKER_API_KEY.")
+
+
+def _check_access(options: GlobalOptions) -> CommandFailed | None:
+    from tinker.errors import TinkerError
+
+    try:
+        rest_client(options).get_server_capabilities().result()
+    except TinkerError as error:
+        return to_failure(error)
+    return None
+
+
+@click.command()
+@pass_options
+def whoami(options: GlobalOptions) -> None:
+    """Show the user and the organization of the credential, where the server gives tokens that say it."""
+    identity = rest_client(options).whoami().result()
+    value = {"user_urn": identity.user_urn, "org_urn": identity.org_urn, "email": identity.email}
+    properties = {"User": identity.user_urn, "Organization": identity.org_urn, "Email": format_optional(identity.email)}
+    show(options, value, lambda: show_properties("Credential", properties))

@@ -1,0 +1,132 @@
+"""``tinker billing``: what was used."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import click
+
+from tinker.cli.clients import admin_client
+from tinker.cli.lazy import Entry, LazyGroup
+from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.output import show, show_table
+
+_UsageRow: TypeAlias = Mapping[str, object]
+
+_COST = "estimated_cost_usd"
+_TOKEN_RATE = "effective_rate_usd_per_million_tokens"  # noqa: S105  (a price)
+_STORAGE_RATE = "effective_rate_usd_per_gigabyte_month"
+_CSV_FILE = click.Path(dir_okay=False, allow_dash=True)
+
+
+COMMANDS = {
+    "checkpoint-storage": Entry("tinker.cli.commands.billing:checkpoint_storage", "How much checkpoints take now."),
+    "usage": Entry("tinker.cli.commands.billing:usage", "What was used, by the hour."),
+}
+
+
+@click.group(cls=LazyGroup, entries=COMMANDS)
+def billing() -> None:
+    """What was used and what it costs, for those who may see the bills of their organization."""
+
+
+@click.command()
+@click.argument("starting_on")
+@click.argument("ending_before")
+@click.option("--csv", "csv_path", type=_CSV_FILE, metavar="FILE", help="Write the rows there as CSV instead; - is the output.")
+@click.option(
+    "--sessions-csv",
+    "sessions_csv_path",
+    type=_CSV_FILE,
+    metavar="FILE",
+    help="Write the sessions' metadata there as CSV, too.",
+)
+@pass_options
+def usage(
+    options: GlobalOptions, starting_on: str, ending_before: str, csv_path: str | None, sessions_csv_path: str | None
+) -> None:
+    """What was used from STARTING_ON until before ENDING_BEFORE, by the hour.
+
+    Both are full hours with a time zone, such as 2026-07-13T00:00:00Z, and at most 14 days apart. There is a row for each hour,
+    kind of use, model, session and user. Costs are estimates before credits, not invoices: they come from invoiced rates up
+    to cost_data_through, which JSON says, and from the price list after it. `null` is a cost that is not known (yet); CSV
+    leaves it empty. The data may be some hours late.
+    """
+    answer = admin_client(options).get_billing_usage(starting_on, ending_before).result()
+    value: dict[str, Any] = answer.model_dump(mode="json")
+    rows = [_flatten(event) for event in value["data"]]
+    if csv_path is not None:
+        _write_csv(csv_path, _names(rows), rows)
+    if sessions_csv_path is not None:
+        _write_csv(sessions_csv_path, ("session_id", "user_metadata"), _sessions(value["sessions"]))
+    if csv_path is None and sessions_csv_path is None:
+        show(options, value, lambda: _show_rows(rows, f"{len(rows)} hourly usage row(s)"))
+
+
+def _sessions(sessions: Mapping[str, Mapping[str, Any]]) -> list[_UsageRow]:
+    """Convert sessions to rows; metadata becomes JSON text, as it may hold anything."""
+    return [
+        {"session_id": name, "user_metadata": json.dumps(session["user_metadata"]) if session.get("user_metadata") else ""}
+        for name, session in sessions.items()
+    ]
+
+
+@click.command("checkpoint-storage")
+@click.option("--project-id", metavar="ID", help="Only what belongs to this project.")
+@click.option("--csv", "csv_path", type=_CSV_FILE, metavar="FILE", help="Write the rows there as CSV instead; - is the output.")
+@pass_options
+def checkpoint_storage(options: GlobalOptions, project_id: str | None, csv_path: str | None) -> None:
+    """How much the checkpoints of the organization take now, by project and user, and what a month of that costs.
+
+    A month is 720 hours at today's price, before credits. The data may be an hour or two late.
+    """
+    value = admin_client(options).get_current_checkpoint_storage_usage(project_id).result().model_dump(mode="json")
+    rate = {_STORAGE_RATE: value[_STORAGE_RATE]}
+    rows: list[_UsageRow] = [{**rate, **item} for item in value["data"]]
+    if csv_path is not None:
+        _write_csv(csv_path, _names(rows), rows)
+        return
+    show(options, value, lambda: _show_rows(rows, "Current checkpoint storage"))
+
+
+def _flatten(event: Mapping[str, Any]) -> _UsageRow:
+    """Lift the fields that belong to one kind of event to the top."""
+    return {**{name: value for name, value in event.items() if name != "event_info"}, **event["event_info"]}
+
+
+def _names(rows: Sequence[_UsageRow]) -> list[str]:
+    """List every field, in the order of first appearance."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _write_csv(file: str, names: Sequence[str], rows: Sequence[_UsageRow]) -> None:
+    with contextlib.nullcontext(sys.stdout) if file == "-" else open(file, "w", encoding="utf-8", newline="") as opened:
+        writer = csv.DictWriter(opened, names, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _show_rows(rows: Sequence[_UsageRow], title: str) -> None:
+    names = _names(rows)
+    show_table(names or ["(nothing)"], [[_cell(row, name) for name in names] for row in rows], title)
+
+
+def _cell(row: _UsageRow, name: str) -> str:
+    value = row.get(name)
+    return str(value) if value is not None else "null" if name in _unknown_costs(row) else ""
+
+
+def _unknown_costs(row: _UsageRow) -> Sequence[str]:
+    """Name the costs that a row of this kind has, so that None means an unknown cost."""
+    match row.get("type"):
+        case "training" | "sampling_prefill" | "sampling_sample":
+            return (_COST, _TOKEN_RATE)
+        case "storage":
+            return (_COST, _STORAGE_RATE)
+        case _:
+            return ()

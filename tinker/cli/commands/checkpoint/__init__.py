@@ -1,0 +1,27 @@
+"""``tinker checkpoint``: what the server keeps of trained weights."""
+
+from __future__ import annotations
+
+import click
+
+from tinker.cli.lazy import Entry, LazyGroup
+
+_HERE = "tinker.cli.commands.checkpoint"
+COMMANDS = {
+    "delete": Entry(f"{_HERE}.delete:delete", "Delete checkpoints permanently."),
+    "download": Entry(f"{_HERE}.files:download", "Download a checkpoint into a folder."),
+    "info": Entry(f"{_HERE}.show:info", "Show one checkpoint."),
+    "list": Entry(f"{_HERE}.show:list_checkpoints", "List the checkpoints of a run, or of all."),
+    "publish": Entry(f"{_HERE}.change:publish", "Let everybody use a checkpoint."),
+    "push-hf": Entry(f"{_HERE}.files:push_hf", "Put a checkpoint onto the Hugging Face Hub."),
+    "set-ttl": Entry(f"{_HERE}.change:set_ttl", "Set when a checkpoint expires."),
+    "unpublish": Entry(f"{_HERE}.change:unpublish", "Make a public checkpoint private again."),
+}
+
+
+@click.group(cls=LazyGroup, entries=COMMANDS)
+def checkpoint() -> None:
+    """List, change, delete and download checkpoints.
+
+    A checkpoint is called tinker://RUN/KIND/NAME, where KIND is weights, sampler_weights or external_weights.
+    """

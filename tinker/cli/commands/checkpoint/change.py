@@ -1,0 +1,41 @@
+"""``tinker checkpoint publish``, ``unpublish`` and ``set-ttl``. They print nothing when they succeed."""
+
+from __future__ import annotations
+
+import click
+
+from tinker.cli.clients import rest_client
+from tinker.cli.commands.checkpoint.paths import parse_path
+from tinker.cli.errors import CommandFailed
+from tinker.cli.options import GlobalOptions, pass_options
+
+
+@click.command()
+@click.argument("checkpoint_path")
+@pass_options
+def publish(options: GlobalOptions, checkpoint_path: str) -> None:
+    """Let everybody load, sample and download a checkpoint. Only the owner of its run can."""
+    path = parse_path(checkpoint_path).tinker_path
+    rest_client(options).publish_checkpoint_from_tinker_path(path).result()
+
+
+@click.command()
+@click.argument("checkpoint_path")
+@pass_options
+def unpublish(options: GlobalOptions, checkpoint_path: str) -> None:
+    """Make a public checkpoint private again. Only the owner of its run can."""
+    path = parse_path(checkpoint_path).tinker_path
+    rest_client(options).unpublish_checkpoint_from_tinker_path(path).result()
+
+
+@click.command("set-ttl")
+@click.argument("checkpoint_path")
+@click.option("--ttl", type=int, metavar="SECONDS", help="Delete it this many seconds from now, at least 3600 (an hour).")
+@click.option("--remove", is_flag=True, help="Keep it forever.")
+@pass_options
+def set_ttl(options: GlobalOptions, checkpoint_path: str, ttl: int | None, remove: bool) -> None:
+    """Set when a checkpoint expires, with --ttl, or that it never does, with --remove."""
+    path = parse_path(checkpoint_path).tinker_path
+    if remove == (ttl is not None):
+        raise CommandFailed("Give either --ttl or --remove")
+    rest_client(options).set_checkpoint_ttl_from_tinker_path(path, ttl).result()

@@ -1,0 +1,144 @@
+"""``tinker checkpoint delete``."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import datetime
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from tinker.cli.clients import rest_client
+from tinker.cli.commands.checkpoint.paths import parse_path
+from tinker.cli.errors import CommandFailed
+from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.output import format_size, format_timestamp, progress, show_json
+
+if TYPE_CHECKING:
+    from tinker.rest_client import RestClient
+    from tinker.types import Checkpoint
+
+_TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
+_ALIASES = {**_TYPES, **{kind: kind for kind in _TYPES.values()}}
+
+
+@click.command()
+@click.argument("checkpoint_paths", nargs=-1)
+@click.option("--run-id", metavar="ID", help="Delete the checkpoints of this training run.")
+@click.option(
+    "--type", "checkpoint_type", metavar="KIND", help="With --run-id: only weights, sampler_weights or external_weights."
+)
+@click.option("--before", metavar="TIME", help="With --run-id: only those created before; 2026-01-31T08:00Z.")
+@click.option("--after", metavar="TIME", help="With --run-id: only those created after.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@pass_options
+def delete(
+    options: GlobalOptions,
+    checkpoint_paths: tuple[str, ...],
+    run_id: str | None,
+    checkpoint_type: str | None,
+    before: str | None,
+    after: str | None,
+    yes: bool,
+) -> None:
+    """Delete checkpoints permanently: those that are named, or those of a run that meet every condition.
+
+    Times without a zone are UTC. Exits with 1 when any checkpoint could not be deleted; the others are.
+    """
+    if checkpoint_paths and run_id is not None:
+        raise CommandFailed("Give either checkpoint paths or --run-id")
+    if run_id is None and (checkpoint_type or before or after):
+        raise CommandFailed("--type, --before and --after choose among the checkpoints of a run; give --run-id")
+    if run_id is None and not checkpoint_paths:
+        raise CommandFailed("Nothing to delete", "Give checkpoint paths, or --run-id with or without conditions.")
+    if run_id is None:
+        paths = list(dict.fromkeys(parse_path(path).tinker_path for path in checkpoint_paths))
+        rest, lines, size = rest_client(options), paths, None
+    else:
+        conditions = _parse_kind(checkpoint_type), _parse_time(before), _parse_time(after)
+        rest = rest_client(options)
+        chosen = [one for one in rest.list_checkpoints(run_id).result().checkpoints if _matches(one, *conditions)]
+        paths = [one.tinker_path for one in chosen]
+        lines = [f"{one.tinker_path} ({format_size(one.size_bytes)}, created {format_timestamp(one.time)})" for one in chosen]
+        size = sum(one.size_bytes or 0 for one in chosen)
+    if not paths:
+        _show_none_found(options, run_id or "", filtered=bool(checkpoint_type or before or after))
+    elif yes or _confirm(lines, size):
+        _delete(options, rest, paths)
+    else:
+        click.echo("Nothing was deleted.", err=True)
+
+
+def _parse_kind(text: str | None) -> str | None:
+    if text is not None and text not in _ALIASES:
+        raise CommandFailed(f"Invalid checkpoint type: {text}", f"Valid types: {', '.join(_TYPES)}")
+    return None if text is None else _ALIASES[text]
+
+
+def _parse_time(text: str | None) -> datetime.datetime | None:
+    if text is None:
+        return None
+    try:
+        time = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise CommandFailed(f"Invalid date: {text}", "Write it as ISO 8601: 2026-01-31 or 2026-01-31T08:00:00Z") from None
+    return _with_zone(time)
+
+
+def _with_zone(time: datetime.datetime) -> datetime.datetime:
+    return time if time.tzinfo is not None else time.replace(tzinfo=datetime.UTC)
+
+
+def _matches(
+    checkpoint: Checkpoint, kind: str | None, before: datetime.datetime | None, after: datetime.datetime | None
+) -> bool:
+    time = _with_zone(checkpoint.time)
+    return (
+        (kind is None or checkpoint.checkpoint_type == kind)
+        and (before is None or time < before)
+        and (after is None or time > after)
+    )
+
+
+def _show_none_found(options: GlobalOptions, run_id: str, *, filtered: bool) -> None:
+    if options.format == "json":
+        show_json({"deleted_count": 0, "failed": []}, indent=None)
+    else:
+        click.echo(f"No checkpoints found for run {run_id}{' matching filters' if filtered else ''}")
+
+
+def _confirm(lines: Sequence[str], size: int | None) -> bool:
+    """Ask the user; CommandFailed when the input ends without an answer."""
+    click.echo(f"{len(lines)} checkpoint(s) would be deleted:", err=True)
+    for line in lines:
+        click.echo(f"  - {line}", err=True)
+    if size is not None:
+        click.echo(f"Together: {format_size(size)}", err=True)
+    click.echo("They cannot be brought back. Delete them? [y/N]: ", err=True, nl=False)
+    answer = sys.stdin.readline()
+    if not answer:
+        click.echo("", err=True)
+        raise CommandFailed("No answer was given, so nothing was deleted", "Use --yes to delete without asking.")
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _delete(options: GlobalOptions, rest: RestClient, paths: Sequence[str]) -> None:
+    """Delete concurrently, and report what failed."""
+    deletions = {rest.delete_checkpoint_from_tinker_path(path): path for path in paths}
+    with progress(options, "Deleting checkpoints", len(paths)) as advance:
+        for count, _ in enumerate(concurrent.futures.as_completed(deletions), start=1):
+            advance(count)
+    errors = [(path, deletion.exception()) for deletion, path in deletions.items()]
+    failed = [{"tinker_path": path, "error": str(error)} for path, error in errors if error is not None]
+    deleted = len(paths) - len(failed)
+    if options.format == "json":
+        show_json({"deleted_count": deleted, "failed": failed}, indent=None)
+    else:
+        click.echo(f"Deleted {deleted} checkpoint(s)")
+    if failed:
+        raise CommandFailed(
+            f"{len(failed)} checkpoint(s) could not be deleted",
+            *(f"{deletion['tinker_path']}: {deletion['error']}" for deletion in failed),
+        )

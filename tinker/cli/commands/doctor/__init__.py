@@ -1,0 +1,44 @@
+"""``tinker doctor``: what works between here and the server."""
+
+from __future__ import annotations
+
+import click
+
+from tinker.cli.errors import CommandFailed
+from tinker.cli.options import GlobalOptions, pass_options
+
+
+@click.command()
+@click.option("--base-url", metavar="URL", help="The server. Default: that of `tinker --base-url`, else TINKER_BASE_URL.")
+@click.option("--operations", is_flag=True, help="List every operation, also those that the server has.")
+@pass_options
+def doctor(options: GlobalOptions, base_url: str | None, operations: bool) -> None:
+    """Find out what works between here and the server, and what it can do.
+
+    Looks at the versions and the installation here, the connection and how fast it is, the credential, the clock, the models,
+    the format in which training requests will be sent, and which operations of the contract the server has. Creates nothing on
+    the server. Exits with 1 when something must be fixed before clients can work.
+    """
+    from tinker.cli.clients import config_of, connect
+    from tinker.cli.commands.doctor.checks import diagnose
+    from tinker.cli.output import show, show_table
+
+    options = options._replace(base_url=base_url or options.base_url)
+    report = diagnose(config_of(options), lambda: connect(options), options.patience_seconds)
+
+    def table() -> None:
+        rows = [(result.name, result.status, result.detail) for result in report.results]
+        show_table(("Check", "", "Finding"), rows, f"{report.base_url}")
+        if operations:
+            click.echo("")
+            show_table(("Operation", "Supported"), sorted(report.operations.items()))
+
+    value = {
+        "base_url": report.base_url,
+        "ok": not report.failures,
+        "checks": [result._asdict() for result in report.results],
+        "operations": report.operations,
+    }
+    show(options, value, table)
+    if report.failures:
+        raise CommandFailed(f"Fix this first: {', '.join(report.failures)}")

@@ -1,0 +1,142 @@
+"""The checks of ``tinker doctor``, one after the other. Nothing is tried again, and nothing on the server changes."""
+
+from __future__ import annotations
+
+import email.utils
+import statistics
+from collections.abc import Awaitable, Callable, Mapping
+
+from tinker_wire import models
+from tinker_wire.api import service as service_api
+from tinker_wire.operations import OPERATIONS
+
+from tinker._config import Config
+from tinker._http import is_absent
+from tinker._runtime import Runtime, run
+from tinker.cli.commands.doctor.environment import check_credential, check_installation, check_versions
+from tinker.cli.commands.doctor.operations import find_operations, summarize_operations
+from tinker.cli.commands.doctor.prober import Prober
+from tinker.cli.commands.doctor.report import CheckResult, DoctorReport, Support
+from tinker.cli.commands.doctor.wire import check_wire
+from tinker.errors import APIResponseValidationError, APIStatusError, TinkerError
+from tinker.futures import APIFuture
+
+# Beyond this, the ends of tokens and of signed URLs are misjudged.
+MAX_SKEW_SECONDS = 60.0
+_LATENCY_SAMPLES = 5
+
+
+def diagnose(config: Config, connect: Callable[[], Runtime], exchange_seconds: float) -> DoctorReport:
+    """Run every check; blocks. ``connect`` is called where a connection makes sense.
+
+    A request that takes longer than ``exchange_seconds`` (0: no limit) counts as not answered.
+    """
+    results = [check_versions(), check_installation(), check_credential(config)]
+    operations: dict[str, Support] = dict.fromkeys(OPERATIONS, "unknown")
+    if results[-1].status != "FAIL":
+        prober = Prober(connect(), exchange_seconds or None)
+        operations |= run(prober.runtime, "doctor", _check_server, prober, results).result()
+    return DoctorReport(config.base_url, results, operations)
+
+
+async def _check_server(
+    _: APIFuture[Mapping[str, Support]], prober: Prober, results: list[CheckResult]
+) -> Mapping[str, Support]:
+    """Append the results of all checks of the server; return which operations it has, as far as that is known."""
+    headers = await _check_connection(prober, results)
+    if headers is None:
+        return {}
+    problem = await _find_foreign_server(prober)
+    if problem is not None:
+        results[-1] = CheckResult("connection", "FAIL", problem)
+        return {}
+    results.append(_check_clock(prober, headers))
+    for name, check in _CHECKS.items():
+        try:
+            results.append(await check(prober))
+        except TinkerError as error:
+            results.append(CheckResult(name, "FAIL", str(error)))
+    operations = await find_operations(prober)
+    results.append(summarize_operations(operations))
+    return operations
+
+
+async def _check_connection(prober: Prober, results: list[CheckResult]) -> Mapping[str, str] | None:
+    """Measure how long answers take; return the headers of the last one, None without one."""
+    clock = prober.runtime.clock
+    seconds: list[float] = []
+    headers: Mapping[str, str] = {}
+    try:
+        for _ in range(_LATENCY_SAMPLES):
+            began = clock.monotonic()
+            headers = await _fetch_any_headers(prober)
+            seconds.append(clock.monotonic() - began)
+    except TinkerError as error:
+        results.append(CheckResult("connection", "FAIL", str(error)))
+        return None
+    first, *others = seconds
+    detail = f"answers in {_ms(statistics.median(others))}, the first one, which connects, in {_ms(first)}"
+    results.append(CheckResult("connection", "ok", detail))
+    return headers
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"
+
+
+async def _fetch_any_headers(prober: Prober) -> Mapping[str, str]:
+    """Fetch the headers of an answer, whatever it says: it shows that a server is there."""
+    try:
+        return (await prober.answer(service_api.healthz())).headers
+    except APIStatusError as error:
+        return error.response.headers
+
+
+async def _find_foreign_server(prober: Prober) -> str | None:
+    """Say why this is not a Tinker server; None where it is one, or where only a credential would tell."""
+    try:
+        await prober.read(service_api.get_server_capabilities())
+    except APIResponseValidationError as error:
+        return str(error)
+    except APIStatusError as error:
+        return str(error) if is_absent(error) else None
+    except TinkerError:
+        return None
+    return None
+
+
+def _check_clock(prober: Prober, headers: Mapping[str, str]) -> CheckResult:
+    """Compare with the header ``Date``, whose unit is a second."""
+    try:
+        server_time = email.utils.parsedate_to_datetime(headers.get("date", "")).timestamp()
+    except ValueError:
+        return CheckResult("clock", "note", "the server does not say what time it is")
+    skew = prober.runtime.clock.wall() - server_time
+    if abs(skew) <= MAX_SKEW_SECONDS:
+        return CheckResult("clock", "ok", "as the server's, within a minute")
+    return CheckResult("clock", "FAIL", f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the server's; set it right")
+
+
+async def _check_settings(prober: Prober) -> CheckResult:
+    """Ask for the settings as clients do at their start; later requests carry the credential that the server asks for."""
+    facts = await prober.runtime.server.facts()
+    if not facts.answered:
+        return CheckResult("settings", "note", "the server gives clients none, so they speak JSON to it first")
+    default = models.ClientConfigResponse()
+    changed = [name for name, value in facts.config.model_dump().items() if value != getattr(default, name)]
+    return CheckResult("settings", "ok", f"given; other than by default: {', '.join(changed) or 'none'}")
+
+
+async def _check_models(prober: Prober) -> CheckResult:
+    supported = (await prober.read(service_api.get_server_capabilities())).supported_models
+    names = [model.model_name for model in supported if model.model_name is not None]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return CheckResult("models", "ok" if names else "note", f"{', '.join(names[:3]) or 'none'}{more}")
+
+
+#: In this order, once the server answers.
+_CHECKS: Mapping[str, Callable[[Prober], Awaitable[CheckResult]]] = {
+    "settings": _check_settings,
+    "models": _check_models,
+    "wire": check_wire,
+}

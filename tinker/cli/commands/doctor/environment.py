@@ -1,0 +1,58 @@
+"""Checks of this machine, without a request: versions, installation, credential."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+
+from tinker_wire import CONTRACT_VERSION
+
+from tinker._config import Config
+from tinker._http import find_source
+from tinker._installation import inspect_installation
+from tinker._version import DISTRIBUTION_VERSION
+from tinker.cli.commands.doctor.report import CheckResult
+from tinker.errors import TinkerError
+
+_OPTIONAL_PACKAGES = ("torch", "transformers", "huggingface_hub", "zstandard", "starlette")
+
+
+def check_versions() -> CheckResult:
+    """List the versions of this package, the contract, Python, and the optional packages."""
+    here = f"tinker {DISTRIBUTION_VERSION}, contract {CONTRACT_VERSION}, Python {platform.python_version()}"
+    packages = (f"{name} {version}" for name, version in _optional_versions().items())
+    return CheckResult("versions", "ok", ", ".join([here, *packages]))
+
+
+def _optional_versions() -> Mapping[str, str]:
+    versions: dict[str, str] = {}
+    for name in _OPTIONAL_PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "missing"
+    return versions
+
+
+def check_installation() -> CheckResult:
+    """Fail when files of another distribution are mixed with those of this package."""
+    installation = inspect_installation()
+    if installation.problem is not None:
+        return CheckResult("installation", "FAIL", installation.problem)
+    return CheckResult("installation", "ok", str(installation))
+
+
+def check_credential(config: Config) -> CheckResult:
+    """Say where the credential comes from, without fetching it."""
+    try:
+        source = find_source(config)
+    except TinkerError as error:
+        return CheckResult("credential", "FAIL", str(error))
+    if source is None:
+        return CheckResult("credential", "note", "none, which servers other than the hosted one may accept")
+    if config.api_key is not None:
+        return CheckResult("credential", "ok", "the key of TINKER_API_KEY")
+    if config.credential_cmd is not None:
+        return CheckResult("credential", "ok", "the output of TINKER_CREDENTIAL_CMD")
+    return CheckResult("credential", "ok", f"the key stored in {config.credentials_file}")

@@ -1,0 +1,50 @@
+"""One request to the server under examination: no retries, and no longer than the user has patience."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from tinker_wire.runtime import Request
+
+from tinker._http import ONE_SHOT, Purpose, RawResponse
+from tinker._runtime import Runtime
+from tinker.errors import APIStatusError, TinkerError
+
+T = TypeVar("T")
+
+
+class Prober:
+    """The server under examination. Whatever takes longer than ``seconds`` (None: no limit) counts as not answered."""
+
+    def __init__(self, runtime: Runtime, seconds: float | None) -> None:
+        self._runtime, self._seconds = runtime, seconds
+
+    @property
+    def runtime(self) -> Runtime:
+        """The connections to the server."""
+        return self._runtime
+
+    async def read(self, request: Request[T]) -> T:
+        """Return the value of the answer. TinkerError for every refusal, and for no answer in time."""
+        return (await self._in_time(self._runtime.transport.send(request, ONE_SHOT))).value
+
+    async def status(self, request: Request[Any]) -> int:
+        """Return the status of the answer, also of a refusal."""
+        try:
+            return (await self.answer(request)).status
+        except APIStatusError as error:
+            return error.status_code
+
+    async def answer(self, request: Request[Any]) -> RawResponse:
+        """Return the answer with its headers, not decoded. TinkerError as for :meth:`read`."""
+        transport = self._runtime.transport
+        return await self._in_time(transport.send_once(transport.prepare(request, Purpose.SESSION)))
+
+    async def _in_time(self, answer: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await answer
+        except TimeoutError:
+            raise TinkerError(f"no answer within {self._seconds:g} s (--patience)") from None

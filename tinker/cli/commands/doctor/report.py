@@ -1,0 +1,29 @@
+"""What the doctor says: a result for each check, and which operations the server has."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+CheckStatus: TypeAlias = Literal["ok", "note", "FAIL"]
+Support: TypeAlias = Literal["yes", "no", "unknown"]
+
+
+class CheckResult(NamedTuple):
+    """One thing that was checked: in order, worth knowing, or broken."""
+
+    name: str
+    status: CheckStatus
+    detail: str
+
+
+class DoctorReport(NamedTuple):
+    """All results. ``operations`` says of each operation of the contract whether the server has it."""
+
+    base_url: str
+    results: list[CheckResult]
+    operations: dict[str, Support]
+
+    @property
+    def failures(self) -> list[str]:
+        """The names of the checks that failed."""
+        return [result.name for result in self.results if result.status == "FAIL"]

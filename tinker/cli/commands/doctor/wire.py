@@ -1,0 +1,70 @@
+"""The format in which training requests will be sent, found out as clients do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinker_wire import models
+from tinker_wire.api import training as training_api
+from tinker_wire.runtime import Binary, Request
+
+from tinker._http import UNEXPECTED_STATUS, UNREADABLE_STATUSES
+from tinker._session import Form, Negotiation, Trial
+from tinker._wire import json, proto
+from tinker.cli.commands.doctor.prober import Prober
+from tinker.cli.commands.doctor.report import CheckResult
+from tinker.errors import APIStatusError
+from tinker.types import Datum, ModelInput
+
+_UNKNOWN_MODEL = "doctor:train:0"
+_NAMES = {"proto": "protobuf", "json": "JSON"}
+
+
+async def check_wire(prober: Prober) -> CheckResult:
+    """Negotiate the format as clients do, by a request for a model that does not exist."""
+    choice = prober.runtime.config.wire
+    wire = Negotiation(choice)
+    wire.config_answered((await prober.runtime.server.facts()).answered)
+    first = wire.form
+    refusals: list[APIStatusError] = []
+
+    trial = Trial(wire, has_sparse=False)
+    accepted = trial.begin()
+    try:
+        while (refusal := await _find_refusal(prober, accepted)) is not None:
+            refusals.append(refusal)
+            accepted = trial.next_after(refusal)
+    except APIStatusError as error:
+        detail = f"the server does not tell what it reads; it answers {error.status_code} to a model that it cannot know"
+        return CheckResult("wire", "note", f"{detail}. Training requests go as {_NAMES[first.media]} first")
+    why = ", as TINKER_WIRE says" if choice != "auto" else ""
+    if accepted != first:
+        why = f", as the server answers {refusals[0].status_code} to {_NAMES[first.media]}"
+    return CheckResult("wire", "ok", f"training requests go as {_NAMES[accepted.media]}{why}")
+
+
+async def _find_refusal(prober: Prober, form: Form) -> APIStatusError | None:
+    """Ask whether the server reads a format; return its refusal, None where it does."""
+    try:
+        await prober.answer(_request_for_unknown_model(form))
+    except APIStatusError as error:
+        if _is_about_the_format(error):
+            return error
+    return None
+
+
+def _request_for_unknown_model(form: Form) -> Request[Any]:
+    """A training request; its protobuf body is not valid text, like those of clients."""
+    datum = Datum(ModelInput.from_ints([1_000_000]), {"target_tokens": [1_000_000], "weights": [1.0]})
+    if form.media == "proto":
+        body = proto.encode_forward_backward(_UNKNOWN_MODEL, 1, [datum], "cross_entropy")
+        return training_api.forward_backward(Binary(proto.MEDIA_TYPE, body))
+    inputs = models.ForwardBackwardInput(data=json.wire_data([datum]), loss_fn="cross_entropy")
+    return training_api.forward_backward(
+        models.ForwardBackwardRequest(forward_backward_input=inputs, model_id=_UNKNOWN_MODEL, seq_id=1)
+    )
+
+
+def _is_about_the_format(error: APIStatusError) -> bool:
+    """Whether a refusal may be about the format of the body. A server that names the model has read it."""
+    return error.status_code in UNREADABLE_STATUSES | {UNEXPECTED_STATUS} and _UNKNOWN_MODEL not in str(error.body)

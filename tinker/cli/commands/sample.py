@@ -1,0 +1,123 @@
+"""``tinker sample``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from tinker.cli.errors import CommandFailed
+from tinker.cli.options import GlobalOptions, pass_options
+
+if TYPE_CHECKING:
+    from tinker.types import SampledSequence
+
+
+class _Continuation(NamedTuple):
+    prompt: str
+    text: str
+    sequence: SampledSequence
+
+
+@click.command()
+@click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
+@click.option("-m", "--model", metavar="NAME_OR_PATH", help="A base model or checkpoint. Default: the first model.")
+@click.option("-n", "--num-samples", type=click.IntRange(min=1), default=1, show_default=True, help="How many for each prompt.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Longest continuation.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True, help="0: the likeliest token.")
+@click.option("--top-k", type=int, default=-1, help="Choose among the k likeliest tokens only. Default: all.")
+@click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, help="Choose among the likeliest with this share.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
+@click.option("--seed", type=int, help="The same seed gives the same samples, where the server does that.")
+@click.option("--tokenizer", "tokenizer_id", metavar="NAME", help="A name on the hub, or a folder. Default: the model's own.")
+@click.option("--chat", is_flag=True, help="The prompt is a message, put into the model's chat template.")
+@pass_options
+def sample(
+    options: GlobalOptions,
+    prompts: tuple[str, ...],
+    model: str | None,
+    num_samples: int,
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    stop: tuple[str, ...],
+    seed: int | None,
+    tokenizer_id: str | None,
+    chat: bool,
+) -> None:
+    """Sample continuations of each PROMPT, all at once; without one, of the standard input.
+
+    The tokenizer of the model is used, which needs transformers: pip install transformers.
+    """
+    from tinker._tokenizers import load
+    from tinker.cli.clients import rest_client, service_client
+    from tinker.cli.output import progress
+    from tinker.types import SamplingParams
+
+    texts = prompts or _read_pipe()
+    model = model or _first_model(rest_client(options).get_server_capabilities().result().supported_models)
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=list(stop) or None, seed=seed
+    )
+    with service_client(options) as service, progress(options, f"Sampling {model}", len(texts)) as advance:
+        path, base = (model, None) if model.startswith("tinker://") else (None, model)
+        sampler = service.create_sampling_client(model_path=path, base_model=base)
+        tokenizer: Any = load(tokenizer_id) if tokenizer_id else sampler.result().get_tokenizer()
+        futures = [sampler.sample(_encode(tokenizer, text, chat=chat), num_samples, params) for text in texts]
+        samples: list[_Continuation] = []
+        for count, (text, future) in enumerate(zip(texts, futures), start=1):
+            samples += [
+                _Continuation(text, tokenizer.decode(sequence.tokens), sequence) for sequence in future.result().sequences
+            ]
+            advance(count)
+    _show(options, model, samples)
+
+
+def _read_pipe() -> Sequence[str]:
+    if sys.stdin.isatty():
+        raise click.UsageError("Give a PROMPT, or pipe one in.")
+    text = sys.stdin.read()
+    if not text:
+        raise CommandFailed("The prompt is empty")
+    return (text,)
+
+
+def _first_model(models: Sequence[Any]) -> str:
+    for entry in models:
+        if entry.model_name is not None and entry.sampleable is not False:
+            return str(entry.model_name)
+    raise CommandFailed("The server offers no model to sample from", "Give a checkpoint with --model.")
+
+
+def _encode(tokenizer: Any, text: str, *, chat: bool) -> Any:
+    from tinker.cli.examples import chat_tokens
+    from tinker.types import ModelInput
+
+    if chat:
+        return ModelInput.from_ints(chat_tokens(tokenizer, [{"role": "user", "content": text}], prompt=True))
+    return ModelInput.from_ints(tokenizer.encode(text))
+
+
+def _show(options: GlobalOptions, model: str, samples: Sequence[_Continuation]) -> None:
+    from tinker.cli.output import show
+
+    records = [
+        {
+            "prompt": sample.prompt,
+            "text": sample.text,
+            "tokens": sample.sequence.tokens,
+            "stop_reason": sample.sequence.stop_reason,
+        }
+        for sample in samples
+    ]
+
+    def text() -> None:
+        for number, sample in enumerate(samples):
+            if len(samples) > 1:
+                click.echo(f"{'' if number == 0 else chr(10)}--- {sample.prompt!r}")
+            click.echo(sample.text)
+
+    show(options, {"model": model, "samples": records}, text)
