@@ -87,7 +87,11 @@ TESTS: dict[str, list[str]] = {
     "local/scheduling/samples": ["local/test_schedule.py", "local/test_server_sampling.py"],
     "local/scheduling/worker": ["local/test_schedule.py", "local/test_server_training.py"],
     "local/storage/checkpoint_records": ["local/test_checkpoint_files.py", "local/test_server_checkpoints.py"],
-    "local/storage/checkpoints": ["local/test_checkpoint_files.py", "local/test_durability.py", "local/test_server_checkpoints.py"],
+    "local/storage/checkpoints": [
+        "local/test_checkpoint_files.py",
+        "local/test_durability.py",
+        "local/test_server_checkpoints.py",
+    ],
     "local/engines/torch/losses": ["local/test_losses.py", "local/test_toy_engine.py", "local/test_torch_engine.py"],
 }
 
