@@ -1,0 +1,115 @@
+"""Rules of the house that name no module: packages have a door, a type has one name, functions are verbs, paths are left alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from import_graph import Import, Module, find_imports, find_modules, parse
+from naming import find_participles, python_files, repeated_types
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = find_modules(ROOT)
+IMPORTS = find_imports(MODULES)
+OURS = python_files([ROOT / "tinker", ROOT / "codegen"])
+
+#: Scripts that change sys.path, and why nothing else would do.
+PATH_CHANGED = {"surface/introspect.py": "runs beside the official client as well, and takes its own folder off the path"}
+PATH_CHANGES = ("sys.path.", "sys.path[")
+
+
+def complain(problems: list[str], advice: str) -> None:
+    """Fail with every problem on a line of its own."""
+    listed = list(dict.fromkeys(problems))  # an import of two names is one line
+    if listed:
+        pytest.fail("\n".join([advice, *listed]), pytrace=False)
+
+
+def place(path: Path, line: int) -> str:
+    """As editors open it."""
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def shown(found: Import) -> str:
+    """Where an import is, and what of."""
+    return f"{place(found.importer.path, found.line)}: {found.importer.name} imports {found.target} ({found.way})"
+
+
+def test_no_import_of_any_kind_goes_up_to_a_client_or_an_official_path() -> None:
+    """For type checkers neither: what is named in a signature is known there."""
+    upwards = [
+        found
+        for found in IMPORTS
+        if found.arrow[0].startswith("_") and found.arrow[0] != "__init__"
+        if found.arrow[1].endswith("_client") or found.arrow[1] in ("lib", "proto")
+    ]
+    complain(
+        list(map(shown, upwards)), "A private module must not name a client. Take a protocol, or what is needed of the client:"
+    )
+
+
+def test_a_package_is_imported_through_its_init() -> None:
+    """Whoever uses a package reads one file of it; what is not offered there can change without notice."""
+    around = [found for found in IMPORTS if found.arrow[0] != found.arrow[1] and is_around_the_door(found)]
+    complain(list(map(shown, around)), "Import this from the package itself, whose __init__.py must offer it:")
+
+
+def is_around_the_door(found: Import) -> bool:
+    """Whether a module of a private package is imported that its ``__init__`` does not offer, or by the module's own path."""
+    package = MODULES.get(f"tinker.{found.arrow[1]}")
+    if package is None or not package.is_package or not found.arrow[1].startswith("_") or found.target == package.name:
+        return False
+    return found.spelled != package.name or found.name not in set(offered(package))
+
+
+def offered(package: Module) -> Iterator[str]:
+    """What an ``__init__`` imports, and the names that it spells, as in a table of lazy ones."""
+    for node in ast.walk(package.tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_a_type_name_is_defined_once() -> None:
+    """One word has one meaning."""
+    repeated = [
+        f"{name}: " + ", ".join(place(found.path, found.line) for found in places)
+        for name, places in repeated_types(OURS).items()
+    ]
+    complain(repeated, "Each of these type names is defined in several files. Name each after what only it is:")
+
+
+def test_no_function_is_named_by_a_participle() -> None:
+    """A function does something: open, send, poll. What is left out is said at the top of tools/naming.py."""
+    found = find_participles(OURS)
+    complain(
+        [f"{place(one.path, one.line)}: {one.name}" for one in found],
+        "Name these functions by a verb in the imperative; values by a noun (as a property), questions by is_, has_ or can_ (-> bool):",
+    )
+
+
+def test_no_test_changes_the_import_path() -> None:
+    """What tests share is in tests/support, and tools/ is on pytest's own path (pyproject.toml)."""
+    changes = [
+        place(path, line)
+        for path in python_files([ROOT / "tests"])
+        if path.relative_to(ROOT / "tests").as_posix() not in PATH_CHANGED
+        for line in path_changes(path)
+    ]
+    complain(changes, "sys.path must not be changed. Put what is shared into tests/support and import it from there:")
+
+
+def path_changes(path: Path) -> Iterator[int]:
+    """The lines that change ``sys.path``, or let pytest do it."""
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Attribute) and node.attr == "syspath_prepend":
+            yield node.lineno
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith(PATH_CHANGES):
+            yield node.lineno
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.Delete)):
+            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+            if any(ast.unparse(target) == "sys.path" or ast.unparse(target).startswith(PATH_CHANGES) for target in targets):
+                yield node.lineno
