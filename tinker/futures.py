@@ -42,8 +42,8 @@ class APIFuture(concurrent.futures.Future[T]):
     def __init__(self, operation: str = "") -> None:
         super().__init__()
         self.operation = operation
-        self.progress = Progress()
-        self.receipt = Receipt()
+        self.progress: Progress = Progress()
+        self.receipt: Receipt = Receipt()
         self._thread = loop_thread()
         self._task: asyncio.Task[T] | None = None
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tinker import _tokenizers
-from tinker._clients import ReadyClient
+from tinker._clients import ReadyClient, awaited_twin_of
 from tinker._http import sampling_policy
 from tinker._runtime import Runtime
 from tinker._sampling import (
@@ -142,34 +142,15 @@ class SamplingClient(ReadyClient):
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    async def sample_async(
-        self,
-        prompt: ModelInput,
-        num_samples: int,
-        sampling_params: SamplingParams,
-        include_prompt_logprobs: bool = False,
-        topk_prompt_logprobs: int = 0,
-        topk_sample_logprobs: int = 0,
-        target_prompt_logprobs: TensorData | None = None,
-        prompt_alt_tokens_k: int = 0,
-        prompt_logprobs_last_n: int | None = None,
-    ) -> SampleResponse:
+    @awaited_twin_of(sample)
+    async def sample_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`sample`, awaited."""
-        return await self.sample(
-            prompt,
-            num_samples,
-            sampling_params,
-            include_prompt_logprobs,
-            topk_prompt_logprobs,
-            topk_sample_logprobs,
-            target_prompt_logprobs,
-            prompt_alt_tokens_k,
-            prompt_logprobs_last_n,
-        )
+        return await self.sample(*args, **kwargs)
 
-    async def compute_logprobs_async(self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None) -> list[float | None]:
+    @awaited_twin_of(compute_logprobs)
+    async def compute_logprobs_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`compute_logprobs`, awaited."""
-        return await self.compute_logprobs(prompt, prompt_logprobs_last_n)
+        return await self.compute_logprobs(*args, **kwargs)
 
     async def get_base_model_async(self) -> str:
         """:meth:`get_base_model` without blocking."""

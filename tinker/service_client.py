@@ -6,11 +6,12 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tinker_wire import models
 from tinker_wire.api import service as service_api
 
+from tinker._clients import awaited_twin_of
 from tinker._clock import Clock
 from tinker._config import settings as _config
 from tinker._http import SUBMIT
@@ -270,54 +271,25 @@ class ServiceClient:
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    async def create_lora_training_client_async(
-        self,
-        base_model: str,
-        rank: int = 32,
-        seed: int | None = None,
-        train_mlp: bool = True,
-        train_attn: bool = True,
-        train_unembed: bool = True,
-        user_metadata: Mapping[str, object] | None = None,
-        optimizer: OptimizerConfig | None = None,
-    ) -> TrainingClient:
+    @awaited_twin_of(create_lora_training_client)
+    async def create_lora_training_client_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`create_lora_training_client`, ready."""
-        return await self.create_lora_training_client(
-            base_model, rank, seed, train_mlp, train_attn, train_unembed, user_metadata, optimizer
-        )
+        return await self.create_lora_training_client(*args, **kwargs)
 
-    async def create_training_client_from_state_async(
-        self,
-        path: str,
-        base_model: str | None = None,
-        user_metadata: Mapping[str, object] | None = None,
-        weights_access_token: str | None = None,
-        optimizer: OptimizerConfig | None = None,
-    ) -> TrainingClient:
+    @awaited_twin_of(create_training_client_from_state)
+    async def create_training_client_from_state_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`create_training_client_from_state`, ready."""
-        return await self.create_training_client_from_state(path, base_model, user_metadata, weights_access_token, optimizer)
+        return await self.create_training_client_from_state(*args, **kwargs)
 
-    async def create_training_client_from_state_with_optimizer_async(
-        self,
-        path: str,
-        base_model: str | None = None,
-        user_metadata: Mapping[str, object] | None = None,
-        weights_access_token: str | None = None,
-    ) -> TrainingClient:
+    @awaited_twin_of(create_training_client_from_state_with_optimizer)
+    async def create_training_client_from_state_with_optimizer_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`create_training_client_from_state_with_optimizer`, ready."""
-        return await self.create_training_client_from_state_with_optimizer(
-            path, base_model, user_metadata, weights_access_token
-        )
+        return await self.create_training_client_from_state_with_optimizer(*args, **kwargs)
 
-    async def create_sampling_client_async(
-        self,
-        model_path: str | None = None,
-        base_model: str | None = None,
-        retry_config: RetryConfig | None = None,
-        record_stability_info: bool = False,
-    ) -> SamplingClient:
+    @awaited_twin_of(create_sampling_client)
+    async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`create_sampling_client`, ready."""
-        return await self.create_sampling_client(model_path, base_model, retry_config, record_stability_info)
+        return await self.create_sampling_client(*args, **kwargs)
 
     async def get_server_capabilities_async(self) -> models.GetServerCapabilitiesResponse:
         """:meth:`get_server_capabilities` without blocking."""

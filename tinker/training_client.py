@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tinker_wire import models
 
 from tinker import _tokenizers
-from tinker._clients import ReadyClient
+from tinker._clients import ReadyClient, awaited_twin_of, twin_of
 from tinker._http import sampling_policy
 from tinker._sampling import Sampler
 from tinker._training import LossJob, TrainingRun, check_handle, prepare_loss, requests
@@ -286,83 +286,60 @@ class TrainingClient(ReadyClient):
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    async def forward_async(
-        self, data: Sequence[Datum], loss_fn: LossFnType, loss_fn_config: LossConfig = None
-    ) -> APIFuture[ForwardBackwardOutput]:
+    @twin_of(forward)
+    async def forward_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`forward`; await the future it returns."""
-        return self.forward(data, loss_fn, loss_fn_config)
+        return self.forward(*args, **kwargs)
 
-    async def forward_backward_async(
-        self, data: Sequence[Datum], loss_fn: LossFnType, loss_fn_config: LossConfig = None
-    ) -> APIFuture[ForwardBackwardOutput]:
+    @twin_of(forward_backward)
+    async def forward_backward_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`forward_backward`; await the future it returns."""
-        return self.forward_backward(data, loss_fn, loss_fn_config)
+        return self.forward_backward(*args, **kwargs)
 
-    async def forward_backward_custom_async(
-        self,
-        data: Sequence[Datum],
-        loss_fn: CustomLossFn | LossWithGradients | LossHandle,
-        *,
-        loss_type_input: str | None = None,
-    ) -> APIFuture[ForwardBackwardOutput]:
+    @twin_of(forward_backward_custom)
+    async def forward_backward_custom_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`forward_backward_custom`; await the future it returns."""
-        return self.forward_backward_custom(data, loss_fn, loss_type_input=loss_type_input)
+        return self.forward_backward_custom(*args, **kwargs)
 
-    async def optim_step_async(
-        self, optim_params: OptimParams | None = None, *, adam_params: OptimParams | None = None
-    ) -> APIFuture[models.OptimStepResponse]:
+    @twin_of(optim_step)
+    async def optim_step_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`optim_step`; await the future it returns."""
-        return self.optim_step(optim_params, adam_params=adam_params)
+        return self.optim_step(*args, **kwargs)
 
-    async def save_state_async(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        overwrite: bool = False,
-        user_metadata: Mapping[str, str] | None = None,
-    ) -> APIFuture[SaveWeightsResponse]:
+    @twin_of(save_state)
+    async def save_state_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`save_state`; await the future it returns."""
-        return self.save_state(name, ttl_seconds, overwrite, user_metadata)
+        return self.save_state(*args, **kwargs)
 
-    async def save_weights_for_sampler_async(
-        self, name: str, ttl_seconds: int | None = None, user_metadata: Mapping[str, str] | None = None
-    ) -> APIFuture[SaveWeightsForSamplerResponse]:
+    @twin_of(save_weights_for_sampler)
+    async def save_weights_for_sampler_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`save_weights_for_sampler`; await the future it returns."""
-        return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
+        return self.save_weights_for_sampler(*args, **kwargs)
 
-    async def save_weights_external_async(
-        self, name: str, ttl_seconds: int | None = None, age_encryption_recipients: Sequence[str] | None = None
-    ) -> APIFuture[SaveWeightsExternalResponse]:
+    @twin_of(save_weights_external)
+    async def save_weights_external_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`save_weights_external`; await the future it returns."""
-        return self.save_weights_external(name, ttl_seconds, age_encryption_recipients)
+        return self.save_weights_external(*args, **kwargs)
 
-    async def load_state_async(
-        self, path: str, weights_access_token: str | None = None
-    ) -> APIFuture[models.LoadWeightsResponse]:
+    @twin_of(load_state)
+    async def load_state_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`load_state`; await the future it returns."""
-        return self.load_state(path, weights_access_token)
+        return self.load_state(*args, **kwargs)
 
-    async def load_state_with_optimizer_async(
-        self, path: str, weights_access_token: str | None = None
-    ) -> APIFuture[models.LoadWeightsResponse]:
+    @twin_of(load_state_with_optimizer)
+    async def load_state_with_optimizer_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`load_state_with_optimizer`; await the future it returns."""
-        return self.load_state_with_optimizer(path, weights_access_token)
+        return self.load_state_with_optimizer(*args, **kwargs)
 
-    async def save_weights_and_get_sampling_client_async(
-        self,
-        name: str | None = None,
-        retry_config: RetryConfig | None = None,
-        record_stability_info: bool = False,
-        kind: models.SamplingClientKind = "snapshot",
-    ) -> SamplingClient:
+    @awaited_twin_of(save_weights_and_get_sampling_client)
+    async def save_weights_and_get_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`save_weights_and_get_sampling_client`, ready."""
-        return await self.save_weights_and_get_sampling_client(name, retry_config, record_stability_info, kind)
+        return await self.save_weights_and_get_sampling_client(*args, **kwargs)
 
-    async def create_sampling_client_async(
-        self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
-    ) -> SamplingClient:
+    @awaited_twin_of(create_sampling_client)
+    async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`create_sampling_client`, ready."""
-        return await self.create_sampling_client(model_path, retry_config, record_stability_info)
+        return await self.create_sampling_client(*args, **kwargs)
 
     async def get_info_async(self) -> models.GetInfoResponse:
         """:meth:`get_info` without blocking."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any
 
 import msgspec
 from tinker_wire import models
@@ -31,8 +30,6 @@ from tinker.types.model_input import ModelInput
 from tinker.types.results import SampleResponse
 
 logger: logging.Logger = logging.getLogger("tinker")
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 
 class Sampler:
@@ -48,9 +45,9 @@ class Sampler:
         record_stability_info: bool = False,
         is_clone: bool = False,
     ) -> None:
-        self.runtime = runtime
+        self.runtime: Runtime = runtime
         self.session_id: str | None = None
-        self.numbers = itertools.count()
+        self.numbers: itertools.count[int] = itertools.count()
         self.completions: Completions | None = None
         self._source = source
         self._policy = policy
@@ -67,23 +64,24 @@ class Sampler:
 
     def sample(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[SampleResponse]:
         """Sample continuations of the prompt."""
-        return self._run("sample", self._sample, prompt, options)
+        return run(self._runtime_here(), "sample", self._sample, prompt, options, parent=self.created)
 
     def compute_logprobs(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[list[float | None]]:
         """The log-probabilities of the prompt, which the options ask for."""
-        return self._run("compute_logprobs", self._compute_logprobs, prompt, options)
+        runtime = self._runtime_here()
+        return run(runtime, "compute_logprobs", self._compute_logprobs, prompt, options, parent=self.created)
 
     def base_model(self) -> APIFuture[str]:
         """The name of the base model; asked for once."""
         if self._base_model is None:
-            self._base_model = self._run("get_base_model", self._find_base_model)
+            self._base_model = run(self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created)
         return self._base_model
 
     def tokenizer(self) -> APIFuture[_tokenizers.Source]:
         """Where the tokenizer is; asked for until there is an answer."""
         known = self._tokenizer
         if known is None or (known.done() and known.exception() is not None):
-            known = self._tokenizer = self._run("get_tokenizer", self._find_tokenizer)
+            known = self._tokenizer = run(self._runtime_here(), "get_tokenizer", self._find_tokenizer, parent=self.created)
         return known
 
     def state(self) -> portable.SamplerState:
@@ -94,10 +92,11 @@ class Sampler:
         name = known.result() if known is not None and known.done() and known.exception() is None else None
         return msgspec.structs.replace(self._state, base_model=name)
 
-    def _run(self, operation: str, function: Callable[[APIFuture[T], *Ts], Coroutine[Any, Any, T]], *args: *Ts) -> APIFuture[T]:
+    def _runtime_here(self) -> Runtime:
+        """The runtime, which in a child made by ``fork`` is another one than in its parent."""
         if not is_of_this_process(self.runtime):
             self._reinit_after_fork()
-        return run(self.runtime, operation, function, *args, parent=self.created)
+        return self.runtime
 
     def _reinit_after_fork(self) -> None:
         """In a child made by ``fork``: go on as a clone, with a thread and connections of this process."""

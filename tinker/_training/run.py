@@ -43,7 +43,7 @@ class TrainingRun:
     """A run that is being created from now on. ``created`` is the future of that; operations wait for it by their order."""
 
     def __init__(self, runtime: Runtime, operation: str, creation: Creation) -> None:
-        self.runtime = runtime
+        self.runtime: Runtime = runtime
         self.model: Model | None = None
         self._session_id: str | None = None
         self._order = Sequencer()

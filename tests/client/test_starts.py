@@ -1,0 +1,141 @@
+"""The one start of every operation: who hears of it, and what a client shows of the future of its creation."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from tinker_wire import models
+
+import tinker
+from tinker._loop import loop_thread
+from tinker._runtime import run
+from tinker._sampling import SampleOptions
+from tinker.observing import FutureSettled
+
+ADAM = tinker.AdamParams()
+PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)
+PENDING = {"type": "try_again", "request_id": "x", "queue_state": "paused_capacity"}
+Connect = Callable[..., tinker.ServiceClient]
+
+
+def settle() -> None:
+    """Let the I/O thread do what it has been handed."""
+    done = threading.Event()
+    loop_thread().call(done.set)
+    assert done.wait(10)
+
+
+def test_observers_hear_of_every_operation(connect: Connect, tmp_path: Any) -> None:
+    """Clients that are made, requests, custom losses, downloads and the end of the session are settled futures to observers."""
+    operations: list[str] = []
+
+    def note(event: object) -> None:
+        if isinstance(event, FutureSettled):
+            operations.append(event.operation)
+
+    service = connect(observers=[note])
+    training = service.create_lora_training_client("tinker/toy", rank=2)
+    training.optim_step(ADAM).result(10)
+    sampler = training.save_weights_and_get_sampling_client().result(10)
+    sampler.compute_logprobs(PROMPT).result(10)
+    sampler.get_base_model()
+    service.get_server_capabilities()
+    service.create_rest_client().list_sessions().result(10)
+    path = "tinker://no-run/weights/none"
+    assert tinker.checkpoints.download(path, tmp_path, form="archive", service=service).exception(10)
+    service.close().result(10)
+    settle()
+    assert {
+        "create_lora_training_client",
+        "optim_step",
+        "save_weights_and_get_sampling_client",
+        "compute_logprobs",
+        "get_base_model",
+        "get_server_capabilities",
+        "list_sessions",
+        "download",
+        "close",
+    } <= set(operations)
+
+
+@pytest.mark.parametrize("kind", [tinker.TrainingClient, tinker.SamplingClient])
+def test_a_client_is_no_future(kind: type) -> None:
+    """A client shows how to wait for it, and nothing by which one would settle a future."""
+    shown = {name for name in dir(kind) if not name.startswith("_")}
+    assert {"result", "result_async", "done", "exception", "observe_queue"} <= shown
+    assert shown.isdisjoint({"set_result", "set_exception", "set_running_or_notify_cancel", "running", "operation", "progress"})
+    assert not issubclass(kind, concurrent.futures.Future)
+
+
+def test_the_future_of_a_client(service: tinker.ServiceClient) -> None:
+    """Code that wants a future of a client is given one, whose result is the client."""
+    clients = [service.create_lora_training_client("tinker/toy"), service.create_lora_training_client("no/such-model")]
+    made, failed = (client.future() for client in clients)
+    assert not concurrent.futures.wait([made, failed], 10).not_done
+    assert made.result() is clients[0]
+    assert isinstance(failed.exception(), tinker.BadRequestError)
+
+
+def test_one_task_for_each_operation(
+    training: tinker.TrainingClient, service: tinker.ServiceClient, wire: Any, datum: Callable[..., tinker.Datum]
+) -> None:
+    """A sample and a request of a run are one task each, from the call to the result."""
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
+    thread = training._run.runtime.thread
+    before = set(thread._tasks)
+    futures: list[Any] = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(5)]
+    futures += [training.optim_step(ADAM), training.forward_backward([datum()], "cross_entropy")]
+    wire.wait_for("forward_backward")
+    settle()
+    names = sorted(task.get_name() for task in set(thread._tasks) - before)
+    wire.faults.clear()
+    assert [future.result(10) for future in futures]
+    assert names == ["forward_backward", "optim_step", *["sample"] * 5]
+
+
+def test_the_way_to_the_loop_is_short(service: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the call of `sample` to the hand-over there are at most four calls."""
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    thread = sampler._sampler.runtime.thread
+    depths: list[int] = []
+    call = thread.call
+
+    def counted(function: Callable[[], object]) -> None:
+        names = [frame.function for frame in inspect.stack()]
+        if "sample" in names:
+            depths.append(len(names) - 1 - names[::-1].index("sample"))
+        call(function)
+
+    monkeypatch.setattr(thread, "call", counted)
+    sampler.sample(PROMPT, 1, PARAMS).result(10)
+    assert depths[0] <= 4
+
+
+def test_a_sampling_option_is_named_the_same_everywhere() -> None:
+    """The options of `sample` are those of its record, in this order and with these defaults, and fields of the request."""
+    parameters = list(inspect.signature(tinker.SamplingClient.sample).parameters.values())[2:]
+    fields = msgspec.structs.fields(SampleOptions)
+    assert [one.name for one in parameters] == [one.name for one in fields]
+    given = [inspect.Parameter.empty if one.default is msgspec.NODEFAULT else one.default for one in fields]
+    assert [one.default for one in parameters] == given
+    renamed = {"include_prompt_logprobs": "prompt_logprobs"}
+    assert {renamed.get(one.name, one.name) for one in fields} <= set(models.SampleRequest.__struct_fields__)
+
+
+def test_a_start_in_another_process_is_refused(service: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the runtime's thread does not run, as in a child made by fork, nothing is started."""
+    runtime = service._runtime()
+
+    async def never(_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("tinker._loop._current", type(loop_thread())())
+    with pytest.raises(RuntimeError, match="another process"):
+        run(runtime, "a test", never)
