@@ -24,9 +24,9 @@ def changes(tree: ast.AST) -> Iterator[int]:
         targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [getattr(node, "target", node)]
         if isinstance(node, ast.Assign | ast.Delete | ast.AugAssign) and any(map(is_path, targets)):
             yield node.lineno
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
-            if is_path(node.func.value):
-                yield node.lineno
+        is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES
+        if is_method and is_path(node.func.value):
+            yield node.lineno
 
 
 @pytest.mark.parametrize("source", ["sys.path.insert(0, x)", "sys.path[:0] = [x]", "sys.path += [x]", "del sys.path[0]"])
