@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import tinker
-from tinker._http.limits import DISPATCH_SLOTS, THROTTLED_SECONDS, THROTTLED_SLOTS
+from tinker._http.limits import DISPATCH_SLOTS, THROTTLED_SECONDS, THROTTLED_SLOTS, SampleAdmission
 
 Connect = Callable[..., tinker.ServiceClient]
 MakeLimits = Callable[..., Any]
@@ -42,7 +42,7 @@ def dispatched(limits: Any, nbytes: int, count: int) -> int:
 
         async def submit() -> None:
             nonlocal inside
-            async with limits.sample_dispatch(nbytes):
+            async with SampleAdmission(limits, nbytes):
                 inside += 1
                 await asyncio.Event().wait()
 
@@ -103,7 +103,7 @@ def test_failing_fast_raises_before_a_submission(make_limits: MakeLimits, clock:
     del clock.slept[:]
 
     async def submit() -> None:
-        async with limits.sample_dispatch(1000):
+        async with SampleAdmission(limits, 1000):
             pass
 
     for _ in range(DISPATCH_SLOTS + 1):

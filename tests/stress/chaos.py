@@ -31,7 +31,7 @@ import kills
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
 from tinker.testing import FaultyServer
-from tinker.testing.faults import KINDS, Kind
+from tinker.testing.faults import KINDS, FaultKind
 
 WORKLOAD = Path(__file__).with_name("workload.py")
 DOWN_SECONDS = 0.3
@@ -39,7 +39,7 @@ EXCHANGES_BEFORE_RESTARTS = 100  # until the work is under way
 HANG_SECONDS = 1.0  # until something on the way breaks a connection that says nothing
 GUARD_SECONDS = 600.0
 # What the official client is compared under; a garbled answer, for one, it can only report.
-CURABLE: tuple[Kind, ...] = ("status", "drop", "hang", "delay", "truncate", "slow")
+CURABLE: tuple[FaultKind, ...] = ("status", "drop", "hang", "delay", "truncate", "slow")
 MOST_SERVERS = 2  # at once; a server takes a second of the processor to start
 RATES = (0.0, 0.1, 0.3, 0.5)
 
@@ -82,7 +82,7 @@ class Outcome:
         """The calls that were interrupted, each of which may have been made or not."""
         return [record for record in self.result["records"] if record["interrupted"]]
 
-    def met(self, kind: Kind) -> int:
+    def met(self, kind: FaultKind) -> int:
         """How many exchanges failed in this way."""
         return sum(count for name, count in self.totals.items() if name.partition(" ")[0] == kind)
 
@@ -142,7 +142,7 @@ def run(
     rate: float,
     *,
     python: str = sys.executable,
-    kinds: tuple[Kind, ...] = KINDS,
+    kinds: tuple[FaultKind, ...] = KINDS,
     restarts: int = 2,
     **plan: Any,
 ) -> Outcome:

@@ -15,7 +15,7 @@ import httpx
 
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
-from tinker.testing.asgi import answer_of
+from tinker.testing.asgi import call_app
 from tinker.testing.faults import operation_of
 
 
@@ -60,7 +60,7 @@ class RawServer:
                 writer.write(answer)
                 await writer.drain()
                 return
-        answered = await answer_of(self.app, httpx.Request(method, f"{self.url}{target}", headers=headers), body)
+        answered = await call_app(self.app, httpx.Request(method, f"{self.url}{target}", headers=headers), body)
         writer.write(raw(answered.status, answered.content, dict(answered.headers)))
         await writer.drain()
 

@@ -20,7 +20,7 @@ from tinker._wire import proto
 from tinker.cli import main
 from tinker.local.engines import LossResult
 from tinker.testing import Nonconformance, Outcome, check_ids, run, verify
-from tinker.testing.conformance.exchange import Clock
+from tinker.testing.conformance.connection import KitClock
 from tinker.testing.conformance.registry import all_checks
 
 Serve = Callable[..., str]
@@ -315,7 +315,7 @@ class Stepped:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.clock = Clock(monotonic=lambda: self.now, sleep=self._sleep)
+        self.clock = KitClock(monotonic=lambda: self.now, sleep=self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds

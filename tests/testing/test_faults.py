@@ -16,7 +16,7 @@ import pytest
 
 import tinker
 from tinker.testing import FaultyServer, SteppedClock, toy_server
-from tinker.testing.faults import KINDS, Fault, chances, garbled, operation_of, pieces
+from tinker.testing.faults import KINDS, Fault, chances, garble, operation_of, pieces
 
 HEALTH = "/api/v1/healthz"
 SESSION = {"tags": [], "sdk_version": "1"}
@@ -307,7 +307,7 @@ def test_broken_connections(live: tuple[FaultyServer, str]) -> None:
         with pytest.raises(httpx.ReadTimeout):
             client.get(HEALTH, timeout=0.05)
         server.corrupt_next("healthz")
-        assert client.get(HEALTH).content == garbled(b'{"status":"ok"}')
+        assert client.get(HEALTH).content == garble(b'{"status":"ok"}')
         server.slow_next("healthz", 0.001)
         assert client.get(HEALTH).json() == {"status": "ok"}
         server.fail_next("healthz", 418, headers={"x-tea": "green"})

@@ -24,8 +24,8 @@ def changes(tree: ast.AST) -> Iterator[int]:
         targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [getattr(node, "target", node)]
         if isinstance(node, ast.Assign | ast.Delete | ast.AugAssign) and any(map(is_path, targets)):
             yield node.lineno
-        is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if is_call and node.func.attr in CHANGES and is_path(node.func.value):
+        is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES
+        if is_method and is_path(node.func.value):
             yield node.lineno
 
 

@@ -32,6 +32,8 @@ from tinker._http.retry import (
 )
 from tinker._http.statuses import (
     ABSENT_STATUSES,
+    FAILED_STATUSES,
+    PENDING_STATUSES,
     REFUSAL_STATUSES,
     UNEXPECTED_STATUS,
     UNREADABLE_STATUSES,
@@ -63,10 +65,12 @@ __all__ = [
     "DISPATCH_SLOTS",
     "DOWNLOAD",
     "ExchangeFailed",
+    "FAILED_STATUSES",
     "Fate",
     "Limits",
     "ONE_SHOT",
     "Observers",
+    "PENDING_STATUSES",
     "POLL",
     "Policy",
     "PreparedRequest",

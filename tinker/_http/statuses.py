@@ -56,7 +56,7 @@ GATEWAY_STATUSES = frozenset({502, 503, 504})
 # The path exists, but not for this method.
 WRONG_METHOD_STATUS = 405
 # The answer of a long poll that came to nothing yet.
-_PENDING_STATUSES = frozenset({408})
+PENDING_STATUSES = frozenset({408})
 # These on a submission may mean that the server does not read the form of the body.
 UNREADABLE_STATUSES = frozenset({400, 415, 422})
 # Of these, the one that is about the form alone.
@@ -69,7 +69,7 @@ REFUSAL_STATUSES = frozenset({400, 409, 422})
 # Below 500, these alone leave open whether the server accepted the request.
 _UNKNOWN_STATUSES = frozenset({408, 410})
 # These on a poll say, with a text, that the request failed.
-_FAILED_STATUSES = frozenset({400, 422})
+FAILED_STATUSES = frozenset({400, 422})
 # The credential is refused.
 UNAUTHENTICATED_STATUS = 401
 # Without a body it is an answer of a proxy in front of the server.
@@ -139,12 +139,12 @@ def is_lost(error: BaseException) -> bool:
 
 def is_pending(error: BaseException) -> bool:
     """Whether a long poll came to nothing yet."""
-    return has_status(error, _PENDING_STATUSES)
+    return has_status(error, PENDING_STATUSES)
 
 
 def is_failed_result(error: BaseException) -> bool:
     """Whether a poll was told that the request failed."""
-    return has_status(error, _FAILED_STATUSES) and judge(error) is not Verdict.REPEAT
+    return has_status(error, FAILED_STATUSES) and judge(error) is not Verdict.REPEAT
 
 
 def is_expired_url(error: BaseException) -> bool:

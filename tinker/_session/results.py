@@ -169,8 +169,8 @@ class _Poll(Generic[T]):
 
     async def once(self) -> _Found[T] | None:
         """One poll: the result, or None when there is another poll to make (any pause is over by then)."""
-        self.iteration += 1
         request = self._request()
+        self.iteration += 1
         started = self.poller.transport.clock.monotonic()
         try:
             if self.result_nbytes is None:
@@ -191,7 +191,7 @@ class _Poll(Generic[T]):
             expected=self.expected.record,
             x_tinker_request_iteration=self.iteration,
             x_tinker_request_type=self.expected.request_type,
-            x_tinker_create_promise_roundtrip_time=self.submission_seconds if self.iteration == 1 else None,
+            x_tinker_create_promise_roundtrip_time=self.submission_seconds if self.iteration == 0 else None,
         )
         return attrs.evolve(request, accepts=(json.MEDIA_TYPE,)) if self.poller.json_results else request
 

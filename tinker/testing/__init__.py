@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from tinker.testing.clock import SteppedClock
     from tinker.testing.conformance import Nonconformance, Outcome, Report, Row, check_ids, run, verify
     from tinker.testing.faults import Fault
-    from tinker.testing.faulty_server import Exchange, FaultyServer, toy_server
+    from tinker.testing.server import FaultyServer, ReceivedRequest, toy_server
 
 # Imported when first used: pytest loads the plugin of this package in every run.
 _HOMES = {
-    "Exchange": "faulty_server",
+    "ReceivedRequest": "server",
     "Fault": "faults",
-    "FaultyServer": "faulty_server",
+    "FaultyServer": "server",
     "Nonconformance": "conformance",
     "Outcome": "conformance",
     "Report": "conformance",
@@ -47,12 +47,12 @@ _HOMES = {
     "SteppedClock": "clock",
     "check_ids": "conformance",
     "run": "conformance",
-    "toy_server": "faulty_server",
+    "toy_server": "server",
     "verify": "conformance",
 }
 
 __all__ = [
-    "Exchange",
+    "ReceivedRequest",
     "Fault",
     "FaultyServer",
     "Nonconformance",

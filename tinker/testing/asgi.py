@@ -9,17 +9,17 @@ from urllib.parse import unquote
 
 import httpx
 
-from tinker.testing.faults import Answer
+from tinker.testing.faults import ServerResponse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 
-async def answer_of(app: ASGIApp, request: httpx.Request, body: bytes) -> Answer:
+async def call_app(app: ASGIApp, request: httpx.Request, body: bytes) -> ServerResponse:
     """What the application answers; whatever it raises is raised here."""
-    exchange = _Exchange(body)
+    exchange = _ASGIExchange(body)
     await app(_scope(request), exchange.receive, exchange.send)
-    return Answer(status=exchange.status, headers=httpx.Headers(exchange.headers), content=b"".join(exchange.parts))
+    return ServerResponse(status=exchange.status, headers=httpx.Headers(exchange.headers), content=b"".join(exchange.parts))
 
 
 def _scope(request: httpx.Request) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def _scope(request: httpx.Request) -> dict[str, Any]:
     }
 
 
-class _Exchange:
+class _ASGIExchange:
     """The application's side of one request."""
 
     def __init__(self, body: bytes) -> None:

@@ -35,10 +35,10 @@ from tinker_wire.operations import OPERATIONS
 
 from tinker._wire import proto
 
-Kind: TypeAlias = Literal[
+FaultKind: TypeAlias = Literal[
     "status", "drop", "hang", "delay", "truncate", "corrupt", "slow", "header", "deep", "trickle", "inform"
 ]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 T = TypeVar("T")
 ANY = "*"
 SLOW_PIECES = 8
@@ -58,7 +58,7 @@ def _headers(given: Mapping[str, HeaderValue]) -> httpx.Headers:
 
 
 @attrs.frozen(kw_only=True)
-class Answer:
+class ServerResponse:
     """A whole answer. Header values may be any bytes."""
 
     status: int
@@ -74,10 +74,10 @@ class Fault:
     takes the place of its body. ``count`` is how many bytes trickle, or how many answers with the status ``informs`` come.
     """
 
-    kind: Kind
+    kind: FaultKind
     applied: bool = False
     seconds: float | None = None
-    answer: Answer | None = None
+    answer: ServerResponse | None = None
     header: tuple[str, HeaderValue] | None = None
     body: bytes | None = attrs.field(default=None, repr=False)
     count: int | None = 1
@@ -96,7 +96,7 @@ def status_fault(
     body: object = None,
     *,
     applied: bool = False,
-    kind: Kind = "status",
+    kind: FaultKind = "status",
 ) -> Fault:
     """An answer instead of the server's; ``body`` is bytes as they are, anything else JSON, None a detail that says so."""
     media: dict[str, HeaderValue]
@@ -106,41 +106,41 @@ def status_fault(
         content = msgspec.json.encode({"detail": f"scripted {status}"} if body is None else body)
         media = {"content-type": "application/json"}
     return Fault(
-        kind=kind, applied=applied, answer=Answer(status=status, headers={**media, **(headers or {})}, content=content)
+        kind=kind, applied=applied, answer=ServerResponse(status=status, headers={**media, **(headers or {})}, content=content)
     )
 
 
-def altered(answer: Answer | None, fault: Fault | None) -> Answer | None:
+def apply_fault(answer: ServerResponse | None, fault: Fault | None) -> ServerResponse | None:
     """What becomes of the server's answer; None is no answer at all."""
     if fault is not None and (fault.answer is not None or fault.kind in ("drop", "hang")):
         return fault.answer
     if answer is None or fault is None:
         return answer
     if fault.kind == "corrupt" or fault.body is not None:
-        return attrs.evolve(answer, content=garbled(answer.content) if fault.body is None else fault.body)
+        return attrs.evolve(answer, content=garble(answer.content) if fault.body is None else fault.body)
     if fault.header is not None:
         return attrs.evolve(answer, headers=httpx.Headers([*answer.headers.raw, *_headers(dict([fault.header])).raw]))
     return answer
 
 
-def pauses(answer: Answer | None, fault: Fault | None) -> Iterator[float]:
+def pauses(answer: ServerResponse | None, fault: Fault | None) -> Iterator[float]:
     """How long the client waits for each piece of the answer, or for each of what comes before it."""
     if fault is None or answer is None:
         return iter(())
     if fault.kind == "slow":
         return itertools.repeat(fault.seconds or 0.0, len(pieces(answer.content)))
     if fault.kind in ("trickle", "inform"):
-        return repeated(fault.seconds or 0.0, fault.count)
+        return repeat(fault.seconds or 0.0, fault.count)
     return iter(())
 
 
-def repeated(value: T, count: int | None) -> Iterator[T]:
+def repeat(value: T, count: int | None) -> Iterator[T]:
     """The value so many times; None is forever."""
     return itertools.repeat(value) if count is None else itertools.repeat(value, count)
 
 
 @attrs.define
-class _Scripted:
+class _ScriptedFault:
     operation: str
     fault: Fault
     left: int
@@ -173,14 +173,14 @@ class OtherForms:
         if operation not in self.OPERATIONS or not self._refused:
             return None
         try:
-            request = msgspec.json.decode(body, type=_Numbered)
+            request = msgspec.json.decode(body, type=_SequencedRequest)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
         number, fault = self._refused.get(request.model_id, (None, None))
         return fault if number == request.seq_id else None
 
 
-class _Numbered(msgspec.Struct):
+class _SequencedRequest(msgspec.Struct):
     model_id: str
     seq_id: int | None = None
 
@@ -189,12 +189,12 @@ def _no_fault(operation: str, number: int) -> Fault | None:
     return None
 
 
-class Script:
+class FaultScript:
     """Which exchange meets which fault: first what was scripted, in that order, then chance. Used from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._scripted: list[_Scripted] = []
+        self._pending: list[_ScriptedFault] = []
         self._chance: Callable[[str, int], Fault | None] = _no_fault
         self._counts: Counter[str] = Counter()
 
@@ -203,9 +203,9 @@ class Script:
         if operation != ANY and operation not in OPERATIONS:
             close = difflib.get_close_matches(operation, OPERATIONS, 3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise ValueError(f"{operation!r} is no operation of the contract{hint}")
+            raise ValueError(f"{operation!r} is not an operation of the contract{hint}")
         with self._lock:
-            self._scripted.append(_Scripted(operation, fault, times))
+            self._pending.append(_ScriptedFault(operation, fault, times))
 
     def by_chance(self, chance: Callable[[str, int], Fault | None] = _no_fault) -> None:
         """From now on ``chance`` is asked about every exchange without a scripted fault: its operation, its number from 0."""
@@ -216,7 +216,7 @@ class Script:
     def take(self, operation: str) -> Fault | None:
         """The fault of the exchange that begins now."""
         with self._lock:
-            for scripted in self._scripted:
+            for scripted in self._pending:
                 if scripted.left > 0 and scripted.operation in (operation, ANY):
                     scripted.left -= 1
                     return scripted.fault
@@ -227,17 +227,22 @@ class Script:
     def unused(self) -> list[str]:
         """The scripted faults that have not happened."""
         with self._lock:
-            return [f"{one.operation}: {one.fault.name}, {one.left} left" for one in self._scripted if one.left > 0]
+            return [f"{one.operation}: {one.fault.name}, {one.left} left" for one in self._pending if one.left > 0]
 
     def forget(self) -> None:
-        """Script nothing any more."""
+        """Forget what was scripted, and chance."""
         with self._lock:
-            self._scripted.clear()
+            self._pending.clear()
         self.by_chance()
 
 
 def chances(
-    rate: float, seed: int, kinds: Sequence[Kind] = KINDS, *, hang_seconds: float | None = None, longest_seconds: float = 1.0
+    rate: float,
+    seed: int,
+    kinds: Sequence[FaultKind] = KINDS,
+    *,
+    hang_seconds: float | None = None,
+    longest_seconds: float = 1.0,
 ) -> Callable[[str, int], Fault | None]:
     """A share ``rate`` of all exchanges fails, each of ``kinds`` as often as the others.
 
@@ -268,7 +273,7 @@ def chances(
     return chance
 
 
-def _unusual(kind: Kind, draw: random.Random) -> Fault:
+def _unusual(kind: FaultKind, draw: random.Random) -> Fault:
     """Odd header bytes or deep JSON, as often in an error as in the server's answer."""
     header = ("x-chance", draw.choice(_HEADER_BYTES)) if kind == "header" else None
     body = DEEP_JSON if kind == "deep" else None
@@ -277,7 +282,7 @@ def _unusual(kind: Kind, draw: random.Random) -> Fault:
     return Fault(kind=kind, applied=True, header=header, body=body)
 
 
-def garbled(content: bytes) -> bytes:
+def garble(content: bytes) -> bytes:
     """As many bytes, which are neither JSON nor protobuf nor text."""
     return b"\xff" * len(content)
 

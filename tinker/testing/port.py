@@ -13,10 +13,10 @@ import httpx
 from aiohttp import web
 
 from tinker.testing import faults, wire
-from tinker.testing.faults import Answer, Fault
+from tinker.testing.faults import Fault, ServerResponse
 
 if TYPE_CHECKING:
-    from tinker.testing.faulty_server import Delivery
+    from tinker.testing.server import Delivery
 
 Serve: TypeAlias = Callable[[httpx.Request, Callable[[float], Any]], Awaitable["Delivery"]]
 
@@ -48,7 +48,7 @@ class Port:
 
     def close_listener(self) -> None:
         """Refuse new connections and break those there are."""
-        self._call(self._deafen())
+        self._call(self._stop_listening())
 
     def close(self) -> None:
         """End everything; returns when the thread has ended."""
@@ -77,7 +77,7 @@ class Port:
         self._number = listener.getsockname()[1]
         self._listener = await self._loop.create_server(self._server, sock=listener)
 
-    async def _deafen(self) -> None:
+    async def _stop_listening(self) -> None:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -86,7 +86,7 @@ class Port:
                 connection.transport.abort()
 
     async def _end(self) -> None:
-        await self._deafen()
+        await self._stop_listening()
         if self._server is not None:
             await self._server.shutdown(timeout=1.0)
         mine = asyncio.current_task()
@@ -103,18 +103,20 @@ class Port:
         try:
             return await self._deliver(request, delivery.answer, delivery.fault)
         except ConnectionError:
-            return _broken(request)  # the client has gone meanwhile
+            return _break_connection(request)  # the client has gone meanwhile
 
-    async def _deliver(self, request: web.BaseRequest, answer: Answer | None, fault: Fault | None) -> web.StreamResponse:
+    async def _deliver(
+        self, request: web.BaseRequest, answer: ServerResponse | None, fault: Fault | None
+    ) -> web.StreamResponse:
         if fault is not None and fault.kind == "hang":
             await self._hang(request, fault.seconds)
         if answer is None:
-            return _broken(request)
+            return _break_connection(request)
         if fault is not None and fault.kind in ("truncate", "slow"):
-            return await self._piecewise(request, answer, fault)
+            return await self._write_in_pieces(request, answer, fault)
         if not wire.is_plain(answer, fault):
-            return await self._written(request, answer, fault)
-        return web.Response(status=answer.status, headers=_passed_on(answer), body=answer.content)
+            return await self._write_raw(request, answer, fault)
+        return web.Response(status=answer.status, headers=_forward_headers(answer), body=answer.content)
 
     async def _hang(self, request: web.BaseRequest, seconds: float | None) -> None:
         """Until the time is over, the client has gone, or the server ends."""
@@ -125,22 +127,22 @@ class Port:
     def _is_over(self, request: web.BaseRequest) -> bool:
         return self._closing or request.transport is None
 
-    async def _written(self, request: web.BaseRequest, answer: Answer, fault: Fault | None) -> web.StreamResponse:
+    async def _write_raw(self, request: web.BaseRequest, answer: ServerResponse, fault: Fault | None) -> web.StreamResponse:
         """Write the bytes of an answer that aiohttp cannot send, then end the connection."""
-        for seconds, piece in wire.written(answer, fault):
+        for seconds, piece in wire.render(answer, fault):
             await self._hang(request, seconds)
             if self._is_over(request) or request.transport is None:
                 break
             request.transport.write(piece)
-        return _broken(request)
+        return _break_connection(request)
 
-    async def _piecewise(self, request: web.BaseRequest, answer: Answer, fault: Fault) -> web.StreamResponse:
-        response = web.StreamResponse(status=answer.status, headers=_passed_on(answer))
+    async def _write_in_pieces(self, request: web.BaseRequest, answer: ServerResponse, fault: Fault) -> web.StreamResponse:
+        response = web.StreamResponse(status=answer.status, headers=_forward_headers(answer))
         response.content_length = len(answer.content)
         await response.prepare(request)
         if fault.kind == "truncate":
             await response.write(answer.content[: len(answer.content) // 2])
-            return _broken(request, response)
+            return _break_connection(request, response)
         for piece in faults.pieces(answer.content):
             await asyncio.sleep(fault.seconds or 0.0)
             await response.write(piece)
@@ -148,11 +150,11 @@ class Port:
         return response
 
 
-def _passed_on(answer: Answer) -> dict[str, str]:
+def _forward_headers(answer: ServerResponse) -> dict[str, str]:
     return {name: value for name, value in answer.headers.items() if name.lower() not in wire.OF_THE_CONNECTION}
 
 
-def _broken(request: web.BaseRequest, response: web.StreamResponse | None = None) -> web.StreamResponse:
+def _break_connection(request: web.BaseRequest, response: web.StreamResponse | None = None) -> web.StreamResponse:
     """End the connection; what is returned reaches nobody."""
     if request.transport is not None:
         request.transport.close()

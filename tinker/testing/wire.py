@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from http import HTTPStatus
 
-from tinker.testing.faults import Answer, Fault, repeated
+from tinker.testing.faults import Fault, ServerResponse, repeat
 
 OF_THE_CONNECTION = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "date", "server"})
 
 
-def is_plain(answer: Answer, fault: Fault | None) -> bool:
+def is_plain(answer: ServerResponse, fault: Fault | None) -> bool:
     """Whether any HTTP library can send it."""
     is_special = fault is not None and fault.kind in ("trickle", "inform")
     return not is_special and all(value.isascii() for _, value in answer.headers.raw)
 
 
-def written(answer: Answer, fault: Fault | None) -> Iterator[tuple[float, bytes]]:
-    """What is written, piece by piece, each with the seconds that pass before it. The connection ends after the last."""
+def render(answer: ServerResponse, fault: Fault | None) -> Iterator[tuple[float, bytes]]:
+    """Yield what is written, piece by piece, each with the seconds that pass before it. The connection ends after the last."""
     seconds = 0.0 if fault is None else fault.seconds or 0.0
     first, rest = _status_line(answer.status), _headers(answer) + answer.content
     if fault is not None and fault.kind == "trickle":
         yield 0.0, first + b"x-trickle: "
-        yield from repeated((seconds, b"."), fault.count)
+        yield from repeat((seconds, b"."), fault.count)
         yield 0.0, b"\r\n" + rest
     elif fault is not None and fault.kind == "inform":
         pause = 0.0
-        for line in repeated(_status_line(fault.informs), fault.count):
+        for line in repeat(_status_line(fault.informs), fault.count):
             yield pause, line + b"\r\n"
             pause = seconds
         yield seconds, first + rest
@@ -39,7 +39,7 @@ def _status_line(status: int) -> bytes:
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase if known else 'Unknown'}\r\n".encode()
 
 
-def _headers(answer: Answer) -> bytes:
+def _headers(answer: ServerResponse) -> bytes:
     """The headers and the empty line."""
     kept = [(name, value) for name, value in answer.headers.raw if name.decode("latin-1").lower() not in OF_THE_CONNECTION]
     lines = [*kept, (b"content-length", str(len(answer.content)).encode()), (b"connection", b"close")]

@@ -46,7 +46,7 @@ def conformance(
     Trains small adapters and saves small checkpoints on the server, in sessions of its own that it finishes. Exits with 0
     when nothing contradicts the contract, 1 when something does, 2 when nothing could be checked.
     """
-    from tinker.testing.conformance import running, table
+    from tinker.testing.conformance import runner, table
     from tinker.testing.conformance.registry import all_checks
 
     screen = table.console()
@@ -57,7 +57,7 @@ def conformance(
         config = _config.load(base_url=base_url, api_key=api_key)
         if config.is_local:
             raise NotRun("a server in this process cannot be checked; run `tinker serve` and give its URL")
-        report = running.run(
+        report = runner.run(
             config.base_url,
             api_key=config.api_key,
             headers=config.headers,

@@ -1,12 +1,13 @@
 """The conformance kit: small checks, each of one statement of the contract, run against any server over HTTP.
 
-``outcome`` says what may be found, ``registry`` what checks are, ``exchange`` and ``reading`` how the server is spoken to
-and read, ``bench`` and ``trainee`` what checks work with, ``running`` runs them, ``table`` shows the report to people.
+``outcome`` says what may be found and ``registry`` what checks are; ``connection`` and ``decoding`` speak to the server and
+read it; ``context``, ``training_fixture`` and ``sampling_fixture`` are what checks work with; ``runner`` runs the checks, and
+``table`` shows the report.
 """
 
 from __future__ import annotations
 
 from tinker.testing.conformance.outcome import Outcome, Report, Row
-from tinker.testing.conformance.running import Nonconformance, check_ids, run, verify
+from tinker.testing.conformance.runner import Nonconformance, check_ids, run, verify
 
 __all__ = ["Nonconformance", "Outcome", "Report", "Row", "check_ids", "run", "verify"]

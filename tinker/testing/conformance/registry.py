@@ -11,9 +11,9 @@ import attrs
 from tinker_wire.operations import OPERATIONS
 
 if TYPE_CHECKING:
-    from tinker.testing.conformance.bench import Bench
+    from tinker.testing.conformance.context import CheckContext
 
-Body: TypeAlias = "Callable[[Bench], None]"
+Body: TypeAlias = "Callable[[CheckContext], None]"
 
 #: The modules of checks in the order of a run: what everything else rests on comes first.
 MODULES = (

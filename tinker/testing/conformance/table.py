@@ -27,13 +27,13 @@ def show(report: Report, to: Console) -> None:
     table.add_column("outcome", no_wrap=True)
     table.add_column("what must hold, and where it does not")
     for row in report.checks:
-        table.add_row(row.check, Text(row.outcome, STYLES[row.outcome]), _told(row))
+        table.add_row(row.check, Text(row.outcome, STYLES[row.outcome]), _describe(row))
     to.print(table)
     to.print()
     to.print(summary(report))
 
 
-def _told(row: Row) -> Text:
+def _describe(row: Row) -> Text:
     told = Text(row.statement)
     for how in row.how:
         told.append(f"\n- {how}", STYLES[row.outcome])

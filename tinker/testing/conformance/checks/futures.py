@@ -6,93 +6,93 @@ from tinker_wire import models
 from tinker_wire.api import futures as api
 
 from tinker._wire import json, proto
-from tinker.testing.conformance.bench import Bench
+from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.sampler import Sampler
-from tinker.testing.conformance.trainee import create, datum
+from tinker.testing.conformance.sampling_fixture import SamplingFixture
+from tinker.testing.conformance.training_fixture import create, datum
 
 _LONGEST_HOLD_SECONDS = 45.0
 
 
 @check("retrieve_future")
-def again(bench: Bench) -> None:
+def again(context: CheckContext) -> None:
     """A result may be fetched more than once."""
-    trainee = create(bench)
-    promise = trainee.loss()
-    first, second = bench.outcome(promise), bench.outcome(promise)
-    bench.require(first.content == second.content, "fetched again, the result is another one")
+    fixture = create(context)
+    promise = fixture.loss()
+    first, second = context.wait_for_response(promise), context.wait_for_response(promise)
+    context.require(first.content == second.content, "fetched again, the result is another one")
 
 
 @check("retrieve_future")
-def unknown(bench: Bench) -> None:
+def unknown(context: CheckContext) -> None:
     """An id that was never given out is 404, or 410."""
     body = models.FutureRetrieveRequest(request_id="no-such-request")
-    bench.refused(api.retrieve_future(body, expected=object), 404, 410)
+    context.expect_refusal(api.retrieve_future(body, expected=object), 404, 410)
 
 
 @check("retrieve_future")
-def failure(bench: Bench) -> None:
+def failure(context: CheckContext) -> None:
     """A request that fails says why and whose fault it is; the model goes on."""
-    trainee = create(bench)
+    fixture = create(context)
     try:
-        bench.outcome(trainee.loss(loss_fn="no_such_loss", number=1))
+        context.wait_for_response(fixture.loss(loss_fn="no_such_loss", number=1))
     except Refused as error:
-        bench.expect(error.status in (400, 422), f"an unknown loss is refused with {error.status}")
+        context.expect(error.status in (400, 422), f"an unknown loss is refused with {error.status}")
     except Failed as error:
-        bench.expect(error.category == "user", f"an unknown loss is a failure of category {error.category!r}, not 'user'")
+        context.expect(error.category == "user", f"an unknown loss is a failure of category {error.category!r}, not 'user'")
     else:
         raise Contradiction("a loss of the name 'no_such_loss' has a result")
-    trainee.number = 2
-    trainee.logprobs()
+    fixture.number = 2
+    fixture.logprobs()
 
 
 @check("retrieve_future")
-def announced(bench: Bench) -> None:
+def announced(context: CheckContext) -> None:
     """A large result may be announced by its size, where the client allows it; then it has that size."""
-    trainee = create(bench)
-    promise = trainee.loss([datum(range(5, 37)) for _ in range(64)], backward=False)
-    answer = bench.outcome(promise, metadata=True)
+    fixture = create(context)
+    promise = fixture.loss([datum(range(5, 37)) for _ in range(64)], backward=False)
+    answer = context.wait_for_response(promise, metadata=True)
     if answer.media_type == proto.MEDIA_TYPE or json.decode(answer.content, models.FutureStatus).status is None:
         return
-    size = bench.read(answer, models.FutureMetadataResponse).response_payload_size
-    result = bench.outcome(promise)
-    bench.expect(len(result.content) == size, f"announced are {size} bytes, and {len(result.content)} come")
+    size = context.decode(answer, models.FutureMetadataResponse).response_payload_size
+    result = context.wait_for_response(promise)
+    context.expect(len(result.content) == size, f"announced are {size} bytes, and {len(result.content)} come")
 
 
 @check("retrieve_future", slow=True)
-def pending(bench: Bench) -> None:
+def pending(context: CheckContext) -> None:
     """What cannot run yet is answered within 45 s with `try_again` or 408."""
-    trainee = create(bench)
-    promise = trainee.loss(number=2)
-    began = bench.link.clock.monotonic()
-    answer = bench.poll(promise.request_id)
-    held = bench.link.clock.monotonic() - began
-    bench.expect(bench.pending(answer), f"while request 1 is missing, request 2 is answered: {answer}")
-    bench.expect(held <= _LONGEST_HOLD_SECONDS, f"the poll was held for {held:.0f} s; clients give up after 45 s")
-    trainee.loss(number=1)
-    bench.outcome(promise)
+    fixture = create(context)
+    promise = fixture.loss(number=2)
+    began = context.connection.clock.monotonic()
+    answer = context.poll(promise.request_id)
+    held = context.connection.clock.monotonic() - began
+    context.expect(context.is_pending(answer), f"while request 1 is missing, request 2 is answered: {answer}")
+    context.expect(held <= _LONGEST_HOLD_SECONDS, f"the poll was held for {held:.0f} s; clients give up after 45 s")
+    fixture.loss(number=1)
+    context.wait_for_response(promise)
 
 
 @check("retrieve_futures")
-def completions(bench: Bench) -> None:
+def completions(context: CheckContext) -> None:
     """Requests of a sampling session that are done are listed once each, with a cursor to go on from."""
-    sampler = Sampler.on_base(bench)
+    sampler = SamplingFixture.on_base(context)
     submitted = {sampler.submit().request_id for _ in range(3)}
     found: list[str] = []
     cursor = 0
     while len(found) < 3:
-        page = bench.call(api.retrieve_futures(_completions(sampler, cursor)))
+        page = context.call(api.retrieve_futures(_completions(sampler, cursor)))
         found += [_request_id(one) for one in page.completions]
         cursor = page.cursor
-        bench.deadline.remaining("the completions of three samples")
-    bench.require(sorted(found) == sorted(submitted), f"submitted are {sorted(submitted)}, completed {sorted(found)}")
-    after = bench.call(api.retrieve_futures(_completions(sampler, cursor, timeout=0.0)))
-    bench.expect(not after.completions, f"after the last cursor there are {len(after.completions)} completions again")
-    bench.call(api.retrieve_futures(_completions(sampler, cursor, timeout=0.0, retrieved_request_ids=sorted(found))))
+        context.deadline.remaining("the completions of three samples")
+    context.require(sorted(found) == sorted(submitted), f"submitted are {sorted(submitted)}, completed {sorted(found)}")
+    after = context.call(api.retrieve_futures(_completions(sampler, cursor, timeout=0.0)))
+    context.expect(not after.completions, f"after the last cursor there are {len(after.completions)} completions again")
+    context.call(api.retrieve_futures(_completions(sampler, cursor, timeout=0.0, retrieved_request_ids=sorted(found))))
 
 
-def _completions(sampler: Sampler, cursor: int, **fields: object) -> models.FuturesRetrieveRequest:
+def _completions(sampler: SamplingFixture, cursor: int, **fields: object) -> models.FuturesRetrieveRequest:
     target = models.SamplingSessionFuturesTarget(sampling_session_id=sampler.sampling_session_id)
     return models.FuturesRetrieveRequest(**{"target": target, "prev_cursor": cursor, "timeout": 5.0, **fields})  # type: ignore[arg-type]
 
@@ -102,26 +102,26 @@ def _request_id(completion: models.FutureCompletion) -> str:
 
 
 @check("retrieve_futures")
-def failed_completions(bench: Bench) -> None:
+def failed_completions(context: CheckContext) -> None:
     """A sample that failed is listed as failed, and its error is fetched like a result."""
-    sampler = Sampler.on_base(bench)
-    bench.call(api.retrieve_futures(_completions(sampler, 0, timeout=0.0)))
+    sampler = SamplingFixture.on_base(context)
+    context.call(api.retrieve_futures(_completions(sampler, 0, timeout=0.0)))
     try:
         promise = sampler.submit(prompt_logprobs_last_n=10**6, prompt_logprobs=True)
-        bench.outcome(promise)
+        context.wait_for_response(promise)
     except Refused as error:
         raise Absent(f"nothing fails after it was accepted: {error}") from error
     except Failed:
-        page = bench.call(api.retrieve_futures(_completions(sampler, 0)))
+        page = context.call(api.retrieve_futures(_completions(sampler, 0)))
         states = {one.state if not isinstance(one, dict) else one["state"] for one in page.completions}
-        bench.require(states == {"failed"}, f"after one failed sample the states are {states}")
+        context.require(states == {"failed"}, f"after one failed sample the states are {states}")
 
 
 @check("cancel_future")
-def cancel(bench: Bench) -> None:
+def cancel(context: CheckContext) -> None:
     """Giving up a request is no error, whether it runs, is done, or was never there."""
-    sampler = Sampler.on_base(bench)
+    sampler = SamplingFixture.on_base(context)
     promise = sampler.submit(max_tokens=50)
     for request_id in (promise.request_id, promise.request_id, "no-such-request"):
-        bench.call(api.cancel_future(models.CancelFutureRequest(request_id=request_id)))
+        context.call(api.cancel_future(models.CancelFutureRequest(request_id=request_id)))
     sampler.sample()

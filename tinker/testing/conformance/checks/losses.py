@@ -9,14 +9,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tinker.testing.conformance.bench import Bench
+from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import Absent, Failed, Refused
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.trainee import (
+from tinker.testing.conformance.training_fixture import (
     DATA,
     Floats,
-    Trainee,
-    alike,
+    TrainingFixture,
+    are_alike,
     create,
     datum,
     distance,
@@ -37,92 +37,96 @@ _PARTS = (slice(0, 4), slice(4, 7))
 
 
 @check("forward_backward", core=True)
-def cross_entropy(bench: Bench) -> None:
+def cross_entropy(context: CheckContext) -> None:
     """`cross_entropy` is minus the sum of the logprobs of the targets."""
-    output = create(bench).output(DATA, backward=False)
-    _compare(bench, output, -logprobs_of(output).sum())
+    output = create(context).output(DATA, backward=False)
+    _compare(context, output, -logprobs_of(output).sum())
 
 
 @check("forward_backward")
-def weights(bench: Bench) -> None:
+def weights(context: CheckContext) -> None:
     """`weights` scale the terms of `cross_entropy`; a token of weight 0 does not count."""
     scale = np.array([1.0, 0.0, 0.5, 2.0, 0.0, -1.0, 3.0])
     data = _data(weights=scale)
-    output = create(bench).output(data, backward=False)
-    _compare(bench, output, -(scale * logprobs_of(output, data)).sum())
+    output = create(context).output(data, backward=False)
+    _compare(context, output, -(scale * logprobs_of(output, data)).sum())
 
 
 @check("forward_backward")
-def many_targets(bench: Bench) -> None:
+def many_targets(context: CheckContext) -> None:
     """`cross_entropy` takes several targets at each place, each with its weight."""
     scale = np.array([[0.5, 0.5], [1.0, 0.0], [0.25, 0.75]], np.float32)
     targets = TensorData.from_numpy(np.array([[6, 7], [7, 8], [5, 9]]))
     inputs = {"target_tokens": targets, "weights": TensorData.from_numpy(scale)}
     data = [Datum(datum((5, 6, 7)).model_input, inputs)]
-    output = _attempt(create(bench), data, "cross_entropy", None)
-    _compare(bench, output, -(scale.reshape(-1) * logprobs_of(output, data)).sum())
+    output = _attempt(create(context), data, "cross_entropy", None)
+    _compare(context, output, -(scale.reshape(-1) * logprobs_of(output, data)).sum())
 
 
 @check("forward_backward")
-def importance_sampling(bench: Bench) -> None:
+def importance_sampling(context: CheckContext) -> None:
     """`importance_sampling` is minus the sum of the ratios times the advantages."""
-    output, ratios = _with_ratios(bench, "importance_sampling")
-    _compare(bench, output, -(ratios * ADVANTAGES).sum())
+    output, ratios = _with_ratios(context, "importance_sampling")
+    _compare(context, output, -(ratios * ADVANTAGES).sum())
 
 
 @check("forward_backward")
-def ppo(bench: Bench) -> None:
+def ppo(context: CheckContext) -> None:
     """`ppo` takes the lesser of the free and the clipped ratio times the advantage."""
-    output, ratios = _with_ratios(bench, "ppo", CLIP)
-    _compare(bench, output, -np.minimum(ratios * ADVANTAGES, _clipped(ratios) * ADVANTAGES).sum())
+    output, ratios = _with_ratios(context, "ppo", CLIP)
+    _compare(context, output, -np.minimum(ratios * ADVANTAGES, _clip(ratios) * ADVANTAGES).sum())
 
 
 @check("forward_backward")
-def cispo(bench: Bench) -> None:
+def cispo(context: CheckContext) -> None:
     """`cispo` weighs logprobs times advantages with the clipped ratio."""
-    output, ratios = _with_ratios(bench, "cispo", CLIP)
-    _compare(bench, output, -(_clipped(ratios) * ADVANTAGES * logprobs_of(output)).sum())
+    output, ratios = _with_ratios(context, "cispo", CLIP)
+    _compare(context, output, -(_clip(ratios) * ADVANTAGES * logprobs_of(output)).sum())
 
 
 @check("forward_backward")
-def dro(bench: Bench) -> None:
+def dro(context: CheckContext) -> None:
     """`dro` is a policy gradient with a quadratic penalty of `beta` / 2 on the log-ratios."""
-    output, ratios = _with_ratios(bench, "dro", {"beta": BETA})
-    _compare(bench, output, -(logprobs_of(output) * ADVANTAGES - 0.5 * BETA * np.log(ratios) ** 2).sum())
+    output, ratios = _with_ratios(context, "dro", {"beta": BETA})
+    _compare(context, output, -(logprobs_of(output) * ADVANTAGES - 0.5 * BETA * np.log(ratios) ** 2).sum())
 
 
 @check("forward_backward")
-def clipped_gradient(bench: Bench) -> None:
+def clipped_gradient(context: CheckContext) -> None:
     """Tokens that `ppo` clips have no gradient: a step after them alone changes nothing."""
-    trainee = create(bench)
-    before = trainee.logprobs()
+    fixture = create(context)
+    before = fixture.logprobs()
     data = _policy_data(before, np.full(len(before), 3.0), np.ones(len(before)))
-    _attempt(trainee, data, "ppo", CLIP, backward=True)
-    bench.result(trainee.step())
-    moved = distance(before, trainee.logprobs())
-    bench.expect(moved <= 1e-3, f"the logprobs moved by {moved:g}")
+    _attempt(fixture, data, "ppo", CLIP, backward=True)
+    context.result(fixture.step())
+    moved = distance(before, fixture.logprobs())
+    context.expect(moved <= 1e-3, f"the logprobs moved by {moved:g}")
 
 
 @check("forward_backward")
-def policy_gradient(bench: Bench) -> None:
+def policy_gradient(context: CheckContext) -> None:
     """At ratio 1 and advantage 1, `importance_sampling` has the gradient of `cross_entropy`."""
-    plain = create(bench)
+    plain = create(context)
     before = plain.logprobs()
     plain.learn()
-    policy = create(bench, 1)
+    policy = create(context, 1)
     data = _policy_data(policy.logprobs(), np.ones(len(before)), np.ones(len(before)))
     _attempt(policy, data, "importance_sampling", None, backward=True)
-    bench.result(policy.step())
+    context.result(policy.step())
     one, other = plain.logprobs(), policy.logprobs()
-    bench.expect(alike(one, other, distance(before, one)), f"after one step the logprobs differ by {distance(one, other):g}")
+    context.expect(
+        are_alike(one, other, distance(before, one)), f"after one step the logprobs differ by {distance(one, other):g}"
+    )
 
 
-def _with_ratios(bench: Bench, loss_fn: str, config: Mapping[str, float] | None = None) -> tuple[ForwardBackwardOutput, Floats]:
+def _with_ratios(
+    context: CheckContext, loss_fn: str, config: Mapping[str, float] | None = None
+) -> tuple[ForwardBackwardOutput, Floats]:
     """The loss of tokens whose sampling logprobs make about ``RATIOS``, and the ratios as they came out."""
-    trainee = create(bench)
-    now = trainee.logprobs()
+    fixture = create(context)
+    now = fixture.logprobs()
     data = _policy_data(now, RATIOS, ADVANTAGES)
-    output = _attempt(trainee, data, loss_fn, config)
+    output = _attempt(fixture, data, loss_fn, config)
     sampled = np.concatenate([one.loss_fn_inputs["logprobs"].to_numpy() for one in data]).astype(np.float64)
     return output, np.exp(logprobs_of(output) - sampled)
 
@@ -138,20 +142,20 @@ def _data(**inputs: Floats) -> list[Datum]:
 
 
 def _attempt(
-    trainee: Trainee, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None, *, backward: bool = False
+    fixture: TrainingFixture, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None, *, backward: bool = False
 ) -> ForwardBackwardOutput:
     """The result; Absent when the server does not know the loss, or not in this form."""
     try:
-        return trainee.output(data, loss_fn, config, backward=backward)
+        return fixture.output(data, loss_fn, config, backward=backward)
     except (Refused, Failed) as error:
         raise Absent(str(error)) from error
 
 
-def _clipped(ratios: Floats) -> Floats:
+def _clip(ratios: Floats) -> Floats:
     return np.clip(ratios, CLIP["clip_low_threshold"], CLIP["clip_high_threshold"])
 
 
-def _compare(bench: Bench, output: ForwardBackwardOutput, wanted: float) -> None:
-    found = loss_of(bench, output)
+def _compare(context: CheckContext, output: ForwardBackwardOutput, wanted: float) -> None:
+    found = loss_of(context, output)
     close = abs(found - wanted) <= 1e-3 * (1.0 + abs(wanted))
-    bench.expect(close, f"loss:sum is {found:g}; by the answered logprobs it is {wanted:g}")
+    context.expect(close, f"loss:sum is {found:g}; by the answered logprobs it is {wanted:g}")

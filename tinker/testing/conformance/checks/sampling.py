@@ -8,188 +8,190 @@ import numpy as np
 from tinker_wire import models
 from tinker_wire.api import sampling as api
 
-from tinker.testing.conformance.bench import Bench
+from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import Absent, Failed, Refused
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.sampler import PROMPT, Sampler
-from tinker.testing.conformance.trainee import create, datum
+from tinker.testing.conformance.sampling_fixture import PROMPT, SamplingFixture
+from tinker.testing.conformance.training_fixture import create, datum
 from tinker.types.results import SampleResponse
 
 
 @check("create_sampling_session", core=True)
-def session(bench: Bench) -> None:
+def session(context: CheckContext) -> None:
     """A sampling session is opened on a base model; on nothing at all it is refused with 400."""
-    Sampler.on_base(bench)
-    body = models.CreateSamplingSessionRequest(session_id=bench.session(), sampling_session_seq_id=1)
-    bench.refused(api.create_sampling_session(body), 400, 422)
+    SamplingFixture.on_base(context)
+    body = models.CreateSamplingSessionRequest(session_id=context.session(), sampling_session_seq_id=1)
+    context.expect_refusal(api.create_sampling_session(body), 400, 422)
 
 
 @check("get_sampler")
-def sampler(bench: Bench) -> None:
+def sampler(context: CheckContext) -> None:
     """A sampling session says what it samples from."""
-    made = Sampler.on_base(bench)
-    found = bench.call(api.get_sampler(sampler_id=made.sampling_session_id))
-    bench.require(found.sampler_id == made.sampling_session_id, f"the sampler's id is {found.sampler_id!r}")
-    bench.expect(found.base_model == bench.base_model(), f"on {bench.base_model()!r}, it says {found.base_model!r}")
+    made = SamplingFixture.on_base(context)
+    found = context.call(api.get_sampler(sampler_id=made.sampling_session_id))
+    context.require(found.sampler_id == made.sampling_session_id, f"the sampler's id is {found.sampler_id!r}")
+    context.expect(found.base_model == context.base_model(), f"on {context.base_model()!r}, it says {found.base_model!r}")
 
 
 @check("asample", core=True)
-def samples(bench: Bench) -> None:
+def samples(context: CheckContext) -> None:
     """As many sequences come back as are asked for, as long as asked for, each token with a logprob, each with an id."""
-    promise = Sampler.on_base(bench).submit(num_samples=3, max_tokens=4)
-    result = bench.result(promise)
-    bench.require(len(result.sequences) == 3, f"asked for 3 samples, got {len(result.sequences)}")
+    promise = SamplingFixture.on_base(context).submit(num_samples=3, max_tokens=4)
+    result = context.result(promise)
+    context.require(len(result.sequences) == 3, f"asked for 3 samples, got {len(result.sequences)}")
     ids = promise.future.sample_sequence_ids or []
-    bench.expect(len(set(ids)) == 3, f"the answer to the submission has {len(set(ids))} sample_sequence_ids for 3 samples")
+    context.expect(len(set(ids)) == 3, f"the answer to the submission has {len(set(ids))} sample_sequence_ids for 3 samples")
     for one in result.sequences:
-        bench.require(0 < len(one.tokens) <= 4, f"asked for up to 4 tokens, got {len(one.tokens)}")
+        context.require(0 < len(one.tokens) <= 4, f"asked for up to 4 tokens, got {len(one.tokens)}")
         ends = one.stop_reason == "stop" or len(one.tokens) == 4
-        bench.expect(ends, f"{len(one.tokens)} of 4 tokens end with {one.stop_reason!r}")
+        context.expect(ends, f"{len(one.tokens)} of 4 tokens end with {one.stop_reason!r}")
         logprobs = one.logprobs or []
-        bench.expect(len(logprobs) == len(one.tokens), f"{len(one.tokens)} tokens have {len(logprobs)} logprobs")
+        context.expect(len(logprobs) == len(one.tokens), f"{len(one.tokens)} tokens have {len(logprobs)} logprobs")
 
 
 @check("asample")
-def seed(bench: Bench) -> None:
+def seed(context: CheckContext) -> None:
     """The same seed gives the same tokens, another seed others."""
-    made = Sampler.on_base(bench)
+    made = SamplingFixture.on_base(context)
     one, again, other = (_tokens(made.sample(seed=seed, max_tokens=24)) for seed in (1, 1, 2))
-    bench.expect(one == again, f"with seed 1 the tokens are {one}, then {again}")
-    bench.expect(one != other, f"with seeds 1 and 2 the tokens are both {one}")
+    context.expect(one == again, f"with seed 1 the tokens are {one}, then {again}")
+    context.expect(one != other, f"with seeds 1 and 2 the tokens are both {one}")
 
 
 @check("asample")
-def greedy(bench: Bench) -> None:
+def greedy(context: CheckContext) -> None:
     """At temperature 0 the likeliest token is taken, every time."""
-    made = Sampler.on_base(bench)
+    made = SamplingFixture.on_base(context)
     one, other = (made.sample(temperature=0.0, topk_sample_logprobs=1, seed=seed) for seed in (1, 2))
-    bench.expect(_tokens(one) == _tokens(other), f"the tokens are {_tokens(one)}, then {_tokens(other)}")
+    context.expect(_tokens(one) == _tokens(other), f"the tokens are {_tokens(one)}, then {_tokens(other)}")
     rows = one.sequences[0].topk_logprobs
     if rows is not None:
         best = [row[0][0] if row else None for row in rows]
-        bench.expect(best == _tokens(one), f"the likeliest tokens are {best}, taken are {_tokens(one)}")
+        context.expect(best == _tokens(one), f"the likeliest tokens are {best}, taken are {_tokens(one)}")
 
 
 @check("asample")
-def stop_tokens(bench: Bench) -> None:
+def stop_tokens(context: CheckContext) -> None:
     """A stop token ends the sequence, with the stop reason `stop`."""
-    made = Sampler.on_base(bench)
+    made = SamplingFixture.on_base(context)
     free = _tokens(made.sample(temperature=0.0, max_tokens=8))
     stop = free[2]
     stopped = made.sample(temperature=0.0, max_tokens=8, stop=[stop]).sequences[0]
     longest = free.index(stop) + 1
-    bench.expect(stopped.stop_reason == "stop", f"the stop reason is {stopped.stop_reason!r}")
-    bench.expect(len(stopped.tokens) <= longest, f"{free} stopped at {stop} is {stopped.tokens}")
+    context.expect(stopped.stop_reason == "stop", f"the stop reason is {stopped.stop_reason!r}")
+    context.expect(len(stopped.tokens) <= longest, f"{free} stopped at {stop} is {stopped.tokens}")
 
 
 @check("asample")
-def top_k(bench: Bench) -> None:
+def top_k(context: CheckContext) -> None:
     """`top_k` 1 leaves nothing to draw: the tokens are those of temperature 0."""
-    made = Sampler.on_base(bench)
+    made = SamplingFixture.on_base(context)
     best, drawn = _tokens(made.sample(temperature=0.0)), _tokens(made.sample(top_k=1, seed=3))
-    bench.expect(best == drawn, f"the likeliest tokens are {best}, with top_k 1 they are {drawn}")
+    context.expect(best == drawn, f"the likeliest tokens are {best}, with top_k 1 they are {drawn}")
 
 
 @check("asample")
-def prompt_logprobs(bench: Bench) -> None:
+def prompt_logprobs(context: CheckContext) -> None:
     """Each prompt token has a logprob, but for the first; a fresh adapter's loss gives the same."""
-    found = Sampler.on_base(bench).sample(prompt_logprobs=True).prompt_logprobs
-    bench.require(found is not None and len(found) == len(PROMPT), f"the prompt has {len(PROMPT)} tokens and logprobs {found}")
+    found = SamplingFixture.on_base(context).sample(prompt_logprobs=True).prompt_logprobs
+    context.require(
+        found is not None and len(found) == len(PROMPT), f"the prompt has {len(PROMPT)} tokens and logprobs {found}"
+    )
     assert found is not None
-    bench.expect(found[0] is None, f"the first logprob is {found[0]}, and nothing is before it")
+    context.expect(found[0] is None, f"the first logprob is {found[0]}, and nothing is before it")
     rest = [math.nan if value is None else value for value in found[1:]]
-    trained = create(bench).logprobs([datum(PROMPT[:-1], PROMPT[1:])])
+    trained = create(context).logprobs([datum(PROMPT[:-1], PROMPT[1:])])
     apart = float(np.max(np.abs(trained - np.array(rest))))
-    bench.expect(apart <= 0.1, f"sampling says {rest}, training {trained.tolist()}")
+    context.expect(apart <= 0.1, f"sampling says {rest}, training {trained.tolist()}")
 
 
 @check("asample")
-def last_prompt_logprobs(bench: Bench) -> None:
+def last_prompt_logprobs(context: CheckContext) -> None:
     """`prompt_logprobs_last_n` scores the end of the prompt only."""
-    made = Sampler.on_base(bench)
+    made = SamplingFixture.on_base(context)
     whole = made.sample(prompt_logprobs=True).prompt_logprobs
     part = _optional(made, prompt_logprobs=True, prompt_logprobs_last_n=2).prompt_logprobs
-    bench.require(whole is not None and part is not None, "there are no prompt logprobs")
+    context.require(whole is not None and part is not None, "there are no prompt logprobs")
     assert whole is not None
     assert part is not None
     unscored = [value for value in part[:-2] if value is not None]
-    bench.expect(not unscored, f"before the last 2 positions there are {len(unscored)} logprobs")
+    context.expect(not unscored, f"before the last 2 positions there are {len(unscored)} logprobs")
     same = np.allclose(np.array(part[-2:], float), np.array(whole[-2:], float), atol=1e-2)
-    bench.expect(bool(same), f"the last two are {part[-2:]}, scored with the whole prompt {whole[-2:]}")
+    context.expect(bool(same), f"the last two are {part[-2:]}, scored with the whole prompt {whole[-2:]}")
 
 
 @check("asample")
-def likeliest(bench: Bench) -> None:
+def likeliest(context: CheckContext) -> None:
     """`topk_prompt_logprobs` and `topk_sample_logprobs` give the likeliest tokens of each position, best first."""
-    result = _optional(Sampler.on_base(bench), topk_prompt_logprobs=3, topk_sample_logprobs=2, prompt_logprobs=True)
+    result = _optional(SamplingFixture.on_base(context), topk_prompt_logprobs=3, topk_sample_logprobs=2, prompt_logprobs=True)
     prompt, sampled = result.topk_prompt_logprobs, result.sequences[0].topk_logprobs
-    bench.expect(prompt is not None and len(prompt) == len(PROMPT), f"the rows of the prompt are {prompt}")
-    bench.expect(sampled is not None and len(sampled) == len(_tokens(result)), f"the rows of the sample are {sampled}")
+    context.expect(prompt is not None and len(prompt) == len(PROMPT), f"the rows of the prompt are {prompt}")
+    context.expect(sampled is not None and len(sampled) == len(_tokens(result)), f"the rows of the sample are {sampled}")
     for k, rows in ((3, (prompt or [])[1:]), (2, sampled or [])):
         for row in rows:
             values = [logprob for _, logprob in row or ()]
-            bench.expect(len(values) == k, f"a row of {k} has {len(values)} tokens")
-            bench.expect(values == sorted(values, reverse=True), f"a row is not sorted: {values}")
+            context.expect(len(values) == k, f"a row of {k} has {len(values)} tokens")
+            context.expect(values == sorted(values, reverse=True), f"a row is not sorted: {values}")
 
 
 @check("asample")
-def target_logprobs(bench: Bench) -> None:
+def target_logprobs(context: CheckContext) -> None:
     """`target_prompt_logprobs` scores given tokens at the positions of the prompt, 0.0 where there is none."""
     targets = [PROMPT[1], -1, PROMPT[2], 9, PROMPT[3], -1]
     tensor = models.TensorData(data=targets, dtype="int64", shape=[len(PROMPT) - 1, 2])
-    result = _optional(Sampler.on_base(bench), prompt_logprobs=True, target_prompt_logprobs=tensor)
+    result = _optional(SamplingFixture.on_base(context), prompt_logprobs=True, target_prompt_logprobs=tensor)
     if result.target_prompt_logprobs is None:
         raise Absent("target_prompt_logprobs is ignored")
     found = result.target_prompt_logprobs.to_numpy()
-    bench.require(found.shape == (len(PROMPT) - 1, 2), f"the scores have shape {found.shape}")
+    context.require(found.shape == (len(PROMPT) - 1, 2), f"the scores have shape {found.shape}")
     own = np.array([math.nan if value is None else value for value in (result.prompt_logprobs or [])][1:])
-    bench.expect(bool(np.allclose(found[:, 0], own, atol=1e-2)), f"the prompt's own tokens score {found[:, 0]}, not {own}")
-    bench.expect(bool((found[[0, 2], 1] == 0.0).all()), f"where no token is given the score is {found[[0, 2], 1]}")
+    context.expect(bool(np.allclose(found[:, 0], own, atol=1e-2)), f"the prompt's own tokens score {found[:, 0]}, not {own}")
+    context.expect(bool((found[[0, 2], 1] == 0.0).all()), f"where no token is given the score is {found[[0, 2], 1]}")
 
 
 @check("asample")
-def alternatives(bench: Bench) -> None:
+def alternatives(context: CheckContext) -> None:
     """`prompt_alt_tokens_k` draws so many other tokens for each position of the prompt after the first."""
-    result = _optional(Sampler.on_base(bench), prompt_alt_tokens_k=2)
+    result = _optional(SamplingFixture.on_base(context), prompt_alt_tokens_k=2)
     if result.prompt_alt_tokens is None:
         raise Absent("prompt_alt_tokens_k is ignored")
     shapes = (result.prompt_alt_tokens.tokens.to_numpy().shape, result.prompt_alt_tokens.logprobs.to_numpy().shape)
     wanted = (len(PROMPT) - 1, 2)
-    bench.expect(shapes == (wanted, wanted), f"tokens and logprobs have the shapes {shapes}, not {wanted}")
+    context.expect(shapes == (wanted, wanted), f"tokens and logprobs have the shapes {shapes}, not {wanted}")
 
 
 @check("asample")
-def without_session(bench: Bench) -> None:
+def without_session(context: CheckContext) -> None:
     """A base model can be sampled without a sampling session."""
     body = models.SampleRequest(
         prompt=models.ModelInput(chunks=[models.EncodedTextChunk(tokens=list(PROMPT))]),
         sampling_params=models.SamplingParams(max_tokens=2),
-        base_model=bench.base_model(),
+        base_model=context.base_model(),
     )
     try:
-        result = bench.result(bench.submit(api.asample(body), SampleResponse))
+        result = context.result(context.submit(api.asample(body), SampleResponse))
     except (Refused, Failed) as error:
         raise Absent(str(error)) from error
-    bench.require(len(result.sequences) == 1, f"asked for one sample, got {len(result.sequences)}")
+    context.require(len(result.sequences) == 1, f"asked for one sample, got {len(result.sequences)}")
 
 
 @check("asample", "retrieve_future")
-def json_result(bench: Bench) -> None:
+def json_result(context: CheckContext) -> None:
     """A sample that is fetched as JSON is the sample that is fetched as protobuf."""
-    promise = Sampler.on_base(bench).submit(prompt_logprobs=True)
-    one, other = (bench.result(promise, protobuf=form) for form in (True, False))
-    bench.require(_tokens(one) == _tokens(other), f"the tokens are {_tokens(one)}, as JSON {_tokens(other)}")
+    promise = SamplingFixture.on_base(context).submit(prompt_logprobs=True)
+    one, other = (context.result(promise, protobuf=form) for form in (True, False))
+    context.require(_tokens(one) == _tokens(other), f"the tokens are {_tokens(one)}, as JSON {_tokens(other)}")
     pairs = zip(one.prompt_logprobs or (), other.prompt_logprobs or ())
-    bench.expect(all(a == b or (a and b and abs(a - b) < 1e-4) for a, b in pairs), "the prompt logprobs differ")
+    context.expect(all(a == b or (a and b and abs(a - b) < 1e-4) for a, b in pairs), "the prompt logprobs differ")
 
 
 @check("join_sampling_session")
-def join(bench: Bench) -> None:
+def join(context: CheckContext) -> None:
     """Copies of a sampling client get numbers of their own, and sample under them."""
-    made = Sampler.on_base(bench)
+    made = SamplingFixture.on_base(context)
     body = models.JoinSamplingSessionRequest(sampling_session_id=made.sampling_session_id)
-    numbers = [bench.call(api.join_sampling_session(body)).client_counter for _ in range(2)]
-    bench.require(len({0, *numbers}) == 3, f"after client 0 the next two get {numbers}")
+    numbers = [context.call(api.join_sampling_session(body)).client_counter for _ in range(2)]
+    context.require(len({0, *numbers}) == 3, f"after client 0 the next two get {numbers}")
     made.sample(number=numbers[0] * 10**9)
     made.sample(number=numbers[1] * 10**9)
 
@@ -198,7 +200,7 @@ def _tokens(response: SampleResponse) -> list[int]:
     return response.sequences[0].tokens
 
 
-def _optional(sampler: Sampler, **fields: object) -> SampleResponse:
+def _optional(sampler: SamplingFixture, **fields: object) -> SampleResponse:
     """The sample; Absent when the server refuses what it may not know."""
     try:
         return sampler.sample(**fields)

@@ -10,41 +10,41 @@ from tinker_wire.api import service as api
 from tinker_wire.api import telemetry as telemetry_api
 
 from tinker._version import __version__
-from tinker.testing.conformance.bench import Bench
+from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.registry import check
 
 _CONFIG = models.ClientConfigRequest(sdk_version=__version__)
 
 
 @check("healthz")
-def health(bench: Bench) -> None:
+def health(context: CheckContext) -> None:
     """The server says that it is up, also without a credential."""
-    bench.call(api.healthz(), key=None)
+    context.call(api.healthz(), key=None)
 
 
 @check("get_server_capabilities", core=True)
-def capabilities(bench: Bench) -> None:
+def capabilities(context: CheckContext) -> None:
     """At least one model is offered by name."""
-    offered = bench.call(api.get_server_capabilities()).supported_models
-    bench.require(any(model.model_name for model in offered), "no model is offered by name")
+    offered = context.call(api.get_server_capabilities()).supported_models
+    context.require(any(model.model_name for model in offered), "no model is offered by name")
 
 
 @check("client_config")
-def client_config(bench: Bench) -> None:
+def client_config(context: CheckContext) -> None:
     """Settings for clients have the types of the document, and limits leave room for work."""
-    config = bench.call(api.client_config(_CONFIG))
+    config = context.call(api.client_config(_CONFIG))
     limits = (config.fwdbwd_max_chunk_len, config.fwdbwd_max_chunk_bytes_count, config.sample_max_concurrent_requests)
-    bench.expect(min(limits) > 0, f"a limit of the client configuration allows nothing: {limits}")
+    context.expect(min(limits) > 0, f"a limit of the client configuration allows nothing: {limits}")
 
 
 @check("client_dynamic_config")
-def client_dynamic_config(bench: Bench) -> None:
+def client_dynamic_config(context: CheckContext) -> None:
     """Settings that may change have the types of the document."""
-    bench.call(api.client_dynamic_config(_CONFIG))
+    context.call(api.client_dynamic_config(_CONFIG))
 
 
 @check("telemetry")
-def telemetry(bench: Bench) -> None:
+def telemetry(context: CheckContext) -> None:
     """A batch with every kind of event is accepted."""
     now = datetime.datetime.now(datetime.UTC)
 
@@ -58,7 +58,7 @@ def telemetry(bench: Bench) -> None:
         models.SessionEndEvent(duration="0:00:01.000000", **common(3)),  # type: ignore[arg-type]
     ]
     body = models.TelemetrySendRequest(
-        events=events, platform="Linux", sdk_version=__version__, session_id=bench.session(), process_uuid=str(uuid.uuid4())
+        events=events, platform="Linux", sdk_version=__version__, session_id=context.session(), process_uuid=str(uuid.uuid4())
     )
-    answer = bench.call(telemetry_api.telemetry(body))
-    bench.expect(answer.status == "accepted", f"the status is {answer.status!r}, not 'accepted'")
+    answer = context.call(telemetry_api.telemetry(body))
+    context.expect(answer.status == "accepted", f"the status is {answer.status!r}, not 'accepted'")

@@ -6,11 +6,20 @@ import numpy as np
 
 from tinker._installation import install_command
 from tinker._wire import compression, json, proto
-from tinker.testing.conformance.bench import Bench, Promise, plain_body
-from tinker.testing.conformance.exchange import Form
+from tinker.testing.conformance.connection import BodyFormat
+from tinker.testing.conformance.context import CheckContext, PendingResult, encode_body
 from tinker.testing.conformance.outcome import Absent, Failed, Refused
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.trainee import DATA, Floats, Trainee, create, datum, distance, logprobs_of, loss_of
+from tinker.testing.conformance.training_fixture import (
+    DATA,
+    Floats,
+    TrainingFixture,
+    create,
+    datum,
+    distance,
+    logprobs_of,
+    loss_of,
+)
 from tinker.types.datum import Datum
 from tinker.types.model_input import EncodedTextChunk, ModelInput
 from tinker.types.results import ForwardBackwardOutput
@@ -18,61 +27,61 @@ from tinker.types.tensor_data import TensorData
 
 
 @check("forward_backward", "retrieve_future")
-def protobuf(bench: Bench) -> None:
+def protobuf(context: CheckContext) -> None:
     """A loss travels as protobuf, there and back."""
-    promise = _submitted(create(bench), "proto")
-    answer = bench.outcome(promise, protobuf=True)
-    bench.expect(answer.media_type == proto.MEDIA_TYPE, f"where protobuf is accepted the result is {answer.media_type}")
+    promise = _submit(create(context), "proto")
+    answer = context.wait_for_response(promise, protobuf=True)
+    context.expect(answer.media_type == proto.MEDIA_TYPE, f"where protobuf is accepted the result is {answer.media_type}")
 
 
 @check("forward_backward", "retrieve_future")
-def json_body(bench: Bench) -> None:
+def json_body(context: CheckContext) -> None:
     """A loss travels as JSON, there and back, as clients of 2025 send it."""
-    promise = _submitted(create(bench), "json")
-    answer = bench.outcome(promise, protobuf=False)
-    bench.require(answer.media_type == json.MEDIA_TYPE, f"where JSON is accepted the result is {answer.media_type}")
-    logprobs_of(bench.result(promise, protobuf=False))
+    promise = _submit(create(context), "json")
+    answer = context.wait_for_response(promise, protobuf=False)
+    context.require(answer.media_type == json.MEDIA_TYPE, f"where JSON is accepted the result is {answer.media_type}")
+    logprobs_of(context.result(promise, protobuf=False))
 
 
 @check("forward")
-def forward_json(bench: Bench) -> None:
+def forward_json(context: CheckContext) -> None:
     """The older operation for a loss without a gradient answers the same as the newer one."""
-    trainee = create(bench)
-    older = logprobs_of(bench.result(_submitted(trainee, "json", backward=False)))
-    _same(bench, trainee.logprobs(), older, "forward_backward", "forward")
+    fixture = create(context)
+    older = logprobs_of(context.result(_submit(fixture, "json", backward=False)))
+    _same(context, fixture.logprobs(), older, "forward_backward", "forward")
 
 
 @check("forward_backward")
-def equal_forms(bench: Bench) -> None:
+def equal_forms(context: CheckContext) -> None:
     """Both forms of a request mean the same, and both forms of a result hold the same."""
-    trainee = create(bench)
-    one, other = _submitted(trainee, "proto", backward=True), _submitted(trainee, "json", backward=True)
-    results = [bench.result(promise, protobuf=form) for promise in (one, other) for form in (True, False)]
+    fixture = create(context)
+    one, other = _submit(fixture, "proto", backward=True), _submit(fixture, "json", backward=True)
+    results = [context.result(promise, protobuf=form) for promise in (one, other) for form in (True, False)]
     values = [logprobs_of(result) for result in results]
     for what, value in zip(("a protobuf request as JSON", "a JSON request", "a JSON request as JSON"), values[1:]):
-        _same(bench, values[0], value, "a protobuf request", what)
-    losses = [loss_of(bench, result) for result in results]
-    bench.expect(max(losses) - min(losses) <= 1e-3 * (1 + abs(losses[0])), f"loss:sum is {losses} in the four forms")
+        _same(context, values[0], value, "a protobuf request", what)
+    losses = [loss_of(context, result) for result in results]
+    context.expect(max(losses) - min(losses) <= 1e-3 * (1 + abs(losses[0])), f"loss:sum is {losses} in the four forms")
 
 
 @check("forward_backward")
-def compressed(bench: Bench) -> None:
+def compressed(context: CheckContext) -> None:
     """A protobuf body may be compressed with zstd."""
     if not compression.available():
         raise Absent(f"not tried: this installation has no zstd ({install_command('zstd')})")
-    trainee = create(bench)
-    request = trainee.request("proto", number=1, backward=False)
-    body = b"".join(compression.compressed([plain_body(request)]))
+    fixture = create(context)
+    request = fixture.request("proto", number=1, backward=False)
+    body = b"".join(compression.compressed([encode_body(request)]))
     try:
-        promise = bench.submit(request, ForwardBackwardOutput, content=body, headers={"Content-Encoding": "zstd"})
+        promise = context.submit(request, ForwardBackwardOutput, content=body, headers={"Content-Encoding": "zstd"})
     except Refused as error:
         raise Absent(str(error)) from error
-    trainee.number = 2
-    _same(bench, trainee.logprobs(), logprobs_of(bench.result(promise)), "the plain body", "the compressed one")
+    fixture.number = 2
+    _same(context, fixture.logprobs(), logprobs_of(context.result(promise)), "the plain body", "the compressed one")
 
 
 @check("forward_backward")
-def sparse(bench: Bench) -> None:
+def sparse(context: CheckContext) -> None:
     """A sparse tensor means the same as the dense one with its zeros."""
     rows, columns = [0, 1, 3, 4], [0, 0, 1, 1]
     dense = _datum(
@@ -83,47 +92,47 @@ def sparse(bench: Bench) -> None:
         TensorData([6, 7, 8, 9], "int64", [3, 2], rows, columns),
         TensorData([1.0, 0.5, 0.5, 2.0], "float32", [3, 2], rows, columns),
     )
-    trainee = create(bench)
+    fixture = create(context)
     try:
-        one, other = (loss_of(bench, trainee.output([each], backward=False)) for each in (dense, thin))
+        one, other = (loss_of(context, fixture.output([each], backward=False)) for each in (dense, thin))
     except (Refused, Failed) as error:
         raise Absent(str(error)) from error
-    bench.expect(
+    context.expect(
         abs(one - other) <= 1e-3 * (1 + abs(one)), f"the loss of the dense tensors is {one:g}, of the sparse {other:g}"
     )
 
 
 @check("forward_backward")
-def chunks(bench: Bench) -> None:
+def chunks(context: CheckContext) -> None:
     """Text in several chunks is the same text in one."""
     whole = datum((5, 6, 7, 8))
     parts = ModelInput(chunks=[EncodedTextChunk(tokens=[5]), EncodedTextChunk(tokens=[6, 7]), EncodedTextChunk(tokens=[8])])
-    trainee = create(bench)
-    one, other = (trainee.logprobs([each]) for each in (whole, Datum(parts, whole.loss_fn_inputs)))
-    _same(bench, one, other, "one chunk", "three chunks")
+    fixture = create(context)
+    one, other = (fixture.logprobs([each]) for each in (whole, Datum(parts, whole.loss_fn_inputs)))
+    _same(context, one, other, "one chunk", "three chunks")
 
 
 @check("forward_backward")
-def order_of_outputs(bench: Bench) -> None:
+def order_of_outputs(context: CheckContext) -> None:
     """Outputs are in the order of the data, whatever their lengths."""
-    trainee = create(bench)
+    fixture = create(context)
     data = [datum(range(5, 5 + length)) for length in (4, 1, 7, 2)]
-    alone = np.concatenate([trainee.logprobs([each]) for each in data])
-    _same(bench, alone, trainee.logprobs(data), "the datums one by one", "the datums together")
+    alone = np.concatenate([fixture.logprobs([each]) for each in data])
+    _same(context, alone, fixture.logprobs(data), "the datums one by one", "the datums together")
 
 
 def _datum(targets: TensorData, weights: TensorData) -> Datum:
     return Datum(ModelInput.from_ints([5, 6, 7]), {"target_tokens": targets, "weights": weights})
 
 
-def _submitted(trainee: Trainee, form: Form, *, backward: bool = True) -> Promise[ForwardBackwardOutput]:
+def _submit(fixture: TrainingFixture, form: BodyFormat, *, backward: bool = True) -> PendingResult[ForwardBackwardOutput]:
     """A loss in a form; Absent when the server does not take it."""
     try:
-        return trainee.loss(DATA, form=form, backward=backward)
+        return fixture.loss(DATA, form=form, backward=backward)
     except Refused as error:
         raise Absent(str(error)) from error
 
 
-def _same(bench: Bench, one: Floats, other: Floats, what: str, against: str) -> None:
+def _same(context: CheckContext, one: Floats, other: Floats, what: str, against: str) -> None:
     apart = distance(one, other)
-    bench.expect(apart <= 1e-2, f"the logprobs of {against} are up to {apart:g} away from those of {what}")
+    context.expect(apart <= 1e-2, f"the logprobs of {against} are up to {apart:g} away from those of {what}")

@@ -12,14 +12,14 @@ from msgspec import inspect
 from tinker_wire import models
 
 from tinker._wire import json, proto
-from tinker.testing.conformance.exchange import Answer
+from tinker.testing.conformance.connection import ReceivedResponse
 from tinker.testing.conformance.outcome import Contradiction
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 T = TypeVar("T")
 
 
-def record(answer: Answer, kind: type[T]) -> T:
+def record(answer: ReceivedResponse, kind: type[T]) -> T:
     """The JSON body as a record. Contradiction when it is something else, or does not fit."""
     if answer.media_type != json.MEDIA_TYPE:
         raise Contradiction(f"{answer.message}: a body as {answer.media_type or 'nothing'}, not as {json.MEDIA_TYPE}")
@@ -29,7 +29,7 @@ def record(answer: Answer, kind: type[T]) -> T:
         raise Contradiction(f"{answer.message}: the answer is no {kind.__name__}: {error}: {answer.excerpt}") from error
 
 
-def loss_output(answer: Answer) -> ForwardBackwardOutput:
+def loss_output(answer: ReceivedResponse) -> ForwardBackwardOutput:
     """The result of a loss, in either form. Contradiction when it does not fit."""
     try:
         if answer.media_type == proto.MEDIA_TYPE:
@@ -39,7 +39,7 @@ def loss_output(answer: Answer) -> ForwardBackwardOutput:
         raise Contradiction(f"the result is no ForwardBackwardOutput: {error}") from error
 
 
-def sample_response(answer: Answer) -> SampleResponse:
+def sample_response(answer: ReceivedResponse) -> SampleResponse:
     """The result of a sample, in either form. Contradiction when it does not fit."""
     try:
         if answer.media_type == proto.MEDIA_TYPE:
@@ -49,22 +49,22 @@ def sample_response(answer: Answer) -> SampleResponse:
         raise Contradiction(f"the result is no SampleResponse: {error}") from error
 
 
-def oddities(value: object, where: str = "") -> Iterator[str]:
+def anomalies(value: object, where: str = "") -> Iterator[str]:
     """What clients survive and the document does not say: unlisted values, unknown members, times without a zone."""
     if isinstance(value, msgspec.Struct):
         for field in _fields(type(value)):
             found = getattr(value, field.name)
             place = f"{where}.{field.encode_name}".lstrip(".")
-            yield from _unlisted(found, field.type, place)
-            yield from oddities(found, place)
+            yield from _find_unlisted(found, field.type, place)
+            yield from anomalies(found, place)
     elif isinstance(value, datetime.datetime) and value.tzinfo is None:
         yield f"{where}: a time without a zone"
     elif isinstance(value, Mapping):
         for key, item in cast("Mapping[str, object]", value).items():
-            yield from oddities(item, f"{where}.{key}")
+            yield from anomalies(item, f"{where}.{key}")
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         for item in cast("Sequence[object]", value):
-            yield from oddities(item, f"{where}[]")
+            yield from anomalies(item, f"{where}[]")
 
 
 @cache
@@ -74,14 +74,14 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
     return described.fields
 
 
-def _unlisted(value: object, kind: inspect.Type, where: str) -> Iterator[str]:
+def _find_unlisted(value: object, kind: inspect.Type, where: str) -> Iterator[str]:
     """A text that an open enum does not list."""
     listed = [one for one in kind.types if isinstance(one, inspect.LiteralType)] if isinstance(kind, inspect.UnionType) else []
     if isinstance(value, str) and listed and value not in listed[0].values:
         yield f"{where}: {value!r} is none of {', '.join(map(str, listed[0].values))}"
 
 
-def detail(answer: Answer) -> str:
+def detail(answer: ReceivedResponse) -> str:
     """What a refusal says, for the report; its beginning where it is not in the form of the contract."""
     try:
         body: Any = msgspec.json.decode(answer.content)

@@ -14,15 +14,15 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Binary, Request
 
 from tinker._wire import json, proto
-from tinker.testing.conformance.bench import Bench, Promise
-from tinker.testing.conformance.exchange import Form
+from tinker.testing.conformance.connection import BodyFormat
+from tinker.testing.conformance.context import CheckContext, PendingResult
 from tinker.testing.conformance.outcome import Absent, Contradiction
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
 from tinker.types.results import ForwardBackwardOutput
 
 Floats: TypeAlias = NDArray[np.float64]
-Script: TypeAlias = "Callable[[Trainee], None]"
+TrainingScript: TypeAlias = "Callable[[TrainingFixture], None]"
 
 STILL = models.AdamParams(learning_rate=0.0)
 ADAM = models.AdamParams(learning_rate=0.01)
@@ -46,15 +46,15 @@ ONE, OTHER = datum((5, 6, 7, 8)), datum((9, 10, 11))
 DATA = (ONE, OTHER)
 
 
-class Trainee:
+class TrainingFixture:
     """One model. Requests take the next number unless one is given."""
 
-    def __init__(self, bench: Bench, model_id: str) -> None:
-        self.bench = bench
+    def __init__(self, context: CheckContext, model_id: str) -> None:
+        self.context = context
         self.model_id = model_id
         self.number: int = 1
 
-    def _numbered(self, number: int | None) -> int:
+    def _take_number(self, number: int | None) -> int:
         if number is not None:
             return number
         self.number += 1
@@ -70,15 +70,15 @@ class Trainee:
         *,
         backward: bool = True,
         number: int | None = None,
-        form: Form | None = None,
+        form: BodyFormat | None = None,
         **options: Any,
-    ) -> Promise[ForwardBackwardOutput]:
+    ) -> PendingResult[ForwardBackwardOutput]:
         """Submit a loss, in the form that the server takes unless one is given."""
-        at = self._numbered(number)
-        chosen = form or self.bench.link.form
+        at = self._take_number(number)
+        chosen = form or self.context.connection.form
         if chosen is not None:
             request = self.request(chosen, data, loss_fn, config, at, backward=backward)
-            return self.bench.submit(request, ForwardBackwardOutput, **options)
+            return self.context.submit(request, ForwardBackwardOutput, **options)
         return self._first_loss(data, loss_fn, config, at, backward=backward, **options)
 
     def _first_loss(
@@ -90,20 +90,20 @@ class Trainee:
         *,
         backward: bool,
         **options: Any,
-    ) -> Promise[ForwardBackwardOutput]:
+    ) -> PendingResult[ForwardBackwardOutput]:
         """Find out which form the server takes: protobuf, as clients of today send it, else JSON."""
-        bench = self.bench
+        context = self.context
         for form in ("proto", "json"):
-            bench.link.form = form
+            context.connection.form = form
             request = self.request(form, data, loss_fn, config, number, backward=backward)
-            answer = bench.send(request, **options)
+            answer = context.send(request, **options)
             if answer.status not in _UNREADABLE:
                 break
-        return bench.promise(request, answer, ForwardBackwardOutput)
+        return context.accept(request, answer, ForwardBackwardOutput)
 
     def request(
         self,
-        form: Form,
+        form: BodyFormat,
         data: Sequence[Datum] = DATA,
         loss_fn: str = "cross_entropy",
         config: Mapping[str, float | str] | None = None,
@@ -125,7 +125,7 @@ class Trainee:
 
     def output(self, *args: Any, **options: Any) -> ForwardBackwardOutput:
         """The result of :meth:`loss` with the same arguments."""
-        return self.bench.result(self.loss(*args, **options))
+        return self.context.result(self.loss(*args, **options))
 
     def logprobs(self, data: Sequence[Datum] = DATA) -> Floats:
         """The log-probability of each target of the data, in one row; computed without a gradient."""
@@ -135,42 +135,42 @@ class Trainee:
 
     def step(
         self, params: models.AdamParams | None = None, *, number: int | None = None, **options: Any
-    ) -> Promise[models.OptimStepResponse]:
+    ) -> PendingResult[models.OptimStepResponse]:
         """Submit an optimizer step; without parameters one that is as long as the gradient."""
-        chosen = params or proportional(self.bench)
-        body = models.OptimStepRequest(model_id=self.model_id, seq_id=self._numbered(number), adam_params=chosen)
-        return self.bench.submit(training_api.optim_step(body), models.OptimStepResponse, **options)
+        chosen = params or gradient_params(self.context)
+        body = models.OptimStepRequest(model_id=self.model_id, seq_id=self._take_number(number), adam_params=chosen)
+        return self.context.submit(training_api.optim_step(body), models.OptimStepResponse, **options)
 
     def learn(self, data: Sequence[Datum] = DATA, params: models.AdamParams | None = None) -> None:
         """One loss and one step, finished."""
-        self.bench.result(self.loss(data))
-        self.bench.result(self.step(params))
+        self.context.result(self.loss(data))
+        self.context.result(self.step(params))
 
     # ---------------------------------------------------------------------------------------------------------------- saves
 
-    def save(self, name: str, **fields: Any) -> Promise[models.SaveWeightsResponse]:
+    def save(self, name: str, **fields: Any) -> PendingResult[models.SaveWeightsResponse]:
         """Submit a save to train on."""
-        given: dict[str, Any] = {"model_id": self.model_id, "seq_id": self._numbered(None), "path": name, **fields}
-        return self.bench.submit(weights_api.save_weights(models.SaveWeightsRequest(**given)), models.SaveWeightsResponse)
+        given: dict[str, Any] = {"model_id": self.model_id, "seq_id": self._take_number(None), "path": name, **fields}
+        return self.context.submit(weights_api.save_weights(models.SaveWeightsRequest(**given)), models.SaveWeightsResponse)
 
-    def saved(self, name: str, **fields: Any) -> str:
+    def save_and_wait(self, name: str, **fields: Any) -> str:
         """The path of a finished save."""
-        return self.bench.result(self.save(name, **fields)).path
+        return self.context.result(self.save(name, **fields)).path
 
     def save_for_sampler(self, **fields: Any) -> models.SaveWeightsForSamplerResponseInternal:
         """A finished save to sample from: with ``path`` under a name, with ``sampling_session_seq_id`` as a session."""
-        given: dict[str, Any] = {"model_id": self.model_id, "seq_id": self._numbered(None), **fields}
+        given: dict[str, Any] = {"model_id": self.model_id, "seq_id": self._take_number(None), **fields}
         body = models.SaveWeightsForSamplerRequest(**given)
         kind = models.SaveWeightsForSamplerResponseInternal
-        return self.bench.result(self.bench.submit(weights_api.save_weights_for_sampler(body), kind))
+        return self.context.result(self.context.submit(weights_api.save_weights_for_sampler(body), kind))
 
 
-def creation(bench: Bench, number: int = 0, **fields: Any) -> Request[models.UntypedAPIFuture]:
+def creation(context: CheckContext, number: int = 0, **fields: Any) -> Request[models.UntypedAPIFuture]:
     """The request that creates model ``number`` of the check's session. Adapters of equal seed begin equal."""
     given: dict[str, Any] = {
-        "session_id": bench.session(),
+        "session_id": context.session(),
         "model_seq_id": number,
-        "base_model": bench.base_model(),
+        "base_model": context.base_model(),
         "lora_config": models.LoraConfig(rank=8, seed=_SEED),
         **fields,
     }
@@ -178,28 +178,28 @@ def creation(bench: Bench, number: int = 0, **fields: Any) -> Request[models.Unt
     return training_api.create_model(body)
 
 
-def create(bench: Bench, number: int = 0, **fields: Any) -> Trainee:
+def create(context: CheckContext, number: int = 0, **fields: Any) -> TrainingFixture:
     """A model that exists."""
-    promise = bench.submit(creation(bench, number, **fields), models.CreateModelResponse)
-    return Trainee(bench, bench.result(promise).model_id)
+    promise = context.submit(creation(context, number, **fields), models.CreateModelResponse)
+    return TrainingFixture(context, context.result(promise).model_id)
 
 
-def learned(bench: Bench, number: int, script: Script) -> tuple[Floats, Floats]:
+def measure_learning(context: CheckContext, number: int, script: TrainingScript) -> tuple[Floats, Floats]:
     """The logprobs of the data before and after what ``script`` does with a new model."""
-    trainee = create(bench, number)
-    before = trainee.logprobs()
-    script(trainee)
-    return before, trainee.logprobs()
+    fixture = create(context, number)
+    before = fixture.logprobs()
+    script(fixture)
+    return before, fixture.logprobs()
 
 
-def proportional(bench: Bench, **fields: float) -> models.AdamParams:
+def gradient_params(context: CheckContext, **fields: float) -> models.AdamParams:
     """A step as long as the gradient, where Adam's usual step has one length: gradients that count twice, or not, show.
 
     Its rate is found once for a server, so that one step moves the logprobs visibly and not too far.
     """
-    if bench.link.rate is None:
-        bench.link.rate = _calibrated(bench)
-    return _descent(bench.link.rate, **fields)
+    if context.connection.rate is None:
+        context.connection.rate = _calibrate(context)
+    return _descent(context.connection.rate, **fields)
 
 
 def _descent(rate: float, **fields: float) -> models.AdamParams:
@@ -207,11 +207,11 @@ def _descent(rate: float, **fields: float) -> models.AdamParams:
     return models.AdamParams(**given)
 
 
-def _calibrated(bench: Bench) -> float:
+def _calibrate(context: CheckContext) -> float:
     rate = 1e-3
     for number in _CALIBRATION_MODELS:
         params = _descent(rate)
-        before, after = learned(bench, number, partial(Trainee.learn, params=params))
+        before, after = measure_learning(context, number, partial(TrainingFixture.learn, params=params))
         moved = distance(before, after)
         if moved == 0.0 or 0.1 <= moved <= 1.0:
             break
@@ -237,11 +237,11 @@ def logprobs_of(output: ForwardBackwardOutput, data: Sequence[Datum] = DATA) -> 
     return joined
 
 
-def loss_of(bench: Bench, output: ForwardBackwardOutput) -> float:
+def loss_of(context: CheckContext, output: ForwardBackwardOutput) -> float:
     """The loss of a result. Absent when the server sends none; another name than the document's is noted."""
     for name in _LOSSES:
         if name in output.metrics:
-            bench.expect(name == _LOSSES[0], f"the loss is the metric {name}, not {_LOSSES[0]}, which custom losses need")
+            context.expect(name == _LOSSES[0], f"the loss is the metric {name}, not {_LOSSES[0]}, which custom losses need")
             return output.metrics[name]
     raise Absent(f"the metrics are {', '.join(sorted(output.metrics)) or 'none'}, not {_LOSSES[0]}")
 
@@ -259,6 +259,6 @@ def effect(before: Floats, after: Floats) -> float:
     return moved
 
 
-def alike(one: Floats, other: Floats, moved: float) -> bool:
+def are_alike(one: Floats, other: Floats, moved: float) -> bool:
     """Whether two results of training are the same, but for rounding, where training moved them by ``moved``."""
     return distance(one, other) <= 0.05 * moved + 1e-5

@@ -8,8 +8,8 @@ from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
 from tinker._version import __version__
-from tinker.testing.conformance.bench import Bench
-from tinker.testing.conformance.exchange import Clock, Deadline, Link
+from tinker.testing.conformance.connection import CheckDeadline, Connection, KitClock
+from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import (
     Absent,
     Contradiction,
@@ -61,11 +61,11 @@ def verify(
     the server offers for training. ``deadline_seconds`` None is 60 s, 300 s for slow checks; the check ends by then.
     """
     found = {one.name: one for one in all_checks()}[check_id]
-    link = Link(base_url, api_key=api_key, base_model=base_model, transport=transport)
+    connection = Connection(base_url, api_key=api_key, base_model=base_model, transport=transport)
     try:
-        row = run_check(found, link, deadline_seconds)
+        row = run_check(found, connection, deadline_seconds)
     finally:
-        link.close()
+        connection.close()
     if not Report(server=base_url, contract=__version__, checks=(row,)).passed(strict=strict):
         raise Nonconformance(f"{row.check} ({row.statement}): {row.outcome}: {'; '.join(row.how)}")
     if row.outcome is Outcome.ABSENT:
@@ -84,7 +84,7 @@ def run(
     destructive: bool = False,
     deadline_seconds: float | None = None,
     transport: httpx.BaseTransport | None = None,
-    clock: Clock | None = None,
+    clock: KitClock | None = None,
     told: Callable[[Row], None] = lambda row: None,
 ) -> Report:
     """Run the checks whose names match one of the patterns in ``only``, and report what each found.
@@ -93,17 +93,17 @@ def run(
     ConnectionError when nothing answers at the URL. Takes at most as long as the deadlines of its checks together.
     """
     chosen = [one for one in all_checks() if any(fnmatch(one.name, pattern) for pattern in only)]
-    reasons = {one.name: _left_out(one, slow=slow, destructive=destructive) for one in chosen}
-    link = Link(base_url, api_key=api_key, headers=headers, base_model=base_model, transport=transport, clock=clock)
+    reasons = {one.name: _reason_to_skip(one, slow=slow, destructive=destructive) for one in chosen}
+    connection = Connection(base_url, api_key=api_key, headers=headers, base_model=base_model, transport=transport, clock=clock)
     try:
-        _reach(link)
+        _reach(connection)
         rows: list[Row] = []
         for one in chosen:
             if reasons[one.name] is None:
-                rows.append(run_check(one, link, deadline_seconds))
+                rows.append(run_check(one, connection, deadline_seconds))
                 told(rows[-1])
     finally:
-        link.close()
+        connection.close()
     left_out = [
         LeftOut(check=one.name, operations=one.operations, statement=one.statement, reason=reason)
         for one in chosen
@@ -112,39 +112,39 @@ def run(
     return Report(server=base_url, contract=__version__, checks=tuple(rows), left_out=tuple(left_out))
 
 
-def _left_out(check: Check, *, slow: bool, destructive: bool) -> str | None:
+def _reason_to_skip(check: Check, *, slow: bool, destructive: bool) -> str | None:
     if check.destructive and not destructive:
         return "destructive"
     return "slow" if check.slow and not slow else None
 
 
-def _reach(link: Link) -> None:
+def _reach(connection: Connection) -> None:
     try:
-        link.reach(10.0)
+        connection.reach(10.0)
     except Finding as error:
-        raise ConnectionError(f"no server answers at {link.base_url}: {error}") from error
+        raise ConnectionError(f"no server answers at {connection.base_url}: {error}") from error
 
 
-def run_check(check: Check, link: Link, deadline_seconds: float | None = None) -> Row:
-    """Run one check on a link that is open."""
+def run_check(check: Check, connection: Connection, deadline_seconds: float | None = None) -> Row:
+    """Run one check on a connection that is open."""
     seconds = deadline_seconds or (SLOW_DEADLINE_SECONDS if check.slow else DEADLINE_SECONDS)
-    bench = Bench(link, Deadline(seconds, link.clock), core=check.core)
-    began = link.clock.monotonic()
-    outcome, how = _outcome(check, bench)
-    bench.close()
+    context = CheckContext(connection, CheckDeadline(seconds, connection.clock), core=check.core)
+    began = connection.clock.monotonic()
+    outcome, how = _outcome(check, context)
+    context.close()
     return Row(
         check=check.name,
         operations=check.operations,
         statement=check.statement,
         outcome=outcome,
-        how=(*how, *bench.differences),
-        seconds=round(link.clock.monotonic() - began, 3),
+        how=(*how, *context.differences),
+        seconds=round(connection.clock.monotonic() - began, 3),
     )
 
 
-def _outcome(check: Check, bench: Bench) -> tuple[Outcome, tuple[str, ...]]:
+def _outcome(check: Check, context: CheckContext) -> tuple[Outcome, tuple[str, ...]]:
     try:
-        check.body(bench)
+        check.body(context)
     except Contradiction as error:
         return Outcome.CONTRADICTION, (str(error),)
     except Absent as error:
@@ -153,4 +153,4 @@ def _outcome(check: Check, bench: Bench) -> tuple[Outcome, tuple[str, ...]]:
         return (Outcome.CONTRADICTION if check.core else Outcome.DIFFERS), (str(error),)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # say, a list too short
         return Outcome.CONTRADICTION, (f"the answers make no sense together: {type(error).__name__}: {error}",)
-    return (Outcome.DIFFERS if bench.differences else Outcome.SUPPORTED), ()
+    return (Outcome.DIFFERS if context.differences else Outcome.SUPPORTED), ()

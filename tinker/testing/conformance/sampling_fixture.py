@@ -8,33 +8,35 @@ from typing import Any
 from tinker_wire import models
 from tinker_wire.api import sampling as api
 
-from tinker.testing.conformance.bench import Bench, Promise
+from tinker.testing.conformance.context import CheckContext, PendingResult
 from tinker.types.results import SampleResponse
 
 PROMPT = (5, 6, 7, 8)
 _PARAMS = frozenset(models.SamplingParams.__struct_fields__)
 
 
-class Sampler:
+class SamplingFixture:
     """One sampling session. Requests take the next number unless one is given."""
 
-    def __init__(self, bench: Bench, sampling_session_id: str) -> None:
-        self.bench = bench
+    def __init__(self, context: CheckContext, sampling_session_id: str) -> None:
+        self.context = context
         self.sampling_session_id = sampling_session_id
         self.number: int = 0
 
     @classmethod
-    def on_base(cls, bench: Bench, number: int = 0) -> Sampler:
+    def on_base(cls, context: CheckContext, number: int = 0) -> SamplingFixture:
         """A session on the base model."""
-        return cls.opened(bench, number, base_model=bench.base_model())
+        return cls.open(context, number, base_model=context.base_model())
 
     @classmethod
-    def opened(cls, bench: Bench, number: int = 0, *, base_model: str | None = None, model_path: str | None = None) -> Sampler:
+    def open(
+        cls, context: CheckContext, number: int = 0, *, base_model: str | None = None, model_path: str | None = None
+    ) -> SamplingFixture:
         """A session on a base model or on saved weights."""
         body = models.CreateSamplingSessionRequest(
-            session_id=bench.session(), sampling_session_seq_id=number, base_model=base_model, model_path=model_path
+            session_id=context.session(), sampling_session_seq_id=number, base_model=base_model, model_path=model_path
         )
-        return cls(bench, bench.call(api.create_sampling_session(body)).sampling_session_id)
+        return cls(context, context.call(api.create_sampling_session(body)).sampling_session_id)
 
     def body(self, prompt: Sequence[int] = PROMPT, *, number: int | None = None, **fields: Any) -> models.SampleRequest:
         """A request; ``fields`` may be those of the request and those of its sampling parameters."""
@@ -49,11 +51,11 @@ class Sampler:
             **fields,
         )
 
-    def submit(self, *args: Any, **fields: Any) -> Promise[SampleResponse]:
+    def submit(self, *args: Any, **fields: Any) -> PendingResult[SampleResponse]:
         """Submit the request of :meth:`body` with the same arguments."""
         request = api.asample(self.body(*args, **fields), x_tinker_sampling_backpressure="1")
-        return self.bench.submit(request, SampleResponse)
+        return self.context.submit(request, SampleResponse)
 
     def sample(self, *args: Any, **fields: Any) -> SampleResponse:
         """The result of :meth:`submit`."""
-        return self.bench.result(self.submit(*args, **fields))
+        return self.context.result(self.submit(*args, **fields))

@@ -11,27 +11,26 @@ import httpx
 
 from tinker.testing.conformance.outcome import Absent, Contradiction
 
-Form: TypeAlias = Literal["proto", "json"]
+BodyFormat: TypeAlias = Literal["proto", "json"]
 
 MAX_ANSWER_NBYTES = 256 << 20
-NOT_THERE = frozenset({404, 405, 501})
 _WAIT = frozenset({429, 503})
 _WAIT_SECONDS = 1.0
 _KEY_HEADER = "X-API-Key"
 
 
 @attrs.frozen
-class Clock:
+class KitClock:
     """Time as the kit sees it, so that its own tests need not wait."""
 
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
 
-class Deadline:
+class CheckDeadline:
     """When a check must be done. An exchange that has begun may still go on for as long again, byte by byte."""
 
-    def __init__(self, seconds: float, clock: Clock) -> None:
+    def __init__(self, seconds: float, clock: KitClock) -> None:
         self._seconds, self._clock = seconds, clock
         self._ends = clock.monotonic() + seconds
 
@@ -49,7 +48,7 @@ class Deadline:
 
 
 @attrs.frozen
-class Message:
+class SentRequest:
     """A request as it goes out. ``key``: None sends no credential. Content and headers may hold secrets."""
 
     method: str
@@ -63,10 +62,10 @@ class Message:
 
 
 @attrs.frozen
-class Answer:
+class ReceivedResponse:
     """What came back, read completely."""
 
-    message: Message
+    message: SentRequest
     status: int
     headers: httpx.Headers
     content: bytes = attrs.field(repr=False)
@@ -85,7 +84,7 @@ class Answer:
         return f"{self.message} answered {self.status}" + (f": {self.excerpt}" if self.status >= 400 else "")
 
 
-class Link:
+class Connection:
     """The connections of one run, and what it has learned about the server. Close it."""
 
     def __init__(
@@ -96,13 +95,13 @@ class Link:
         headers: Mapping[str, str] | None = None,
         base_model: str | None = None,
         transport: httpx.BaseTransport | None = None,
-        clock: Clock | None = None,
+        clock: KitClock | None = None,
     ) -> None:
         self.base_url: str = base_url.rstrip("/")
         self.api_key = api_key
-        self.clock: Clock = clock or Clock()
+        self.clock: KitClock = clock or KitClock()
         self.base_model: str | None = base_model
-        self.form: Form | None = None
+        self.form: BodyFormat | None = None
         self.rate: float | None = None
         self._client = httpx.Client(headers=headers, transport=transport, follow_redirects=False, trust_env=False)
 
@@ -112,9 +111,9 @@ class Link:
 
     def reach(self, seconds: float) -> None:
         """Raise Contradiction unless something answers at the URL, whatever it is."""
-        self._once(Message("GET", "/api/v1/healthz"), Deadline(seconds, self.clock))
+        self._once(SentRequest("GET", "/api/v1/healthz"), CheckDeadline(seconds, self.clock))
 
-    def send(self, message: Message, deadline: Deadline) -> Answer:
+    def send(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
         """The answer, of any status below 500. Contradiction for 5xx and for none; 429 and 503 are waited out as asked."""
         while True:
             answer = self._once(message, deadline)
@@ -127,11 +126,11 @@ class Link:
             raise Contradiction(str(answer))
         return answer
 
-    def fetch(self, url: str, deadline: Deadline) -> Answer:
+    def fetch(self, url: str, deadline: CheckDeadline) -> ReceivedResponse:
         """The answer of another address, asked without the credential."""
-        return self._once(Message("GET", url), deadline)
+        return self._once(SentRequest("GET", url), deadline)
 
-    def _once(self, message: Message, deadline: Deadline) -> Answer:
+    def _once(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
         headers = dict(message.headers) | ({} if message.key is None else {_KEY_HEADER: message.key})
         url = message.path if "://" in message.path else self.base_url + message.path
         timeout = deadline.remaining(str(message))
@@ -139,14 +138,14 @@ class Link:
             with self._client.stream(
                 message.method, url, headers=headers, content=message.content, timeout=timeout
             ) as response:
-                return Answer(message, response.status_code, response.headers, _read(response, message, deadline))
+                return ReceivedResponse(message, response.status_code, response.headers, _read(response, message, deadline))
         except httpx.TimeoutException as error:
             raise Contradiction(f"{message}: no answer within {timeout:.0f} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Contradiction(f"{message}: {type(error).__name__}: {error}") from error
 
 
-def _read(response: httpx.Response, message: Message, deadline: Deadline) -> bytes:
+def _read(response: httpx.Response, message: SentRequest, deadline: CheckDeadline) -> bytes:
     content = bytearray()
     for piece in response.iter_bytes():
         content += piece
@@ -156,7 +155,7 @@ def _read(response: httpx.Response, message: Message, deadline: Deadline) -> byt
     return bytes(content)
 
 
-def _retry_after(answer: Answer) -> float:
+def _retry_after(answer: ReceivedResponse) -> float:
     """The delay that is asked for in seconds; dates and nonsense count as a second."""
     try:
         return max(0.0, float(answer.headers.get("retry-after", "")))

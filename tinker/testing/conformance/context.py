@@ -16,26 +16,25 @@ from tinker_wire.api import service as service_api
 from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Binary, Request
 
+from tinker._http import ABSENT_STATUSES, FAILED_STATUSES, PENDING_STATUSES
 from tinker._version import __version__
 from tinker._wire import json, proto
-from tinker.testing.conformance import reading
-from tinker.testing.conformance.exchange import NOT_THERE, Answer, Deadline, Link, Message
+from tinker.testing.conformance import decoding
+from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse, SentRequest
 from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Finding, Refused
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 T = TypeVar("T")
 
-_GOODBYE_SECONDS = 5.0
+_SHUTDOWN_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
-_PENDING_STATUS = 408
 _TOO_EARLY = 425
-_FAILED_STATUSES = frozenset({400, 422})
 #: Refusals by a server whose user may not do this.
 _FORBIDDEN = frozenset({401, 402, 403})
 
 
 @attrs.frozen
-class Promise(Generic[T]):
+class PendingResult(Generic[T]):
     """A submitted request: what was answered at once, and the type of the result."""
 
     operation: str
@@ -48,19 +47,19 @@ class Promise(Generic[T]):
         return self.future.request_id
 
 
-class Bench:
+class CheckContext:
     """What one check works with. ``differences`` is what it has found that is not as the document says."""
 
-    def __init__(self, link: Link, deadline: Deadline, *, core: bool = False) -> None:
-        self.link = link
-        self.deadline: Deadline = deadline
+    def __init__(self, connection: Connection, deadline: CheckDeadline, *, core: bool = False) -> None:
+        self.connection = connection
+        self.deadline: CheckDeadline = deadline
         self.differences: list[str] = []
         self._core = core
         self._session_id: str | None = None
 
     # ------------------------------------------------------------------------------------------------------------ findings
 
-    def differs(self, how: str) -> None:
+    def note_difference(self, how: str) -> None:
         """Note that something is not as the document says, and go on."""
         if how not in self.differences:
             self.differences.append(how)
@@ -68,7 +67,7 @@ class Bench:
     def expect(self, holds: bool, how: str) -> None:
         """Note ``how`` unless it holds."""
         if not holds:
-            self.differs(how)
+            self.note_difference(how)
 
     def require(self, holds: bool, how: str) -> None:
         """Contradiction unless it holds."""
@@ -84,21 +83,21 @@ class Bench:
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         key: str | None = "",
-    ) -> Answer:
+    ) -> ReceivedResponse:
         """The answer of any status below 500. ``content`` replaces the body, ``key`` the credential (None: none)."""
         media_type = request.body.media_type if isinstance(request.body, Binary) else json.MEDIA_TYPE
         given: dict[str, str] = {"Accept": ", ".join(request.accepts), **request.headers}
         if request.method != "GET":
             given["Content-Type"] = media_type
         path = f"{request.path}?{request.query}" if request.query else request.path
-        message = Message(
+        message = SentRequest(
             request.method,
             path,
-            self.link.api_key if key == "" else key,
+            self.connection.api_key if key == "" else key,
             given | dict(headers or {}),
-            plain_body(request) if content is None else content,
+            encode_body(request) if content is None else content,
         )
-        return self.link.send(message, self.deadline)
+        return self.connection.send(message, self.deadline)
 
     def call(self, request: Request[T], **options: Any) -> T:
         """The typed answer of a request that must be accepted. Absent when there is no such operation, Refused otherwise."""
@@ -106,37 +105,37 @@ class Bench:
         while answer.status == _TOO_EARLY:
             self.deadline.pause(1.0, str(answer))
             answer = self.send(request, **options)
-        return self.accepted(request, answer)
+        return self.decode_accepted(request, answer)
 
-    def accepted(self, request: Request[T], answer: Answer) -> T:
+    def decode_accepted(self, request: Request[T], answer: ReceivedResponse) -> T:
         """The typed answer, once it is there."""
         if not 200 <= answer.status < 300:
-            self._refuse(request, answer)
+            self._raise_refusal(request, answer)
         documented = 204 if request.reply is None else 200
         self.expect(answer.status == documented, f"{request.operation} answers {answer.status} instead of {documented}")
         if request.reply is None:
             return None  # type: ignore[return-value]
-        return self.read(answer, request.reply)
+        return self.decode(answer, request.reply)
 
-    def read(self, answer: Answer, kind: type[T]) -> T:
+    def decode(self, answer: ReceivedResponse, kind: type[T]) -> T:
         """The record of an answer; what is unusual about it is noted."""
-        found = reading.record(answer, kind)
-        for oddity in reading.oddities(found):
-            self.differs(f"{answer.message}: {oddity}")
+        found = decoding.record(answer, kind)
+        for anomaly in decoding.anomalies(found):
+            self.note_difference(f"{answer.message}: {anomaly}")
         return found
 
-    def _refuse(self, request: Request[Any], answer: Answer) -> NoReturn:
-        how = f"{request.operation} answers {answer.status}: {reading.detail(answer)}"
+    def _raise_refusal(self, request: Request[Any], answer: ReceivedResponse) -> NoReturn:
+        how = f"{request.operation} answers {answer.status}: {decoding.detail(answer)}"
         if self._core:
             raise Contradiction(how)
-        if answer.status in NOT_THERE:
+        if answer.status in ABSENT_STATUSES:
             required = not OPERATIONS[request.operation].optional
             raise (Contradiction if required else Absent)(how)
         if answer.status in _FORBIDDEN:
             raise Absent(how)
         raise Refused(how, answer.status)
 
-    def refused(self, request: Request[Any], *statuses: int, **options: Any) -> Answer:
+    def expect_refusal(self, request: Request[Any], *statuses: int, **options: Any) -> ReceivedResponse:
         """The answer to a request that must be refused with one of these statuses. Contradiction when it is not refused."""
         answer = self.send(request, **options)
         self.require(answer.status >= 400, f"{answer.message}: answers {answer.status} where it must refuse")
@@ -145,40 +144,42 @@ class Bench:
         self._check_refusal(answer)
         return answer
 
-    def _check_refusal(self, answer: Answer) -> None:
+    def _check_refusal(self, answer: ReceivedResponse) -> None:
         """An error status has a JSON body with ``detail``; proxies may say what they like, servers should not."""
         try:
-            body = reading.record(answer, dict[str, Any])
+            body = decoding.record(answer, dict[str, Any])
         except Contradiction as error:
-            self.differs(str(error))
+            self.note_difference(str(error))
             return
         self.expect("detail" in body, f"{answer.message}: the body of status {answer.status} has no detail")
 
     # ------------------------------------------------------------------------------------------------------------ promises
 
-    def submit(self, request: Request[models.UntypedAPIFuture], kind: type[T], **options: Any) -> Promise[T]:
+    def submit(self, request: Request[models.UntypedAPIFuture], kind: type[T], **options: Any) -> PendingResult[T]:
         """Submit; the result will be of that type."""
-        return self.promise(request, self.send(request, **options), kind)
+        return self.accept(request, self.send(request, **options), kind)
 
-    def promise(self, request: Request[models.UntypedAPIFuture], answer: Answer, kind: type[T]) -> Promise[T]:
+    def accept(self, request: Request[models.UntypedAPIFuture], answer: ReceivedResponse, kind: type[T]) -> PendingResult[T]:
         """What was promised by the answer to a submission."""
-        return Promise(request.operation, self.accepted(request, answer), kind)
+        return PendingResult(request.operation, self.decode_accepted(request, answer), kind)
 
-    def result(self, promise: Promise[T], *, protobuf: bool = True) -> T:
+    def result(self, promise: PendingResult[T], *, protobuf: bool = True) -> T:
         """The result, waited for until the deadline. Failed when the request failed."""
-        answer = self.outcome(promise, protobuf=protobuf)
+        answer = self.wait_for_response(promise, protobuf=protobuf)
         if promise.kind is ForwardBackwardOutput:
-            return reading.loss_output(answer)  # type: ignore[return-value]
+            return decoding.loss_output(answer)  # type: ignore[return-value]
         if promise.kind is SampleResponse:
-            return reading.sample_response(answer)  # type: ignore[return-value]
-        return self.read(answer, promise.kind)
+            return decoding.sample_response(answer)  # type: ignore[return-value]
+        return self.decode(answer, promise.kind)
 
-    def outcome(self, promise: Promise[Any], *, protobuf: bool = True, metadata: bool = False) -> Answer:
+    def wait_for_response(
+        self, promise: PendingResult[Any], *, protobuf: bool = True, metadata: bool = False
+    ) -> ReceivedResponse:
         """The answer that holds the result. Failed when the request failed, Contradiction when it is lost."""
-        answer = self._finished(promise, protobuf=protobuf, metadata=metadata)
-        if answer.status in _FAILED_STATUSES:
-            self.differs(f"a failed request is a poll with status {answer.status}, not a body with error and category")
-            raise Failed(f"{promise.operation} fails: {reading.detail(answer)}", None)
+        answer = self._poll_until_done(promise, protobuf=protobuf, metadata=metadata)
+        if answer.status in FAILED_STATUSES:
+            self.note_difference(f"a failed request is a poll with status {answer.status}, not a body with error and category")
+            raise Failed(f"{promise.operation} fails: {decoding.detail(answer)}", None)
         self.require(answer.status < 300, f"the request {promise.request_id!r} was accepted, and {answer}")
         self.expect(answer.status == 200, f"retrieve_future answers {answer.status} instead of 200")
         if answer.media_type == proto.MEDIA_TYPE:
@@ -189,47 +190,47 @@ class Bench:
             self._check_failure(promise, answer)
         return answer
 
-    def _check_failure(self, promise: Promise[Any], answer: Answer) -> None:
+    def _check_failure(self, promise: PendingResult[Any], answer: ReceivedResponse) -> None:
         if "error" in _small_object(answer):
-            failed = self.read(answer, models.RequestFailedResponse)
+            failed = self.decode(answer, models.RequestFailedResponse)
             raise Failed(f"{promise.operation} fails: {failed.error} (category {failed.category})", failed.category)
 
-    def _finished(self, promise: Promise[Any], *, protobuf: bool, metadata: bool) -> Answer:
+    def _poll_until_done(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
         pause = _FIRST_PAUSE
         while True:
             answer = self.poll(promise.request_id, protobuf=protobuf, metadata=metadata)
-            if not self.pending(answer):
+            if not self.is_pending(answer):
                 return answer
             self.deadline.pause(pause, f"the result of {promise.operation}")
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def poll(self, request_id: str, *, protobuf: bool = True, metadata: bool = False) -> Answer:
+    def poll(self, request_id: str, *, protobuf: bool = True, metadata: bool = False) -> ReceivedResponse:
         """One ``retrieve_future``, whatever it says."""
         body = models.FutureRetrieveRequest(request_id=request_id, allow_metadata_only=metadata)
         request = futures_api.retrieve_future(body, expected=object)
         accepts = request.accepts if protobuf else (json.MEDIA_TYPE,)
         return self.send(attrs.evolve(request, accepts=accepts))
 
-    def pending(self, answer: Answer) -> bool:
+    def is_pending(self, answer: ReceivedResponse) -> bool:
         """Whether the answer of a poll says that there is no result yet."""
-        if answer.status == _PENDING_STATUS:
+        if answer.status in PENDING_STATUSES:
             return True
         if answer.status >= 300 or _small_object(answer).get("type") != "try_again":
             return False
-        self.read(answer, models.TryAgainResponse)
+        self.decode(answer, models.TryAgainResponse)
         return True
 
     # ------------------------------------------------------------------------------------------------------------ a session
 
     def base_model(self) -> str:
         """The base model of the run: the one that was asked for, else the first that can be trained."""
-        if self.link.base_model is None:
+        if self.connection.base_model is None:
             offered = self.call(service_api.get_server_capabilities()).supported_models
             named = [model for model in offered if model.model_name and model.trainable is not False]
             self.require(bool(named), "get_server_capabilities offers no model that can be trained")
-            self.link.base_model = named[0].model_name
-        assert self.link.base_model is not None
-        return self.link.base_model
+            self.connection.base_model = named[0].model_name
+        assert self.connection.base_model is not None
+        return self.connection.base_model
 
     def session(self) -> str:
         """The check's session."""
@@ -247,7 +248,7 @@ class Bench:
         body = models.FinishSessionRequest(reason={"type": reason}, detail=None)
         self.call(service_api.finish_session(body, session_id=session_id))
 
-    def leave(self, *sessions: str) -> None:
+    def finish_quietly(self, *sessions: str) -> None:
         """Finish sessions, if the server knows how; how that goes is another check's matter."""
         for session_id in sessions:
             found = [*self.differences]
@@ -258,11 +259,11 @@ class Bench:
     def close(self) -> None:
         """Finish the check's session."""
         if self._session_id is not None:
-            self.deadline = Deadline(_GOODBYE_SECONDS, self.link.clock)
-            self.leave(self._session_id)
+            self.deadline = CheckDeadline(_SHUTDOWN_SECONDS, self.connection.clock)
+            self.finish_quietly(self._session_id)
 
 
-def plain_body(request: Request[Any]) -> bytes:
+def encode_body(request: Request[Any]) -> bytes:
     """The body of a request as it goes out, not compressed."""
     if isinstance(request.body, Binary):
         return b"".join(request.body.content)
@@ -272,7 +273,7 @@ def plain_body(request: Request[Any]) -> bytes:
 _SMALL_NBYTES = 1 << 16
 
 
-def _small_object(answer: Answer) -> dict[str, Any]:
+def _small_object(answer: ReceivedResponse) -> dict[str, Any]:
     """A small JSON object; an empty one for everything else, which is no status."""
     if answer.media_type != json.MEDIA_TYPE or len(answer.content) > _SMALL_NBYTES:
         return {}

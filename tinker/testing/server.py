@@ -19,9 +19,9 @@ import httpx
 import tinker
 from tinker._http import REFUSAL_STATUSES
 from tinker.testing import faults
-from tinker.testing.asgi import answer_of
+from tinker.testing.asgi import call_app
 from tinker.testing.clock import SteppedClock
-from tinker.testing.faults import Answer, Fault, HeaderValue, Kind, OtherForms, Script
+from tinker.testing.faults import Fault, FaultKind, FaultScript, HeaderValue, OtherForms, ServerResponse
 from tinker.testing.port import Port
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from tinker.local import State
 
 _PATIENCE_SECONDS = 10.0  # real ones, for what a test waits for
-_READ_SECONDS = 60.0  # of a client that names no time-out
+_READ_SECONDS = 60.0  # of a client that names no timeout
 
 Mode = Literal["up", "down", "silent"]
 
 
 @attrs.define(eq=False)
-class Exchange:
+class ReceivedRequest:
     """One request that arrived ``at`` that time of the clock (without a clock, of the system's monotonic one).
 
     ``status`` is None until it is answered, and when no answer came.
@@ -61,7 +61,7 @@ class Exchange:
 class Delivery:
     """What goes back: ``answer`` None is none at all, ``fault`` how it travels."""
 
-    answer: Answer | None
+    answer: ServerResponse | None
     fault: Fault | None
 
 
@@ -85,7 +85,7 @@ class FaultyServer:
         self._app = app
         self._clock = clock
         self._keep = keep
-        self._script = Script()
+        self._script = FaultScript()
         self._forms = OtherForms()
         self._arrived = threading.Condition()
         self._mode: Mode = "up"
@@ -93,7 +93,7 @@ class FaultyServer:
         self._port: Port | None = None
         self._services: list[tinker.ServiceClient] = []
         self.state: State | None = None
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[ReceivedRequest] = []
         self.totals: Counter[str] = Counter()
 
     # ------------------------------------------------------------------------------------------------------------- the script
@@ -171,7 +171,7 @@ class FaultyServer:
         rate: float,
         *,
         seed: int,
-        kinds: Sequence[Kind] = faults.KINDS,
+        kinds: Sequence[FaultKind] = faults.KINDS,
         hang_seconds: float | None = None,
         longest_seconds: float = 1.0,
     ) -> None:
@@ -184,7 +184,7 @@ class FaultyServer:
         self._script.by_chance(chance)
 
     def forget(self) -> None:
-        """Script nothing any more, and let nothing fail by chance."""
+        """Forget the script, and let nothing fail by chance."""
         self._script.forget()
 
     def verify(self) -> None:
@@ -213,12 +213,12 @@ class FaultyServer:
 
     # --------------------------------------------------------------------------------------------------------------- the log
 
-    def sent(self, operation: str) -> list[Exchange]:
+    def sent(self, operation: str) -> list[ReceivedRequest]:
         """The requests of an operation that arrived, oldest first."""
         with self._arrived:
             return [exchange for exchange in self.exchanges if exchange.operation == operation]
 
-    def wait_for(self, operation: str, count: int = 1) -> list[Exchange]:
+    def wait_for(self, operation: str, count: int = 1) -> list[ReceivedRequest]:
         """The requests of an operation, as soon as there are so many; AssertionError after ten real seconds."""
         with self._arrived:
             there = self._arrived.wait_for(lambda: len(self.sent(operation)) >= count, _PATIENCE_SECONDS)
@@ -263,11 +263,11 @@ class FaultyServer:
         """Whether the server answers."""
         return self._mode
 
-    def _note(self, request: httpx.Request, body: bytes) -> Exchange:
+    def _note(self, request: httpx.Request, body: bytes) -> ReceivedRequest:
         operation = faults.operation_of(request.method, request.url.path)
         at = time.monotonic() if self._clock is None else self._clock.now
-        exchange = Exchange(operation, request.method, str(request.url), request.headers, body, at)
-        exchange.fault = Fault(kind="hang") if self._mode == "silent" else self._scripted(operation, request, body)
+        exchange = ReceivedRequest(operation, request.method, str(request.url), request.headers, body, at)
+        exchange.fault = Fault(kind="hang") if self._mode == "silent" else self._next_fault(operation, request, body)
         with self._arrived:
             self.totals["exchanges"] += 1
             if exchange.fault is not None:
@@ -277,7 +277,7 @@ class FaultyServer:
             self._arrived.notify_all()
         return exchange
 
-    def _scripted(self, operation: str, request: httpx.Request, body: bytes) -> Fault | None:
+    def _next_fault(self, operation: str, request: httpx.Request, body: bytes) -> Fault | None:
         """The fault of this exchange. A refusal is about a request, also where the client tries that in another form."""
         fault = self._forms.of(operation, body) or self._script.take(operation)
         if fault is not None:
@@ -290,27 +290,27 @@ class FaultyServer:
         fault = exchange.fault
         if fault is not None and fault.kind == "delay":
             await sleep(fault.seconds or 0.0)
-        answer: Answer | None = None
+        answer: ServerResponse | None = None
         if fault is None or fault.applied:
-            answer = await self._carried_out(request, exchange.body)
+            answer = await self._call_app(request, exchange.body)
         if self._life != life:
             return Delivery(None, Fault(kind="drop"))
-        answer = faults.altered(answer, fault)
+        answer = faults.apply_fault(answer, fault)
         if fault is not None and fault.kind == "status":
             self._note_refusal(exchange, answer)
         exchange.status = None if answer is None else answer.status
         return Delivery(answer, fault)
 
-    def _note_refusal(self, exchange: Exchange, answer: Answer | None) -> None:
+    def _note_refusal(self, exchange: ReceivedRequest, answer: ServerResponse | None) -> None:
         """A server that refuses a request of a run has read its number, so the run does not wait for that."""
         if self.state is not None and answer is not None and answer.status in REFUSAL_STATUSES:
             from tinker.local.scheduling import skip_rejected
 
             skip_rejected(self.state, exchange.headers.get("content-type", ""), exchange.body)
 
-    async def _carried_out(self, request: httpx.Request, body: bytes) -> Answer:
+    async def _call_app(self, request: httpx.Request, body: bytes) -> ServerResponse:
         with nullcontext() if self._clock is None else self._clock.busy():
-            return await answer_of(self._app, request, body)
+            return await call_app(self._app, request, body)
 
 
 def _check_ends(count: int | None, seconds: float) -> None:
@@ -329,13 +329,13 @@ class _InProcess(httpx.AsyncBaseTransport):
         if self.server.mode == "down":
             raise httpx.ConnectError("connection refused", request=request)
         limit = cast("dict[str, float | None]", request.extensions.get("timeout", {})).get("read") or _READ_SECONDS
-        waited = _Waited(self.server, limit)
+        waited = _Patience(self.server, limit)
         delivery = await self.server._serve(request, waited.sleep)  # pyright: ignore[reportPrivateUsage]
-        return await _Travel(request, delivery, waited).answer()
+        return await _Transit(request, delivery, waited).answer()
 
 
 @attrs.define
-class _Waited:
+class _Patience:
     """How long a client waits for a sign of life: at most ``limit`` seconds."""
 
     server: FaultyServer
@@ -343,7 +343,7 @@ class _Waited:
     timed_out: bool = False
 
     async def sleep(self, seconds: float | None) -> None:
-        """Let time pass; None is for ever. Not longer than the client waits."""
+        """Let time pass; None is forever. Not longer than the client waits."""
         self.timed_out = self.timed_out or seconds is None or seconds >= self.limit
         duration = self.limit if seconds is None else min(seconds, self.limit)
         clock = self.server._clock  # pyright: ignore[reportPrivateUsage]
@@ -351,12 +351,12 @@ class _Waited:
 
 
 @attrs.frozen
-class _Travel:
+class _Transit:
     """An answer on its way back, as httpx tells of it."""
 
     request: httpx.Request
     delivery: Delivery
-    waited: _Waited
+    waited: _Patience
 
     async def answer(self) -> httpx.Response:
         answer, fault = self.delivery.answer, self.delivery.fault
