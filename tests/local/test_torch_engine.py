@@ -421,7 +421,7 @@ def test_a_refused_call_leaves_the_gradient_alone(
 
 def test_a_too_long_datum_is_refused(engine: TorchEngine) -> None:
     """The context length bounds training too."""
-    with pytest.raises(EngineError, match="datum 0: model_input has 129 tokens; 1 to 128"):
+    with pytest.raises(EngineError, match="datum 0: model_input has 129 tokens; it must have 1 to 128"):
         engine.forward_backward("a", supervised(129), "cross_entropy", {}, backward=True)
 
 
@@ -778,7 +778,7 @@ def test_a_saved_snapshot_samples_the_same(engine: TorchEngine, tmp_path: Path) 
         ({"top_p": 0.0}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"num_samples": 0}, "num_samples"),
-        ({"topk_sample_logprobs": 259}, "top-k"),
+        ({"topk_sample_logprobs": 259}, "topk_sample_logprobs"),
         ({"stop": [""]}, "empty stop string"),
         ({"stop": ["a", 3]}, "strings only or token ids only"),
         ({"weights": object()}, "do not come from this engine"),
