@@ -72,17 +72,17 @@ class LoopThread:
         task.add_done_callback(_log_failure)
         return task
 
-    def keep_watch(self) -> None:
+    def watch_lag(self) -> None:
         """Have the log told when something keeps this thread from running, for as long as it has other tasks."""
         if self._watching is None or self._watching.done():
             watch = LagWatch(Clock())
             self._watching = self.background(watch.run(lambda: len(self._tasks) > 1), "watch of the loop")
 
-    async def beside(self, function: Callable[[], T]) -> T:
+    async def run_in_user_thread(self, function: Callable[[], T]) -> T:
         """Run a function of the user on a thread beside the loop, where it may block. Its result, or its exception."""
         if self._beside is None:
             self._beside = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="tinker-user")
-        return await asyncio.get_running_loop().run_in_executor(self._beside, _contained, function)
+        return await asyncio.get_running_loop().run_in_executor(self._beside, _call_contained, function)
 
     def _settle(self, settle: Callable[[asyncio.Task[T]], object], task: asyncio.Task[T]) -> None:
         self._tasks.discard(task)
@@ -143,7 +143,7 @@ def must_pass(error: BaseException) -> bool:
     return not isinstance(error, Exception) and not loop_thread().is_current()
 
 
-def _contained(function: Callable[[], T]) -> T:
+def _call_contained(function: Callable[[], T]) -> T:
     try:
         return function()
     except Exception:

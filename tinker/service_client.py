@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tinker_wire import models
 from tinker_wire.api import service as service_api
 
-from tinker._clients import awaited_twin_of
+from tinker._clients import awaiting_twin_of
 from tinker._clock import Clock
 from tinker._config import settings as _config
 from tinker._http import SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
-from tinker._training import NewModel, SavedModel, TrainingRun, create_handle, trace
+from tinker._training import NewAdapter, SavedAdapter, TrainingRun, create_handle, trace
 from tinker._validate import check_model_path
 from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import ClientClosedError
-from tinker.futures import APIFuture, completed
+from tinker.futures import APIFuture, immediate
 from tinker.observing import Observer
 from tinker.rest_client import RestClient
 from tinker.sampling_client import SamplingClient, open_sampling_client
@@ -125,7 +125,7 @@ class ServiceClient:
         if not (train_mlp or train_attn or train_unembed):
             raise ValueError("At least one of train_mlp, train_attn, or train_unembed must be True")
         lora = LoraConfig(rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn)
-        model = NewModel(base_model=base_model, lora=lora, optimizer=optimizer, user_metadata=_plain(user_metadata))
+        model = NewAdapter(base_model=base_model, lora=lora, optimizer=optimizer, user_metadata=_plain(user_metadata))
         return TrainingClient(TrainingRun(self._runtime(), "create_lora_training_client", model))
 
     def create_training_client_from_state(
@@ -137,7 +137,7 @@ class ServiceClient:
         optimizer: OptimizerConfig | None = None,
     ) -> TrainingClient:
         """A new training run that starts from the weights saved at ``path``, with a fresh optimizer."""
-        model = _saved_model(path, base_model, user_metadata, weights_access_token, optimizer, with_optimizer=False)
+        model = _describe_saved_model(path, base_model, user_metadata, weights_access_token, optimizer, with_optimizer=False)
         return TrainingClient(TrainingRun(self._runtime(), "create_training_client_from_state", model))
 
     def create_training_client_from_state_with_optimizer(
@@ -148,7 +148,7 @@ class ServiceClient:
         weights_access_token: str | None = None,
     ) -> TrainingClient:
         """A new training run that continues from the weights and the optimizer state saved at ``path``."""
-        model = _saved_model(path, base_model, user_metadata, weights_access_token, None, with_optimizer=True)
+        model = _describe_saved_model(path, base_model, user_metadata, weights_access_token, None, with_optimizer=True)
         return TrainingClient(TrainingRun(self._runtime(), "create_training_client_from_state_with_optimizer", model))
 
     # ------------------------------------------------------------------------------------------------------------- sampling
@@ -235,7 +235,7 @@ class ServiceClient:
         """End the session and say how it went. Requests made later fail. Closing again does nothing."""
         already, self._closed = self._closed, True
         if already or self._opened is None or not is_of_this_process(self._opened):
-            return completed(None, "close")
+            return immediate(None, "close")
         return run(self._opened, "close", _close, self._opened, status, detail)
 
     def __enter__(self) -> Self:
@@ -271,22 +271,22 @@ class ServiceClient:
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    @awaited_twin_of(create_lora_training_client)
+    @awaiting_twin_of(create_lora_training_client)
     async def create_lora_training_client_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`create_lora_training_client`, ready."""
         return await self.create_lora_training_client(*args, **kwargs)
 
-    @awaited_twin_of(create_training_client_from_state)
+    @awaiting_twin_of(create_training_client_from_state)
     async def create_training_client_from_state_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`create_training_client_from_state`, ready."""
         return await self.create_training_client_from_state(*args, **kwargs)
 
-    @awaited_twin_of(create_training_client_from_state_with_optimizer)
+    @awaiting_twin_of(create_training_client_from_state_with_optimizer)
     async def create_training_client_from_state_with_optimizer_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`create_training_client_from_state_with_optimizer`, ready."""
         return await self.create_training_client_from_state_with_optimizer(*args, **kwargs)
 
-    @awaited_twin_of(create_sampling_client)
+    @awaiting_twin_of(create_sampling_client)
     async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`create_sampling_client`, ready."""
         return await self.create_sampling_client(*args, **kwargs)
@@ -299,7 +299,7 @@ class ServiceClient:
 async def _get_server_capabilities(
     _: APIFuture[models.GetServerCapabilitiesResponse], runtime: Runtime
 ) -> models.GetServerCapabilitiesResponse:
-    await runtime.server.facts()  # how the credential travels
+    await runtime.server.config()  # how the credential travels
     return (await runtime.transport.send(service_api.get_server_capabilities(), SUBMIT)).value
 
 
@@ -309,7 +309,7 @@ async def _close(
     await runtime.session.close(status, detail)
 
 
-def _saved_model(
+def _describe_saved_model(
     path: str,
     base_model: str | None,
     user_metadata: Mapping[str, object] | None,
@@ -317,11 +317,11 @@ def _saved_model(
     optimizer: OptimizerConfig | None,
     *,
     with_optimizer: bool,
-) -> SavedModel:
+) -> SavedAdapter:
     check_model_path(path)
     if isinstance(base_model, Mapping):  # 0.4 to 0.7 had ``user_metadata`` in this place
         base_model, user_metadata = None, cast("Mapping[str, object]", base_model)
-    return SavedModel(
+    return SavedAdapter(
         path=path,
         base_model=base_model,
         user_metadata=_plain(user_metadata),

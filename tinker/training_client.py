@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tinker_wire import models
 
 from tinker import _tokenizers
-from tinker._clients import ReadyClient, awaited_twin_of, twin_of
+from tinker._clients import ReadyClient, awaiting_twin_of, twin_of
 from tinker._http import sampling_policy
 from tinker._sampling import Sampler
 from tinker._training import LossJob, TrainingRun, check_handle, prepare_loss, requests
@@ -148,7 +148,7 @@ class TrainingClient(ReadyClient):
             raise ValueError("optim_step takes optim_params or adam_params, not both")
         params = optim_params if optim_params is not None else adam_params
         if not isinstance(params, AdamParams | DimuonParams):
-            raise TypeError(f"Expected AdamParams or DimuonParams, got {type(params).__name__}")
+            raise TypeError(f"ResultSpec AdamParams or DimuonParams, got {type(params).__name__}")
         check_optim_params(params)
         return self._run.send(requests.optim_step(params))
 
@@ -331,12 +331,12 @@ class TrainingClient(ReadyClient):
         """:meth:`load_state_with_optimizer`; await the future it returns."""
         return self.load_state_with_optimizer(*args, **kwargs)
 
-    @awaited_twin_of(save_weights_and_get_sampling_client)
+    @awaiting_twin_of(save_weights_and_get_sampling_client)
     async def save_weights_and_get_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`save_weights_and_get_sampling_client`, ready."""
         return await self.save_weights_and_get_sampling_client(*args, **kwargs)
 
-    @awaited_twin_of(create_sampling_client)
+    @awaiting_twin_of(create_sampling_client)
     async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`create_sampling_client`, ready."""
         return await self.create_sampling_client(*args, **kwargs)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tinker._checkpoints.download import Source, Watch, fetch, save_url
+from tinker._checkpoints.download import FileSource, Watch, fetch, save_url
 
 __all__ = [
-    "Source",
+    "FileSource",
     "Watch",
     "fetch",
     "save_url",

@@ -15,8 +15,8 @@ from tinker._config import Proxies
 from tinker._http.closing import check_open
 from tinker._http.messages import PreparedRequest, Purpose, RawResponse
 from tinker._http.phase import ANSWER_SECONDS, CONNECT_SECONDS, MAX_ANSWER_NBYTES, Phase, connect_seconds, extend
-from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpacked
-from tinker._wire.bodies import AT_ONCE, Piece
+from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpack
+from tinker._wire.bodies import INLINE_NBYTES, Piece
 
 if TYPE_CHECKING:
     import aiohttp
@@ -71,7 +71,7 @@ class AiohttpEngine:
             headers_of_answer = cast("Mapping[str, str]", response.headers)
             body = await _read(response)
         return RawResponse(
-            request, response.status, headers_of_answer, await unpacked(body, headers_of_answer.get("Content-Encoding", ""))
+            request, response.status, headers_of_answer, await unpack(body, headers_of_answer.get("Content-Encoding", ""))
         )
 
     def _open(self, purpose: Purpose) -> _Pool:
@@ -98,7 +98,7 @@ class AiohttpEngine:
 def _payload(request: PreparedRequest, limit: asyncio.Timeout) -> Piece | AsyncIterator[Piece] | None:
     if not request.body:
         return None
-    return request.body[0] if len(request.body) == 1 and request.nbytes <= AT_ONCE else _pieces(request, limit)
+    return request.body[0] if len(request.body) == 1 and request.nbytes <= INLINE_NBYTES else _pieces(request, limit)
 
 
 async def _pieces(request: PreparedRequest, limit: asyncio.Timeout) -> AsyncIterator[Piece]:

@@ -98,7 +98,7 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-class Engine(Protocol):
+class HTTPEngine(Protocol):
     """Send one request, return one response; ExchangeFailed when none comes, ClientClosedError once it is closed.
 
     Redirects are responses.

@@ -20,14 +20,14 @@ from tinker._clock import Clock
 from tinker._config import Config
 from tinker._http.auth import Auth, Credential
 from tinker._http.closing import Closing
-from tinker._http.messages import Engine, ExchangeFailed, PreparedRequest, Purpose, RawResponse
+from tinker._http.messages import ExchangeFailed, HTTPEngine, PreparedRequest, Purpose, RawResponse
 from tinker._http.observers import Observers
 from tinker._http.refused_fields import RefusedFields
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
-from tinker._http.retry import Attempts, Policy, delay_before, requested_delay
-from tinker._http.statuses import UNAUTHENTICATED_STATUS, UNREADABLE_STATUSES, Verdict, is_absent, judge
+from tinker._http.retry import Attempts, Policy, delay_before, read_requested_delay
+from tinker._http.statuses import UNAUTHENTICATED_STATUS, UNSUPPORTED_FORMAT_STATUSES, Verdict, is_absent, judge
 from tinker._wire import compression, json
-from tinker._wire.bodies import AT_ONCE, Piece, handed_over
+from tinker._wire.bodies import INLINE_NBYTES, Piece, as_pieces
 from tinker.observing import RequestAttempt
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class Transport:
     config: Config
     clock: Clock
     auth: Auth
-    engine: Engine
+    engine: HTTPEngine
     observers: Observers
     refused: RefusedFields = attrs.field(factory=RefusedFields)
     _closing: Closing = attrs.field(factory=Closing, init=False)
@@ -208,7 +208,7 @@ class Transport:
         if self.refused:
             prepared = self._without_refused(prepared)
         response = await self._send_authenticated(prepared)
-        while response.status in UNREADABLE_STATUSES and prepared.record is not None:
+        while response.status in UNSUPPORTED_FORMAT_STATUSES and prepared.record is not None:
             if not self.refused.learn(prepared.operation, prepared.record, response.content):
                 break
             prepared = self._without_refused(prepared)
@@ -234,7 +234,7 @@ class Transport:
         try:
             response = await self.engine.send(request)
             for _ in range(_MAX_REDIRECTS):
-                redirected = _redirected(request, response)
+                redirected = _follow_redirect(request, response)
                 if redirected is None:
                     break
                 request = redirected
@@ -254,7 +254,7 @@ class Transport:
 
     def _failure(self, prepared: PreparedRequest, response: RawResponse) -> errors.APIStatusError:
         error = status_error(response)
-        error.retry_after = requested_delay(response.headers, self.clock)
+        error.retry_after = read_requested_delay(response.headers, self.clock)
         if prepared.confined and response.status in _REPEATING_REDIRECTS:
             error.add_note("The request has an access token in its body, so it is not sent to another server.")
         return error
@@ -280,13 +280,13 @@ class Transport:
         body: tuple[Piece, ...] = ()
         record = None if isinstance(request.body, Binary) else request.body
         if isinstance(request.body, Binary):
-            body = handed_over(request.body.content)
+            body = as_pieces(request.body.content)
             headers["Content-Type"] = request.body.media_type
         elif record is not None:
             body = (json.encode(record),)
             headers["Content-Type"] = json.MEDIA_TYPE
         if body and compress and compression.available():
-            body, record = compression.compressed(body), None
+            body, record = compression.compress(body), None
             headers["Content-Encoding"] = compression.CONTENT_ENCODING
         headers |= _length(body)
         prepared = PreparedRequest(
@@ -351,7 +351,7 @@ class _ObservedAttempt:
 
     def end(self, response: RawResponse | None, error: errors.APIError | None) -> None:
         """Tell the observers how it ended."""
-        self._transport.observers.tell(
+        self._transport.observers.notify(
             RequestAttempt(
                 operation=self._prepared.operation,
                 started=self._started,
@@ -376,7 +376,7 @@ def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], st
 
 def _length(body: Sequence[Piece]) -> dict[str, str]:
     """The header of a body that is handed over in pieces."""
-    return {"Content-Length": str(sum(map(len, body)))} if len(body) > 1 or (body and len(body[0]) > AT_ONCE) else {}
+    return {"Content-Length": str(sum(map(len, body)))} if len(body) > 1 or (body and len(body[0]) > INLINE_NBYTES) else {}
 
 
 def _holds_token(body: object) -> bool:
@@ -387,7 +387,7 @@ def _is_expired(response: RawResponse) -> bool:
     return response.status == UNAUTHENTICATED_STATUS and _EXPIRED in response.headers.get("www-authenticate", "")
 
 
-def _redirected(request: PreparedRequest, response: RawResponse) -> PreparedRequest | None:
+def _follow_redirect(request: PreparedRequest, response: RawResponse) -> PreparedRequest | None:
     """The request to the address that a response names; None where it is none or must not be followed.
 
     ExchangeFailed for an address that cannot be used.

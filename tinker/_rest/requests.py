@@ -57,7 +57,7 @@ class Rest:
         """The runtime, once it is known how the credential travels. ClientClosedError after the end of its service."""
         runtime = self.runtime
         runtime.session.check_open()
-        await runtime.server.facts()
+        await runtime.server.config()
         return runtime
 
 

@@ -120,7 +120,7 @@ def _generality(path: str) -> tuple[int, int, str]:
 def _route(state: State, path: str) -> Route:
     """Make the route of one path, with all its operations."""
     rows = {row.method: row for row in OPERATIONS.values() if row.path == path}
-    handlers = {method: HANDLERS.get(row.operation_id, _not_implemented) for method, row in rows.items()}
+    handlers = {method: HANDLERS.get(row.operation_id, _refuse_missing_handler) for method, row in rows.items()}
     endpoints = {method: _endpoint(state, row, handlers[method]) for method, row in rows.items()}
 
     async def endpoint(request: Request) -> Response:
@@ -157,7 +157,7 @@ def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[
     return endpoint
 
 
-async def _not_implemented(state: State, call: APICall) -> None:
+async def _refuse_missing_handler(state: State, call: APICall) -> None:
     """Refuse an operation of the contract that has no handler yet."""
     raise APIProblem(501, f"this server does not implement {call.name}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tinker.local.call import APICall
 from tinker.local.engines import EngineError
-from tinker.local.errors import APIProblem, not_found
+from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.state import State
 from tinker.local.storage import CHECKPOINT_KINDS, CheckpointKind, CheckpointRecord, checkpoint_path
 from tinker.types.paths import ParsedCheckpointTinkerPath
@@ -37,7 +37,7 @@ def find_addressed(state: State, call: APICall, *kinds: CheckpointKind) -> Check
     if kind not in (kinds or CHECKPOINT_KINDS):
         expected = " or ".join(f"'{kind}/<name>'" for kind in kinds or CHECKPOINT_KINDS)
         raise APIProblem(
-            400, f"Invalid checkpoint identifier {wanted!r}. Expected {expected}, where <name> is one path segment."
+            400, f"Invalid checkpoint identifier {wanted!r}. ResultSpec {expected}, where <name> is one path segment."
         )
     return require_checkpoint(state, run, kind, name)
 
@@ -55,4 +55,4 @@ def require_checkpoint(state: State, run: str, kind: CheckpointKind, name: str) 
         model = state.store.find_model(run)
         if model is not None and path in model.reserved_paths:
             raise APIProblem(425, f"the checkpoint {path} is still being written", {"retry-after": "1"})
-    raise not_found("checkpoint", path)
+    raise make_not_found("checkpoint", path)
