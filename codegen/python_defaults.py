@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codegen.document import DocumentNode, component, is_list, is_mapping
 from codegen.python_types import nullable_ref, types_of
-from codegen.unions import discriminator, is_union, members, names_of_required
+from codegen.unions import discriminator, is_union, mandatory_names, members
 
 
 def source_of(value: DocumentNode, schema: DocumentNode) -> str:
@@ -53,7 +53,7 @@ def source_of_record(value: DocumentNode, name: str, schema: DocumentNode) -> st
             arguments.append(f"{key}={source_of(item, properties[key])}")
         elif const != item.value:
             raise item.refusal(f"the constant is {const!r}")
-    missing = sorted(key for key in names_of_required(schema) if key not in value.mapping() and "const" not in properties[key])
+    missing = sorted(key for key in mandatory_names(schema) if key not in value.mapping() and "const" not in properties[key])
     if missing:
         raise value.refusal(f"{name} also needs {', '.join(missing)}")
     return f"{name}({', '.join(arguments)})"

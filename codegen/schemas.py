@@ -25,7 +25,7 @@ from codegen.document import (
 )
 from codegen.python_defaults import source_of
 from codegen.python_types import annotate, is_nullable, nullable_ref, types_of, with_none
-from codegen.unions import discriminator, is_union, members, names_of_required, refs
+from codegen.unions import discriminator, is_union, mandatory_names, members, refs
 
 #: Names that annotations and factories in models.py use; a schema or field of that name would shadow them.
 TAKEN = frozenset(
@@ -288,7 +288,7 @@ def read_record(name: str, node: DocumentNode, index: SchemaIndex) -> RecordSpec
     node.only(RECORD_SCHEMA, "a record")
     if node.get("type") != "object":
         raise node.refusal("a record needs `type: object`")
-    required = names_of_required(node)
+    required = mandatory_names(node)
     tag_field, tag = index.tags.get(name, (None, None))
     properties = dict(node["properties"].items())
     fields = [

@@ -13,7 +13,7 @@ from tinker_wire.api import service as service_api
 
 from tinker._clients import awaiting_twin_of
 from tinker._clock import Clock
-from tinker._config import settings as _config
+from tinker._config import check_given
 from tinker._http import SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
@@ -80,10 +80,10 @@ class ServiceClient:
         if kwargs:
             names = ", ".join(sorted(kwargs))
             warnings.warn(f"ServiceClient ignores unsupported arguments: {names}", FutureWarning, stacklevel=2)
-        _config.check_given(base_url=base_url, api_key=api_key, patience_seconds=patience_seconds)
+        check_given(base_url=base_url, api_key=api_key, patience_seconds=patience_seconds)
 
-        def load_config() -> _config.Config:  # a function, as the repr of a partial would show the key
-            return _config.load(
+        def load() -> Config:  # a function, as the repr of a partial would show the key
+            return load_config(
                 base_url=base_url,
                 api_key=api_key,
                 project_id=project_id,
@@ -95,7 +95,7 @@ class ServiceClient:
                 telemetry=telemetry,
             )
 
-        self._config = load_config
+        self._config = load
         self._description = Description(user_metadata=dict(user_metadata or {}), display_name=display_name)
         self._transport = transport
         self._clock = clock

@@ -66,7 +66,7 @@ class Config:
         return self.base_url.startswith(LOCAL_SCHEME)
 
 
-def load(
+def load_config(
     *,
     base_url: str | None = None,
     api_key: str | None = None,

@@ -16,7 +16,7 @@ from tinker._http.closing import check_open
 from tinker._http.messages import PreparedRequest, Purpose, RawResponse
 from tinker._http.phase import ANSWER_SECONDS, CONNECT_SECONDS, MAX_ANSWER_NBYTES, Phase, connect_seconds, extend
 from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpack
-from tinker._wire.bodies import INLINE_NBYTES, Piece
+from tinker._wire import INLINE_NBYTES, Piece
 
 if TYPE_CHECKING:
     import aiohttp

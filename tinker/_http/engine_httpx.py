@@ -9,7 +9,7 @@ from tinker._http.closing import check_open
 from tinker._http.messages import PreparedRequest, Purpose, RawResponse
 from tinker._http.phase import ANSWER_SECONDS, CONNECT_SECONDS, Phase, connect_seconds, extend
 from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpack
-from tinker._wire.bodies import INLINE_NBYTES
+from tinker._wire import INLINE_NBYTES
 
 if TYPE_CHECKING:
     import httpx

@@ -10,7 +10,7 @@ from __future__ import annotations
 import email.utils
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import attrs
 
@@ -19,9 +19,6 @@ from tinker._http.observers import Observers
 from tinker._http.statuses import Fate, Verdict, fate_of, judge
 from tinker.errors import APIError, APIStatusError
 from tinker.observing import RequestRetry
-
-if TYPE_CHECKING:
-    from tinker.lib.retry_handler import RetryConfig
 
 logger = logging.getLogger("tinker")
 
@@ -86,7 +83,15 @@ ARCHIVE = Policy(name="archive", total_seconds=600.0, base_delay=30.0, max_delay
 DOWNLOAD = Policy(name="download", total_seconds=300.0, pause_seconds_total=0.0)
 
 
-def sampling_policy(wanted: RetryConfig | None) -> Policy:
+class RetrySettings(Protocol):
+    """What of the official client's ``RetryConfig`` has an effect."""
+
+    enable_retry_logic: bool
+    enable_stuck_detection: bool
+    progress_timeout: float
+
+
+def sampling_policy(wanted: RetrySettings | None) -> Policy:
     """How the requests of a sampler are tried, where code for the official client says: not again, or for so long at most."""
     if wanted is None:
         return SAMPLE

@@ -26,8 +26,7 @@ from tinker._http.refused_fields import RefusedFields
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
 from tinker._http.retry import Attempts, Policy, delay_before, read_requested_delay
 from tinker._http.statuses import UNAUTHENTICATED_STATUS, UNSUPPORTED_FORMAT_STATUSES, Verdict, is_absent, judge
-from tinker._wire import compression, json
-from tinker._wire.bodies import INLINE_NBYTES, Piece, as_pieces
+from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, json
 from tinker.observing import RequestAttempt
 
 T = TypeVar("T")

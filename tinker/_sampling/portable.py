@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from tinker_wire import models
 
-from tinker._config import settings as _config
+from tinker._config import load_config
 from tinker._loop import loop_thread
 from tinker._runtime import Runtime, open_runtime
 from tinker._session import Description, ServerConfig
@@ -81,7 +81,7 @@ def _join_session(state: SamplerState, origin: Runtime | None, api_key: str | No
     if origin is not None and api_key is None:  # a forked child has the parent's settings in its memory
         config, clock, observers = origin.config, origin.clock, origin.transport.observers.given
     else:
-        config = _config.load(base_url=state.base_url, api_key=api_key)
+        config = load_config(base_url=state.base_url, api_key=api_key)
     runtime = open_runtime(config, Description(user_metadata={}), clock=clock, observers=observers)
     server_config = ServerConfig(state.client_config, answered=True, dynamic=state.dynamic_config)
     session = runtime.session

@@ -138,7 +138,7 @@ class Session:
             if not await self._is_lost(started.session_id, error):
                 raise
             logger.warning("the server does not know session %s any more; starting a new one", started.session_id)
-        renewed = await self._renewed(started)
+        renewed = await self._renew(started)
         try:
             return renewed.session_id, await make(renewed)
         except APIStatusError as error:
@@ -177,7 +177,7 @@ class Session:
             return False
         return False
 
-    async def _renewed(self, lost: SessionContext) -> SessionContext:
+    async def _renew(self, lost: SessionContext) -> SessionContext:
         """A new session in place of a lost one; what the server says about itself is asked anew."""
         if self._present() is lost:
             self._starting = None

@@ -21,8 +21,7 @@ from tinker._session import SessionContext, Trial, WireFormat, loss_output
 from tinker._training.chunks import datum_nbytes, split
 from tinker._training.combine import combine
 from tinker._training.numbers import Numbers
-from tinker._wire import json, proto
-from tinker._wire.bodies import BUFFERS, slices
+from tinker._wire import BUFFERS, json, proto, slices
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture
 from tinker.types.datum import Datum
