@@ -13,7 +13,7 @@ from tinker_wire.api import service as service_api
 
 from tinker._clients import awaiting_twin_of
 from tinker._clock import Clock
-from tinker._config import check_given
+from tinker._config import Config, check_given, load_config
 from tinker._http import SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description

@@ -18,7 +18,7 @@ from support.pet_contract import GET, POST, put
 
 from codegen.bindings import generate
 
-from .conftest import load_package, unload_package
+from .conftest import importable
 
 PHOTO = "paths/~1api~1v1~1pets~1{pet_id}~1photos~1{photo_id}/delete"
 
@@ -72,9 +72,8 @@ def clients(document: Any, tmp_path: Path) -> Any:
     }
     put(document, f"{PHOTO}/x-client", [PHOTO_METHOD])
     assert generate(document, tmp_path / "shop_wire") == []
-    load_package("shop_wire", tmp_path / "shop_wire")
-    yield importlib.import_module("shop_wire.clients")
-    unload_package("shop_wire")
+    with importable(tmp_path):
+        yield importlib.import_module("shop_wire.clients")
 
 
 JSON_OF_DIARY = {"application/json": {"schema": {"$ref": "#/components/schemas/Diary"}}}
