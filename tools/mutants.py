@@ -73,7 +73,12 @@ TESTS: dict[str, list[str]] = {
     "_training/loss_requests": ["client/test_turns.py", "client/test_training.py", "client/test_custom_loss.py"],
     "_training/chunks": ["unit/test_combine.py", "client/test_samplers.py"],
     "_training/combine": ["unit/test_combine.py"],
-    "_sampling/submit": ["client/test_samplers.py", "client/test_sampling.py", "client/test_clones.py", "client/test_limits.py"],
+    "_sampling/submit": [
+        "client/test_samplers.py",
+        "client/test_sampling.py",
+        "client/test_clones.py",
+        "client/test_limits.py",
+    ],
     "training_client": [
         "client/test_turns.py",
         "client/test_training.py",
