@@ -148,7 +148,7 @@ class TrainingClient(ReadyClient):
             raise ValueError("optim_step takes optim_params or adam_params, not both")
         params = optim_params if optim_params is not None else adam_params
         if not isinstance(params, AdamParams | DimuonParams):
-            raise TypeError(f"ResultSpec AdamParams or DimuonParams, got {type(params).__name__}")
+            raise TypeError(f"Expected AdamParams or DimuonParams, got {type(params).__name__}")
         check_optim_params(params)
         return self._run.send(requests.optim_step(params))
 

@@ -161,7 +161,7 @@ def test_other_wrong_arguments(training: tinker.TrainingClient, datum: MakeDatum
     )
     with pytest.raises(ValueError, match=r"data\[0\].model_input has no tokens"):
         training.forward([empty], "cross_entropy")
-    with pytest.raises(TypeError, match="ResultSpec AdamParams"):
+    with pytest.raises(TypeError, match="Expected AdamParams"):
         training.optim_step({"learning_rate": 1.0})
     with pytest.raises(ValueError, match="not both"):
         training.optim_step(ADAM, adam_params=ADAM)

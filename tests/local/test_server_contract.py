@@ -160,7 +160,7 @@ def test_a_wrong_field_is_named(api: Api) -> None:
     """The answer to a body that does not fit says which field and why."""
     status, detail = api.refused("create_session", {"tags": ["a", 5], "sdk_version": "1"})
     assert status == 422
-    assert detail == [{"loc": ["body", "tags", 1], "msg": "ResultSpec `str`, got `int`", "type": "value_error"}]
+    assert detail == [{"loc": ["body", "tags", 1], "msg": "Expected `str`, got `int`", "type": "value_error"}]
 
 
 @pytest.mark.parametrize(

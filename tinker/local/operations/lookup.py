@@ -37,7 +37,7 @@ def find_addressed(state: State, call: APICall, *kinds: CheckpointKind) -> Check
     if kind not in (kinds or CHECKPOINT_KINDS):
         expected = " or ".join(f"'{kind}/<name>'" for kind in kinds or CHECKPOINT_KINDS)
         raise APIProblem(
-            400, f"Invalid checkpoint identifier {wanted!r}. ResultSpec {expected}, where <name> is one path segment."
+            400, f"Invalid checkpoint identifier {wanted!r}. Expected {expected}, where <name> is one path segment."
         )
     return require_checkpoint(state, run, kind, name)
 
