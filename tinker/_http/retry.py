@@ -147,12 +147,12 @@ def _hint(error: BaseException, clock: Clock) -> float | None:
 class Attempts:
     """The failures of one call so far; decides whether there is another try, and lets it be known."""
 
-    def __init__(self, policy: Policy, observers: Observers, what: str) -> None:
+    def __init__(self, policy: Policy, observers: Observers, what: str, began: float | None = None) -> None:
         self.policy = policy
         self._observers = observers
         self._what = what
         self._clock = observers.clock
-        self._started = self._patient_since = self._clock.monotonic()
+        self._started = self._patient_since = self._clock.monotonic() if began is None else began
         self.count: int = 0
         self._unread = 0
         self._may_have_arrived = False
