@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 import pytest
+from drawing import draw
+from structure import DRAWING_TITLE, client_graph
 
 from tinker.cli import main
 
@@ -156,6 +158,11 @@ def test_retry_tables_are_fresh() -> None:
     script = runpy.run_path(str(DOCS / "_scripts" / "retry_table.py"))
     page = script["PAGE"].read_text()
     assert script["with_tables"](page) == page
+
+
+def test_the_drawing_of_the_imports_is_fresh() -> None:
+    """`python tools/structure.py --drawing docs/architecture.svg` draws it."""
+    assert draw(client_graph(ROOT), DRAWING_TITLE) == (DOCS / "architecture.svg").read_text(encoding="utf-8")
 
 
 def test_command_reference() -> None:
