@@ -48,7 +48,7 @@ def forward_backward(
     """Compute a loss and add its gradient to the model's accumulated gradient.
 
     Requests of one model take effect in the order of `seq_id`, also when they arrive in another order: clients
-    submit chunks of one call concurrently, the first one last. Do not wait for a missing number for ever, for a
+    submit chunks of one call concurrently, the first one last. Do not wait for a missing number forever, for a
     submission that fails on the client leaves a gap. The same body again under the same `seq_id` answers the same
     future; another body under a used `seq_id` is 409.
 
