@@ -34,9 +34,9 @@ class Policy:
     """How long one kind of call is tried; 0 means one try.
 
     ``total_seconds`` counts from the first try, or from the last answer that asked for patience (402, 429). How long those are
-    heeded counts from the first try: ``cool_down_seconds_total`` (None: as long as other failures) and
-    ``pause_seconds_total``. Other failures whose answer says when to come back are heeded for at least ``HINTED_SECONDS``,
-    where 429 is heeded so long. ``fails_fast`` means that 429 is not waited out at all.
+    obeyed counts from the first try: ``cool_down_seconds_total`` (None: as long as other failures) and
+    ``pause_seconds_total``. Other failures whose answer says when to come back are obeyed for at least ``HINTED_SECONDS``,
+    where 429 is obeyed that long. ``fails_fast`` means that 429 is not waited out at all.
     """
 
     name: str

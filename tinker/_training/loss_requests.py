@@ -37,7 +37,7 @@ Accepted: TypeAlias = Reply[models.UntypedAPIFuture]
 
 @attrs.frozen
 class LossJob:
-    """What to compute, the same for every chunk."""
+    """Hold what to compute, the same for every chunk."""
 
     loss_fn: str
     config: dict[str, float | str] | None
