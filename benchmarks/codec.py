@@ -79,7 +79,7 @@ def ours(bodies: dict[str, bytes]) -> dict[str, float]:
     def encoded() -> None:
         """As for a request, whose memory is used again once it is sent."""
         head = proto.forward_backward_head("model", 1, "cross_entropy", None, forward_only=False)
-        BUFFERS.give(BUFFERS.joined([*head, *proto.encode_data(batch)]))
+        BUFFERS.release(BUFFERS.join([*head, *proto.encode_data(batch)]))
 
     def as_json() -> bytes:
         inputs = models.ForwardBackwardInput(data=wire_json.wire_data(batch), loss_fn="cross_entropy")

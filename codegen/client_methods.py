@@ -170,10 +170,10 @@ def body_arguments(node: DocumentNode, operation: OperationSpec, models: Models)
     fields = [item for record in records for item in record.fields]
     if any(item.factory is not None for item in fields):
         raise node.refusal(f"{operation.body} has defaults that are always sent; write this method by hand")
-    return [Argument(item.name, scoped(item, models), item.doc, "None" if item.optional else None) for item in fields]
+    return [Argument(item.name, qualify(item, models), item.doc, "None" if item.optional else None) for item in fields]
 
 
-def scoped(item: Field, models: Models) -> str:
+def qualify(item: Field, models: Models) -> str:
     """Return the annotation of a field as it is written outside of models.py."""
     return re.sub(r"(?<![\w.'\"])[A-Z]\w*", lambda match: resolve(match[0], models), item.annotation)
 

@@ -3,7 +3,7 @@
     python -m codegen coverage            write it
     python -m codegen coverage --check    say whether the committed file is what would be written
 
-Nothing is run: the client is searched for uses of the generated functions, the local server for its table of handlers, the
+Nothing is run: the client is searched for uses of the generated functions, the local server for its handlers, the
 tests for the names of operations.
 """
 
@@ -129,18 +129,9 @@ def inner_name(node: ast.AST, owner: str) -> str:
 
 
 def handlers(folder: Path) -> set[str]:
-    """Return the operations in the server's table of handlers; none where there is no server."""
-    names: set[str] = set()
-    for path in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Assign | ast.AnnAssign) and "HANDLERS" in assignment_names(node) and node.value is not None:
-                names |= {item.attr for item in ast.walk(node.value) if isinstance(item, ast.Attribute)}
-    return names
-
-
-def assignment_names(node: ast.Assign | ast.AnnAssign) -> set[str]:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return {target.id for target in targets if isinstance(target, ast.Name)}
+    """Return the names of the server's handlers, which are those of their operations; none where there is no server."""
+    modules = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("handlers/*.py"))]
+    return {node.name for module in modules for node in module.body if isinstance(node, ast.AsyncFunctionDef)}
 
 
 def text(table: Sequence[CoverageRow], document: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from codegen.document import LIMITS, DocumentNode, Refusal, component, is_mappin
 from codegen.files import load
 from codegen.operations import OperationSpec, Parameter, read_operations
 from codegen.python_types import annotate, is_nullable
-from codegen.schemas import schema_names_in, sent_schemas
+from codegen.schemas import schema_names_in, schemas_in_requests
 from codegen.unions import is_union
 
 BREAKING, RISKY, OK = "BREAKING", "RISKY", "OK"
@@ -152,13 +152,13 @@ def compare_schemas(old: DocumentNode, new: DocumentNode) -> Changes:
 
 
 def direction_of(name: str, root: DocumentNode) -> Direction:
-    sent = name in sent_schemas(root)
-    return Direction(sent=sent, received=not sent or name in received_schemas(root))
+    sent = name in schemas_in_requests(root)
+    return Direction(sent=sent, received=not sent or name in schemas_in_answers(root))
 
 
-def received_schemas(root: DocumentNode) -> set[str]:
+def schemas_in_answers(root: DocumentNode) -> set[str]:
     """Return the names of all schemas that are reached from an answer, or from a schema that no request contains."""
-    sent, schemas = sent_schemas(root), root["components"]["schemas"].mapping()
+    sent, schemas = schemas_in_requests(root), root["components"]["schemas"].mapping()
     operations = [value for _, item in root["paths"].items() for value in item.mapping().values() if is_mapping(value)]
     answers = [operation.get("responses") for operation in operations]
     pending = [name for name in schemas if name not in sent]

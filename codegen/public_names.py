@@ -12,7 +12,7 @@ def public_modules(folder: Path) -> dict[str, str]:
     """Return name -> module for what the package in a folder exports and does not define; nothing where there is none."""
     if not folder.is_dir():
         return {}
-    exported = exported_names(parse(folder / "__init__.py"))
+    exported = names_to_export(parse(folder / "__init__.py"))
     defined = {name for path in folder.glob("*.py") for name in class_names(parse(path))}
     return {name: MODULE for name in exported if name not in defined}
 
@@ -21,7 +21,7 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def exported_names(module: ast.Module) -> list[str]:
+def names_to_export(module: ast.Module) -> list[str]:
     """Return the names in `__all__`."""
     lists = [node.value for node in module.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
     return [name for value in lists for name in ast.literal_eval(value)]

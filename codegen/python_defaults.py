@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codegen.document import DocumentNode, component, is_list, is_mapping
 from codegen.python_types import nullable_ref, types_of
-from codegen.unions import discriminator, is_union, members, required_names
+from codegen.unions import discriminator, is_union, mandatory_names, members
 
 
 def source_of(value: DocumentNode, schema: DocumentNode) -> str:
@@ -26,7 +26,7 @@ def source_of_schema(value: DocumentNode, name: str) -> str:
     if "properties" in schema:
         return source_of_record(value, name, schema)
     if is_union(schema):
-        return source_of_record(value, *chosen_member(value, schema))
+        return source_of_record(value, *choose_member(value, schema))
     if "enum" in schema:
         if value.value not in schema.get("enum") and not schema.flag("x-open-enum"):
             raise value.refusal(f"{value.value!r} is not one of {name}")
@@ -34,7 +34,7 @@ def source_of_schema(value: DocumentNode, name: str) -> str:
     return repr(value.value) if "x-any" in schema else source_of(value, schema)
 
 
-def chosen_member(value: DocumentNode, union: DocumentNode) -> tuple[str, DocumentNode]:
+def choose_member(value: DocumentNode, union: DocumentNode) -> tuple[str, DocumentNode]:
     tag_field = discriminator(union)
     name = members(union, tag_field).get(value.mapping().get(tag_field, ""))
     if name is None:
@@ -53,7 +53,7 @@ def source_of_record(value: DocumentNode, name: str, schema: DocumentNode) -> st
             arguments.append(f"{key}={source_of(item, properties[key])}")
         elif const != item.value:
             raise item.refusal(f"the constant is {const!r}")
-    missing = sorted(key for key in required_names(schema) if key not in value.mapping() and "const" not in properties[key])
+    missing = sorted(key for key in mandatory_names(schema) if key not in value.mapping() and "const" not in properties[key])
     if missing:
         raise value.refusal(f"{name} also needs {', '.join(missing)}")
     return f"{name}({', '.join(arguments)})"

@@ -108,11 +108,11 @@ def annotate_scalar(node: DocumentNode, types: list[str]) -> str:
         raise node.refusal(f"type {', '.join(unknown) or 'is missing or null only'}: no Python type follows from it")
     if len(types) > 1 and "format" in node:
         raise node.refusal("a format on several types")
-    formatted = formatted_type(node, types[0]) if len(types) == 1 else None
+    formatted = type_for_format(node, types[0]) if len(types) == 1 else None
     return annotate_limits(node, formatted or " | ".join(SCALARS[name] for name in SCALARS if name in types))
 
 
-def formatted_type(node: DocumentNode, type_name: str) -> str | None:
+def type_for_format(node: DocumentNode, type_name: str) -> str | None:
     """Return the type that `format` or `contentEncoding` asks for, if they ask for one."""
     if node.get("contentEncoding") not in (None, "base64") or ("contentEncoding" in node and type_name != "string"):
         raise node["contentEncoding"].refusal("only base64 strings are understood")

@@ -25,7 +25,7 @@ from codegen.document import (
 )
 from codegen.python_defaults import source_of
 from codegen.python_types import annotate, is_nullable, nullable_ref, types_of, with_none
-from codegen.unions import discriminator, is_union, members, refs, required_names
+from codegen.unions import discriminator, is_union, mandatory_names, members, refs
 
 #: Names that annotations and factories in models.py use; a schema or field of that name would shadow them.
 TAKEN = frozenset(
@@ -143,7 +143,7 @@ class SchemaIndex:
 
 def read_models(root: DocumentNode, refusals: list[Refusal], public: Mapping[str, str] | None = None) -> Models:
     """Read all schemas of the document; `public` says from which modules users import which records."""
-    index = SchemaIndex(sent=sent_schemas(root), public=public or {})
+    index = SchemaIndex(sent=schemas_in_requests(root), public=public or {})
     schemas = root["components"]["schemas"]
     each(schemas.items(), lambda name, node: note_union(name, node, index), refusals)
     return Models(in_order(each(schemas.items(), lambda name, node: read_schema(name, node, index), refusals)))
@@ -169,7 +169,7 @@ def in_order(definitions: list[Definition]) -> list[Definition]:
 # ---------------------------------------------------------------------------------------------- across schemas
 
 
-def sent_schemas(root: DocumentNode) -> set[str]:
+def schemas_in_requests(root: DocumentNode) -> set[str]:
     """Return the names of all schemas that a request body can contain."""
     sent: set[str] = set()
     pending = [name for body in request_bodies(root) for name in schema_names_in(body)]
@@ -288,7 +288,7 @@ def read_record(name: str, node: DocumentNode, index: SchemaIndex) -> RecordSpec
     node.only(RECORD_SCHEMA, "a record")
     if node.get("type") != "object":
         raise node.refusal("a record needs `type: object`")
-    required = required_names(node)
+    required = mandatory_names(node)
     tag_field, tag = index.tags.get(name, (None, None))
     properties = dict(node["properties"].items())
     fields = [

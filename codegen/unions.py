@@ -49,7 +49,7 @@ def refs(node: DocumentNode) -> list[DocumentNode]:
     return node.elements()
 
 
-def required_names(node: DocumentNode) -> set[str]:
+def mandatory_names(node: DocumentNode) -> set[str]:
     if "required" not in node:
         return set()
     names = [element.value for element in node["required"].elements()]

@@ -13,17 +13,23 @@ import concurrent.futures
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
+from types import FrameType
 from typing import Any, TypeVar
 
 from tinker._clock import Clock
-from tinker._lag import LagWatch
 
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
+
+TICK_SECONDS = 0.5
+LONG_SECONDS = 2.0
+NEWS_SECONDS = 60.0
+_IMPORT_SYSTEM = "<frozen importlib"
 
 
 class LoopThread:
@@ -72,17 +78,17 @@ class LoopThread:
         task.add_done_callback(_log_failure)
         return task
 
-    def keep_watch(self) -> None:
+    def watch_lag(self) -> None:
         """Have the log told when something keeps this thread from running, for as long as it has other tasks."""
         if self._watching is None or self._watching.done():
             watch = LagWatch(Clock())
             self._watching = self.background(watch.run(lambda: len(self._tasks) > 1), "watch of the loop")
 
-    async def beside(self, function: Callable[[], T]) -> T:
+    async def run_in_user_thread(self, function: Callable[[], T]) -> T:
         """Run a function of the user on a thread beside the loop, where it may block. Its result, or its exception."""
         if self._beside is None:
             self._beside = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="tinker-user")
-        return await asyncio.get_running_loop().run_in_executor(self._beside, _contained, function)
+        return await asyncio.get_running_loop().run_in_executor(self._beside, _call_safely, function)
 
     def _settle(self, settle: Callable[[asyncio.Task[T]], object], task: asyncio.Task[T]) -> None:
         self._tasks.discard(task)
@@ -143,7 +149,7 @@ def must_pass(error: BaseException) -> bool:
     return not isinstance(error, Exception) and not loop_thread().is_current()
 
 
-def _contained(function: Callable[[], T]) -> T:
+def _call_safely(function: Callable[[], T]) -> T:
     try:
         return function()
     except Exception:
@@ -173,3 +179,51 @@ def _fresh_after_fork() -> None:
 atexit.register(lambda: loop_thread().end_reports())
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_fresh_after_fork)
+
+
+# ---------------------------------------------------------------------------------------------- when the loop cannot run
+
+
+class LagWatch:
+    """Sleeps in short pieces and looks how late it wakes. At most one line a minute, about the longest hold since the last.
+
+    An import that takes long is not reported: it happens once, and cannot be moved elsewhere.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._told = -NEWS_SECONDS
+        self._longest = 0.0
+
+    async def run(self, needed: Callable[[], bool]) -> None:
+        """Watch for as long as somebody needs it."""
+        while needed():
+            before = self._clock.monotonic()
+            await self._clock.sleep(TICK_SECONDS)
+            now = self._clock.monotonic()
+            late = now - before - TICK_SECONDS
+            if late < LONG_SECONDS or not is_importing():
+                self._longest = max(self._longest, late)
+            if self._longest >= LONG_SECONDS and now - self._told >= NEWS_SECONDS:
+                self._report(now)
+
+    def _report(self, now: float) -> None:
+        logger.warning(
+            "nothing could be sent or received for %.1f s, heartbeats included, because code in this process held the "
+            "interpreter; run long computations in another process",
+            self._longest,
+        )
+        self._told, self._longest = now, 0.0
+
+
+def is_importing() -> bool:
+    """Whether a thread of this process is importing a module."""
+    return any(_is_import(frame) for frame in sys._current_frames().values())  # pyright: ignore[reportPrivateUsage]
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_IMPORT_SYSTEM):
+            return True
+        frame = frame.f_back
+    return False

@@ -16,7 +16,7 @@ from tinker._clock import Clock
 from tinker._config import Config
 from tinker._http import Auth, Observers, Transport, find_source, open_engine
 from tinker._loop import LoopThread, loop_thread
-from tinker._session import Description, Server, Session, Telemetry, shut_down
+from tinker._session import Description, ServerSettings, Session, Telemetry, shut_down
 from tinker.futures import APIFuture, failure_of, on_done, start
 from tinker.observing import FutureSettled, Observer
 
@@ -35,7 +35,7 @@ class Runtime:
     clock: Clock
     thread: LoopThread
     transport: Transport
-    server: Server
+    server: ServerSettings
     session: Session
     telemetry: Telemetry | None
 
@@ -60,7 +60,7 @@ def open_runtime(
     telemetry = Telemetry(exchanges) if config.telemetry else None
     if telemetry is not None:
         watched.add(telemetry)
-    server = Server(exchanges, thread)
+    server = ServerSettings(exchanges, thread)
     session = Session(exchanges, server, thread, description, telemetry)
     runtime = Runtime(config, time, thread, exchanges, server, session, telemetry)
     weakref.finalize(runtime, _abandon, thread, exchanges, server, session).atexit = False
@@ -95,7 +95,7 @@ def run(
 def _tell_outcome(observers: Observers, future: APIFuture[Any], _: object) -> None:
     queued = future.progress.queued
     assert queued is not None
-    observers.tell(
+    observers.notify(
         FutureSettled(
             operation=future.operation,
             request_id=future.request_id,
@@ -112,5 +112,5 @@ def is_of_this_process(runtime: Runtime) -> bool:
     return runtime.thread is loop_thread()
 
 
-def _abandon(thread: LoopThread, transport: Transport, server: Server, session: Session) -> None:
-    thread.call(lambda: thread.background(shut_down(transport, server, session.lively), "abandoned session"))
+def _abandon(thread: LoopThread, transport: Transport, server: ServerSettings, session: Session) -> None:
+    thread.call(lambda: thread.background(shut_down(transport, server, session.background_tasks), "abandoned session"))

@@ -39,26 +39,26 @@ _IN_A_PACKAGE = ("TML/", "thinkingmachines/")
 
 
 @attrs.frozen
-class Source:
+class TokenizerSource:
     """Where a tokenizer comes from: an id of the hub or a directory, and the commit when it is code."""
 
     name: str
     revision: str | None = None
 
 
-_loaded: dict[Source, PreTrainedTokenizerBase] = {}
-_locks: dict[Source, threading.Lock] = {}
+_loaded: dict[TokenizerSource, PreTrainedTokenizerBase] = {}
+_locks: dict[TokenizerSource, threading.Lock] = {}
 _registry = threading.Lock()
 
 
-def resolve(model_name: str, tokenizer_id: str | None) -> Source:
+def resolve(model_name: str, tokenizer_id: str | None) -> TokenizerSource:
     """The tokenizer to load: the one the server named, else the model's. Revisions after ``:`` are of the model, not of it.
 
     TinkerError where the server's word is neither a directory here nor possibly a name on the hub.
     """
     name = tokenizer_id or model_name
     if name and Path(name).is_dir():
-        return Source(str(Path(name).resolve()))
+        return TokenizerSource(str(Path(name).resolve()))
     name = name.partition(":")[0]
     if not tokenizer_id:
         name = _of_model(name)
@@ -68,7 +68,7 @@ def resolve(model_name: str, tokenizer_id: str | None) -> Source:
             f"the tokenizer {tokenizer_id!r} is neither a directory of this machine nor a name on the Hugging Face hub. "
             "Copy the tokenizer's files to this machine and load them with transformers.AutoTokenizer.from_pretrained"
         )
-    return Source(name, _PINNED.get(name))
+    return TokenizerSource(name, _PINNED.get(name))
 
 
 def _of_model(name: str) -> str:
@@ -80,7 +80,7 @@ def _of_model(name: str) -> str:
     return f"{owner}/{model}" if owner and variant and "/" not in variant else name
 
 
-def load(source: Source | str) -> PreTrainedTokenizerBase:
+def load(source: TokenizerSource | str) -> PreTrainedTokenizerBase:
     """The tokenizer; a text is resolved as the server's name for one. Threads that want the same at once wait for one load.
 
     ImportError without transformers; RuntimeError for the models whose tokenizer is in another package that is absent.
@@ -104,7 +104,7 @@ def decode(tokenizer: Any, tokens: Sequence[int], skip_special_tokens: bool) -> 
     return str(tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
 
-def _from_hub(source: Source) -> PreTrainedTokenizerBase:
+def _from_hub(source: TokenizerSource) -> PreTrainedTokenizerBase:
     absent = ImportError(f"get_tokenizer needs transformers: {install_command('tokenizers')}")
     automatic = _module("transformers", absent).AutoTokenizer
     pinned = {} if source.revision is None else {"revision": source.revision, "trust_remote_code": True}
@@ -115,7 +115,7 @@ def _of_package(name: str) -> PreTrainedTokenizerBase:
     advice = "Install tml_tokenizers, or make prompts with tml-renderers, which is on PyPI"
     absent = RuntimeError(f"the tokenizer of {name} is on no hub. {advice}")
     found = _module("tml_tokenizers.tinker_tokenizers", absent).get_tinker_tokenizer(name)
-    return _from_hub(Source(name)) if found is None else cast("PreTrainedTokenizerBase", found)
+    return _from_hub(TokenizerSource(name)) if found is None else cast("PreTrainedTokenizerBase", found)
 
 
 def _module(name: str, absent: Exception) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinker._config import settings as _config
+from tinker._config import load_config
 from tinker._http import ONE_SHOT, default_key
 from tinker._runtime import open_runtime
 from tinker._session import Description
@@ -25,7 +25,7 @@ def get_tinker_token() -> str | None:
     True
     """
     try:
-        config = _config.load()
+        config = load_config()
         stored = None if config.api_key or not config.is_hosted else default_key(config.credentials_file)
     except (TinkerError, ValueError):
         return None
@@ -40,7 +40,7 @@ def tinker_has_credentials() -> bool:
     if get_tinker_token() is not None:
         return True
     try:
-        return _config.load().credential_cmd is not None
+        return load_config().credential_cmd is not None
     except ValueError:
         return False
 
@@ -54,7 +54,7 @@ def raise_if_tinker_not_accessible() -> None:
         TinkerError: The server could not be asked, for any reason; often an APIConnectionError or an AuthenticationError.
     """
     try:
-        config = _config.load(patience_seconds=ONE_SHOT.total_seconds)
+        config = load_config(patience_seconds=ONE_SHOT.total_seconds)
         RestClient(open_runtime(config, Description(user_metadata={}))).get_server_capabilities().result()
     except TinkerError:
         raise

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
-from tinker._checkpoints import Source, Watch, fetch
+from tinker._checkpoints import FileSource, Watch, fetch
 from tinker._checkpoints import archives as _archives
 from tinker._checkpoints import hub as _hub
 from tinker._http import is_absent, is_lost, open_files
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from tinker.rest_client import RestClient
     from tinker.service_client import ServiceClient
 
-__all__ = ["Download", "Form", "Progress", "PushedCheckpoint", "download", "folder_name", "push_to_hub"]
+__all__ = ["Download", "DownloadSource", "Progress", "PushedCheckpoint", "download", "folder_name", "push_to_hub"]
 
 logger: logging.Logger = logging.getLogger("tinker")
 
-Form: TypeAlias = Literal["auto", "external", "archive"]
+DownloadSource: TypeAlias = Literal["auto", "external", "archive"]
 
 # A signed URL with less than this left is not used for a new request.
 FRESH_SECONDS = 300.0
@@ -125,7 +125,7 @@ def download(
     tinker_path: str,
     directory: str | os.PathLike[str] = ".",
     *,
-    form: Form = "auto",
+    form: DownloadSource = "auto",
     overwrite: bool = False,
     progress: Callable[[Progress], None] | None = None,
     service: ServiceClient | None = None,
@@ -182,7 +182,7 @@ def download(
         raise FileExistsError(f"Target directory already exists: {place}")
     if service is not None and (base_url is not None or api_key is not None):
         raise ValueError("base_url and api_key are those of the service client; give neither")
-    job = _Job(path, place, form, overwrite, progress or _unwatched)
+    job = _Job(path, place, form, overwrite, progress or _ignore_progress)
     if service is not None:
         return run(_runtime_of(service), "download", job.run, service)
     own = _open_service(base_url, api_key)
@@ -258,7 +258,7 @@ def push_to_hub(
     return PushedCheckpoint(checkpoint_path=tinker_path, repo_id=repo, revision=revision, public=public, url=url)
 
 
-def _check_form(form: Form, path: ParsedCheckpointTinkerPath) -> None:
+def _check_form(form: DownloadSource, path: ParsedCheckpointTinkerPath) -> None:
     if form not in ("auto", "external", "archive"):
         raise ValueError(f"form must be auto, external or archive, got {form!r}")
     if form == "external" and path.checkpoint_type == "sampler":
@@ -267,7 +267,7 @@ def _check_form(form: Form, path: ParsedCheckpointTinkerPath) -> None:
         raise ValueError(f"{path.tinker_path} is a set of files, not an archive")
 
 
-def _unwatched(_: Progress) -> None:
+def _ignore_progress(_: Progress) -> None:
     return None
 
 
@@ -290,7 +290,7 @@ class _Job:
 
     path: ParsedCheckpointTinkerPath
     place: Path
-    form: Form
+    form: DownloadSource
     overwrite: bool
     progress: Callable[[Progress], None]
 
@@ -316,7 +316,7 @@ async def _export(
     fetching: _Fetching, service: ServiceClient, rest: RestClient, tinker_path: str, *, may_be_archive: bool
 ) -> None:
     try:
-        async with _exported(service, rest, tinker_path) as exported:
+        async with _temporary_export(service, rest, tinker_path) as exported:
             await fetching.files_of(exported)
     except _NoExports as missing:
         if not may_be_archive:
@@ -333,7 +333,7 @@ class _NoExports(Exception):
 
 
 @asynccontextmanager
-async def _exported(service: ServiceClient, rest: RestClient, tinker_path: str) -> AsyncGenerator[str]:
+async def _temporary_export(service: ServiceClient, rest: RestClient, tinker_path: str) -> AsyncGenerator[str]:
     """The path of an export that is deleted after the block; where that fails, it expires within the hour."""
     training = await service.create_training_client_from_state(tinker_path)
     try:
@@ -364,10 +364,10 @@ class _Fetching:
 
     async def files_of(self, external_path: str) -> None:
         """Every file of an external checkpoint."""
-        links = _Links(partial(self._external_links, external_path), self._runtime.clock)
+        links = _SignedUrls(partial(self._external_links, external_path), self._runtime.clock)
         names = await links.names()
         checked = _archives.SafeNames()
-        places = {name: self._ready / checked.checked(name) for name in names}
+        places = {name: self._ready / checked.check(name) for name in names}
         await asyncio.to_thread(self._start_afresh)
         fetched = await self._fetch_all(links, names)
         for name, file in fetched.items():
@@ -375,7 +375,7 @@ class _Fetching:
 
     async def archive_of(self, tinker_path: str) -> None:
         """The one archive of a checkpoint, unpacked."""
-        links = _Links(partial(self._archive_link, tinker_path), self._runtime.clock)
+        links = _SignedUrls(partial(self._archive_link, tinker_path), self._runtime.clock)
         names = await links.names()
         await asyncio.to_thread(self._start_afresh)
         fetched = await self._fetch_all(links, names)
@@ -394,11 +394,11 @@ class _Fetching:
             raise
         return {_ARCHIVE: answer.url}, answer.expires
 
-    async def _fetch_all(self, links: _Links, names: Sequence[str]) -> Mapping[str, Path]:
+    async def _fetch_all(self, links: _SignedUrls, names: Sequence[str]) -> Mapping[str, Path]:
         transport, room = self._runtime.transport, asyncio.Semaphore(FILES_AT_ONCE)
         self._counts.expect(names)
         async with open_files(transport.engine, transport.config) as client:
-            source = Source(client=client, transport=transport, url=links.url)
+            source = FileSource(client=client, transport=transport, url=links.url)
 
             async def one(name: str) -> Path:
                 place = self._partial / "parts" / hashlib.sha256(name.encode()).hexdigest()
@@ -449,7 +449,7 @@ def _move(file: Path, place: Path) -> None:
         shutil.copyfile(file, place)
 
 
-class _Links:
+class _SignedUrls:
     """Signed URLs by file name, asked for again before they expire."""
 
     def __init__(self, ask: Callable[[], Awaitable[tuple[Mapping[str, str], datetime.datetime]]], clock: Clock) -> None:
@@ -494,7 +494,7 @@ class _Counts:
     def watch(self, name: str) -> Watch:
         """What one file tells its progress to."""
 
-        def told(done: int, total: int | None) -> None:
+        def note(done: int, total: int | None) -> None:
             self._files[name] = (done, total)
             totals = [total for _, total in self._files.values()]
             known = [total for total in totals if total is not None]
@@ -506,4 +506,4 @@ class _Counts:
                 )
             )
 
-        return told
+        return note

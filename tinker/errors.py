@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import httpx
 
 E = TypeVar("E", bound=BaseException)
-RequestErrorCategory: TypeAlias = Literal["unknown", "server", "user"]
+_Category: TypeAlias = Literal["unknown", "server", "user"]
 
 
 class TinkerError(Exception):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-from tinker._futures import Progress, Receipt
+from tinker._futures import OperationProgress, Receipt
 from tinker._loop import loop_thread, must_pass
 from tinker._validate import check_timeout
 from tinker.errors import ClientClosedError, PrecedingRequestFailed, copy_error
@@ -41,7 +41,7 @@ class APIFuture(concurrent.futures.Future[T]):
     def __init__(self, operation: str = "") -> None:
         super().__init__()
         self.operation = operation
-        self.progress: Progress = Progress()
+        self.progress: OperationProgress = OperationProgress()
         self.receipt: Receipt = Receipt()
         self._thread = loop_thread()
         self._task: asyncio.Task[T] | None = None
@@ -88,7 +88,7 @@ class APIFuture(concurrent.futures.Future[T]):
         if not self.done():
             self._refuse_to_block()
         try:
-            return self._finished(timeout)
+            return self._get_outcome(timeout)
         except TimeoutError:
             if self.done():
                 raise
@@ -209,7 +209,7 @@ class APIFuture(concurrent.futures.Future[T]):
                 raise
         if self.cancelled():
             raise asyncio.CancelledError
-        return self._finished()
+        return self._get_outcome()
 
     @contextmanager
     def shield(self) -> Generator[None]:
@@ -224,7 +224,7 @@ class APIFuture(concurrent.futures.Future[T]):
         if self.cancelled():
             raise asyncio.CancelledError
 
-    def _finished(self, timeout: float | None = 0) -> T:
+    def _get_outcome(self, timeout: float | None = 0) -> T:
         try:
             return super().result(timeout)
         except BaseException as error:
@@ -235,7 +235,7 @@ class APIFuture(concurrent.futures.Future[T]):
     if not TYPE_CHECKING:  # a type checker knows the attributes; with this method it would believe in every name
 
         def __getattr__(self, name: str) -> Any:
-            """Explain, for a name that only the result can have, how to get the result."""
+            """Say of a name that only the result can have how to get the result."""
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if not name.startswith("_"):
                 operation = self.__dict__.get("operation") or "an operation"
@@ -297,7 +297,7 @@ def on_done(future: APIFuture[T], function: Callable[[concurrent.futures.Future[
     concurrent.futures.Future[T].add_done_callback(future, function)
 
 
-def completed(value: T, operation: str = "") -> APIFuture[T]:
+def immediate(value: T, operation: str = "") -> APIFuture[T]:
     """Return a future that has its result already."""
     future: APIFuture[T] = APIFuture(operation)
     future.set_result(value)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tinker import _tokenizers
-from tinker._clients import ReadyClient, awaited_twin_of
+from tinker._clients import ReadyClient, awaiting_twin_of
 from tinker._http import sampling_policy
 from tinker._runtime import Runtime
 from tinker._sampling import (
@@ -194,23 +194,23 @@ class SamplingClient(ReadyClient):
         Raises:
             ValueError: The text is not a handle.
         """
-        return _restored(from_handle(handle), api_key)
+        return _restore(from_handle(handle), api_key)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the sampler, without a credential: the other process uses its own. Blocks until the client exists."""
-        return _restored, (self._sampler.state(),)
+        return _restore, (self._sampler.state(),)
 
     def __deepcopy__(self, memo: dict[int, object]) -> SamplingClient:
-        return _restored(self._sampler.state())
+        return _restore(self._sampler.state())
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    @awaited_twin_of(sample)
+    @awaiting_twin_of(sample)
     async def sample_async(self, *args: Any, **kwargs: Any) -> Any:
         """Await :meth:`sample` and return its result."""
         return await self.sample(*args, **kwargs)
 
-    @awaited_twin_of(compute_logprobs)
+    @awaiting_twin_of(compute_logprobs)
     async def compute_logprobs_async(self, *args: Any, **kwargs: Any) -> Any:
         """Await :meth:`compute_logprobs` and return its result."""
         return await self.compute_logprobs(*args, **kwargs)
@@ -236,7 +236,7 @@ def open_sampling_client(
     )
 
 
-def _restored(state: SamplerState, api_key: str | None = None) -> SamplingClient:
+def _restore(state: SamplerState, api_key: str | None = None) -> SamplingClient:
     """Return the sampler of a pickle or a handle: the same session and weights, requests of its own."""
     source = SharedSession(sampling_session_id=state.sampling_session_id, base_model=state.base_model)
     runtime = runtime_for(state, api_key)

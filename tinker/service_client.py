@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tinker_wire import models
 from tinker_wire.api import service as service_api
 
-from tinker._clients import awaited_twin_of
+from tinker._clients import awaiting_twin_of
 from tinker._clock import Clock
-from tinker._config import settings as _config
+from tinker._config import Config, check_given, load_config
 from tinker._http import SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
-from tinker._training import NewModel, SavedModel, TrainingRun, create_handle, trace
+from tinker._training import NewAdapter, SavedAdapter, TrainingRun, create_handle, trace
 from tinker._validate import check_model_path
 from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import ClientClosedError
-from tinker.futures import APIFuture, completed
+from tinker.futures import APIFuture, immediate
 from tinker.observing import Observer
 from tinker.rest_client import RestClient
 from tinker.sampling_client import SamplingClient, open_sampling_client
@@ -97,10 +97,10 @@ class ServiceClient:
         if kwargs:
             names = ", ".join(sorted(kwargs))
             warnings.warn(f"ServiceClient ignores unsupported arguments: {names}", FutureWarning, stacklevel=2)
-        _config.check_given(base_url=base_url, api_key=api_key, patience_seconds=patience_seconds)
+        check_given(base_url=base_url, api_key=api_key, patience_seconds=patience_seconds)
 
-        def load_config() -> _config.Config:  # a function, as the repr of a partial would show the key
-            return _config.load(
+        def load() -> Config:  # a function, as the repr of a partial would show the key
+            return load_config(
                 base_url=base_url,
                 api_key=api_key,
                 project_id=project_id,
@@ -112,7 +112,7 @@ class ServiceClient:
                 telemetry=telemetry,
             )
 
-        self._config = load_config
+        self._config = load
         self._description = Description(user_metadata=dict(user_metadata or {}), display_name=display_name)
         self._transport = transport
         self._clock = clock
@@ -160,7 +160,7 @@ class ServiceClient:
         if not (train_mlp or train_attn or train_unembed):
             raise ValueError("At least one of train_mlp, train_attn, or train_unembed must be True")
         lora = LoraConfig(rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn)
-        model = NewModel(base_model=base_model, lora=lora, optimizer=optimizer, user_metadata=_plain(user_metadata))
+        model = NewAdapter(base_model=base_model, lora=lora, optimizer=optimizer, user_metadata=_plain(user_metadata))
         return TrainingClient(TrainingRun(self._runtime(), "create_lora_training_client", model))
 
     def create_training_client_from_state(
@@ -190,7 +190,7 @@ class ServiceClient:
             ValueError: The path has no scheme.
             ClientClosedError: The service client is closed.
         """
-        model = _saved_model(path, base_model, user_metadata, weights_access_token, optimizer, with_optimizer=False)
+        model = _describe_saved_model(path, base_model, user_metadata, weights_access_token, optimizer, with_optimizer=False)
         return TrainingClient(TrainingRun(self._runtime(), "create_training_client_from_state", model))
 
     def create_training_client_from_state_with_optimizer(
@@ -218,7 +218,7 @@ class ServiceClient:
             ValueError: The path has no scheme.
             ClientClosedError: The service client is closed.
         """
-        model = _saved_model(path, base_model, user_metadata, weights_access_token, None, with_optimizer=True)
+        model = _describe_saved_model(path, base_model, user_metadata, weights_access_token, None, with_optimizer=True)
         return TrainingClient(TrainingRun(self._runtime(), "create_training_client_from_state_with_optimizer", model))
 
     # ------------------------------------------------------------------------------------------------------------- sampling
@@ -361,7 +361,7 @@ class ServiceClient:
         """
         already, self._closed = self._closed, True
         if already or self._opened is None or not is_of_this_process(self._opened):
-            return completed(None, "close")
+            return immediate(None, "close")
         return run(self._opened, "close", _close, self._opened, status, detail)
 
     def __enter__(self) -> Self:
@@ -397,22 +397,22 @@ class ServiceClient:
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    @awaited_twin_of(create_lora_training_client)
+    @awaiting_twin_of(create_lora_training_client)
     async def create_lora_training_client_async(self, *args: Any, **kwargs: Any) -> Any:
         """Await :meth:`create_lora_training_client` and return its result."""
         return await self.create_lora_training_client(*args, **kwargs)
 
-    @awaited_twin_of(create_training_client_from_state)
+    @awaiting_twin_of(create_training_client_from_state)
     async def create_training_client_from_state_async(self, *args: Any, **kwargs: Any) -> Any:
         """Await :meth:`create_training_client_from_state` and return its result."""
         return await self.create_training_client_from_state(*args, **kwargs)
 
-    @awaited_twin_of(create_training_client_from_state_with_optimizer)
+    @awaiting_twin_of(create_training_client_from_state_with_optimizer)
     async def create_training_client_from_state_with_optimizer_async(self, *args: Any, **kwargs: Any) -> Any:
         """Await :meth:`create_training_client_from_state_with_optimizer` and return its result."""
         return await self.create_training_client_from_state_with_optimizer(*args, **kwargs)
 
-    @awaited_twin_of(create_sampling_client)
+    @awaiting_twin_of(create_sampling_client)
     async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
         """Await :meth:`create_sampling_client` and return its result."""
         return await self.create_sampling_client(*args, **kwargs)
@@ -425,7 +425,7 @@ class ServiceClient:
 async def _get_server_capabilities(
     _: APIFuture[models.GetServerCapabilitiesResponse], runtime: Runtime
 ) -> models.GetServerCapabilitiesResponse:
-    await runtime.server.facts()  # how the credential travels
+    await runtime.server.config()  # how the credential travels
     return (await runtime.transport.send(service_api.get_server_capabilities(), SUBMIT)).value
 
 
@@ -435,7 +435,7 @@ async def _close(
     await runtime.session.close(status, detail)
 
 
-def _saved_model(
+def _describe_saved_model(
     path: str,
     base_model: str | None,
     user_metadata: Mapping[str, object] | None,
@@ -443,11 +443,11 @@ def _saved_model(
     optimizer: OptimizerConfig | None,
     *,
     with_optimizer: bool,
-) -> SavedModel:
+) -> SavedAdapter:
     check_model_path(path)
     if isinstance(base_model, Mapping):  # 0.4 to 0.7 had ``user_metadata`` in this place
         base_model, user_metadata = None, cast("Mapping[str, object]", base_model)
-    return SavedModel(
+    return SavedAdapter(
         path=path,
         base_model=base_model,
         user_metadata=_plain(user_metadata),

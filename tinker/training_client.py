@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tinker_wire import models
 
 from tinker import _tokenizers
-from tinker._clients import ReadyClient, awaited_twin_of, twin_of
+from tinker._clients import ReadyClient, awaiting_twin_of, twin_of
 from tinker._http import sampling_policy
 from tinker._sampling import Sampler
 from tinker._training import LossJob, TrainingRun, check_handle, prepare_loss, requests
@@ -477,12 +477,12 @@ class TrainingClient(ReadyClient):
         """Call :meth:`load_state_with_optimizer`; await the future that this returns."""
         return self.load_state_with_optimizer(*args, **kwargs)
 
-    @awaited_twin_of(save_weights_and_get_sampling_client)
+    @awaiting_twin_of(save_weights_and_get_sampling_client)
     async def save_weights_and_get_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
         """Await :meth:`save_weights_and_get_sampling_client` and return its result."""
         return await self.save_weights_and_get_sampling_client(*args, **kwargs)
 
-    @awaited_twin_of(create_sampling_client)
+    @awaiting_twin_of(create_sampling_client)
     async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
         """Await :meth:`create_sampling_client` and return its result."""
         return await self.create_sampling_client(*args, **kwargs)

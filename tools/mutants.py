@@ -1,8 +1,8 @@
 """Mutation testing of the core modules: does some test fail when a line of them is wrong?
 
     python tools/mutants.py                      every module: about half an hour on two idle cores
-    python tools/mutants.py _retry _wire/proto   only these
-    python tools/mutants.py --list _retry        the sample, without running it
+    python tools/mutants.py _loop _wire/proto    only these
+    python tools/mutants.py --list _loop         the sample, without running it
 
 The sample of a module is the same in every run: SAMPLE mutations that `equivalent_mutants.toml` does not list. Each of them is
 put into a copy of the tree, where pytest runs the tests of that module in a forked process until one fails. A mutant that
@@ -43,30 +43,42 @@ OPTIONS = (
     "-o faulthandler_exit_on_timeout=true"
 ).split()
 
-TABLES = "examples/test_docs.py::test_retry_tables_are_fresh"
+TABLES = "docs/test_docs.py::test_retry_tables_are_fresh"
 URLS = "client/test_checkpoints.py::test_an_expired_url_is_renewed"
+RETRIES = ["unit/test_retry.py", "unit/test_retry_times.py", "client/test_patience.py", "client/test_polling.py", TABLES, URLS]
 
 #: Which tests are asked about a module; the ones most likely to notice first.
 TESTS: dict[str, list[str]] = {
-    "_retry": [
-        "unit/test_retry.py",
-        "unit/test_retry_times.py",
-        "client/test_patience.py",
-        "client/test_polling.py",
-        TABLES,
-        URLS,
+    "_http/retry": RETRIES,
+    "_http/statuses": [*RETRIES, "client/test_session.py", "client/test_restarted_server.py"],
+    "_http/transport": ["client/test_exchanges.py", "client/test_session.py", "client/test_auth.py", "client/test_patience.py"],
+    "_http/limits": ["unit/test_order.py", "unit/test_budgets.py", "client/test_limits.py"],
+    "_session/session": [
+        "client/test_session.py",
+        "client/test_restarted_server.py",
+        "client/test_limits.py",
+        "client/test_clones.py",
     ],
-    "_sequencer": ["unit/test_order.py", "client/test_turns.py", "client/test_what_a_failure_stops.py"],
-    "_numbering": ["client/test_turns.py", "client/test_what_a_failure_stops.py"],
-    "_polling": ["client/test_polling.py", "client/test_waiting.py", "client/test_training.py", "client/test_sampling.py"],
-    "_limits": ["unit/test_order.py", "unit/test_budgets.py", "client/test_limits.py"],
-    "_combine": ["unit/test_combine.py"],
-    "_chunking": ["unit/test_combine.py", "client/test_samplers.py"],
-    "_session": ["client/test_session.py", "client/test_restarted_server.py", "client/test_limits.py", "client/test_clones.py"],
-    "_completions": ["client/test_completions.py"],
-    "futures": ["client/test_futures.py", "client/test_waiting.py", "unit/test_loop.py", "client/test_what_a_failure_stops.py"],
-    "_loop": ["unit/test_loop.py", "client/test_futures.py", "client/test_waiting.py"],
-    "_transport": ["client/test_exchanges.py", "client/test_session.py", "client/test_auth.py", "client/test_patience.py"],
+    "_session/results": [
+        "client/test_polling.py",
+        "client/test_waiting.py",
+        "client/test_training.py",
+        "client/test_sampling.py",
+    ],
+    "_session/session_poller": ["client/test_completions.py"],
+    "_session/negotiation": ["client/test_servers.py", "client/test_training.py", "client/test_recordings_of_2025.py"],
+    "_training/run": ["client/test_turns.py", "client/test_what_a_failure_stops.py", "client/test_training.py"],
+    "_training/order": ["unit/test_order.py", "client/test_turns.py", "client/test_what_a_failure_stops.py"],
+    "_training/numbers": ["client/test_turns.py", "client/test_what_a_failure_stops.py"],
+    "_training/loss_requests": ["client/test_turns.py", "client/test_training.py", "client/test_custom_loss.py"],
+    "_training/chunks": ["unit/test_combine.py", "client/test_samplers.py"],
+    "_training/combine": ["unit/test_combine.py"],
+    "_sampling/submit": [
+        "client/test_samplers.py",
+        "client/test_sampling.py",
+        "client/test_clones.py",
+        "client/test_limits.py",
+    ],
     "training_client": [
         "client/test_turns.py",
         "client/test_training.py",
@@ -74,6 +86,8 @@ TESTS: dict[str, list[str]] = {
         "client/test_session.py",
     ],
     "sampling_client": ["client/test_samplers.py", "client/test_sampling.py", "client/test_clones.py"],
+    "futures": ["client/test_futures.py", "client/test_waiting.py", "unit/test_loop.py", "client/test_what_a_failure_stops.py"],
+    "_loop": ["unit/test_loop.py", "client/test_futures.py", "client/test_waiting.py"],
     "types/tensor_data": ["unit/test_tensors.py", "unit/test_types.py"],
     "_wire/proto": ["codec"],
     "_wire/json": [

@@ -21,7 +21,7 @@ MEANINGS = {
     Verdict.RETRY: "tried again after a growing, random delay",
     Verdict.COOL_DOWN: "tried again likewise; after a sample, all samples under the same key slow down for a while",
     Verdict.PAUSE: f"the account is blocked: tried again every {_retry.PAUSE_SECONDS:g} s",
-    Verdict.REPEAT: f"the same request is sent again, {_retry.READINGS} times in all",
+    Verdict.MALFORMED: f"the same request is sent again, {_retry.MAX_DECODE_ATTEMPTS} times in all",
     Verdict.RESUBMIT: f"the result is gone: a sample is sent again, up to {_retry.RESUBMISSIONS} times; anything else fails",
     Verdict.FATAL: "raised at once",
 }

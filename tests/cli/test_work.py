@@ -222,13 +222,11 @@ class Letters:
         return text + ("<a>" if add_generation_prompt else "")
 
 
-def learned(example: examples.TrainingExample) -> str:
+def learned(example: examples.ExampleRow) -> str:
     return "".join(chr(token) for token, weight in zip(example.tokens, example.weights) if weight)
 
 
-def read(
-    tmp_path: Path, line: object, tokenizer: Letters | None = None, max_length: int | None = None
-) -> examples.TrainingExample:
+def read(tmp_path: Path, line: object, tokenizer: Letters | None = None, max_length: int | None = None) -> examples.ExampleRow:
     (example,) = examples.read_examples(Path(write(tmp_path / "d.jsonl", line)), tokenizer or Letters(), max_length)
     return example
 

@@ -18,7 +18,6 @@ import pytest
 
 import tinker
 from tinker import checkpoints
-from tinker._checkpoints.archives import unpack
 
 Connect = Callable[..., tinker.ServiceClient]
 FOREVER = datetime.datetime(2999, 1, 1, tzinfo=datetime.UTC)
@@ -331,7 +330,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
     return info
 
 
-def unpacked(content: bytes, folder: Path) -> Path:
+def unpack(content: bytes, folder: Path) -> Path:
     archive = folder / "archive"
     archive.write_bytes(content)
     place = folder / "place"
@@ -342,14 +341,14 @@ def unpacked(content: bytes, folder: Path) -> Path:
 
 def test_archives(tmp_path: Path) -> None:
     """Tar and zip archives are told apart by what they are."""
-    place = unpacked(tar(member("./a"), member("d", tarfile.DIRTYPE), member("d/b")), tmp_path)
+    place = unpack(tar(member("./a"), member("d", tarfile.DIRTYPE), member("d/b")), tmp_path)
     assert sorted(file.relative_to(place).as_posix() for file in place.rglob("*")) == ["a", "d", "d/b"]
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("d/", "")
         archive.writestr("d/c", "abc")
     (tmp_path / "zip").mkdir()
-    assert (unpacked(packed.getvalue(), tmp_path / "zip") / "d" / "c").read_bytes() == b"abc"
+    assert (unpack(packed.getvalue(), tmp_path / "zip") / "d" / "c").read_bytes() == b"abc"
 
 
 @pytest.mark.parametrize(
@@ -366,7 +365,7 @@ def test_archives(tmp_path: Path) -> None:
 def test_archives_with_strange_members(strange: tarfile.TarInfo, tmp_path: Path) -> None:
     """Members outside of the folder, links, devices and pipes are refused."""
     with pytest.raises(tinker.TinkerError, match=r"not unpacked|nothing is stored"):
-        unpacked(tar(member("a"), strange), tmp_path)
+        unpack(tar(member("a"), strange), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] in (["archive", "place"], ["place", "archive"])
 
 
@@ -378,7 +377,7 @@ def test_zip_with_a_link(tmp_path: Path) -> None:
         link.external_attr = 0o120777 << 16
         archive.writestr(link, "/etc/passwd")
     with pytest.raises(tinker.TinkerError, match="neither a file nor a folder"):
-        unpacked(packed.getvalue(), tmp_path)
+        unpack(packed.getvalue(), tmp_path)
 
 
 def test_archive_that_would_fill_the_disk(tmp_path: Path) -> None:
@@ -387,14 +386,14 @@ def test_archive_that_would_fill_the_disk(tmp_path: Path) -> None:
     info.size = 1 << 40
     head = info.tobuf()
     with pytest.raises(tinker.TinkerError, match="holds more than"):
-        unpacked(head + b"\0" * 1024, tmp_path)
+        unpack(head + b"\0" * 1024, tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", tar(member("a"))[:-12]], ids=["empty", "text", "cut"])
 def test_damaged_archives(content: bytes, tmp_path: Path) -> None:
     """What is no archive, or only a part of one, is told as such."""
     with pytest.raises(tinker.TinkerError, match="cannot be unpacked"):
-        unpacked(content, tmp_path)
+        unpack(content, tmp_path)
 
 
 # A hub

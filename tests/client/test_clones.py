@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tinker
-from tinker._sampling.portable import NUMBERS_OF_A_CLONE
+from tinker._sampling.portable import SEQ_IDS_PER_CLONE
 from tinker.local import Settings, running_server
 
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
@@ -51,7 +51,7 @@ def test_copies_sample_the_same_in_numbers_of_their_own(
     first, second = wire.sent("asample")
     assert first.json["sampling_session_id"] == second.json["sampling_session_id"]
     assert first.seq_id == 0
-    assert second.seq_id >= NUMBERS_OF_A_CLONE
+    assert second.seq_id >= SEQ_IDS_PER_CLONE
     assert len(wire.sent("create_session")) == 1
 
 
@@ -61,7 +61,7 @@ def test_number_of_a_clone_comes_from_the_server_where_it_does_that(connect: Cal
     sampler = connect().create_sampling_client(base_model="tinker/toy").result(10)
     wire.fail("join_sampling_session", 200, body={"client_counter": 7})
     tokens_of(pickle.loads(pickle.dumps(sampler)))
-    assert wire.sent("asample")[0].seq_id == 7 * NUMBERS_OF_A_CLONE
+    assert wire.sent("asample")[0].seq_id == 7 * SEQ_IDS_PER_CLONE
 
 
 def test_what_travels_holds_no_credential(sampler: tinker.SamplingClient) -> None:

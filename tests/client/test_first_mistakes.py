@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tinker
-from tinker.futures import APIFuture, completed
+from tinker.futures import APIFuture, immediate
 
 PROMPT = tinker.ModelInput.from_ints([1, 2])
 PARAMS = tinker.SamplingParams(max_tokens=2)
@@ -60,7 +60,7 @@ def test_integers_of_numpy(sampler: tinker.SamplingClient) -> None:
 @pytest.mark.parametrize("ask", ["result", "exception", "result_async"])
 def test_timeouts(timeout: Any, ask: str) -> None:
     """A timeout that is not a number raises from the call, by name, whether or not there is a result."""
-    for future in (completed(1), APIFuture[int]("sample")):
+    for future in (immediate(1), APIFuture[int]("sample")):
         with pytest.raises(TypeError, match="timeout must be a number of seconds or None, got"):
             asyncio.run(asked(future, ask, timeout))
 
@@ -80,9 +80,9 @@ def test_timeouts_of_clients(training: tinker.TrainingClient) -> None:
 @pytest.mark.parametrize("timeout", [None, 3, 0.5, np.float32(3), np.int64(3)])
 def test_numbers_are_timeouts(timeout: Any) -> None:
     """Every real number is a timeout, and None is none."""
-    assert completed(1).result(timeout) == 1
-    assert completed(1).exception(timeout) is None
-    assert asyncio.run(completed(1).result_async(timeout)) == 1
+    assert immediate(1).result(timeout) == 1
+    assert immediate(1).exception(timeout) is None
+    assert asyncio.run(immediate(1).result_async(timeout)) == 1
 
 
 # A result that was not waited for
@@ -102,7 +102,7 @@ def test_attributes_of_results(training: tinker.TrainingClient, datum: MakeDatum
 
 def test_attributes_that_are_looked_for() -> None:
     """`hasattr` and `getattr` with a default work; private names and clients have the usual message."""
-    future: Any = completed(1)
+    future: Any = immediate(1)
     assert not hasattr(future, "loss")
     assert getattr(future, "loss", 2) == 2
     with pytest.raises(AttributeError) as caught:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 import tinker
-from tinker._config.settings import settings as _config
+from tinker._config import settings as _config
 from tinker.local import Settings, running_server
 
 VARIABLES = (
@@ -140,7 +140,7 @@ def test_passwords(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", proxy.url.replace("//", "//me:hush@"))
     assert tinker.RestClient(base_url=HOST, api_key="key").get_server_capabilities().result(30).supported_models
     assert {one.headers["proxy-authorization"] for one in proxy.asked} == {"Basic bWU6aHVzaA=="}
-    assert "hush" not in repr(_config.load(base_url=HOST))
+    assert "hush" not in repr(_config.load_config(base_url=HOST))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_passwords(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_exceptions(url: str, no_proxy: str, through: bool) -> None:
     """What NO_PROXY names, this machine, and schemes without a proxy are reached directly."""
-    found = _config.load(base_url=HOST, environ={"HTTP_PROXY": "http://proxy:1", "NO_PROXY": no_proxy}).proxies
+    found = _config.load_config(base_url=HOST, environ={"HTTP_PROXY": "http://proxy:1", "NO_PROXY": no_proxy}).proxies
     assert found.of(url) == ("http://proxy:1" if through else None)
 
 
@@ -174,9 +174,9 @@ def test_proxies_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy of another kind is refused by the variable's name, without its password; ``local://`` needs none."""
     environ = {"ALL_PROXY": "socks5://me:hush@proxy:1"}
     with pytest.raises(ValueError, match=r"ALL_PROXY.*'socks5'") as caught:
-        _config.load(base_url=HOST, environ=environ)
+        _config.load_config(base_url=HOST, environ=environ)
     assert "hush" not in str(caught.value)
-    assert _config.load(base_url="local://toy", environ=environ).proxies.of("http://local/x") is None
+    assert _config.load_config(base_url="local://toy", environ=environ).proxies.of("http://local/x") is None
 
 
 @pytest.fixture(params=["aiohttp", "httpx"])
@@ -232,4 +232,4 @@ def test_projects(
 def test_defaults_that_are_none(value: str) -> None:
     """What is no JSON object of text is refused by the variable's name."""
     with pytest.raises(ValueError, match="TINKER_DEFAULT_HEADERS"):
-        _config.load(base_url=HOST, environ={"TINKER_DEFAULT_HEADERS": value})
+        _config.load_config(base_url=HOST, environ={"TINKER_DEFAULT_HEADERS": value})

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import copy
 import importlib
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from support.pet_contract import FIXTURE
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Let the packages of a folder be imported; they are forgotten after the block."""
+    names = {package.name for package in folder.iterdir()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield
+    for name in [loaded for loaded in sys.modules if loaded.partition(".")[0] in names]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +43,7 @@ def pets(tmp_path_factory: pytest.TempPathFactory, loaded_document: Any) -> Iter
     """The package generated from the small contract."""
     folder = tmp_path_factory.mktemp("generated")
     assert importlib.import_module("codegen.bindings").generate(copy.deepcopy(loaded_document), folder / "pet_wire") == []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
+    with importable(folder):
         for name in ("models", "limits", "operations", "api.pets", "api.results"):
             importlib.import_module(f"pet_wire.{name}")
         yield importlib.import_module("pet_wire")

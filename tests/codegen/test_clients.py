@@ -6,7 +6,6 @@ import asyncio
 import datetime
 import importlib
 import inspect
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +17,8 @@ pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is
 from support.pet_contract import GET, POST, put
 
 from codegen.bindings import generate
+
+from .conftest import importable
 
 PHOTO = "paths/~1api~1v1~1pets~1{pet_id}~1photos~1{photo_id}/delete"
 
@@ -52,7 +53,7 @@ def make_client(clients: ModuleType, name: str = "PetshopOperations") -> Any:
 
 
 @pytest.fixture
-def clients(document: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def clients(document: Any, tmp_path: Path) -> Any:
     """The methods of a small document to which one operation and a few methods were added."""
     paths = document["paths"]
     paths["/api/v1/pets/{pet_id}/walks"] = {
@@ -71,10 +72,8 @@ def clients(document: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
     }
     put(document, f"{PHOTO}/x-client", [PHOTO_METHOD])
     assert generate(document, tmp_path / "shop_wire") == []
-    monkeypatch.syspath_prepend(tmp_path)
-    yield importlib.import_module("shop_wire.clients")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "shop_wire"]:
-        del sys.modules[name]
+    with importable(tmp_path):
+        yield importlib.import_module("shop_wire.clients")
 
 
 JSON_OF_DIARY = {"application/json": {"schema": {"$ref": "#/components/schemas/Diary"}}}

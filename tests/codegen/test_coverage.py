@@ -25,9 +25,12 @@ class PetClient:
 def find():
     return results.fetch_result, other.list_pets
 """,
-    "tinker/local/app.py": """
-from tinker_wire.api import pets
-HANDLERS: dict = {handler.__name__: handler for handler in (pets.list_pets,)}
+    "tinker/local/handlers/pets.py": """
+async def list_pets(state, call):
+    return _find(state)
+
+def _find(state):
+    return []
 """,
     "tests/client/test_pets.py": "call('create_pet')",
     "tests/client/test_more_pets.py": "create_pets, 'list_pets_of'; post('/api/v1/list_pets')",

@@ -123,7 +123,7 @@ def check_export(words: list[str]) -> None:
 
 
 def check_variable(name: str) -> None:
-    assert f'"{name}"' in (ROOT / "tinker" / "_config.py").read_text(), f"nothing reads {name}"
+    assert f'"{name}"' in (ROOT / "tinker" / "_config" / "settings.py").read_text(), f"nothing reads {name}"
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {

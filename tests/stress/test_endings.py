@@ -12,7 +12,7 @@ import tinker
 from tinker._http.messages import Purpose
 from tinker._http.retry import POLL, REST, SAMPLE, START, SUBMIT, Policy
 from tinker._http.transport import SHORTEST_PATIENCE_SECONDS
-from tinker._session.session import GOOD_BYE_SECONDS
+from tinker._session.session import SHUTDOWN_SECONDS
 from tinker.testing import FaultyServer, SteppedClock, toy_server
 
 PROMPT, PARAMS, ADAM = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=4), tinker.AdamParams()
@@ -227,7 +227,7 @@ def test_closing_on_a_silent_server(
     server.go_silent()
     began = clock.now
     clients[0].close().result(60)
-    assert clock.now - began <= GOOD_BYE_SECONDS
+    assert clock.now - began <= SHUTDOWN_SECONDS
     assert server.sent("finish_session")
 
 
@@ -242,7 +242,7 @@ def test_closing_while_the_start_hangs(server: FaultyServer, clock: SteppedClock
         server.wait_for(silent)
         began, closed = clock.now, service.close()
     closed.result(60)
-    assert clock.now - began <= GOOD_BYE_SECONDS
+    assert clock.now - began <= SHUTDOWN_SECONDS
     for future in (training, step):
         with pytest.raises(tinker.errors.ClientClosedError):
             future.result(30)

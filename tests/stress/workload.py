@@ -302,9 +302,9 @@ def taken_slots(service: Any) -> list[str]:
 
 
 def fresh_limits(session: Any) -> Any:
-    from tinker._session.session import _assembled
+    from tinker._session.session import _build_context
 
-    return _assembled("x", session._starting.result().facts, session._transport).limits
+    return _build_context("x", session._starting.result().server_config, session._transport).limits
 
 
 def open_sockets() -> int:

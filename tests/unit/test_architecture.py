@@ -86,10 +86,14 @@ def test_the_client_imports_neither_server_nor_test_kit_nor_commands() -> None:
 
 
 def test_generated_code_imports_nothing_of_the_client() -> None:
-    """The bindings can be used without the client, and so they cannot send."""
+    """The bindings can be used without the client, and so they cannot send. Type checkers may know what its methods return."""
     bindings = find_modules(ROOT / "generated", "tinker_wire")
     both = {**MODULES, **bindings}
     complain(
-        (shown(found) for found in find_imports(both) if found.importer.name in bindings and found.target not in bindings),
+        (
+            shown(found)
+            for found in find_imports(both)
+            if found.importer.name in bindings and found.target not in bindings and found.way != "types"
+        ),
         "tinker_wire must not import tinker. Change the templates in codegen/:",
     )

@@ -16,8 +16,16 @@ IMPORTS = find_imports(MODULES)
 OURS = python_files([ROOT / "tinker", ROOT / "codegen"])
 
 #: Scripts that change sys.path, and why nothing else would do.
-PATH_CHANGED = {"surface/introspect.py": "runs beside the official client as well, and takes its own folder off the path"}
+PATH_CHANGED = {
+    "compat/surface/introspect.py": "runs beside the official client as well, and takes its own folder off the path",
+    "codegen/conftest.py": "what the generator makes of the small contract lies in a temporary folder",
+    "unit/test_lag.py": "imports a module that is written for the test",
+}
 PATH_CHANGES = ("sys.path.", "sys.path[")
+
+
+#: Functions that stay what they are called.
+PARTICIPLES_KEPT = {"FaultyServer.sent": "public, and reads as it should in a test: server.sent('sample')"}
 
 
 def complain(problems: list[str], advice: str) -> None:
@@ -84,11 +92,16 @@ def test_a_type_name_is_defined_once() -> None:
 
 def test_no_function_is_named_by_a_participle() -> None:
     """A function does something: open, send, poll. What is left out is said at the top of tools/naming.py."""
-    found = find_participles(OURS)
+    found = [one for one in find_participles(OURS) if one.name not in PARTICIPLES_KEPT and not is_conformance_check(one.path)]
     complain(
         [f"{place(one.path, one.line)}: {one.name}" for one in found],
         "Name these functions by a verb in the imperative; values by a noun (as a property), questions by is_, has_ or can_ (-> bool):",
     )
+
+
+def is_conformance_check(path: Path) -> bool:
+    """Whether functions are named after what must hold: reports show the names."""
+    return path.parent == ROOT / "tinker" / "testing" / "conformance" / "checks"
 
 
 def test_no_test_changes_the_import_path() -> None:

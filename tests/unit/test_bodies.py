@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from tinker._wire.bodies import AT_ONCE, KEPT_NBYTES, STEP_NBYTES, UPLOAD_PIECE, Buffers, handed_over, slices
+from tinker._wire.bodies import INLINE_NBYTES, KEPT_NBYTES, STEP_NBYTES, UPLOAD_PIECE, Buffers, as_pieces, slices
 
 
 def test_pieces_are_joined_in_memory_of_before() -> None:
     """What was given back holds the next body of about the size, whatever it held before."""
     buffers = Buffers()
-    first = buffers.joined([b"a" * 10, memoryview(b"b" * STEP_NBYTES)])
+    first = buffers.join([b"a" * 10, memoryview(b"b" * STEP_NBYTES)])
     assert bytes(first) == b"a" * 10 + b"b" * STEP_NBYTES
     memory = first.obj
-    buffers.give(first)
-    second = buffers.joined([b"c" * (STEP_NBYTES + 1)])
+    buffers.release(first)
+    second = buffers.join([b"c" * (STEP_NBYTES + 1)])
     assert second.obj is memory
     assert bytes(second) == b"c" * (STEP_NBYTES + 1)
 
@@ -20,35 +20,35 @@ def test_pieces_are_joined_in_memory_of_before() -> None:
 def test_memory_in_use_is_left_alone() -> None:
     """Two bodies at a time have memory of their own."""
     buffers = Buffers()
-    one, other = buffers.joined([b"1"]), buffers.joined([b"2"])
+    one, other = buffers.join([b"1"]), buffers.join([b"2"])
     assert (bytes(one), bytes(other)) == (b"1", b"2")
 
 
 def test_memory_is_kept_within_bounds() -> None:
     """Beyond some megabytes nothing is kept, and a view of foreign memory is not taken."""
     buffers = Buffers()
-    views = [buffers.joined([bytes(8 * STEP_NBYTES)]) for _ in range(6)]
+    views = [buffers.join([bytes(8 * STEP_NBYTES)]) for _ in range(6)]
     for view in views:
-        buffers.give(view)
-    buffers.give(memoryview(b"foreign"))
-    again = [buffers.joined([bytes(8 * STEP_NBYTES)]) for _ in range(6)]
+        buffers.release(view)
+    buffers.release(memoryview(b"foreign"))
+    again = [buffers.join([bytes(8 * STEP_NBYTES)]) for _ in range(6)]
     known = {id(view.obj) for view in views}
     assert sum(id(view.obj) in known for view in again) >= KEPT_NBYTES // (8 * STEP_NBYTES)
     assert len({id(view.obj) for view in again}) == 6
-    assert buffers.joined([b""]).nbytes == 0
+    assert buffers.join([b""]).nbytes == 0
 
 
 def test_small_bodies_go_at_once() -> None:
     """A body that fits into the buffers of the system is one piece, however it was made."""
-    assert handed_over([b"a", memoryview(b"b"), bytearray(b"c")]) == (b"abc",)
+    assert as_pieces([b"a", memoryview(b"b"), bytearray(b"c")]) == (b"abc",)
 
 
 def test_large_pieces_are_not_copied() -> None:
     """Few large pieces are handed over as they are; many small ones as a copy in few."""
     head, large = b"head", memoryview(bytes(3 * UPLOAD_PIECE + 1))
-    pieces = handed_over([head, *slices(large)])
+    pieces = as_pieces([head, *slices(large)])
     assert [len(piece) for piece in pieces] == [4, UPLOAD_PIECE, UPLOAD_PIECE, UPLOAD_PIECE, 1]
     assert all(piece.obj is large.obj for piece in pieces[1:] if isinstance(piece, memoryview))
-    many = handed_over([bytes([index % 256]) * 100 for index in range(AT_ONCE)])
-    assert len(many) == -(-100 * AT_ONCE // UPLOAD_PIECE)
+    many = as_pieces([bytes([index % 256]) * 100 for index in range(INLINE_NBYTES)])
+    assert len(many) == -(-100 * INLINE_NBYTES // UPLOAD_PIECE)
     assert b"".join(many)[:300] == b"\x00" * 100 + b"\x01" * 100 + b"\x02" * 100

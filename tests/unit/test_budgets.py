@@ -11,7 +11,7 @@ import pytest
 
 from tinker import errors
 from tinker._clock import Clock
-from tinker._http.limits import THROTTLED_SECONDS, Budget, CoolDown, shared_cool_down
+from tinker._http.limits import THROTTLED_SECONDS, Budget, CoolDown, cool_down_for
 
 
 class Users:
@@ -217,9 +217,9 @@ def test_throttling_ends_a_while_after_the_gate_has_opened() -> None:
 def test_gates_are_shared_by_server_and_key() -> None:
     """Clients of one server, one key and one clock share a gate; no others do."""
     clock, other = Time().clock(), Time().clock()
-    gate = shared_cool_down("http://a", "k", clock)
-    assert shared_cool_down("http://a", "k", clock) is gate
-    assert shared_cool_down("http://b", "k", clock) is not gate
-    assert shared_cool_down("http://a", "l", clock) is not gate
-    assert shared_cool_down("http://a", "k", clock) is gate
-    assert shared_cool_down("http://a", "k", other) is not gate
+    gate = cool_down_for("http://a", "k", clock)
+    assert cool_down_for("http://a", "k", clock) is gate
+    assert cool_down_for("http://b", "k", clock) is not gate
+    assert cool_down_for("http://a", "l", clock) is not gate
+    assert cool_down_for("http://a", "k", clock) is gate
+    assert cool_down_for("http://a", "k", other) is not gate

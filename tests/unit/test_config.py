@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tinker
-from tinker._config.settings import settings as _config
+from tinker._config import settings as _config
 
 NOTHING: Mapping[str, str] = {}
 
@@ -41,7 +41,7 @@ def test_addresses_that_are_none(url: str) -> None:
         tinker.ServiceClient(base_url=url)
     assert "hush" not in str(caught.value)
     with pytest.raises(ValueError, match="base_url"):
-        _config.load(environ={"TINKER_BASE_URL": url})
+        _config.load_config(environ={"TINKER_BASE_URL": url})
 
 
 def test_an_address_must_be_text() -> None:
@@ -66,7 +66,7 @@ def test_an_address_must_be_text() -> None:
 )
 def test_addresses(url: str, known: str) -> None:
     """An address is taken as it is, without the slash at its end and without a name and password."""
-    assert _config.load(base_url=url, environ=NOTHING).base_url == known
+    assert _config.load_config(base_url=url, environ=NOTHING).base_url == known
 
 
 @pytest.mark.parametrize(
@@ -75,20 +75,20 @@ def test_addresses(url: str, known: str) -> None:
 )
 def test_a_password_in_the_address(url: str, pair: str) -> None:
     """Name and password of the address are sent as a header, and are shown nowhere; a header of the user's comes first."""
-    config = _config.load(base_url=url, environ=NOTHING)
+    config = _config.load_config(base_url=url, environ=NOTHING)
     assert config.headers["Authorization"] == f"Basic {base64.b64encode(pair.encode()).decode()}"
     assert "hush" not in repr(config)
-    given = _config.load(base_url=url, headers={"authorization": "Bearer b"}, environ=NOTHING)
+    given = _config.load_config(base_url=url, headers={"authorization": "Bearer b"}, environ=NOTHING)
     assert given.headers["Authorization"] == "Bearer b"
 
 
 def test_the_password_of_the_environment() -> None:
     """A client of the address without its password, such as a sampler in another process, finds it in the environment."""
     environ = {"TINKER_BASE_URL": "http://user:hush@host/x/"}
-    assert "Authorization" in _config.load(base_url="http://host/x", environ=environ).headers
-    assert "Authorization" in _config.load(environ=environ).headers
-    assert "Authorization" not in _config.load(base_url="http://other/x", environ=environ).headers
-    assert "Authorization" not in _config.load(base_url="local://toy", environ=environ).headers
+    assert "Authorization" in _config.load_config(base_url="http://host/x", environ=environ).headers
+    assert "Authorization" in _config.load_config(environ=environ).headers
+    assert "Authorization" not in _config.load_config(base_url="http://other/x", environ=environ).headers
+    assert "Authorization" not in _config.load_config(base_url="local://toy", environ=environ).headers
 
 
 @pytest.mark.parametrize("seconds", ["3", True, [1], 1j])
@@ -108,7 +108,7 @@ def test_patience_that_makes_no_sense(seconds: float) -> None:
 @pytest.mark.parametrize("seconds", [None, 0, 2, 2.5, float("inf")])
 def test_patience(seconds: float | None) -> None:
     """Any number from 0 on will do."""
-    assert _config.load(base_url="http://host", patience_seconds=seconds, environ=NOTHING).patience_seconds == seconds
+    assert _config.load_config(base_url="http://host", patience_seconds=seconds, environ=NOTHING).patience_seconds == seconds
 
 
 @pytest.mark.parametrize("key", ["tml-hush\nX-Other: 1", "tml-hush\r\n x", "tml-hush\x00", "tml-h\u00fcsh", "tml-hush\u2028x"])
@@ -116,7 +116,7 @@ def test_keys_that_no_header_can_carry(key: str) -> None:
     """A key that cannot be sent is refused at once, and not shown."""
     for give in (
         lambda: tinker.ServiceClient(base_url="http://host", api_key=key),
-        lambda: _config.load(base_url="http://host", environ={"TINKER_API_KEY": key}),
+        lambda: _config.load_config(base_url="http://host", environ={"TINKER_API_KEY": key}),
     ):
         with pytest.raises(ValueError, match="must be one line of plain ASCII text") as caught:
             give()
@@ -126,13 +126,13 @@ def test_keys_that_no_header_can_carry(key: str) -> None:
 @pytest.mark.parametrize("key", ["tml-key\n", " tml-key\r\n", "tml-key"])
 def test_keys_from_files(key: str) -> None:
     """The line break that a file of a key ends with is no part of it."""
-    assert _config.load(base_url="http://host", api_key=key, environ=NOTHING).api_key == "tml-key"
-    assert _config.load(base_url="http://host", environ={"TINKER_API_KEY": key}).api_key == "tml-key"
+    assert _config.load_config(base_url="http://host", api_key=key, environ=NOTHING).api_key == "tml-key"
+    assert _config.load_config(base_url="http://host", environ={"TINKER_API_KEY": key}).api_key == "tml-key"
 
 
 def test_an_empty_key_counts_as_none() -> None:
     """An argument that is blank leaves the key to the environment."""
-    config = _config.load(base_url="http://host", api_key=" \n", environ={"TINKER_API_KEY": "tml-key"})
+    config = _config.load_config(base_url="http://host", api_key=" \n", environ={"TINKER_API_KEY": "tml-key"})
     assert config.api_key == "tml-key"
 
 
@@ -140,4 +140,4 @@ def test_an_empty_key_counts_as_none() -> None:
 def test_headers_with_a_line_break(header: dict[str, str]) -> None:
     """A header that would end early is refused, by name."""
     with pytest.raises(ValueError, match="must not hold a line break"):
-        _config.load(base_url="http://host", headers=header, environ=NOTHING)
+        _config.load_config(base_url="http://host", headers=header, environ=NOTHING)

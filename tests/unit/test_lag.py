@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tinker._clock import Clock
-from tinker._lag import NEWS_SECONDS, LagWatch
+from tinker._loop import NEWS_SECONDS, LagWatch
 
 
 def watched(lateness: list[float], caplog: pytest.LogCaptureFixture) -> list[str]:

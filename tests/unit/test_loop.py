@@ -17,7 +17,7 @@ import pytest
 from tinker._clock import Clock
 from tinker._http.observers import Observers
 from tinker._loop import LoopThread, loop_thread
-from tinker.futures import APIFuture, completed, start
+from tinker.futures import APIFuture, immediate, start
 from tinker.observing import QueueChange
 
 SECONDS = 10.0
@@ -188,7 +188,7 @@ def test_a_callback_in_the_callers_thread_may_end_the_program() -> None:
         raise SystemExit(3)
 
     with pytest.raises(SystemExit):
-        completed(7).add_done_callback(leave)
+        immediate(7).add_done_callback(leave)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("x")])
@@ -205,7 +205,7 @@ def test_observers_that_raise(error: BaseException, caplog: pytest.LogCaptureFix
     observers = Observers(Clock(), [fail, seen.append])
     event = QueueChange(operation="a test", request_id="r", state="active", reason=None)
     done = threading.Event()
-    loop_thread().call(lambda: (future.progress.note_queue("active", None), observers.tell(event), done.set()))
+    loop_thread().call(lambda: (future.progress.note_queue("active", None), observers.notify(event), done.set()))
     assert done.wait(SECONDS)
     assert seen == [("active", None), event]
     assert "an observer of the queue failed" in caplog.text

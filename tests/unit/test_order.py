@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from tinker._http.limits import Budget
-from tinker._training.order import Place, Sequencer
+from tinker._training.order import Sequencer, Turn
 from tinker.errors import PrecedingRequestFailed
 from tinker.futures import APIFuture
 
 
-def take(sequencer: Sequencer, operation: str = "") -> Place:
+def take(sequencer: Sequencer, operation: str = "") -> Turn:
     """A place of an operation that is called now."""
-    return sequencer.place(APIFuture(operation), sequencer.now())
+    return sequencer.take_turn(APIFuture(operation), sequencer.now())
 
 
 def test_turns_come_in_the_order_of_the_places() -> None:
@@ -25,10 +25,10 @@ def test_turns_come_in_the_order_of_the_places() -> None:
         gate = asyncio.Event()
 
         async def use(number: int, *, wait: bool) -> None:
-            place = take(sequencer)
+            turn = take(sequencer)
             if wait:
                 await gate.wait()
-            async with place:
+            async with turn:
                 log.append(number)
 
         tasks = [asyncio.create_task(use(i, wait=i == 0)) for i in range(4)]
@@ -74,7 +74,7 @@ def test_a_failure_stops_what_is_behind_it_until_it_is_received() -> None:
     async def scenario() -> None:
         sequencer = Sequencer()
         before, failed = take(sequencer, "one"), APIFuture[None]("two")
-        failing, behind = sequencer.place(failed, sequencer.now()), take(sequencer, "three")
+        failing, behind = sequencer.take_turn(failed, sequencer.now()), take(sequencer, "three")
         sequencer.block(failing, ValueError("boom"))
         failing.leave()
         async with before:
@@ -86,7 +86,7 @@ def test_a_failure_stops_what_is_behind_it_until_it_is_received() -> None:
         failed.set_exception(ValueError("boom"))
         assert failed.exception()
         with pytest.raises(PrecedingRequestFailed):
-            async with sequencer.place(APIFuture("four"), called_early):
+            async with sequencer.take_turn(APIFuture("four"), called_early):
                 pass
         async with take(sequencer, "five"):
             pass

@@ -58,7 +58,7 @@ def status(code: int, body: object = "why", **headers: str) -> errors.APIStatusE
         (errors.APIConnectionError(request=REQUEST), Verdict.RETRY),
         (errors.APITimeoutError(REQUEST), Verdict.RETRY),
         (status(400), Verdict.FATAL),
-        (status(400, body=None), Verdict.REPEAT),
+        (status(400, body=None), Verdict.MALFORMED),
         (status(400, body=None, x_should_retry="false"), Verdict.FATAL),
         (status(401), Verdict.FATAL),
         (status(402), Verdict.PAUSE),
@@ -78,7 +78,7 @@ def status(code: int, body: object = "why", **headers: str) -> errors.APIStatusE
         (status(429, x_should_retry="false"), Verdict.FATAL),
         (status(409, x_should_retry="true"), Verdict.RETRY),
         (errors.RequestFailedError("x", "r", "user"), Verdict.FATAL),
-        (errors.APIResponseValidationError(httpx.Response(200, request=REQUEST), None), Verdict.REPEAT),
+        (errors.APIResponseValidationError(httpx.Response(200, request=REQUEST), None), Verdict.MALFORMED),
         (ValueError("x"), Verdict.FATAL),
     ],
 )

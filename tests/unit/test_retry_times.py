@@ -9,7 +9,7 @@ import pytest
 from tinker import errors
 from tinker._clock import Clock
 from tinker._http.observers import Observers
-from tinker._http.retry import PAUSE_SECONDS, READINGS, Attempts, Policy
+from tinker._http.retry import MAX_DECODE_ATTEMPTS, PAUSE_SECONDS, Attempts, Policy
 from tinker._http.statuses import Fate, fate_of, judge
 
 REQUEST = httpx.Request("POST", "http://server/api/v1/x")
@@ -98,18 +98,18 @@ def test_progress_forgets_the_failures_before_it() -> None:
     attempts = time.attempts()
     for delay in (1.0, 2.0, 4.0, 4.0):
         assert attempts.next_delay(status(503)) == delay
-    for _ in range(READINGS - 1):
+    for _ in range(MAX_DECODE_ATTEMPTS - 1):
         attempts.next_delay(garbled())
     time.now += 99
     attempts.reset()
     assert attempts.count == 0
     assert attempts.next_delay(status(503)) == 1.0
-    for _ in range(READINGS - 1):
+    for _ in range(MAX_DECODE_ATTEMPTS - 1):
         attempts.next_delay(garbled())
     time.now += 90
     with pytest.raises(errors.APIResponseValidationError) as caught:
         attempts.next_delay(garbled())
-    assert caught.value.__notes__ == [f"trying: {READINGS + 1} attempts in 90.0 s; this was the last error"]
+    assert caught.value.__notes__ == [f"trying: {MAX_DECODE_ATTEMPTS + 1} attempts in 90.0 s; this was the last error"]
 
 
 @pytest.mark.parametrize(

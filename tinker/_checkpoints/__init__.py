@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from tinker._checkpoints.download import Source, Watch, fetch, save_url
+from tinker._checkpoints import archives, hub
+from tinker._checkpoints.download import FileSource, Watch, fetch, save_url
 
 __all__ = [
-    "Source",
+    "FileSource",
     "Watch",
+    "archives",
     "fetch",
+    "hub",
     "save_url",
 ]

@@ -59,7 +59,7 @@ def unpack(archive: Path, folder: Path) -> int:
                 written += member.nbytes
                 if written > allowed or count > MAX_MEMBERS:
                     raise TinkerError(f"the archive holds more than {allowed} bytes or {MAX_MEMBERS} files; it is not unpacked")
-                _extract(member, folder / names.checked(member.name))
+                _extract(member, folder / names.check(member.name))
     except _DAMAGES as error:
         raise TinkerError(f"the archive cannot be unpacked: {type(error).__name__}: {error}") from error
     return written
@@ -126,7 +126,7 @@ class SafeNames:
         self._files: set[str] = set()
         self._folders: set[str] = set()
 
-    def checked(self, name: str) -> PurePosixPath:
+    def check(self, name: str) -> PurePosixPath:
         """The name as a relative path; TinkerError when it would leave the folder or meet another name, upper case or lower."""
         path = PurePosixPath(name.removeprefix("./"))
         parts = path.parts

@@ -75,7 +75,7 @@ _DIGESTS: Mapping[str, Callable[[], _Digest]] = {
 _OBJECT_STORE_HEADERS = {"x-amz-checksum-sha256": "sha-256", "x-amz-checksum-crc32": "crc32"}
 
 
-class Part(msgspec.Struct, frozen=True):
+class PartialFile(msgspec.Struct, frozen=True):
     """What is on disk of a file: which version (``validator``, an ETag or a date), and whether it is all of it."""
 
     validator: str
@@ -83,7 +83,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 @attrs.frozen(kw_only=True)
-class Source:
+class FileSource:
     """Where files come from. ``url`` gives a file's address, another one than that which was refused (None: any)."""
 
     client: httpx.AsyncClient
@@ -95,7 +95,7 @@ class Source:
 Watch = Callable[[int, int | None], None]
 
 
-async def fetch(source: Source, name: str, place: Path, watch: Watch) -> int:
+async def fetch(source: FileSource, name: str, place: Path, watch: Watch) -> int:
     """Bring the file ``name`` to ``place``; its length.
 
     What an earlier call left at ``place`` is used where the server says that it is of the same version. Raises the last
@@ -131,7 +131,7 @@ async def _save(_: APIFuture[int], runtime: Runtime, url: str, place: Path, watc
         return url
 
     async with open_files(runtime.transport.engine, runtime.config) as client:
-        source = Source(client=client, transport=runtime.transport, url=only)
+        source = FileSource(client=client, transport=runtime.transport, url=only)
         nbytes = await fetch(source, place.name, draft, watch)
     await asyncio.to_thread(_publish, draft, place)
     return nbytes
@@ -147,7 +147,7 @@ def _is_refused(error: APIError) -> bool:
     return is_expired_url(error)
 
 
-async def _attempt(source: Source, url: str, place: Path, watch: Watch) -> int:
+async def _attempt(source: FileSource, url: str, place: Path, watch: Watch) -> int:
     part = await asyncio.to_thread(_read_part, place)
     async with _get(source.client, url, _conditions(part, place)) as response:
         if response.status_code == _UNCHANGED and part is not None:
@@ -180,7 +180,7 @@ def _prepare(url: str) -> PreparedRequest:
     return PreparedRequest(method="GET", url=url.partition("?")[0], headers={})
 
 
-def _conditions(part: Part | None, place: Path) -> Mapping[str, str]:
+def _conditions(part: PartialFile | None, place: Path) -> Mapping[str, str]:
     if part is None:
         return {}
     if part.complete:
@@ -201,14 +201,14 @@ class _Receiving:
         if response.headers.get("content-encoding", "identity") != "identity":
             raise TinkerError(f"{_prepare(self._url).url} came encoded, although asked for as it is")
         if self._start not in (0, await asyncio.to_thread(_length, self._place)):
-            raise self._broken("another range than asked for")
+            raise self._truncation_error("another range than asked for")
         checks = _Checks(response.headers, whole=response.status_code == _WHOLE)
         if self._start:
             await asyncio.to_thread(checks.read, self._place)
         await asyncio.to_thread(self._begin)
         length = await self._receive(checks)
         if self._total is not None and length != self._total:
-            raise self._broken(f"{length} bytes of {self._total}")
+            raise self._truncation_error(f"{length} bytes of {self._total}")
         self._compare(checks)
         self._note(complete=True)
         return length
@@ -241,17 +241,17 @@ class _Receiving:
         headers = self._response.headers
         validator = headers.get("etag") or headers.get("last-modified")
         if validator is not None and not validator.startswith("W/"):
-            _part_file(self._place).write_bytes(msgspec.json.encode(Part(validator, complete)))
+            _part_file(self._place).write_bytes(msgspec.json.encode(PartialFile(validator, complete)))
 
     def _compare(self, checks: _Checks) -> None:
-        failed = checks.failed()
+        failed = checks.find_mismatch()
         if failed is not None:
             _forget(self._place)
             raise TinkerError(
                 f"{_prepare(self._url).url}: the content differs from its {failed} checksum; what came was removed"
             )
 
-    def _broken(self, what: str) -> APIConnectionError:
+    def _truncation_error(self, what: str) -> APIConnectionError:
         return connection_error(_prepare(self._url), ExchangeFailed(f"the server sent {what}"))
 
 
@@ -259,7 +259,7 @@ class _Checks:
     """The checksum that the server gives for the whole file, and what came so far."""
 
     def __init__(self, headers: Mapping[str, str], *, whole: bool) -> None:
-        given = _given(headers, whole=whole)
+        given = _read_checksums(headers, whole=whole)
         self._name = next((name for name in _DIGESTS if name in given), None)
         self._expected = b"" if self._name is None else given[self._name]
         self._digest = None if self._name is None else _DIGESTS[self._name]()
@@ -276,12 +276,12 @@ class _Checks:
                 while piece := file.read(PIECE_NBYTES):
                     self._digest.update(piece)
 
-    def failed(self) -> str | None:
+    def find_mismatch(self) -> str | None:
         """The name of the checksum that does not fit; None when it does, or there is none."""
         return self._name if self._digest is not None and self._digest.digest() != self._expected else None
 
 
-def _given(headers: Mapping[str, str], *, whole: bool) -> dict[str, bytes]:
+def _read_checksums(headers: Mapping[str, str], *, whole: bool) -> dict[str, bytes]:
     """Checksums by algorithm. Those of the content sent are used only where that is the whole file."""
     found: dict[str, str] = {}
     for header in ("x-goog-hash", "digest", "repr-digest", *(("content-digest",) if whole else ())):
@@ -292,10 +292,10 @@ def _given(headers: Mapping[str, str], *, whole: bool) -> dict[str, bytes]:
             found[name] = value
     if whole and (value := headers.get("content-md5")) is not None:
         found["md5"] = value
-    return {name: data for name, value in found.items() if (data := _decoded(value)) is not None}
+    return {name: data for name, value in found.items() if (data := _decode(value)) is not None}
 
 
-def _decoded(value: str) -> bytes | None:
+def _decode(value: str) -> bytes | None:
     """Decode base64; None for other text, such as checksums of checksums (``...-2``)."""
     try:
         return base64.b64decode(value, validate=True)
@@ -335,10 +335,10 @@ def _part_file(place: Path) -> Path:
     return place.with_name(f"{place.name}.part.json")
 
 
-def _read_part(place: Path) -> Part | None:
+def _read_part(place: Path) -> PartialFile | None:
     """None when there is nothing to build on."""
     try:
-        part = msgspec.json.decode(_part_file(place).read_bytes(), type=Part)
+        part = msgspec.json.decode(_part_file(place).read_bytes(), type=PartialFile)
     except (OSError, msgspec.DecodeError):
         return None
     return part if place.exists() and (part.complete or _length(place) > 0) else None

@@ -75,13 +75,13 @@ def push(hub: Hub, upload: Upload) -> tuple[str, str]:
             revision=upload.revision,
             commit_message=upload.commit_message or f"Adapter of {upload.tinker_path}",
             create_pr=upload.create_pr,
-            allow_patterns=_listed(upload.allow_patterns),
-            ignore_patterns=_listed(upload.ignore_patterns),
+            allow_patterns=_to_list(upload.allow_patterns),
+            ignore_patterns=_to_list(upload.ignore_patterns),
         )
     return repo, commit.pr_url or commit.commit_url
 
 
-def _listed(patterns: Sequence[str] | None) -> list[str] | None:
+def _to_list(patterns: Sequence[str] | None) -> list[str] | None:
     return list(patterns) if patterns else None
 
 

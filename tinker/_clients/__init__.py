@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tinker._clients.ready import ReadyClient
-from tinker._clients.twins import awaited_twin_of, twin_of
+from tinker._clients.twins import awaiting_twin_of, twin_of
 
-__all__ = ["ReadyClient", "awaited_twin_of", "twin_of"]
+__all__ = ["ReadyClient", "awaiting_twin_of", "twin_of"]

@@ -20,7 +20,7 @@ def twin_of(method: Callable[Concatenate[C, P], R]) -> Callable[[Callable[..., A
     return lambda twin: _describe(twin, inspect.signature(method))
 
 
-def awaited_twin_of(method: Callable[Concatenate[C, P], Awaitable[T]]) -> Callable[[Callable[..., Any]], Twin[C, P, T]]:
+def awaiting_twin_of(method: Callable[Concatenate[C, P], Awaitable[T]]) -> Callable[[Callable[..., Any]], Twin[C, P, T]]:
     """Give a coroutine method the signature of ``method``, of which it returns the result."""
     signature = inspect.signature(method)
     returned = str(signature.return_annotation)  # text, as annotations are not evaluated

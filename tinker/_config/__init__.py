@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from tinker._config.proxies import Proxies
-from tinker._config.settings import Config, WireChoice, is_sendable, local_dir, serve_api_key
+from tinker._config.settings import Config, WireChoice, check_given, is_sendable, load_config, local_dir, serve_api_key
 
 __all__ = [
     "Config",
     "Proxies",
     "WireChoice",
+    "check_given",
     "is_sendable",
+    "load_config",
     "local_dir",
     "serve_api_key",
 ]

@@ -66,7 +66,7 @@ class Config:
         return self.base_url.startswith(LOCAL_SCHEME)
 
 
-def load(
+def load_config(
     *,
     base_url: str | None = None,
     api_key: str | None = None,
@@ -87,7 +87,7 @@ def load(
     env = os.environ if environ is None else environ
     wanted = base_url or env.get("TINKER_BASE_URL") or HOSTED_URL
     url = _base_url(wanted)
-    given = {**_spelled(_pairs(env, "TINKER_DEFAULT_HEADERS")), **_spelled(headers)}
+    given = {**_spell(_pairs(env, "TINKER_DEFAULT_HEADERS")), **_spell(headers)}
     return Config(
         base_url=url,
         api_key=_key(api_key, "api_key") or _key(env.get("TINKER_API_KEY"), "TINKER_API_KEY"),
@@ -170,7 +170,7 @@ def _base_url(url: object) -> str:
     if not isinstance(url, str):
         raise TypeError(f"base_url must be text, got {type(url).__name__}")
     if not url.startswith(("http://", "https://", LOCAL_SCHEME)):
-        raise ValueError(f"base_url must start with http://, https:// or {LOCAL_SCHEME}, got {_shown(url)!r}")
+        raise ValueError(f"base_url must start with http://, https:// or {LOCAL_SCHEME}, got {_redact(url)!r}")
     if url.startswith(LOCAL_SCHEME):
         return url
     parts = _split(url.rstrip("/"))
@@ -178,7 +178,7 @@ def _base_url(url: object) -> str:
 
 
 def _split(url: str) -> SplitResult:
-    shown = _shown(url)
+    shown = _redact(url)
     try:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and parts.port != 0
@@ -189,7 +189,7 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
-def _shown(url: str) -> str:
+def _redact(url: str) -> str:
     """An address as errors show it."""
     return f"...@{url.rpartition('@')[2]}" if "@" in url else url
 
@@ -220,7 +220,7 @@ _OUR_HEADERS = ("Accept", "Authorization", "User-Agent", "X-API-Key", "CF-Access
 _SPELLING = {name.lower(): name for name in _OUR_HEADERS}
 
 
-def _spelled(headers: Mapping[str, str] | None) -> dict[str, str]:
+def _spell(headers: Mapping[str, str] | None) -> dict[str, str]:
     return {_SPELLING.get(name.lower(), name): value for name, value in (headers or {}).items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinker._futures.progress import Progress
+from tinker._futures.progress import OperationProgress
 from tinker._futures.receipt import Receipt
 
-__all__ = ["Progress", "Receipt"]
+__all__ = ["OperationProgress", "Receipt"]

@@ -10,7 +10,7 @@ from tinker.observing import QueueCallback, Timings
 logger = logging.getLogger("tinker")
 
 
-class Progress:
+class OperationProgress:
     """What is known of one request; times are those of the client's monotonic clock."""
 
     __slots__ = ("_fetched", "_running", "_submitted", "observers", "queue_state", "queue_state_reason", "queued", "request_id")

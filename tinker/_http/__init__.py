@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinker._http.auth import Auth, Credential, Source, find_command, find_source, read_claims
+from tinker._http.auth import Auth, Credential, CredentialSource, find_command, find_source, read_claims
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
 from tinker._http.engines import open_engine, open_files
 from tinker._http.limits import (
@@ -11,7 +11,7 @@ from tinker._http.limits import (
     Budget,
     Limits,
     SampleAdmission,
-    shared_cool_down,
+    cool_down_for,
 )
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker._http.observers import Observers
@@ -34,9 +34,9 @@ from tinker._http.statuses import (
     ABSENT_STATUSES,
     FAILED_STATUSES,
     PENDING_STATUSES,
-    REFUSAL_STATUSES,
+    REJECTED_STATUSES,
     UNEXPECTED_STATUS,
-    UNREADABLE_STATUSES,
+    UNSUPPORTED_FORMAT_STATUSES,
     WRONG_METHOD_STATUS,
     Fate,
     Verdict,
@@ -75,7 +75,7 @@ __all__ = [
     "Policy",
     "PreparedRequest",
     "Purpose",
-    "REFUSAL_STATUSES",
+    "REJECTED_STATUSES",
     "REST",
     "RESUBMISSIONS",
     "RawResponse",
@@ -84,12 +84,12 @@ __all__ = [
     "START",
     "SUBMIT",
     "SampleAdmission",
-    "Source",
+    "CredentialSource",
     "StoredKey",
     "THROTTLED_SLOTS",
     "Transport",
     "UNEXPECTED_STATUS",
-    "UNREADABLE_STATUSES",
+    "UNSUPPORTED_FORMAT_STATUSES",
     "Verdict",
     "WRONG_METHOD_STATUS",
     "connection_error",
@@ -115,7 +115,7 @@ __all__ = [
     "read_claims",
     "remove_default",
     "sampling_policy",
-    "shared_cool_down",
+    "cool_down_for",
     "status_error",
     "store_default",
 ]

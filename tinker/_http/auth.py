@@ -38,11 +38,11 @@ class Credential:
     secret: str = attrs.field(repr=False)
 
 
-Source: TypeAlias = Callable[[], Awaitable[Credential]]
-Exchange: TypeAlias = Callable[[Credential], Awaitable[Credential]]
+CredentialSource: TypeAlias = Callable[[], Awaitable[Credential]]
+TokenExchange: TypeAlias = Callable[[Credential], Awaitable[Credential]]
 
 
-def find_source(config: Config) -> Source | None:
+def find_source(config: Config) -> CredentialSource | None:
     """The credential's source: a key, else a command, else, for the hosted service, the key that ``tinker auth login`` stored.
 
     None when there is none and the server may do without. Raises TinkerError for the hosted service, which does not.
@@ -65,21 +65,21 @@ def find_source(config: Config) -> Source | None:
     return _constant(Credential(stored[1].key))
 
 
-def find_command(config: Config) -> Source:
+def find_command(config: Config) -> CredentialSource:
     """The command as the source, where a server insists on it. TinkerError when there is none."""
     if config.credential_cmd is None:
         raise TinkerError("this server takes credentials of TINKER_CREDENTIAL_CMD only, and none is set")
     return _command(config.credential_cmd)
 
 
-def _constant(key: Credential) -> Source:
+def _constant(key: Credential) -> CredentialSource:
     async def source() -> Credential:
         return key
 
     return source
 
 
-def _command(command: str) -> Source:
+def _command(command: str) -> CredentialSource:
     async def source() -> Credential:
         return await asyncio.to_thread(_output, command)
 
@@ -142,15 +142,15 @@ class _Token:
 class Auth:
     """The credential of one client."""
 
-    def __init__(self, source: Source | None, clock: Clock, thread: LoopThread) -> None:
+    def __init__(self, source: CredentialSource | None, clock: Clock, thread: LoopThread) -> None:
         self._source = source
         self._clock = clock
         self._thread = thread
-        self._exchange: Exchange | None = None
+        self._exchange: TokenExchange | None = None
         self._token: _Token | None = None
         self._exchanging: asyncio.Task[_Token] | None = None
 
-    def use_exchange(self, exchange: Exchange, source: Source | None = None) -> None:
+    def use_exchange(self, exchange: TokenExchange, source: CredentialSource | None = None) -> None:
         """From now on requests carry what ``exchange`` gives for the credential (of ``source``, where given)."""
         self._exchange = exchange
         self._source = source or self._source
@@ -161,12 +161,12 @@ class Auth:
             return None if self._source is None else await self._source()
         token, now = self._token, self._clock.monotonic()
         if token is None or token.ends_at - now <= FRESH_SECONDS:
-            return await self._renewed(token)
+            return await self._renew_or_keep(token)
         if now >= token.renew_at:
             self._renew()
         return token.jwt
 
-    async def replaced(self, refused: Credential | None) -> bool:
+    async def replace(self, refused: Credential | None) -> bool:
         """After the server refused a token: get another one, unless somebody did meanwhile. False where none helps."""
         if self._exchange is None or self._source is None:
             return False
@@ -174,7 +174,7 @@ class Auth:
             self._token = await asyncio.shield(self._renew())
         return True
 
-    async def _renewed(self, present: _Token | None) -> Credential:
+    async def _renew_or_keep(self, present: _Token | None) -> Credential:
         try:
             return (await asyncio.shield(self._renew())).jwt
         except AuthenticationError:
@@ -187,10 +187,10 @@ class Auth:
     def _renew(self) -> asyncio.Task[_Token]:
         """The exchange that is under way, or a new one; concurrent requests share it."""
         if self._exchanging is None or self._exchanging.done():
-            self._exchanging = self._thread.task(self._exchanged(), name="credential exchange")
+            self._exchanging = self._thread.task(self._fetch_token(), name="credential exchange")
         return self._exchanging
 
-    async def _exchanged(self) -> _Token:
+    async def _fetch_token(self) -> _Token:
         assert self._source is not None
         assert self._exchange is not None
         try:
@@ -200,10 +200,10 @@ class Auth:
                 pause = self._clock.monotonic() + RENEW_PAUSE_SECONDS
                 self._token = attrs.evolve(self._token, renew_at=pause)
             raise
-        self._token = self._timed(jwt)
+        self._token = self._to_token(jwt)
         return self._token
 
-    def _timed(self, jwt: Credential) -> _Token:
+    def _to_token(self, jwt: Credential) -> _Token:
         """Both times in the token are the server's, so only their difference is used."""
         claims, now = read_claims(jwt.secret), self._clock.monotonic()
         life = 2 * FRESH_SECONDS

@@ -57,7 +57,7 @@ class _Stored(msgspec.Struct):
 
 def default_key(file: Path) -> tuple[str, StoredKey] | None:
     """The id of the key that is used and the key itself; None without one. TinkerError for a broken file."""
-    stored = _understood(_content(file), file)
+    stored = _parse(_content(file), file)
     found = stored.keys.get(stored.default or "")
     return None if found is None or stored.default is None else (stored.default, found)
 
@@ -65,7 +65,7 @@ def default_key(file: Path) -> tuple[str, StoredKey] | None:
 def store_default(file: Path, key_id: str, key: StoredKey) -> None:
     """Add a key and use it from now on. TinkerError when the file is broken or cannot be written."""
     content = _content(file)
-    _understood(content, file)
+    _parse(content, file)
     entry = {name: value for name, value in msgspec.to_builtins(key).items() if value is not None}
     keys = {**content.get("keys", {}), key_id: entry}
     _write(file, {"version": VERSION, **content, "default": key_id, "keys": keys})
@@ -87,17 +87,17 @@ def _content(file: Path) -> _Content:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _broken(file, error) from None
+        raise _unreadable_error(file, error) from None
 
 
-def _understood(content: _Content, file: Path) -> _Stored:
+def _parse(content: _Content, file: Path) -> _Stored:
     try:
         return msgspec.convert(content, _Stored)
     except msgspec.ValidationError as error:
-        raise _broken(file, error) from None
+        raise _unreadable_error(file, error) from None
 
 
-def _broken(file: Path, error: Exception) -> TinkerError:
+def _unreadable_error(file: Path, error: Exception) -> TinkerError:
     return TinkerError(f"{file} cannot be read as stored credentials: {type(error).__name__}")
 
 

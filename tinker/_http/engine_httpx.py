@@ -8,8 +8,8 @@ from tinker._clock import Clock, Deadline
 from tinker._http.closing import check_open
 from tinker._http.messages import PreparedRequest, Purpose, RawResponse
 from tinker._http.phase import ANSWER_SECONDS, CONNECT_SECONDS, Phase, connect_seconds, extend
-from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpacked
-from tinker._wire.bodies import AT_ONCE
+from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpack
+from tinker._wire import INLINE_NBYTES
 
 if TYPE_CHECKING:
     import httpx
@@ -39,7 +39,7 @@ class HttpxEngine:
 
     async def _answer(self, request: PreparedRequest, phase: Phase) -> RawResponse:
         """The transport may know no timeouts, nor tell when a large body has been sent."""
-        sending = 0.0 if request.nbytes <= AT_ONCE else ANSWER_SECONDS
+        sending = 0.0 if request.nbytes <= INLINE_NBYTES else ANSWER_SECONDS
         async with self._clock.deadline(connect_seconds(request) + request.silence_seconds + sending) as deadline:
             self._deadlines.add(deadline)
             try:
@@ -49,7 +49,7 @@ class HttpxEngine:
                 body, encoding = await _read_httpx(response)
             finally:
                 self._deadlines.discard(deadline)
-        return RawResponse(request, response.status_code, response.headers, await unpacked(body, encoding))
+        return RawResponse(request, response.status_code, response.headers, await unpack(body, encoding))
 
     async def _begin(self, request: PreparedRequest) -> httpx.Response:
         import httpx

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tinker._clock import Clock
 from tinker._http.engine_aiohttp import AiohttpEngine
 from tinker._http.engine_httpx import HttpxEngine, open_files_client
-from tinker._http.messages import Engine
+from tinker._http.messages import HTTPEngine
 
 if TYPE_CHECKING:
     import httpx
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tinker._config import Config
 
 
-def open_engine(config: Config, transport: httpx.AsyncBaseTransport | None = None, clock: Clock | None = None) -> Engine:
+def open_engine(config: Config, transport: httpx.AsyncBaseTransport | None = None, clock: Clock | None = None) -> HTTPEngine:
     """Choose the engine for these settings; makes no connection yet. Call this anywhere, use the engine on the loop only."""
     if transport is not None:
         return HttpxEngine(transport, clock)
@@ -39,7 +39,7 @@ def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
 
 
 @contextlib.asynccontextmanager
-async def open_files(engine: Engine, config: Config) -> AsyncGenerator[httpx.AsyncClient]:
+async def open_files(engine: HTTPEngine, config: Config) -> AsyncGenerator[httpx.AsyncClient]:
     """Open a client for files behind signed URLs: it has no credentials and follows redirects."""
     if isinstance(engine, HttpxEngine):
         yield engine.files()

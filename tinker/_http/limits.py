@@ -106,7 +106,7 @@ class CoolDown:
         """Whether the gate is closed or was so a moment ago."""
         return self._until > 0 and self.clock.monotonic() < self._until + THROTTLED_SECONDS
 
-    async def passed(self, sleep: Callable[[float], Awaitable[None]]) -> None:
+    async def wait_open(self, sleep: Callable[[float], Awaitable[None]]) -> None:
         """Wait until the gate is open; ``sleep`` is how the one who waits sleeps."""
         while (left := self._until - self.clock.monotonic()) > 0:
             await sleep(left)
@@ -123,7 +123,7 @@ class CoolDown:
 _cool_downs: dict[tuple[str, str | None], CoolDown] = {}
 
 
-def shared_cool_down(base_url: str, api_key: str | None, clock: Clock) -> CoolDown:
+def cool_down_for(base_url: str, api_key: str | None, clock: Clock) -> CoolDown:
     """The process's gate for one server and one key: two keys or two servers never slow each other."""
     key = (base_url, api_key)
     gate = _cool_downs.get(key)
@@ -161,7 +161,7 @@ class SampleAdmission:
             if limits.fails_fast:
                 gate.check()
             if gate.has_closed:
-                await gate.passed(limits.sleep)
+                await gate.wait_open(limits.sleep)
             if gate.throttled:
                 await self._take(limits.throttled_dispatch, 1)
                 await self._take(limits.prompt_nbytes, 20 * self._nbytes)

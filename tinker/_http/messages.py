@@ -9,7 +9,7 @@ from typing import Protocol
 import attrs
 import msgspec
 
-from tinker._wire.bodies import Piece
+from tinker._wire import Piece
 
 _LONGEST_REASON = 500  # characters of what a failure says about itself, which may be the server's words
 
@@ -98,7 +98,7 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-class Engine(Protocol):
+class HTTPEngine(Protocol):
     """Send one request, return one response; ExchangeFailed when none comes, ClientClosedError once it is closed.
 
     Redirects are responses.

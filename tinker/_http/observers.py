@@ -30,7 +30,7 @@ class Observers:
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def tell(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         """Call each observer."""
         for observer in self._all:
             try:
@@ -42,7 +42,7 @@ class Observers:
                     self._failed.add(id(observer))
                     logger.exception("the observer %r failed; it is called again, and not reported again", observer)
 
-    def is_news(self, subject: str, seconds: float = NEWS_SECONDS) -> bool:
+    def should_log(self, subject: str, seconds: float = NEWS_SECONDS) -> bool:
         """Whether the log has had no line on the subject for so long; if so, one is written now."""
         now = self.clock.monotonic()
         if now - self._told.get(subject, -seconds) < seconds:

@@ -36,7 +36,7 @@ class RefusedFields:
 
     def learn(self, operation: str, body: msgspec.Struct, answer: bytes) -> bool:
         """Whether a refusal is about nothing but fields of ``body`` that hold their default; they are left out from now on."""
-        paths = _refused(answer)
+        paths = _find_refused(answer)
         if not paths or not all(_is_default(body, path) for path in paths):
             return False
         logger.debug("%s: the server refuses %s; left out from now on", operation, ", ".join(map(".".join, paths)))
@@ -47,16 +47,16 @@ class RefusedFields:
         """The body without what the server is known to refuse and what holds its default; itself where that is nothing."""
         for path in self._paths.get(operation, ()):
             if _is_default(body, path):
-                body = _left_out(body, path)
+                body = _leave_out(body, path)
         return body
 
 
-def _refused(answer: bytes) -> list[Path]:
+def _find_refused(answer: bytes) -> list[Path]:
     """The fields that a refusal names; none when it is also about something else, or is not of this kind."""
     if not any(mark in answer for mark in _MARKS):
         return []
     try:
-        faults = msgspec.json.decode(answer, type=_Refusal).detail
+        faults = msgspec.json.decode(answer, type=_FieldRefusal).detail
     except (msgspec.DecodeError, UnicodeDecodeError):
         return []
     paths = [_path(fault.loc) for fault in faults if fault.type in _REFUSALS]
@@ -64,13 +64,13 @@ def _refused(answer: bytes) -> list[Path]:
     return known if len(known) == len(faults) else []
 
 
-class _Fault(msgspec.Struct):
+class _FieldFault(msgspec.Struct):
     type: str
     loc: list[str | int]
 
 
-class _Refusal(msgspec.Struct):
-    detail: list[_Fault]
+class _FieldRefusal(msgspec.Struct):
+    detail: list[_FieldFault]
 
 
 def _path(loc: Sequence[str | int]) -> Path:
@@ -94,8 +94,8 @@ def _default(field: FieldInfo) -> object:
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
-def _left_out(record: S, path: Path) -> S:
+def _leave_out(record: S, path: Path) -> S:
     name, *inner = path
     changed = copy.copy(record)
-    force_setattr(changed, name, _left_out(getattr(record, name), tuple(inner)) if inner else UNSET)
+    force_setattr(changed, name, _leave_out(getattr(record, name), tuple(inner)) if inner else UNSET)
     return changed

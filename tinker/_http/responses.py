@@ -48,7 +48,7 @@ def headers_without_secrets(request: PreparedRequest) -> dict[str, str]:
     return {name: value for name, value in request.headers.items() if name.lower() not in secret}
 
 
-def _redacted_request(request: PreparedRequest) -> httpx.Request:
+def _redact_request(request: PreparedRequest) -> httpx.Request:
     """Return the request as errors show it: no body, no credentials."""
     import httpx
 
@@ -56,16 +56,16 @@ def _redacted_request(request: PreparedRequest) -> httpx.Request:
     return httpx.Request(request.method, request.redacted_url, headers=headers)
 
 
-def _redacted_response(response: RawResponse) -> httpx.Response:
+def _redact_response(response: RawResponse) -> httpx.Response:
     import httpx
 
     hidden = {"content-encoding", "content-length", "transfer-encoding", "set-cookie"}
-    headers = [(_raw(name), _raw(value)) for name, value in response.headers.items() if name.lower() not in hidden]
+    headers = [(_to_bytes(name), _to_bytes(value)) for name, value in response.headers.items() if name.lower() not in hidden]
     content = response.content[:_KEPT_NBYTES]
-    return httpx.Response(response.status, headers=headers, content=content, request=_redacted_request(response.request))
+    return httpx.Response(response.status, headers=headers, content=content, request=_redact_request(response.request))
 
 
-def _raw(text: str) -> bytes:
+def _to_bytes(text: str) -> bytes:
     """The bytes of a name or value in a header, which are not text in any known encoding."""
     return text.encode("utf-8", "surrogateescape")
 
@@ -73,7 +73,7 @@ def _raw(text: str) -> bytes:
 def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> errors.APIConnectionError:
     """The error of an exchange that brought no response."""
     where = f"{request.method} {request.redacted_url}"
-    shown = _redacted_request(request)
+    shown = _redact_request(request)
     error: errors.APIConnectionError
     if failure.timed_out:
         error = errors.APITimeoutError(shown, f"Request timed out: {where}: {failure}.")
@@ -90,7 +90,7 @@ def status_error(response: RawResponse) -> errors.APIStatusError:
     said = _describe_misdirection(response) or body
     text = f"Error code: {response.status} - {_shorten(str(said))}" if said else f"Error code: {response.status}"
     kind = errors.status_error_type(response.status)
-    error = kind(text, response=_redacted_response(response), body=body)
+    error = kind(text, response=_redact_response(response), body=body)
     error.operation = response.request.operation
     return error
 
@@ -101,7 +101,7 @@ def invalid_response(response: RawResponse, fault: str, operation: str = "") -> 
     if response.request.has_own_credential:  # a secret was asked for, and this may be one
         response = attrs.evolve(response, content=b"")
     message = f"The server's answer does not fit: {_shorten(said)}"
-    error = errors.APIResponseValidationError(_redacted_response(response), parse_body(response), message=message)
+    error = errors.APIResponseValidationError(_redact_response(response), parse_body(response), message=message)
     error.operation = response.request.operation
     return error
 
@@ -136,13 +136,13 @@ def _is_deep(value: object) -> bool:
     """Whether a value is nested so deeply that showing or pickling it may fail."""
     level = [value]
     for _ in range(_DEEPEST):
-        level = [inner for one in level for inner in _within(one)]
+        level = [inner for one in level for inner in _values_in(one)]
         if not level:
             return False
     return True
 
 
-def _within(value: object) -> Iterable[object]:
+def _values_in(value: object) -> Iterable[object]:
     if isinstance(value, dict):
         return cast("dict[str, object]", value).values()
     return cast("list[object]", value) if isinstance(value, list) else ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import email.utils
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import attrs
 
@@ -20,16 +20,13 @@ from tinker._http.statuses import Fate, Verdict, fate_of, judge
 from tinker.errors import APIError, APIStatusError
 from tinker.observing import RequestRetry
 
-if TYPE_CHECKING:
-    from tinker.lib.retry_handler import RetryConfig
-
 logger = logging.getLogger("tinker")
 
 MAX_HINT_SECONDS = 60.0
 HINTED_SECONDS = 2 * MAX_HINT_SECONDS  # so that the longest hint is followed by another try
 PAUSE_SECONDS = 5.0  # between tries while the account is blocked
 RESUBMISSIONS = 10  # of one sample whose results get lost
-READINGS = 3  # of answers that cannot be read, since the last one that could
+MAX_DECODE_ATTEMPTS = 3  # of answers that cannot be read, since the last one that could
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +83,15 @@ ARCHIVE = Policy(name="archive", total_seconds=600.0, base_delay=30.0, max_delay
 DOWNLOAD = Policy(name="download", total_seconds=300.0, pause_seconds_total=0.0)
 
 
-def sampling_policy(wanted: RetryConfig | None) -> Policy:
+class RetrySettings(Protocol):
+    """What of the official client's ``RetryConfig`` has an effect."""
+
+    enable_retry_logic: bool
+    enable_stuck_detection: bool
+    progress_timeout: float
+
+
+def sampling_policy(wanted: RetrySettings | None) -> Policy:
     """How the requests of a sampler are tried, where code for the official client says: not again, or for so long at most."""
     if wanted is None:
         return SAMPLE
@@ -97,11 +102,11 @@ def sampling_policy(wanted: RetryConfig | None) -> Policy:
 
 def retry_after(headers: Mapping[str, str], clock: Clock) -> float | None:
     """The seconds that are waited for a server's hint, None without one."""
-    seconds = requested_delay(headers, clock)
+    seconds = read_requested_delay(headers, clock)
     return None if seconds is None else min(seconds, MAX_HINT_SECONDS)
 
 
-def requested_delay(headers: Mapping[str, str], clock: Clock) -> float | None:
+def read_requested_delay(headers: Mapping[str, str], clock: Clock) -> float | None:
     """Seconds the server asks to wait: ``retry-after-ms``, ``retry-after`` in seconds or as a date; None without a hint."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         value = headers.get(name)
@@ -142,12 +147,12 @@ def _hint(error: BaseException, clock: Clock) -> float | None:
 class Attempts:
     """The failures of one call so far; decides whether there is another try, and lets it be known."""
 
-    def __init__(self, policy: Policy, observers: Observers, what: str) -> None:
+    def __init__(self, policy: Policy, observers: Observers, what: str, began: float | None = None) -> None:
         self.policy = policy
         self._observers = observers
         self._what = what
         self._clock = observers.clock
-        self._started = self._patient_since = self._clock.monotonic()
+        self._started = self._patient_since = self._clock.monotonic() if began is None else began
         self.count: int = 0
         self._unread = 0
         self._may_have_arrived = False
@@ -159,7 +164,7 @@ class Attempts:
         self._may_have_arrived = fate_of(error) is Fate.UNKNOWN
         delay = delay_before(self.policy, error, self.count, self._clock)
         self.count += 1
-        self._unread += verdict is Verdict.REPEAT
+        self._unread += verdict is Verdict.MALFORMED
         now = self._clock.monotonic()
         limit = self.policy.limit(verdict, hinted=_hint(error, self._clock) is not None)
         if self._is_final(verdict) or now + delay - self._since(verdict, now) > limit:
@@ -173,7 +178,11 @@ class Attempts:
     def _is_final(self, verdict: Verdict) -> bool:
         if verdict is Verdict.COOL_DOWN and self.policy.fails_fast:
             return True
-        return verdict in (Verdict.FATAL, Verdict.RESUBMIT) or self.policy.total_seconds == 0 or self._unread == READINGS
+        return (
+            verdict in (Verdict.FATAL, Verdict.RESUBMIT)
+            or self.policy.total_seconds == 0
+            or self._unread == MAX_DECODE_ATTEMPTS
+        )
 
     def _since(self, verdict: Verdict, now: float) -> float:
         """From when the time for this verdict counts. A server that asks for patience is alive."""
@@ -185,8 +194,8 @@ class Attempts:
     def _tell(self, error: APIError, verdict: Verdict, delay: float) -> None:
         """An event, and one line when a burst begins and from time to time while it lasts; the rest only at DEBUG."""
         if self._observers:
-            self._observers.tell(RequestRetry(operation=self._what, failures=self.count, delay_seconds=delay, error=error))
-        level = logging.WARNING if self._observers.is_news(f"{self._what} {verdict.value}") else logging.DEBUG
+            self._observers.notify(RequestRetry(operation=self._what, failures=self.count, delay_seconds=delay, error=error))
+        level = logging.WARNING if self._observers.should_log(f"{self._what} {verdict.value}") else logging.DEBUG
         if verdict is Verdict.PAUSE:
             logger.log(level, "%s is paused: %s; asking again every %g s", self._what, error, PAUSE_SECONDS)
         else:

@@ -7,8 +7,8 @@
     429                            COOL_DOWN    as above, and everybody who shares the limit slows down
     402                            PAUSE        the account is blocked; try again every few seconds for a while
     410                            RESUBMIT     the promise is gone; asking again cannot help
-    a success that cannot be read  REPEAT       something on the way spoiled it; the same request again, three times in all
-    400 without a body             REPEAT       as above: proxies say so, servers say why
+    a success that cannot be read  MALFORMED    something on the way spoiled it; the same request again, three times in all
+    400 without a body             MALFORMED       as above: proxies say so, servers say why
     501, 505 and any other status  FATAL        trying again cannot help
 
 ``x-should-retry: true`` or ``false`` on an answer overrides RETRY and FATAL.
@@ -28,7 +28,7 @@ class Verdict(enum.Enum):
     COOL_DOWN = "cool down"
     PAUSE = "pause"
     RESUBMIT = "resubmit"
-    REPEAT = "repeat"
+    MALFORMED = "malformed"
     FATAL = "fatal"
 
 
@@ -58,14 +58,14 @@ WRONG_METHOD_STATUS = 405
 # The answer of a long poll that came to nothing yet.
 PENDING_STATUSES = frozenset({408})
 # These on a submission may mean that the server does not read the form of the body.
-UNREADABLE_STATUSES = frozenset({400, 415, 422})
+UNSUPPORTED_FORMAT_STATUSES = frozenset({400, 415, 422})
 # Of these, the one that is about the form alone.
 _UNSUPPORTED_MEDIA_STATUS = 415
 # What a server answers that did not expect its own failure; some fail so on the form of a body.
 UNEXPECTED_STATUS = 500
 _UNEXPECTED_STATUSES = frozenset({UNEXPECTED_STATUS})
 # These say that a request was read, its number included, and is not carried out.
-REFUSAL_STATUSES = frozenset({400, 409, 422})
+REJECTED_STATUSES = frozenset({400, 409, 422})
 # Below 500, these alone leave open whether the server accepted the request.
 _UNKNOWN_STATUSES = frozenset({408, 410})
 # These on a poll say, with a text, that the request failed.
@@ -87,15 +87,15 @@ def judge(error: BaseException) -> Verdict:
     if isinstance(error, APIConnectionError):
         return Verdict.RETRY
     if isinstance(error, APIResponseValidationError):
-        return Verdict.REPEAT
+        return Verdict.MALFORMED
     if not isinstance(error, APIStatusError):
         return Verdict.FATAL
     status = error.status_code
     verdict = _BY_STATUS.get(status, Verdict.RETRY if status >= 500 else Verdict.FATAL)
     if status == _PROXY_STATUS and error.body is None:
-        verdict = Verdict.REPEAT
+        verdict = Verdict.MALFORMED
     wish = error.response.headers.get("x-should-retry")
-    if wish == "false" and verdict in (Verdict.RETRY, Verdict.COOL_DOWN, Verdict.REPEAT):
+    if wish == "false" and verdict in (Verdict.RETRY, Verdict.COOL_DOWN, Verdict.MALFORMED):
         return Verdict.FATAL
     if wish == "true" and verdict is Verdict.FATAL:
         return Verdict.RETRY
@@ -115,7 +115,7 @@ def _last_fate(error: APIError) -> Fate:
     if not isinstance(error, APIStatusError):
         return Fate.UNKNOWN
     status = error.status_code
-    if status in REFUSAL_STATUSES:
+    if status in REJECTED_STATUSES:
         return Fate.REFUSED
     if status in ABSENT_STATUSES or (status < 500 and status not in _UNKNOWN_STATUSES):
         return Fate.UNSEEN
@@ -144,7 +144,7 @@ def is_pending(error: BaseException) -> bool:
 
 def is_failed_result(error: BaseException) -> bool:
     """Whether a poll was told that the request failed."""
-    return has_status(error, FAILED_STATUSES) and judge(error) is not Verdict.REPEAT
+    return has_status(error, FAILED_STATUSES) and judge(error) is not Verdict.MALFORMED
 
 
 def is_expired_url(error: BaseException) -> bool:
@@ -159,12 +159,12 @@ def is_session_over(error: BaseException) -> bool:
 
 def is_format_refused(error: BaseException) -> bool:
     """Whether a refusal may mean that the server does not read the form of the body."""
-    return has_status(error, UNREADABLE_STATUSES)
+    return has_status(error, UNSUPPORTED_FORMAT_STATUSES)
 
 
 def is_unexplained(error: BaseException) -> bool:
     """Whether a server failed without a reason; some fail so on the form of a body."""
-    return has_status(error, _UNEXPECTED_STATUSES) or judge(error) is Verdict.REPEAT
+    return has_status(error, _UNEXPECTED_STATUSES) or judge(error) is Verdict.MALFORMED
 
 
 def is_about_format(error: APIStatusError) -> bool:

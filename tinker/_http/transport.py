@@ -20,14 +20,13 @@ from tinker._clock import Clock
 from tinker._config import Config
 from tinker._http.auth import Auth, Credential
 from tinker._http.closing import Closing
-from tinker._http.messages import Engine, ExchangeFailed, PreparedRequest, Purpose, RawResponse
+from tinker._http.messages import ExchangeFailed, HTTPEngine, PreparedRequest, Purpose, RawResponse
 from tinker._http.observers import Observers
 from tinker._http.refused_fields import RefusedFields
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
-from tinker._http.retry import Attempts, Policy, delay_before, requested_delay
-from tinker._http.statuses import UNAUTHENTICATED_STATUS, UNREADABLE_STATUSES, Verdict, is_absent, judge
-from tinker._wire import compression, json
-from tinker._wire.bodies import AT_ONCE, Piece, handed_over
+from tinker._http.retry import Attempts, Policy, delay_before, read_requested_delay
+from tinker._http.statuses import UNAUTHENTICATED_STATUS, UNSUPPORTED_FORMAT_STATUSES, Verdict, is_absent, judge
+from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, json
 from tinker.observing import RequestAttempt
 
 T = TypeVar("T")
@@ -103,7 +102,7 @@ class Transport:
     config: Config
     clock: Clock
     auth: Auth
-    engine: Engine
+    engine: HTTPEngine
     observers: Observers
     refused: RefusedFields = attrs.field(factory=RefusedFields)
     _closing: Closing = attrs.field(factory=Closing, init=False)
@@ -139,7 +138,7 @@ class Transport:
         errors. ``check`` says what is wrong with an answer that decodes and is nevertheless of no use.
         """
         prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
-        attempts = self._submission_attempts(policy, request.operation)
+        failures: Attempts | None = None
         began = self.clock.monotonic()
         while True:
             try:
@@ -149,9 +148,10 @@ class Transport:
                     async with admit:
                         response = await self.send_once(prepared)
                 value = _decode(response, request.reply, check)
-                return Reply(value, self.clock.monotonic() - began, attempts.count + 1)
+                return Reply(value, self.clock.monotonic() - began, 1 if failures is None else failures.count + 1)
             except errors.APIError as error:
-                delay = self._next_delay(attempts, error, admit)
+                failures = failures or self._submission_attempts(policy, request.operation, began)
+                delay = self._next_delay(failures, error, admit)
             await self.sleep(delay)
 
     async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
@@ -165,15 +165,16 @@ class Transport:
 
     async def send_variants(self, variants: Variants[T], policy: Policy) -> Reply[T]:
         """As :meth:`send`, for a request that can be written in several forms; an attempt may take several of them."""
-        attempts = self._submission_attempts(policy, variants.operation)
+        failures: Attempts | None = None
         began = self.clock.monotonic()
         while True:
             try:
                 value = decode_json(await self._send_first_accepted(variants), variants.reply)
                 variants.accept()
-                return Reply(value, self.clock.monotonic() - began, attempts.count + 1)
+                return Reply(value, self.clock.monotonic() - began, 1 if failures is None else failures.count + 1)
             except errors.APIError as error:
-                delay = attempts.next_delay(error)
+                failures = failures or self._submission_attempts(policy, variants.operation, began)
+                delay = failures.next_delay(error)
             await self.sleep(delay)
 
     async def _send_first_accepted(self, variants: Variants[T]) -> RawResponse:
@@ -188,11 +189,11 @@ class Transport:
         """The failures of something that was promised, which is waited for also where submissions fail fast."""
         return Attempts(policy.within(self.config.patience_seconds), self.observers, operation)
 
-    def _submission_attempts(self, policy: Policy, operation: str) -> Attempts:
+    def _submission_attempts(self, policy: Policy, operation: str, began: float) -> Attempts:
         chosen = policy.within(self.config.patience_seconds)
         if self.config.fail_fast:
             chosen = attrs.evolve(chosen, fails_fast=True)
-        return Attempts(chosen, self.observers, operation)
+        return Attempts(chosen, self.observers, operation, began)
 
     def _next_delay(self, attempts: Attempts, error: errors.APIError, admit: Admission | None) -> float:
         if admit is not None and isinstance(error, errors.APIStatusError) and judge(error) is Verdict.COOL_DOWN:
@@ -207,15 +208,15 @@ class Transport:
         """
         if self.refused:
             prepared = self._without_refused(prepared)
-        response = await self._send_authenticated(prepared)
-        while response.status in UNREADABLE_STATUSES and prepared.record is not None:
-            if not self.refused.learn(prepared.operation, prepared.record, response.content):
-                break
-            prepared = self._without_refused(prepared)
+        while True:
             response = await self._send_authenticated(prepared)
-        if 200 <= response.status < 300:
-            return response
-        raise self._failure(prepared, response)
+            if 200 <= response.status < 300:
+                return response
+            if response.status not in UNSUPPORTED_FORMAT_STATUSES or prepared.record is None:
+                raise self._failure(prepared, response)
+            if not self.refused.learn(prepared.operation, prepared.record, response.content):
+                raise self._failure(prepared, response)
+            prepared = self._without_refused(prepared)
 
     async def _send_authenticated(self, prepared: PreparedRequest) -> RawResponse:
         """Send under the credential of now, and under a new one where the server calls that invalid."""
@@ -223,7 +224,7 @@ class Transport:
             return await self._send_following_redirects(prepared)
         credential = await self.auth.credential()
         response = await self._send_following_redirects(self._under(credential, prepared))
-        if _is_expired(response) and await self.auth.replaced(credential):
+        if _is_expired(response) and await self.auth.replace(credential):
             response = await self._send_following_redirects(self._under(await self.auth.credential(), prepared))
         return response
 
@@ -234,7 +235,7 @@ class Transport:
         try:
             response = await self.engine.send(request)
             for _ in range(_MAX_REDIRECTS):
-                redirected = _redirected(request, response)
+                redirected = _follow_redirect(request, response)
                 if redirected is None:
                     break
                 request = redirected
@@ -254,7 +255,7 @@ class Transport:
 
     def _failure(self, prepared: PreparedRequest, response: RawResponse) -> errors.APIStatusError:
         error = status_error(response)
-        error.retry_after = requested_delay(response.headers, self.clock)
+        error.retry_after = read_requested_delay(response.headers, self.clock)
         if prepared.confined and response.status in _REPEATING_REDIRECTS:
             error.add_note("The request has an access token in its body, so it is not sent to another server.")
         return error
@@ -280,13 +281,13 @@ class Transport:
         body: tuple[Piece, ...] = ()
         record = None if isinstance(request.body, Binary) else request.body
         if isinstance(request.body, Binary):
-            body = handed_over(request.body.content)
+            body = as_pieces(request.body.content)
             headers["Content-Type"] = request.body.media_type
         elif record is not None:
             body = (json.encode(record),)
             headers["Content-Type"] = json.MEDIA_TYPE
         if body and compress and compression.available():
-            body, record = compression.compressed(body), None
+            body, record = compression.compress(body), None
             headers["Content-Encoding"] = compression.CONTENT_ENCODING
         headers |= _length(body)
         prepared = PreparedRequest(
@@ -351,7 +352,7 @@ class _ObservedAttempt:
 
     def end(self, response: RawResponse | None, error: errors.APIError | None) -> None:
         """Tell the observers how it ended."""
-        self._transport.observers.tell(
+        self._transport.observers.notify(
             RequestAttempt(
                 operation=self._prepared.operation,
                 started=self._started,
@@ -376,7 +377,7 @@ def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], st
 
 def _length(body: Sequence[Piece]) -> dict[str, str]:
     """The header of a body that is handed over in pieces."""
-    return {"Content-Length": str(sum(map(len, body)))} if len(body) > 1 or (body and len(body[0]) > AT_ONCE) else {}
+    return {"Content-Length": str(sum(map(len, body)))} if len(body) > 1 or (body and len(body[0]) > INLINE_NBYTES) else {}
 
 
 def _holds_token(body: object) -> bool:
@@ -387,7 +388,7 @@ def _is_expired(response: RawResponse) -> bool:
     return response.status == UNAUTHENTICATED_STATUS and _EXPIRED in response.headers.get("www-authenticate", "")
 
 
-def _redirected(request: PreparedRequest, response: RawResponse) -> PreparedRequest | None:
+def _follow_redirect(request: PreparedRequest, response: RawResponse) -> PreparedRequest | None:
     """The request to the address that a response names; None where it is none or must not be followed.
 
     ExchangeFailed for an address that cannot be used.

@@ -27,7 +27,7 @@ class _Unpacker(Protocol):
     def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
 
 
-async def unpacked(body: bytes, encoding: str) -> bytes:
+async def unpack(body: bytes, encoding: str) -> bytes:
     """The content of a body with this Content-Encoding. ValueError for one that is broken, unknown or too large."""
     name = encoding.strip().lower()
     if name in ("", "identity") or not body:

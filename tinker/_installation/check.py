@@ -83,11 +83,11 @@ def _owners(package: Path) -> tuple[Distribution, ...]:
     records = sorted(package.parent.glob("*.dist-info/RECORD"))
     mark = f"{package.name}/__init__.py,"
     found = ((path.parent, text) for path in records if mark in (text := path.read_text("utf-8", "replace")))
-    owners = (_distribution(folder, _listed(text, package.name)) for folder, text in found)
+    owners = (_distribution(folder, _find_files(text, package.name)) for folder, text in found)
     return tuple(owner for owner in owners if f"{package.name}/__init__.py" in owner.files)
 
 
-def _listed(record: str, package: str) -> frozenset[str]:
+def _find_files(record: str, package: str) -> frozenset[str]:
     return frozenset(re.findall(rf'^"?({re.escape(package)}/[^,"]*)', record, re.MULTILINE))
 
 

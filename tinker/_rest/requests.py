@@ -10,7 +10,7 @@ import attrs
 from tinker_wire.runtime import Request
 
 from tinker._clock import Clock
-from tinker._config import settings as _config
+from tinker._config import load_config
 from tinker._http import REST
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
@@ -57,7 +57,7 @@ class Rest:
         """The runtime, once it is known how the credential travels. ClientClosedError after the end of its service."""
         runtime = self.runtime
         runtime.session.check_open()
-        await runtime.server.facts()
+        await runtime.server.config()
         return runtime
 
 
@@ -75,7 +75,7 @@ def open_rest(
 ) -> Rest:
     """On a runtime that exists, else on one of its own. ValueError when both are described."""
     if runtime is None:
-        config = _config.load(base_url=base_url, api_key=api_key, telemetry=False)  # there is no session to report about
+        config = load_config(base_url=base_url, api_key=api_key, telemetry=False)  # there is no session to report about
         return Rest(open_runtime(config, _NO_SESSION, transport=transport, clock=clock))
     if base_url is not None or api_key is not None:
         raise ValueError("base_url and api_key are those of the client whose connections are used; give neither")

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import msgspec
 from tinker_wire import models
 
-from tinker._config import settings as _config
+from tinker._config import load_config
 from tinker._loop import loop_thread
 from tinker._runtime import Runtime, open_runtime
-from tinker._session import Description, Facts
+from tinker._session import Description, ServerConfig
 from tinker.observing import Observer
 from tinker_records import prepare
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tinker._clock import Clock
 
 # Each clone has so many numbers to itself. The wire takes numbers beyond what a double holds.
-NUMBERS_OF_A_CLONE = 1_000_000_000
+SEQ_IDS_PER_CLONE = 1_000_000_000
 
 
 class SamplerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ _names: weakref.WeakKeyDictionary[Runtime, str] = weakref.WeakKeyDictionary()
 _adopted: weakref.WeakValueDictionary[tuple[str, str], Runtime] = weakref.WeakValueDictionary()
 
 
-def origin_of(runtime: Runtime) -> str:
+def runtime_token(runtime: Runtime) -> str:
     """A name by which this process finds the runtime again; it says nothing to others."""
     with _lock:
         name = _names.get(runtime)
@@ -70,28 +70,28 @@ def runtime_for(state: SamplerState, api_key: str | None = None) -> Runtime:
         key = (state.base_url, state.session_id)
         adopted = _adopted.get(key)
         if adopted is None or adopted.thread is not loop_thread() or api_key is not None:
-            adopted = _adopted[key] = _joined(state, origin, api_key)
+            adopted = _adopted[key] = _join_session(state, origin, api_key)
         return adopted
 
 
-def _joined(state: SamplerState, origin: Runtime | None, api_key: str | None) -> Runtime:
+def _join_session(state: SamplerState, origin: Runtime | None, api_key: str | None) -> Runtime:
     """A runtime that asks nothing of the server: the session exists and the settings travelled along."""
     clock: Clock | None = None
     observers: Iterable[Observer] = ()
     if origin is not None and api_key is None:  # a forked child has the parent's settings in its memory
         config, clock, observers = origin.config, origin.clock, origin.transport.observers.given
     else:
-        config = _config.load(base_url=state.base_url, api_key=api_key)
+        config = load_config(base_url=state.base_url, api_key=api_key)
     runtime = open_runtime(config, Description(user_metadata={}), clock=clock, observers=observers)
-    facts = Facts(state.client_config, answered=True, dynamic=state.dynamic_config)
+    server_config = ServerConfig(state.client_config, answered=True, dynamic=state.dynamic_config)
     session = runtime.session
-    runtime.thread.call(lambda: session.adopt(state.session_id, facts))
+    runtime.thread.call(lambda: session.adopt(state.session_id, server_config))
     return runtime
 
 
-def drawn_number() -> int:
+def draw_clone_number() -> int:
     """A clone's number, of so many that two clones hardly ever draw the same."""
-    return 1 + secrets.randbelow(NUMBERS_OF_A_CLONE)
+    return 1 + secrets.randbelow(SEQ_IDS_PER_CLONE)
 
 
 def to_handle(state: SamplerState) -> str:

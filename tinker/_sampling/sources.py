@@ -10,13 +10,13 @@ from tinker_wire.api import sampling as api
 
 from tinker._http import SUBMIT
 from tinker._runtime import Runtime
-from tinker._session import Started
+from tinker._session import SessionContext
 
 
 class SamplerSource(Protocol):
     """Opens the sampling session of one client."""
 
-    async def open_session(self, runtime: Runtime, started: Started) -> str:
+    async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
         """Return the id of the sampling session."""
         ...
 
@@ -32,10 +32,10 @@ class StoredModel:
     base_model: str | None
     model_path: str | None
 
-    async def open_session(self, runtime: Runtime, started: Started) -> str:
+    async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
         """Create a sampling session and return its id."""
         body = models.CreateSamplingSessionRequest(
-            session_id=started.session_id,
+            session_id=context.session_id,
             sampling_session_seq_id=next(runtime.session.sampler_numbers),
             base_model=self.base_model,
             model_path=self.model_path,
@@ -54,7 +54,7 @@ class SharedSession:
     sampling_session_id: str
     base_model: str | None
 
-    async def open_session(self, runtime: Runtime, started: Started) -> str:
+    async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
         """Return the id, which is known."""
         return self.sampling_session_id
 

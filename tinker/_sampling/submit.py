@@ -22,7 +22,7 @@ from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._sampling.request import SampleOptions
 from tinker._sampling.sources import SamplerSource
-from tinker._session import Completions, Facts, Started, sample_response
+from tinker._session import ServerConfig, SessionContext, SessionPoller, sample_response
 from tinker._training import PROMPT_TOKEN_NBYTES, chunk_nbytes
 from tinker.errors import APIError, APIStatusError, TinkerError
 from tinker.futures import APIFuture, wait_before
@@ -48,7 +48,7 @@ class Sampler:
         self.runtime: Runtime = runtime
         self.session_id: str | None = None
         self.numbers: itertools.count[int] = itertools.count()
-        self.completions: Completions | None = None
+        self.completions: SessionPoller | None = None
         self._source = source
         self._policy = policy
         self._record_stability_info = record_stability_info
@@ -57,7 +57,7 @@ class Sampler:
         self._client_session_id = ""
         self._state: portable.SamplerState | None = None
         self._base_model: APIFuture[str] | None = None
-        self._tokenizer: APIFuture[_tokenizers.Source] | None = None
+        self._tokenizer: APIFuture[_tokenizers.TokenizerSource] | None = None
         self.created: APIFuture[None] = run(runtime, operation, self._create)
 
     # ----------------------------------------------------------------------------------------- operations, from any thread
@@ -77,7 +77,7 @@ class Sampler:
             self._base_model = run(self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created)
         return self._base_model
 
-    def tokenizer(self) -> APIFuture[_tokenizers.Source]:
+    def tokenizer(self) -> APIFuture[_tokenizers.TokenizerSource]:
         """Where the tokenizer is; asked for until there is an answer."""
         known = self._tokenizer
         if known is None or (known.done() and known.exception() is not None):
@@ -102,43 +102,43 @@ class Sampler:
         """In a child made by ``fork``: go on as a clone, with a thread and connections of this process."""
         state = self.state()
         self.runtime = portable.runtime_for(state)
-        self._clone_id = portable.drawn_number()
-        facts = Facts(state.client_config, answered=True, dynamic=state.dynamic_config)
-        self._note_created(state.session_id, state.sampling_session_id, facts)
+        self._clone_id = portable.draw_clone_number()
+        server_config = ServerConfig(state.client_config, answered=True, dynamic=state.dynamic_config)
+        self._note_created(state.session_id, state.sampling_session_id, server_config)
 
     # -------------------------------------------------------------------------------------------------------------- creation
 
     async def _create(self, _: APIFuture[None]) -> None:
-        client_session_id, (started, session_id) = await self.runtime.session.in_session(self._open_in)
+        client_session_id, (context, session_id) = await self.runtime.session.in_session(self._open_in)
         if self._is_clone:
-            self._clone_id = await self._join(started, session_id)
-        self._note_created(client_session_id, session_id, started.facts)
+            self._clone_id = await self._join(context, session_id)
+        self._note_created(client_session_id, session_id, context.server_config)
 
-    async def _open_in(self, started: Started) -> tuple[Started, str]:
-        return started, await self._source.open_session(self.runtime, started)
+    async def _open_in(self, context: SessionContext) -> tuple[SessionContext, str]:
+        return context, await self._source.open_session(self.runtime, context)
 
-    def _note_created(self, client_session_id: str, session_id: str, facts: Facts) -> None:
+    def _note_created(self, client_session_id: str, session_id: str, server_config: ServerConfig) -> None:
         """Note what follows from the sampling session and this clone's number."""
         self._client_session_id, self.session_id = client_session_id, session_id
-        self.numbers = itertools.count(self._clone_id * portable.NUMBERS_OF_A_CLONE)
+        self.numbers = itertools.count(self._clone_id * portable.SEQ_IDS_PER_CLONE)
         self._state = portable.SamplerState(
             base_url=self.runtime.config.base_url,
             session_id=client_session_id,
             sampling_session_id=session_id,
             base_model=None,
             record_stability_info=self._record_stability_info,
-            client_config=facts.config,
-            dynamic_config=facts.dynamic,
-            origin=portable.origin_of(self.runtime),
+            client_config=server_config.config,
+            dynamic_config=server_config.dynamic,
+            origin=portable.runtime_token(self.runtime),
         )
-        if facts.config.sample_use_retrieve_futures:
+        if server_config.config.sample_use_retrieve_futures:
             target = models.SamplingSessionFuturesTarget(sampling_session_id=session_id, cloned_sampler_id=self._clone_id)
-            self.completions = Completions(self.runtime.transport, self.runtime.thread, target)
+            self.completions = SessionPoller(self.runtime.transport, self.runtime.thread, target)
 
-    async def _join(self, started: Started, session_id: str) -> int:
+    async def _join(self, context: SessionContext, session_id: str) -> int:
         """A number for this clone: given by the server where it does that, else drawn."""
-        if not started.config.sample_join_sampling_session:
-            return portable.drawn_number()
+        if not context.config.sample_join_sampling_session:
+            return portable.draw_clone_number()
         request = api.join_sampling_session(models.JoinSamplingSessionRequest(sampling_session_id=session_id))
         return (await self.runtime.transport.send(request, SUBMIT)).value.client_counter
 
@@ -149,7 +149,7 @@ class Sampler:
         assert self.session_id is not None
         return await self._source.find_base_model(self.runtime, self.session_id)
 
-    async def _find_tokenizer(self, future: APIFuture[_tokenizers.Source]) -> _tokenizers.Source:
+    async def _find_tokenizer(self, future: APIFuture[_tokenizers.TokenizerSource]) -> _tokenizers.TokenizerSource:
         await wait_before(self.created, future)
         assert self.session_id is not None
         base_model = await self._source.find_base_model(self.runtime, self.session_id)
@@ -171,21 +171,21 @@ class Sampler:
         """Sample, again where the promise expired before it was fetched: nothing is lost then but the time of it."""
         await wait_before(self.created, future)
         session = self.runtime.session
-        started = await session.started()
-        async with started.limits.samples.take():
+        context = await session.ensure_started()
+        async with context.limits.samples.take():
             submissions = 0
             while True:
                 submissions += 1
                 try:
-                    return _check_answer(options, await self._submit(started, future, prompt, options))
+                    return _check_answer(options, await self._submit(context, future, prompt, options))
                 except APIStatusError as error:
-                    if (lost := await session.lost_error(self._client_session_id, error)) is not None:
+                    if (lost := await session.explain_loss(self._client_session_id, error)) is not None:
                         raise lost from error
                     if judge(error) is not Verdict.RESUBMIT or submissions > RESUBMISSIONS:
                         raise
 
     async def _submit(
-        self, started: Started, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions
+        self, context: SessionContext, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions
     ) -> SampleResponse:
         body = options.to_wire(
             prompt,
@@ -195,7 +195,7 @@ class Sampler:
         )
         request = api.asample(body, x_tinker_sampling_backpressure="1")
         nbytes = sum(chunk_nbytes(chunk, PROMPT_TOKEN_NBYTES) for chunk in prompt.chunks)
-        admit = SampleAdmission(started.limits, nbytes)
+        admit = SampleAdmission(context.limits, nbytes)
         completions = self.completions
         with nullcontext(0) if completions is None else completions.submission() as number:
             submission = await self.runtime.transport.send(request, self._policy, purpose=Purpose.SAMPLE, admit=admit)
@@ -204,14 +204,14 @@ class Sampler:
             expected = sample_response(submission.value.sample_sequence_ids or [])
             try:
                 if completions is None:
-                    return await started.poller.wait(submission, expected, future)
+                    return await context.results.wait(submission, expected, future)
                 size = await completions.wait(request_id, number)
                 try:
-                    return await started.poller.wait(submission, expected, future, result_nbytes=size)
+                    return await context.results.wait(submission, expected, future, result_nbytes=size)
                 finally:
-                    completions.fetched(request_id)
+                    completions.note_fetched(request_id)
             except asyncio.CancelledError:
-                if started.facts.dynamic.sample_cancel_enabled:
+                if context.server_config.dynamic.sample_cancel_enabled:
                     self.runtime.thread.background(self._cancel(request_id), "cancel of a sample")
                 raise
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from tinker._session.negotiation import Form, Negotiation, Trial
-from tinker._session.results import Expected, json_only, loss_output, report_pause, sample_response
-from tinker._session.server_config import Facts, Server
-from tinker._session.session import Description, Session, Started, shut_down
-from tinker._session.session_poller import Completions
+from tinker._session.negotiation import Negotiation, Trial, WireFormat
+from tinker._session.results import ResultSpec, json_only, loss_output, report_pause, sample_response
+from tinker._session.server_config import ServerConfig, ServerSettings
+from tinker._session.session import Description, Session, SessionContext, shut_down
+from tinker._session.session_poller import SessionPoller
 from tinker._session.telemetry import Telemetry
 
 __all__ = [
-    "Completions",
+    "SessionPoller",
     "Description",
-    "Expected",
-    "Facts",
-    "Form",
+    "ResultSpec",
+    "ServerConfig",
+    "WireFormat",
     "Negotiation",
-    "Server",
+    "ServerSettings",
     "Session",
-    "Started",
+    "SessionContext",
     "Telemetry",
     "Trial",
     "json_only",

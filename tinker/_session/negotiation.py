@@ -24,7 +24,7 @@ ROUNDS = 3
 
 
 @attrs.frozen
-class Form:
+class WireFormat:
     """How one request is written. ``sparse`` says that sparse tensors may stay so."""
 
     media: Media
@@ -46,7 +46,7 @@ class Negotiation:
     def __init__(self, choice: WireChoice) -> None:
         self._settled = choice != "auto"
         self._failures = 0
-        self.form = Form("json" if choice == "json" else "proto")
+        self.form: WireFormat = WireFormat("json" if choice == "json" else "proto")
 
     @property
     def is_settled(self) -> bool:
@@ -58,35 +58,35 @@ class Negotiation:
         """How often the server failed on protobuf and then took the same request as JSON."""
         return self._failures
 
-    def config_answered(self, answered: bool) -> None:
+    def note_config_answered(self, answered: bool) -> None:
         """The server did or did not answer the client configuration."""
         if not self._settled:
-            self.form = Form("proto" if answered else "json")
+            self.form = WireFormat("proto" if answered else "json")
 
-    def settle(self, form: Form, *, sparse_seen: bool) -> None:
+    def settle(self, form: WireFormat, *, sparse_seen: bool) -> None:
         """The server accepted a request of this form; whether it reads sparse tensors is known once it saw some."""
         self._settled = True
-        self.form = form if sparse_seen or not form.sparse else Form(form.media, self.form.sparse)
+        self.form = form if sparse_seen or not form.sparse else WireFormat(form.media, self.form.sparse)
 
-    def accepted_after_failure(self, form: Form, before: int, *, sparse_seen: bool) -> None:
+    def note_accepted_after_failure(self, form: WireFormat, before: int, *, sparse_seen: bool) -> None:
         """The server took this form after it failed on protobuf; there had been ``before`` such failures."""
         self._failures = max(self._failures, before + 1)
         if self._failures >= SETTLING_FAILURES:
             self.settle(form, sparse_seen=sparse_seen)
 
-    def alternatives(self, error: APIStatusError, form: Form, *, has_sparse: bool) -> Iterator[Form]:
+    def alternatives(self, error: APIStatusError, form: WireFormat, *, has_sparse: bool) -> Iterator[WireFormat]:
         """Other forms in which a refused request may be read, the likeliest first."""
         densifies = has_sparse and form.sparse
         if densifies and is_format_refused(error):
-            yield Form(form.media, sparse=False)
+            yield WireFormat(form.media, sparse=False)
         if not self._settled and _may_be_unread(error, form):
             other: Media = "json" if form.media == "proto" else "proto"
-            yield Form(other, form.sparse)
+            yield WireFormat(other, form.sparse)
             if densifies:
-                yield Form(other, sparse=False)
+                yield WireFormat(other, sparse=False)
 
 
-def _may_be_unread(error: APIStatusError, form: Form) -> bool:
+def _may_be_unread(error: APIStatusError, form: WireFormat) -> bool:
     """Whether the server may not read the form. Frameworks that expect JSON may fail on protobuf, or refuse it in any way."""
     if form.media == "json":
         return is_format_refused(error)
@@ -101,16 +101,16 @@ class Trial:
         self._rounds = 0
         self._form = wire.form
         self._failures_before = 0
-        self._refusals: list[tuple[Form, APIStatusError]] = []
-        self._others: Iterator[Form] = iter(())
+        self._refusals: list[tuple[WireFormat, APIStatusError]] = []
+        self._others: Iterator[WireFormat] = iter(())
 
-    def begin(self) -> Form:
+    def begin(self) -> WireFormat:
         """The form that an attempt begins with."""
         self._form, self._failures_before = self._wire.form, self._wire.failures
         self._refusals = []
         return self._form
 
-    def next_after(self, error: APIStatusError) -> Form:
+    def next_after(self, error: APIStatusError) -> WireFormat:
         """Another form for the same attempt. Raises the refusal that says most, the others as notes, when there is none."""
         if not self._refusals:
             if self._rounds == ROUNDS:
@@ -127,11 +127,11 @@ class Trial:
     def accept(self) -> None:
         """Note that the server took the last form."""
         if self._refusals and is_unexplained(self._refusals[0][1]):
-            self._wire.accepted_after_failure(self._form, self._failures_before, sparse_seen=self._has_sparse)
+            self._wire.note_accepted_after_failure(self._form, self._failures_before, sparse_seen=self._has_sparse)
         else:
             self._wire.settle(self._form, sparse_seen=self._has_sparse)
 
-    def _most_telling(self, refusals: list[tuple[Form, APIStatusError]]) -> APIStatusError:
+    def _most_telling(self, refusals: list[tuple[WireFormat, APIStatusError]]) -> APIStatusError:
         """The refusal that says most. One without a reason is believed at first: the other forms may really be unread."""
         first = refusals[0]
         told = first if is_unexplained(first[1]) and self._rounds < ROUNDS else max(refusals, key=lambda one: _tells(one[1]))
@@ -146,17 +146,17 @@ def _tells(error: APIStatusError) -> int:
     if is_about_format(error):
         return 0
     try:
-        faults = msgspec.convert(error.body, _Refusal).detail
+        faults = msgspec.convert(error.body, _BodyRefusal).detail
     except msgspec.ValidationError:
         return 2 if isinstance(error.body, dict) else 0
     return 2 if any(isinstance(part, str) for fault in faults for part in fault.loc[1:]) else 1
 
 
-class _Fault(msgspec.Struct):
+class _BodyFault(msgspec.Struct):
     loc: list[str | int]
 
 
-class _Refusal(msgspec.Struct):
+class _BodyRefusal(msgspec.Struct):
     """The faults that a pydantic server finds in a body: in the whole of it, or in a field."""
 
-    detail: list[_Fault]
+    detail: list[_BodyFault]

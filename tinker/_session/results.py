@@ -54,7 +54,7 @@ NOTICE_SECONDS = 60.0
 
 
 @attrs.frozen
-class Expected(Generic[T]):
+class ResultSpec(Generic[T]):
     """What a future promises: the kind named to the server, the record of its JSON form, and the public form of both."""
 
     request_type: str
@@ -63,19 +63,19 @@ class Expected(Generic[T]):
     from_proto: Callable[[bytes], T] | None = None
 
 
-def json_only(request_type: str, record: type[T]) -> Expected[T]:
+def json_only(request_type: str, record: type[T]) -> ResultSpec[T]:
     """A result that is always JSON and whose record is public."""
-    return Expected(request_type, record, lambda value: cast("T", value))
+    return ResultSpec(request_type, record, lambda value: cast("T", value))
 
 
-def loss_output(request_type: str) -> Expected[ForwardBackwardOutput]:
+def loss_output(request_type: str) -> ResultSpec[ForwardBackwardOutput]:
     """The result of forward and forward_backward."""
-    return Expected(request_type, models.ForwardBackwardOutput, json.public_loss_output, proto.decode_loss_output)
+    return ResultSpec(request_type, models.ForwardBackwardOutput, json.public_loss_output, proto.decode_loss_output)
 
 
-def sample_response(sequence_ids: list[str]) -> Expected[SampleResponse]:
+def sample_response(sequence_ids: list[str]) -> ResultSpec[SampleResponse]:
     """The result of a sample, whose sequences take the ids of the submit answer."""
-    return Expected(
+    return ResultSpec(
         "Sample",
         models.SampleResponse,
         lambda value: json.public_sample(value, sequence_ids),
@@ -86,7 +86,7 @@ def sample_response(sequence_ids: list[str]) -> Expected[SampleResponse]:
 def report_pause(observers: Observers, operation: str, state: str, reason: str | None) -> None:
     """Say in the log that work is paused: one line when it begins, then one a minute for as long as it lasts."""
     fallback = _PAUSED.get(state)
-    if fallback is not None and observers.is_news(f"{operation} {state}", NOTICE_SECONDS):
+    if fallback is not None and observers.should_log(f"{operation} {state}", NOTICE_SECONDS):
         logger.warning("%s is paused by the server: %s (%s)", operation, reason or fallback, state)
 
 
@@ -111,7 +111,7 @@ class Pace:
 
 
 @attrs.frozen
-class Poller:
+class ResultPoller:
     """Polls for one session."""
 
     transport: Transport
@@ -121,7 +121,7 @@ class Poller:
     async def wait(
         self,
         submission: Reply[models.UntypedAPIFuture],
-        expected: Expected[T],
+        spec: ResultSpec[T],
         future: APIFuture[Any],
         *,
         result_nbytes: int | None = None,
@@ -135,7 +135,7 @@ class Poller:
         clock, request_id = self.transport.clock, submission.value.request_id
         future.progress.note_submitted(request_id, clock.monotonic())
         failures = self.transport.attempts(POLL, api.retrieve_future.__name__)
-        poll = _Poll(self, request_id, expected, future, failures, submission.elapsed_seconds)
+        poll = _Poll(self, request_id, spec, future, failures, submission.elapsed_seconds)
         poll.result_nbytes = result_nbytes or None
         while True:
             try:
@@ -157,9 +157,9 @@ class _Found(Generic[T]):
 class _Poll(Generic[T]):
     """The state of one wait."""
 
-    poller: Poller
+    poller: ResultPoller
     request_id: str
-    expected: Expected[T]
+    spec: ResultSpec[T]
     future: APIFuture[Any]
     failures: Attempts
     submission_seconds: float
@@ -188,9 +188,9 @@ class _Poll(Generic[T]):
     def _request(self) -> Request[Any]:
         request = api.retrieve_future(
             models.FutureRetrieveRequest(request_id=self.request_id, allow_metadata_only=self.result_nbytes is None),
-            expected=self.expected.record,
+            expected=self.spec.record,
             x_tinker_request_iteration=self.iteration,
-            x_tinker_request_type=self.expected.request_type,
+            x_tinker_request_type=self.spec.request_type,
             x_tinker_create_promise_roundtrip_time=self.submission_seconds if self.iteration == 0 else None,
         )
         return attrs.evolve(request, accepts=(json.MEDIA_TYPE,)) if self.poller.json_results else request
@@ -206,9 +206,9 @@ class _Poll(Generic[T]):
             return None
         if status is not None and await self._not_yet(status, started):
             return None
-        record = decode_json(response, self.expected.record)
+        record = decode_json(response, self.spec.record)
         try:
-            return _Found(self.expected.from_json(record))
+            return _Found(self.spec.from_json(record))
         except Exception as error:
             raise self._invalid(response, str(error)) from error
 
@@ -223,24 +223,24 @@ class _Poll(Generic[T]):
         self.result_nbytes = max(0, status.response_payload_size or 0)
 
     def _from_proto(self, response: RawResponse) -> T:
-        if self.expected.from_proto is None:
+        if self.spec.from_proto is None:
             raise self._invalid(response, "a protobuf body where JSON is promised")
         try:
-            return self.expected.from_proto(response.content)
+            return self.spec.from_proto(response.content)
         except Exception as error:
             raise self._invalid(response, str(error)) from error
 
     async def _not_yet(self, status: models.FutureStatus, started: float) -> bool:
         """Whether another poll is needed; raises when the request failed."""
         if status.error is not None:
-            raise self._failed(status.error, status.category)
+            raise self._result_error(status.error, status.category)
         if status.type == _TRY_AGAIN or status.status in _PENDING_STATUSES:
             self.failures.reset()
             self._tell(status)
             await self.pace.keep(started)
             return True
         if status.status == "failed":
-            raise self._failed(status.detail, status.category)
+            raise self._result_error(status.detail, status.category)
         return False
 
     def _note_pending(self, error: APIStatusError) -> None:
@@ -253,10 +253,10 @@ class _Poll(Generic[T]):
     def _final(self, error: APIError) -> APIError:
         """The error to judge; raises at once when it means that the request failed."""
         if isinstance(error, APIStatusError) and is_failed_result(error):
-            raise self._failed(_detail(error), None) from error
+            raise self._result_error(_detail(error), None) from error
         return error
 
-    def _failed(self, detail: object, category: str | None) -> RequestFailedError:
+    def _result_error(self, detail: object, category: str | None) -> RequestFailedError:
         text = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
         known = category.lower() if category is not None and category.lower() in ("user", "server") else "unknown"
         error = RequestFailedError(
@@ -285,7 +285,7 @@ class _Poll(Generic[T]):
             self.future.progress.note_running(observers.clock.monotonic())
         if self.future.progress.note_queue(state, reason) and observers:
             event = QueueChange(operation=operation, request_id=self.request_id, state=state, reason=reason)
-            observers.tell(event)
+            observers.notify(event)
 
 
 def _detail(error: APIStatusError) -> object:

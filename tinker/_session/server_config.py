@@ -14,7 +14,7 @@ from tinker_wire.api import auth as auth_api
 from tinker_wire.api import service as api
 
 from tinker._config import is_sendable
-from tinker._http import ONE_SHOT, START, Credential, Purpose, Source, Transport, find_command, is_absent
+from tinker._http import ONE_SHOT, START, Credential, CredentialSource, Purpose, Transport, find_command, is_absent
 from tinker._loop import LoopThread
 from tinker.errors import APIError, APIStatusError, ClientClosedError
 
@@ -25,7 +25,7 @@ _FROM_COMMAND = "credential_cmd"
 
 
 @attrs.define
-class Facts:
+class ServerConfig:
     """The settings of a server. ``answered`` says that it knows the endpoint; ``dynamic`` is replaced by refreshes."""
 
     config: models.ClientConfigResponse
@@ -33,16 +33,16 @@ class Facts:
     dynamic: models.ClientDynamicConfigResponse = attrs.field(factory=models.ClientDynamicConfigResponse)
 
 
-class Server:
+class ServerSettings:
     """The server of one client."""
 
     def __init__(self, transport: Transport, thread: LoopThread) -> None:
         self._transport = transport
         self._thread = thread
-        self._asking: asyncio.Task[Facts] | None = None
+        self._asking: asyncio.Task[ServerConfig] | None = None
         self._refreshing: asyncio.Task[None] | None = None
 
-    async def facts(self) -> Facts:
+    async def config(self) -> ServerConfig:
         """Return the settings, requested by the first caller; after a failure the next caller tries again."""
         task = self._asking
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
@@ -54,13 +54,13 @@ class Server:
                 raise ClientClosedError from None
             raise
 
-    def adopt(self, facts: Facts) -> None:
+    def adopt(self, server_config: ServerConfig) -> None:
         """Use settings that another process got, without asking."""
 
-        async def known() -> Facts:
-            return facts
+        async def get_known() -> ServerConfig:
+            return server_config
 
-        self._asking = self._thread.task(known(), name="client config")
+        self._asking = self._thread.task(get_known(), name="client config")
 
     def stop(self) -> None:
         """No more questions."""
@@ -73,30 +73,30 @@ class Server:
         self.stop()
         self._asking = None
 
-    async def _ask(self) -> Facts:
-        facts = await self._client_config()
-        if facts.config.pjwt_auth_enabled:
-            self._exchange_credentials(facts.config)
-        if facts.answered:
-            self._refreshing = self._thread.background(self._refresh(facts), "dynamic config")
-        return facts
+    async def _ask(self) -> ServerConfig:
+        server_config = await self._client_config()
+        if server_config.config.pjwt_auth_enabled:
+            self._exchange_credentials(server_config.config)
+        if server_config.answered:
+            self._refreshing = self._thread.background(self._refresh(server_config), "dynamic config")
+        return server_config
 
-    async def _client_config(self) -> Facts:
+    async def _client_config(self) -> ServerConfig:
         request = api.client_config(self._body())
         try:
             reply = await self._transport.send(request, START, purpose=Purpose.START, check=_useless_limit)
         except APIStatusError as error:
             if not is_absent(error):
                 raise
-            return Facts(models.ClientConfigResponse(), answered=False)
-        return Facts(reply.value, answered=True)
+            return ServerConfig(models.ClientConfigResponse(), answered=False)
+        return ServerConfig(reply.value, answered=True)
 
     def _body(self) -> models.ClientConfigRequest:
         return models.ClientConfigRequest(sdk_version=self._transport.config.sdk_version)
 
     def _exchange_credentials(self, config: models.ClientConfigResponse) -> None:
         """A server may also name the command as the only source it wants."""
-        source: Source | None = None
+        source: CredentialSource | None = None
         if config.credential_default_source == _FROM_COMMAND:
             source = find_command(self._transport.config)
         self._transport.auth.use_exchange(self._exchange, source)
@@ -106,11 +106,11 @@ class Server:
         reply = await self._transport.send(request, START, purpose=Purpose.START, credential=credential, check=_useless_token)
         return Credential(reply.value.jwt)
 
-    async def _refresh(self, facts: Facts) -> None:
+    async def _refresh(self, server_config: ServerConfig) -> None:
         """Ask periodically; a failure keeps the known settings, a server without the endpoint is not asked again."""
         while True:
             try:
-                facts.dynamic = (await self._transport.send(api.client_dynamic_config(self._body()), ONE_SHOT)).value
+                server_config.dynamic = (await self._transport.send(api.client_dynamic_config(self._body()), ONE_SHOT)).value
             except APIError as error:
                 if is_absent(error):
                     return
@@ -119,7 +119,7 @@ class Server:
                 return
             except Exception:
                 logger.exception("asking for the server's settings failed; they are asked for again")
-            await self._transport.clock.sleep(max(facts.dynamic.refresh_interval_sec, SHORTEST_REFRESH_SECONDS))
+            await self._transport.clock.sleep(max(server_config.dynamic.refresh_interval_sec, SHORTEST_REFRESH_SECONDS))
 
 
 # Settings that say how much there may be of something, so that nothing could ever be sent with 0.

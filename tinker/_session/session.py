@@ -28,14 +28,14 @@ from tinker._http import (
     Policy,
     Purpose,
     Transport,
+    cool_down_for,
     is_lost,
     is_session_over,
-    shared_cool_down,
 )
 from tinker._loop import LoopThread
 from tinker._session.negotiation import Negotiation
-from tinker._session.results import Expected, Poller
-from tinker._session.server_config import Facts, Server
+from tinker._session.results import ResultPoller, ResultSpec
+from tinker._session.server_config import ServerConfig, ServerSettings
 from tinker._session.telemetry import Telemetry
 from tinker.errors import APIError, APIStatusError, ClientClosedError, SessionLostError, TinkerError, copy_error
 from tinker.futures import APIFuture
@@ -45,29 +45,29 @@ T = TypeVar("T")
 
 HEARTBEAT_SECONDS = 10.0
 # All that the end of a session may take.
-GOOD_BYE_SECONDS = 5.0
+SHUTDOWN_SECONDS = 5.0
 # A session is lost when the server hears nothing for minutes; the user should know before.
 SILENCE_WARNING_SECONDS = 120.0
 
 
 @attrs.frozen(kw_only=True)
-class Started:
+class SessionContext:
     """What is known once the session exists."""
 
     session_id: str
-    facts: Facts
+    server_config: ServerConfig
     limits: Limits
-    poller: Poller
+    results: ResultPoller
     wire: Negotiation
 
-    async def submit(self, request: Request[models.UntypedAPIFuture], expected: Expected[T], future: APIFuture[Any]) -> T:
+    async def submit(self, request: Request[models.UntypedAPIFuture], spec: ResultSpec[T], future: APIFuture[Any]) -> T:
         """Submit a request and wait for its result."""
-        return await self.poller.wait(await self.poller.transport.send(request, SUBMIT), expected, future)
+        return await self.results.wait(await self.results.transport.send(request, SUBMIT), spec, future)
 
     @property
     def config(self) -> models.ClientConfigResponse:
         """The settings the server pushed when the client started."""
-        return self.facts.config
+        return self.server_config.config
 
 
 @attrs.frozen(kw_only=True)
@@ -84,7 +84,7 @@ class Session:
     def __init__(
         self,
         transport: Transport,
-        server: Server,
+        server: ServerSettings,
         thread: LoopThread,
         description: Description,
         telemetry: Telemetry | None,
@@ -94,8 +94,8 @@ class Session:
         self._thread = thread
         self._description = description
         self._telemetry = telemetry
-        self._starting: asyncio.Task[Started] | None = None
-        self.lively: list[asyncio.Task[None]] = []
+        self._starting: asyncio.Task[SessionContext] | None = None
+        self.background_tasks: list[asyncio.Task[None]] = []
         self._closed = False
         self._beating: set[str] = set()  # the sessions of which a heartbeat was answered
         self._lost: set[str] = set()  # those that the server has forgotten
@@ -109,7 +109,7 @@ class Session:
         if self._closed:
             raise ClientClosedError
 
-    async def started(self) -> Started:
+    async def ensure_started(self) -> SessionContext:
         """Return the session, created now if it was not. After a failed creation the next caller tries again."""
         self.check_open()
         task = self._starting
@@ -124,12 +124,12 @@ class Session:
         except TinkerError as error:
             raise copy_error(error) from error.__cause__
 
-    async def in_session(self, make: Callable[[Started], Awaitable[T]]) -> tuple[str, T]:
+    async def in_session(self, make: Callable[[SessionContext], Awaitable[T]]) -> tuple[str, T]:
         """Make a new client in the session; in a new session, when the server does not know this one any more.
 
         Returns the id of the session too, as a later one may take its place.
         """
-        started = await self.started()
+        started = await self.ensure_started()
         try:
             return started.session_id, await make(started)
         except SessionLostError:  # of what it is made from
@@ -138,15 +138,15 @@ class Session:
             if not await self._is_lost(started.session_id, error):
                 raise
             logger.warning("the server does not know session %s any more; starting a new one", started.session_id)
-        renewed = await self._renewed(started)
+        renewed = await self._renew(started)
         try:
             return renewed.session_id, await make(renewed)
         except APIStatusError as error:
-            if (lost := await self.lost_error(renewed.session_id, error)) is not None:
+            if (lost := await self.explain_loss(renewed.session_id, error)) is not None:
                 raise lost from error
             raise
 
-    async def lost_error(self, session_id: str, error: Exception) -> SessionLostError | None:
+    async def explain_loss(self, session_id: str, error: Exception) -> SessionLostError | None:
         """What to raise for a request that failed because the server has forgotten its session; None for other failures."""
         if not isinstance(error, APIStatusError) or not await self._is_lost(session_id, error):
             return None
@@ -177,16 +177,16 @@ class Session:
             return False
         return False
 
-    async def _renewed(self, lost: Started) -> Started:
+    async def _renew(self, lost: SessionContext) -> SessionContext:
         """Open a new session in place of a lost one, and request the server's settings again."""
         if self._present() is lost:
             self._starting = None
-            for one in self.lively:
+            for one in self.background_tasks:
                 one.cancel()
-            self.lively.clear()
+            self.background_tasks.clear()
             self.loss_keys.clear()
             self._server.forget()
-        return await self.started()
+        return await self.ensure_started()
 
     @property
     def session_id(self) -> str | None:
@@ -194,24 +194,24 @@ class Session:
         present = self._present()
         return None if present is None else present.session_id
 
-    def _present(self) -> Started | None:
+    def _present(self) -> SessionContext | None:
         task = self._starting
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return None
         return task.result()
 
-    def adopt(self, session_id: str, facts: Facts) -> None:
+    def adopt(self, session_id: str, server_config: ServerConfig) -> None:
         """Join a session that another client created: nothing is sent but heartbeats."""
-        self._server.adopt(facts)
+        self._server.adopt(server_config)
 
-        async def known() -> Started:
-            return self._alive(session_id, facts)
+        async def get_known() -> SessionContext:
+            return self._alive(session_id, server_config)
 
-        self._starting = self._thread.task(known(), name="session joined")
+        self._starting = self._thread.task(get_known(), name="session joined")
 
-    async def _start(self) -> Started:
+    async def _start(self) -> SessionContext:
         transport, settings = self._transport, self._transport.config
-        facts = await self._server.facts()
+        server_config = await self._server.config()
         reply = await transport.send(
             api.create_session(
                 models.CreateSessionRequest(
@@ -226,18 +226,18 @@ class Session:
             purpose=Purpose.START,
         )
         _log_messages(reply.value)
-        return self._alive(reply.value.session_id, facts)
+        return self._alive(reply.value.session_id, server_config)
 
-    def _alive(self, session_id: str, facts: Facts) -> Started:
-        self.lively.append(
+    def _alive(self, session_id: str, server_config: ServerConfig) -> SessionContext:
+        self.background_tasks.append(
             self._thread.background(_keep_alive(self._transport, session_id, self._beating), "session heartbeat")
         )
         if not self._transport.config.is_local:
-            self._thread.keep_watch()
+            self._thread.watch_lag()
         if self._telemetry is not None:
-            self._telemetry.session_started(session_id)
-            self.lively.append(self._thread.background(self._telemetry.run(), "telemetry"))
-        return _assembled(session_id, facts, self._transport)
+            self._telemetry.begin_session(session_id)
+            self.background_tasks.append(self._thread.background(self._telemetry.run(), "telemetry"))
+        return _build_context(session_id, server_config, self._transport)
 
     async def close(self, reason: models.ClientSessionFinishReasonType, detail: str | None) -> None:
         """End the session and close every connection; later requests are refused.
@@ -249,13 +249,13 @@ class Session:
         self._closed = True
         if self._starting is not None:
             with contextlib.suppress(TimeoutError):
-                async with self._transport.clock.deadline(GOOD_BYE_SECONDS):
+                async with self._transport.clock.deadline(SHUTDOWN_SECONDS):
                     await self._finish(self._starting, reason, detail)
             self._starting.cancel()
-        await shut_down(self._transport, self._server, self.lively)
+        await shut_down(self._transport, self._server, self.background_tasks)
 
     async def _finish(
-        self, starting: asyncio.Task[Started], reason: models.ClientSessionFinishReasonType, detail: str | None
+        self, starting: asyncio.Task[SessionContext], reason: models.ClientSessionFinishReasonType, detail: str | None
     ) -> None:
         try:
             started = await asyncio.shield(starting)
@@ -266,21 +266,21 @@ class Session:
         except Exception as error:  # it ends by itself when heartbeats stop
             logger.debug("session finish: %s", error, exc_info=not isinstance(error, TinkerError))
         if self._telemetry is not None:
-            await self._telemetry.session_ended()
+            await self._telemetry.end_session()
 
 
-async def shut_down(transport: Transport, server: Server, lively: Sequence[asyncio.Task[None]]) -> None:
+async def shut_down(transport: Transport, server: ServerSettings, background_tasks: Sequence[asyncio.Task[None]]) -> None:
     """Stop what goes on by itself, and close the connections."""
     server.stop()
-    for task in lively:
+    for task in background_tasks:
         task.cancel()
     await transport.close()
 
 
-def _assembled(session_id: str, facts: Facts, transport: Transport) -> Started:
-    settings, config = transport.config, facts.config
+def _build_context(session_id: str, server_config: ServerConfig, transport: Transport) -> SessionContext:
+    settings, config = transport.config, server_config.config
     wire = Negotiation(settings.wire)
-    wire.config_answered(facts.answered)
+    wire.note_config_answered(server_config.answered)
     limits = Limits(
         samples=Budget(None if config.sample_use_retrieve_futures else config.sample_max_concurrent_requests),
         dispatch=Budget(DISPATCH_SLOTS),
@@ -288,12 +288,12 @@ def _assembled(session_id: str, facts: Facts, transport: Transport) -> Started:
         prompt_nbytes=Budget(config.sample_dispatch_bytes_semaphore_size),
         training_nbytes=Budget(config.fwdbwd_dispatch_bytes_semaphore_size),
         result_nbytes=Budget(config.inflight_response_bytes_semaphore_size),
-        cool_down=shared_cool_down(settings.base_url, settings.api_key, transport.clock),
+        cool_down=cool_down_for(settings.base_url, settings.api_key, transport.clock),
         sleep=transport.sleep,
         fails_fast=settings.fail_fast,
     )
-    poller = Poller(transport, limits.result_nbytes, json_results=settings.wire == "json")
-    return Started(session_id=session_id, facts=facts, limits=limits, poller=poller, wire=wire)
+    results = ResultPoller(transport, limits.result_nbytes, json_results=settings.wire == "json")
+    return SessionContext(session_id=session_id, server_config=server_config, limits=limits, results=results, wire=wire)
 
 
 def _log_messages(created: models.CreateSessionResponse) -> None:

@@ -22,7 +22,7 @@ from tinker.errors import APIError, TinkerError, copy_error
 logger = logging.getLogger("tinker")
 
 
-class Completions:
+class SessionPoller:
     """The completions of one sampling client. Asks only while somebody waits, or while fetched results must be reported."""
 
     def __init__(self, transport: Transport, thread: LoopThread, target: models.SamplingSessionFuturesTarget) -> None:
@@ -76,7 +76,7 @@ class Completions:
         finally:
             self._waiting.pop(request_id, None)
 
-    def fetched(self, request_id: str) -> None:
+    def note_fetched(self, request_id: str) -> None:
         """The result is here, so the server may forget it; told with the next poll."""
         if not self._absent:
             self._fetched.add(request_id)
@@ -104,7 +104,7 @@ class Completions:
         while self._waiting or self._fetched:
             started = self._transport.clock.monotonic()
             try:
-                is_news = await self._once()
+                should_log = await self._once()
             except APIError as error:
                 if is_absent(error):
                     self._give_up()
@@ -112,7 +112,7 @@ class Completions:
                 await self._transport.sleep(attempts.next_delay(error))
                 continue
             attempts.reset()
-            if is_news:
+            if should_log:
                 pace.reset()
             elif self._waiting:
                 await pace.keep(started)

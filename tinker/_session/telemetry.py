@@ -81,7 +81,7 @@ class Telemetry:
 
     # ------------------------------------------------------------------------------------------------- used on the loop only
 
-    def session_started(self, session_id: str) -> None:
+    def begin_session(self, session_id: str) -> None:
         """From now on there is a session to report about."""
         self._session_id = session_id
         self._began = self._now()
@@ -96,7 +96,7 @@ class Telemetry:
             except Exception as error:
                 logger.debug("telemetry: %s", error, exc_info=error)
 
-    async def session_ended(self) -> None:
+    async def end_session(self) -> None:
         """Send the rest."""
         if self._session_id is not None:
             self._add(models.SessionEndEvent(duration=str(self._now() - self._began), **self._common("INFO")))
@@ -109,10 +109,10 @@ class Telemetry:
             try:
                 await self._transport.send(api.telemetry(self._request(batch)), ONE_SHOT, purpose=Purpose.HEARTBEAT)
             except APIError as error:
-                self._refused(error, batch)
+                self._note_refusal(error, batch)
                 return
 
-    def _refused(self, error: APIError, batch: list[models.TelemetryEvent]) -> None:
+    def _note_refusal(self, error: APIError, batch: list[models.TelemetryEvent]) -> None:
         logger.debug("telemetry: %s", error)
         if is_absent(error):
             self.wanted = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tinker._training import requests
 from tinker._training.chunks import PROMPT_TOKEN_NBYTES, chunk_nbytes
-from tinker._training.creation import NewModel, SavedModel
+from tinker._training.creation import NewAdapter, SavedAdapter
 from tinker._training.custom_loss import check_handle, create_handle, prepare_loss
 from tinker._training.loss_requests import LossJob
 from tinker._training.run import SavedForSampling, TrainingRun
@@ -12,10 +12,10 @@ from tinker._training.tracing import trace
 
 __all__ = [
     "LossJob",
-    "NewModel",
+    "NewAdapter",
     "PROMPT_TOKEN_NBYTES",
     "SavedForSampling",
-    "SavedModel",
+    "SavedAdapter",
     "TrainingRun",
     "check_handle",
     "chunk_nbytes",

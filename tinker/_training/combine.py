@@ -48,12 +48,12 @@ def combine(results: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
     for key, own in first.metrics.items():
         values = [result.metrics[key] for result in results if key in result.metrics]
         if len(values) == len(results):
-            metrics.update(_reduced(key, own, values, weights))
+            metrics.update(_reduce(key, own, values, weights))
     outputs = [output for result in results for output in result.loss_fn_outputs]
     return ForwardBackwardOutput(first.loss_fn_output_type, outputs, metrics)
 
 
-def _reduced(key: str, own: float, values: Values, weights: Weights) -> dict[str, float]:
+def _reduce(key: str, own: float, values: Values, weights: Weights) -> dict[str, float]:
     suffix = key.rpartition(":")[2]
     if suffix == "unique":
         return {key if index == 0 else f"{key}_{index}": value for index, value in enumerate(values)}

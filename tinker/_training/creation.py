@@ -15,15 +15,15 @@ from tinker_wire.api import weights as weights_api
 
 from tinker._http import SUBMIT, is_format_refused
 from tinker._runtime import Runtime
-from tinker._session import Expected, Started, json_only
+from tinker._session import ResultSpec, SessionContext, json_only
 from tinker._training.numbers import Numbers
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture
 from tinker.types.params import LoraConfig, OptimizerConfig
 from tinker.types.paths import ParsedCheckpointTinkerPath
 
-CREATED: Expected[models.CreateModelResponse] = json_only("CreateModel", models.CreateModelResponse)
-LOADED: Expected[models.LoadWeightsResponse] = json_only("LoadWeights", models.LoadWeightsResponse)
+CREATED: ResultSpec[models.CreateModelResponse] = json_only("CreateModel", models.CreateModelResponse)
+LOADED: ResultSpec[models.LoadWeightsResponse] = json_only("LoadWeights", models.LoadWeightsResponse)
 # What the SDKs take where nobody says.
 DEFAULT_RANK = 32
 
@@ -31,13 +31,13 @@ DEFAULT_RANK = 32
 class Creation(Protocol):
     """Makes the model of a run."""
 
-    async def create(self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], started: Started, /) -> str:
+    async def create(self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, /) -> str:
         """Make the model in the session and return its id; numbers of the run may be used for that."""
         ...
 
 
 @attrs.frozen(kw_only=True)
-class NewModel:
+class NewAdapter:
     """A new adapter over a base model."""
 
     base_model: str
@@ -45,21 +45,21 @@ class NewModel:
     optimizer: OptimizerConfig | None
     user_metadata: dict[str, object] | None
 
-    async def create(self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], started: Started, /) -> str:
+    async def create(self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, /) -> str:
         """Create the model and return its id."""
         body = models.CreateModelRequest(
-            session_id=started.session_id,
+            session_id=context.session_id,
             model_seq_id=next(runtime.session.model_numbers),
             base_model=self.base_model,
             user_metadata=self.user_metadata,
             lora_config=self.lora,
             optimizer_config=self.optimizer or models.AdamOptimizerConfig(),
         )
-        return await _create(future, started, body)
+        return await _create(future, context, body)
 
 
 @attrs.frozen(kw_only=True)
-class SavedModel:
+class SavedAdapter:
     """A model that starts from saved weights. ``optimizer`` is the kind of a fresh one."""
 
     path: str
@@ -69,11 +69,11 @@ class SavedModel:
     optimizer: OptimizerConfig | None
     with_optimizer: bool
 
-    async def create(self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], started: Started, /) -> str:
+    async def create(self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, /) -> str:
         """Create the model by loading, else create one and load into it; return its id."""
         number = next(runtime.session.model_numbers)
         body = models.LoadWeightsRequest(
-            session_id=started.session_id,
+            session_id=context.session_id,
             model_seq_id=number,
             base_model=self.base_model,
             user_metadata=self.user_metadata,
@@ -87,30 +87,30 @@ class SavedModel:
         except APIStatusError as error:
             if not is_format_refused(error):
                 raise
-            return await _create_then_load(runtime, numbers, future, started, body)
-        loaded = await started.poller.wait(submission, LOADED, future)
-        return loaded.model_id or f"{started.session_id}:train:{number}"
+            return await _create_then_load(runtime, numbers, future, context, body)
+        loaded = await context.results.wait(submission, LOADED, future)
+        return loaded.model_id or f"{context.session_id}:train:{number}"
 
 
-async def _create(future: APIFuture[Any], started: Started, body: models.CreateModelRequest) -> str:
-    return (await started.submit(training_api.create_model(body), CREATED, future)).model_id
+async def _create(future: APIFuture[Any], context: SessionContext, body: models.CreateModelRequest) -> str:
+    return (await context.submit(training_api.create_model(body), CREATED, future)).model_id
 
 
 async def _create_then_load(
-    runtime: Runtime, numbers: Numbers, future: APIFuture[Any], started: Started, body: models.LoadWeightsRequest
+    runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, body: models.LoadWeightsRequest
 ) -> str:
     """The id of a new model that holds the weights; the load is the run's first request."""
     origin = await _find_origin(runtime, body.path)
     assert body.model_seq_id is not None
     create = models.CreateModelRequest(
-        session_id=started.session_id,
+        session_id=context.session_id,
         model_seq_id=body.model_seq_id,
         base_model=body.base_model or origin.base_model,
         user_metadata=body.user_metadata,
         lora_config=origin.lora,
         optimizer_config=body.optimizer_config or models.AdamOptimizerConfig(),
     )
-    model_id = await _create(future, started, create)
+    model_id = await _create(future, context, create)
     load = msgspec.structs.replace(
         body,
         session_id=None,
@@ -121,7 +121,7 @@ async def _create_then_load(
         model_id=model_id,
         seq_id=numbers.take(),
     )
-    await started.submit(weights_api.load_weights(load), LOADED, future)
+    await context.submit(weights_api.load_weights(load), LOADED, future)
     return model_id
 
 

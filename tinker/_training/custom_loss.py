@@ -25,7 +25,7 @@ from tinker._http import Transport
 from tinker._installation import install_command
 from tinker._loop import LoopThread
 from tinker._runtime import Runtime
-from tinker._session import Started, json_only
+from tinker._session import SessionContext, json_only
 from tinker._training.loss_requests import Accepted, LossJob, LossRequests, prepare_loss_requests
 from tinker._training.numbers import Numbers
 from tinker._training.tracing import LOGPROBS, TracedLoss
@@ -63,10 +63,10 @@ Evaluate: TypeAlias = Callable[[list[Datum], Logprobs], Evaluated]
 
 
 def evaluator(loss_fn: CustomLossFn | LossWithGradients | LossHandle) -> Evaluate:
-    """Choose how to evaluate a loss. ImportError when it needs torch that is missing, TypeError for a value that is not a loss."""
+    """Choose how to evaluate a loss. ImportError when it needs missing torch, TypeError for a value that is not a loss."""
     if isinstance(loss_fn, LossWithGradients):
         return partial(_with_gradients, loss_fn)
-    function = partial(_summed, loss_fn) if isinstance(loss_fn, LossHandle) else loss_fn
+    function = partial(_sum_losses, loss_fn) if isinstance(loss_fn, LossHandle) else loss_fn
     if not callable(function):
         raise TypeError(f"loss_fn must be a function, with_gradients(function) or a LossHandle, got {type(loss_fn).__name__}")
     if importlib.util.find_spec("torch") is None:
@@ -82,7 +82,7 @@ def _with_gradients(loss_fn: LossWithGradients, data: list[Datum], logprobs: Log
     if not _is_tuple(returned, 2, 3):
         raise ValueError("the custom loss must return (loss, gradients) or (loss, gradients, metrics)")
     loss, gradients = float(returned[0]), [np.asarray(gradient, np.float32) for gradient in returned[1]]
-    return _checked(Evaluated(loss, gradients, _numbers(returned[2] if len(returned) == 3 else {})), logprobs)
+    return _check_evaluation(Evaluated(loss, gradients, _numbers(returned[2] if len(returned) == 3 else {})), logprobs)
 
 
 def _is_tuple(value: object, *lengths: int) -> bool:
@@ -104,7 +104,7 @@ def _by_torch(loss_fn: CustomLossFn, data: list[Datum], logprobs: Logprobs) -> E
             raise ValueError("the custom loss does not depend on the log-probabilities, or was detached from them")
         loss.backward()  # type: ignore[no-untyped-call]
     gradients = [_gradient(index, leaf) for index, leaf in enumerate(leaves)]
-    return _checked(Evaluated(_number(loss), gradients, _numbers(metrics)), logprobs)
+    return _check_evaluation(Evaluated(_number(loss), gradients, _numbers(metrics)), logprobs)
 
 
 def _gradient(index: int, leaf: torch.Tensor) -> NDArray[np.float32]:
@@ -116,7 +116,7 @@ def _gradient(index: int, leaf: torch.Tensor) -> NDArray[np.float32]:
     return leaf.grad.numpy()
 
 
-def _checked(evaluated: Evaluated, logprobs: Logprobs) -> Evaluated:
+def _check_evaluation(evaluated: Evaluated, logprobs: Logprobs) -> Evaluated:
     if len(evaluated.gradients) != len(logprobs):
         raise ValueError(f"the custom loss returned {len(evaluated.gradients)} gradients for {len(logprobs)} datums")
     for index, (gradient, part) in enumerate(zip(evaluated.gradients, logprobs, strict=True)):
@@ -138,7 +138,7 @@ def _number(value: Any) -> float:
     return float(value.detach() if is_torch(value) else value)
 
 
-def _summed(handle: LossHandle, data: list[Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+def _sum_losses(handle: LossHandle, data: list[Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
     """A loss per datum over all of them: losses added up, metrics as their names say."""
     import torch
 
@@ -172,22 +172,22 @@ def check_handle(handle: LossHandle, data: Sequence[Datum], session_id: str | No
 async def create_handle(future: APIFuture[LossHandle], runtime: Runtime, traced: TracedLoss) -> LossHandle:
     """The handle of a traced loss in this session, uploaded where the server asks for it. ValueError when there is one."""
     session = runtime.session
-    started = await session.started()
-    handle = LossHandle(traced.name, traced.inputs, started.session_id, traced.module)
+    context = await session.ensure_started()
+    handle = LossHandle(traced.name, traced.inputs, context.session_id, traced.module)
     if handle.key in session.loss_keys:
         raise ValueError(f"this session already created the loss {traced.name!r}; reuse its LossHandle")
     session.loss_keys.add(handle.key)
-    if not started.config.custom_loss_server_side:
+    if not context.config.custom_loss_server_side:
         return handle
     body = models.CreateCustomLossRequest(
-        session_id=started.session_id,
+        session_id=context.session_id,
         custom_loss_seq_id=next(session.loss_numbers),
         name=traced.name,
         inputs=traced.inputs,
         graph=traced.graph,
     )
     try:
-        created = await started.submit(training_api.create_custom_loss(body), _CREATED, future)
+        created = await context.submit(training_api.create_custom_loss(body), _CREATED, future)
     except BaseException:
         session.loss_keys.discard(handle.key)
         raise
@@ -207,20 +207,20 @@ class PreparedLoss:
     reduced: list[Datum]
     evaluate: Evaluate
 
-    async def forward(self, transport: Transport, started: Started) -> LossRequests:
+    async def forward(self, transport: Transport, context: SessionContext) -> LossRequests:
         """Cut and encode the forward pass."""
-        return await prepare_loss_requests(transport, started, self.reduced, _FORWARD)
+        return await prepare_loss_requests(transport, context, self.reduced, _FORWARD)
 
 
 def prepare_loss(data: Sequence[Datum], loss_fn: CustomLossFn | LossWithGradients | LossHandle) -> PreparedLoss:
     """Check the arguments of a step; errors as of :func:`evaluator` and ``forward_backward``."""
     evaluate = evaluator(loss_fn)
-    reduced = [_reduced(datum) for datum in data]
+    reduced = [_to_cross_entropy(datum) for datum in data]
     check_data(reduced, "cross_entropy")
     return PreparedLoss(list(data), reduced, evaluate)
 
 
-def _reduced(datum: Datum) -> Datum:
+def _to_cross_entropy(datum: Datum) -> Datum:
     """The datum as cross entropy takes it; the weights do not matter to the log-probabilities."""
     if not isinstance(datum, Datum):  # pyright: ignore[reportUnnecessaryIsInstance]
         return datum  # refused with its index
@@ -244,8 +244,8 @@ class CustomStep:
         """Everything but waiting for the last results; holds the turn meanwhile."""
         output = await self.forward.result(await self.forward.submit(numbers, model_id), self.future)
         logprobs = _logprobs(self.prepared.reduced, output)
-        evaluated = await self.thread.beside(partial(self.prepared.evaluate, self.prepared.data, logprobs))
-        weighted = [_weighted(*pair) for pair in zip(self.prepared.reduced, evaluated.gradients, strict=True)]
+        evaluated = await self.thread.run_in_user_thread(partial(self.prepared.evaluate, self.prepared.data, logprobs))
+        weighted = [_set_weights(*pair) for pair in zip(self.prepared.reduced, evaluated.gradients, strict=True)]
         backward = self.forward.again(weighted, _BACKWARD)
         await backward.encode()
         return Underway(evaluated, backward, await backward.submit(numbers, model_id))
@@ -253,7 +253,7 @@ class CustomStep:
     async def result(self, underway: Underway) -> ForwardBackwardOutput:
         """The result of the backward pass, with the user's loss and metrics in it."""
         output = await underway.backward.result(underway.accepted, self.future)
-        return attrs.evolve(output, metrics=_merged(output.metrics, underway.evaluated))
+        return attrs.evolve(output, metrics=_merge_metrics(output.metrics, underway.evaluated))
 
 
 @attrs.frozen
@@ -281,12 +281,12 @@ def _logprobs(data: Sequence[Datum], output: ForwardBackwardOutput) -> Logprobs:
     return found
 
 
-def _weighted(datum: Datum, gradient: NDArray[np.float32]) -> Datum:
+def _set_weights(datum: Datum, gradient: NDArray[np.float32]) -> Datum:
     sparse = datum.loss_fn_inputs["target_tokens"].is_sparse
     weights = TensorData.from_numpy_sparse(-gradient) if sparse else TensorData.from_numpy(-gradient)
     return attrs.evolve(datum, loss_fn_inputs={**datum.loss_fn_inputs, "weights": weights})
 
 
-def _merged(server: Mapping[str, float], evaluated: Evaluated) -> dict[str, float]:
+def _merge_metrics(server: Mapping[str, float], evaluated: Evaluated) -> dict[str, float]:
     metrics = {(_SURROGATE if name == _LOSS else name): value for name, value in server.items()}
     return {**metrics, **evaluated.metrics, _LOSS: evaluated.loss}

@@ -17,12 +17,11 @@ from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
 
 from tinker._http import SUBMIT, PreparedRequest, Purpose, Reply, Transport
-from tinker._session import Form, Started, Trial, loss_output
+from tinker._session import SessionContext, Trial, WireFormat, loss_output
 from tinker._training.chunks import datum_nbytes, split
 from tinker._training.combine import combine
 from tinker._training.numbers import Numbers
-from tinker._wire import json, proto
-from tinker._wire.bodies import BUFFERS, slices
+from tinker._wire import BUFFERS, json, proto, slices
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture
 from tinker.types.datum import Datum
@@ -59,7 +58,7 @@ class _Chunk:
         """Whether a tensor is sparse."""
         return any(tensor.is_sparse for datum in self.data for tensor in datum.loss_fn_inputs.values())
 
-    def written(self, form: Form) -> _Chunk:
+    def in_format(self, form: WireFormat) -> _Chunk:
         """The chunk as this form writes it: itself, or, where sparse tensors are not read, one that has none."""
         if form.sparse or not self.has_sparse:
             return self
@@ -72,17 +71,17 @@ class _Chunk:
         """The protobuf form without its head; made once, off the loop thread when large."""
         if self._encoded is None:
             large = self.nbytes > _LARGE_NBYTES
-            self._encoded = await asyncio.to_thread(self._joined) if large else self._joined()
+            self._encoded = await asyncio.to_thread(self._join) if large else self._join()
         return self._encoded
 
-    def _joined(self) -> memoryview:
+    def _join(self) -> memoryview:
         parts = proto.encode_data(self.data)
-        return BUFFERS.joined(parts) if self.nbytes > _LARGE_NBYTES else memoryview(b"".join(parts))
+        return BUFFERS.join(parts) if self.nbytes > _LARGE_NBYTES else memoryview(b"".join(parts))
 
     def release(self, *, at_once: bool) -> None:
         """The server has it. Its memory may be used again if no broken attempt can be sending it still."""
         if self._encoded is not None and at_once:
-            BUFFERS.give(self._encoded)
+            BUFFERS.release(self._encoded)
         self._encoded = None
 
     def json_request(self, job: LossJob, model_id: str, number: int) -> Request[models.UntypedAPIFuture]:
@@ -100,17 +99,14 @@ class LossRequests:
     """One computation, cut and encoded as the server of this session wants it; ready to be numbered and sent."""
 
     transport: Transport
-    started: Started
+    context: SessionContext
     job: LossJob
     chunks: list[_Chunk]
 
     async def submit(self, numbers: Numbers, model_id: str) -> list[Accepted]:
         """Number and send every chunk; only whose turn it is may call this."""
-        if len(self.chunks) == 1 or not self.started.config.parallel_fwdbwd_chunks:
-            return await self._submit_in_turn(numbers, model_id)
-        return await self._submit_together(numbers, model_id)
-
-    async def _submit_in_turn(self, numbers: Numbers, model_id: str) -> list[Accepted]:
+        if len(self.chunks) > 1 and self.context.config.parallel_fwdbwd_chunks:
+            return await self._submit_together(numbers, model_id)
         accepted: list[Accepted] = []
         for chunk in self.chunks:
             try:
@@ -151,15 +147,15 @@ class LossRequests:
 
     async def encode(self) -> None:
         """Encode what is sent as protobuf now, so that its turn is short."""
-        form = self.started.wire.form
+        form = self.context.wire.form
         if form.media == "proto":
             for chunk in self.chunks:
-                await chunk.written(form).encode()
+                await chunk.in_format(form).encode()
 
     async def result(self, accepted: Sequence[Accepted], future: APIFuture[Any]) -> ForwardBackwardOutput:
         """Wait for the chunks and put their results together."""
         expected = loss_output("Forward" if self.job.forward_only else "ForwardBackward")
-        wait = self.started.poller.wait
+        wait = self.context.results.wait
         if len(accepted) == 1:
             return combine([await wait(accepted[0], expected, future)])
         return combine(await asyncio.gather(*(wait(one, expected, future) for one in accepted)))
@@ -167,7 +163,7 @@ class LossRequests:
     async def _send_chunk(self, chunk: _Chunk, model_id: str, number: int) -> Accepted:
         """Submit one chunk; one that is refused is tried in the other forms the server may read, under the same number."""
         submission = _ChunkSubmission(self, chunk, model_id, number)
-        async with self.started.limits.training_nbytes.take(chunk.nbytes):
+        async with self.context.limits.training_nbytes.take(chunk.nbytes):
             reply = await self.transport.send_variants(submission, SUBMIT)
         submission.release(attempts=reply.attempts)
         return reply
@@ -181,8 +177,8 @@ class _ChunkSubmission:
 
     def __init__(self, requests: LossRequests, chunk: _Chunk, model_id: str, number: int) -> None:
         self._requests, self._chunk, self._model_id, self._number = requests, chunk, model_id, number
-        self._trial = Trial(requests.started.wire, has_sparse=chunk.has_sparse)
-        self._prepared: dict[Form, PreparedRequest] = {}
+        self._trial = Trial(requests.context.wire, has_sparse=chunk.has_sparse)
+        self._prepared: dict[WireFormat, PreparedRequest] = {}
 
     async def first(self) -> PreparedRequest:
         """The chunk in the form in use."""
@@ -199,15 +195,15 @@ class _ChunkSubmission:
     def release(self, *, attempts: int) -> None:
         """The server has it. Memory is used again if no broken attempt can be sending it still."""
         for form in self._prepared:
-            self._chunk.written(form).release(at_once=attempts == len(self._prepared) == 1)
+            self._chunk.in_format(form).release(at_once=attempts == len(self._prepared) == 1)
 
-    async def _in_form(self, form: Form) -> PreparedRequest:
+    async def _in_form(self, form: WireFormat) -> PreparedRequest:
         if form not in self._prepared:
             self._prepared[form] = await self._prepare(form)
         return self._prepared[form]
 
-    async def _prepare(self, form: Form) -> PreparedRequest:
-        job, written, transport = self._requests.job, self._chunk.written(form), self._requests.transport
+    async def _prepare(self, form: WireFormat) -> PreparedRequest:
+        job, written, transport = self._requests.job, self._chunk.in_format(form), self._requests.transport
         if form.media == "proto":
             head = proto.forward_backward_head(
                 self._model_id, self._number, job.loss_fn, job.config, forward_only=job.forward_only
@@ -216,7 +212,7 @@ class _ChunkSubmission:
             request = training_api.forward_backward(body)
         else:
             request = written.json_request(job, self._model_id, self._number)
-        compress = self._requests.started.config.proto_compress_fwdbwd and form.media == "proto"
+        compress = self._requests.context.config.proto_compress_fwdbwd and form.media == "proto"
         if written.nbytes > _LARGE_NBYTES and (compress or form.media != "proto"):
             return await asyncio.to_thread(transport.prepare, request, Purpose.UPLOAD, compress=compress)
         return transport.prepare(request, Purpose.UPLOAD, compress=compress)
@@ -230,10 +226,12 @@ def _dense(datum: Datum) -> Datum:
     return attrs.evolve(datum, loss_fn_inputs=inputs)
 
 
-async def prepare_loss_requests(transport: Transport, started: Started, data: Sequence[Datum], job: LossJob) -> LossRequests:
+async def prepare_loss_requests(
+    transport: Transport, context: SessionContext, data: Sequence[Datum], job: LossJob
+) -> LossRequests:
     """Cut ``data`` by the server's limits; what is sent as protobuf is encoded now, ahead of the turn."""
-    limits = started.config
+    limits = context.config
     pieces = split(data, limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
-    requests = LossRequests(transport, started, job, [_Chunk(piece, nbytes) for piece, nbytes in pieces])
+    requests = LossRequests(transport, context, job, [_Chunk(piece, nbytes) for piece, nbytes in pieces])
     await requests.encode()
     return requests

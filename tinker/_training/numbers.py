@@ -76,7 +76,7 @@ class Numbers:
         self._refused.add(number)
         if fate is not Fate.REFUSED:
             return None
-        expected = _expected_number(error, number)
+        expected = _find_expected_number(error, number)
         if expected is not None and (expected > number or expected in self._refused):
             self._refused.discard(number)
             self._next = expected + 1
@@ -91,7 +91,7 @@ def _is_unseen(error: Exception) -> bool:
     return fate_of(error) is Fate.UNSEEN
 
 
-def _expected_number(error: Exception, number: int) -> int | None:
+def _find_expected_number(error: Exception, number: int) -> int | None:
     """The number that the server says it expects in place of ``number``."""
     found = _EXPECTED.search(str(error)) if isinstance(error, APIStatusError) else None
     return int(found[1]) if found is not None and int(found[2]) == number and int(found[1]) != number else None

@@ -36,35 +36,35 @@ class Sequencer:
         """The moment of a call or of a receipt, to compare with others; from any thread."""
         return next(self._ticks)
 
-    def place(self, future: APIFuture[Any], called: int) -> Place:
+    def take_turn(self, future: APIFuture[Any], called: int) -> Turn:
         """The next place in the queue, of an operation that was called at the moment ``called``."""
         turn = self._last = _Turn(self._last)
-        return Place(self, turn, future, next(self._positions), called)
+        return Turn(self, turn, future, next(self._positions), called)
 
     def end(self, creation: APIFuture[Any], error: BaseException) -> None:
         """There is no run: fail every later place with ``error``."""
         self._ended = creation, error
 
-    def block(self, place: Place, error: BaseException) -> None:
+    def block(self, turn: Turn, error: BaseException) -> None:
         """Stop the places behind ``place`` until the user has received ``error`` from its future."""
-        block = Block(self, place, error)
+        block = Block(self, turn, error)
         self._blocks.append(block)
-        place.future.receipt.add_action(block.receive)
+        turn.future.receipt.add_action(block.receive)
 
-    def check(self, place: Place) -> None:
+    def check(self, turn: Turn) -> None:
         """Raise what keeps ``place``, whose turn it is, from being sent."""
         if self._ended is not None:
             creation, error = self._ended
-            place.future.receipt.add_action(creation.receipt.mark_received)
-            raise _noted(copy_error(error))
-        self._blocks = [block for block in self._blocks if block.received is None or place.called < block.received]
-        block = next((block for block in self._blocks if block.position < place.position), None)
+            turn.future.receipt.add_action(creation.receipt.mark_received)
+            raise _add_note(copy_error(error))
+        self._blocks = [block for block in self._blocks if block.received is None or turn.called < block.received]
+        block = next((block for block in self._blocks if block.position < turn.position), None)
         if block is not None:
-            place.future.receipt.add_action(block.receive)
-            raise block.error_for(place.future.operation)
+            turn.future.receipt.add_action(block.receive)
+            raise block.error_for(turn.future.operation)
 
 
-def _noted(error: BaseException) -> BaseException:
+def _add_note(error: BaseException) -> BaseException:
     error.add_note("The training client could not be created, so its requests were not sent.")
     return error
 
@@ -105,7 +105,7 @@ class _Turn:
             self._waiter.set_result(None)
 
 
-class Place:
+class Turn:
     """``async with place`` waits for the turn and holds it."""
 
     def __init__(self, sequencer: Sequencer, turn: _Turn, future: APIFuture[Any], position: int, called: int) -> None:
@@ -135,12 +135,12 @@ class Place:
 class Block:
     """A failure that stops later requests until it is received."""
 
-    def __init__(self, sequencer: Sequencer, place: Place, error: BaseException) -> None:
+    def __init__(self, sequencer: Sequencer, turn: Turn, error: BaseException) -> None:
         self._sequencer = sequencer
-        self._operation = place.future.operation
+        self._operation = turn.future.operation
         self._error = copy_error(error)  # without the traceback, which holds the future and the data
         self._lock = threading.Lock()
-        self.position = place.position
+        self.position = turn.position
         self.received: int | None = None
 
     def receive(self) -> None:

@@ -16,7 +16,7 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Request
 
 from tinker._http import SUBMIT, Reply, Transport
-from tinker._session import Expected, json_only
+from tinker._session import ResultSpec, json_only
 from tinker.types.params import AdamParams, DimuonParams
 from tinker.types.results import SaveWeightsExternalResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse
 
@@ -32,7 +32,7 @@ class RunRequest(Generic[T]):
     operation: str
     build: Callable[[Any], Request[models.UntypedAPIFuture]]
     body: msgspec.Struct
-    expected: Expected[T]
+    spec: ResultSpec[T]
     changes_run: bool = True
     is_numbered: bool = True
     sampler_numbers: Iterator[int] | None = None
@@ -55,7 +55,7 @@ def optim_step(params: AdamParams | DimuonParams) -> RunRequest[models.OptimStep
         operation="optim_step",
         build=training_api.optim_step,
         body=models.OptimStepRequest(model_id=_LATER, adam_params=adam, optimizer_params=other),
-        expected=json_only("OptimStep", models.OptimStepResponse),
+        spec=json_only("OptimStep", models.OptimStepResponse),
     )
 
 
@@ -69,7 +69,7 @@ def save_state(
         body=models.SaveWeightsRequest(
             model_id=_LATER, path=name, ttl_seconds=ttl_seconds, overwrite=overwrite, user_metadata=_strings(user_metadata)
         ),
-        expected=Expected("SaveWeights", models.SaveWeightsResponse, lambda answer: SaveWeightsResponse(path=answer.path)),
+        spec=ResultSpec("SaveWeights", models.SaveWeightsResponse, lambda answer: SaveWeightsResponse(path=answer.path)),
         changes_run=False,
     )
 
@@ -84,7 +84,7 @@ def save_weights_for_sampler(
         body=models.SaveWeightsForSamplerRequest(
             model_id=_LATER, path=name, ttl_seconds=ttl_seconds, user_metadata=_strings(user_metadata)
         ),
-        expected=Expected(
+        spec=ResultSpec(
             "SaveWeightsForSampler",
             models.SaveWeightsForSamplerResponseInternal,
             lambda answer: SaveWeightsForSamplerResponse(path=_present(answer.path, "path")),
@@ -99,7 +99,7 @@ def save_for_sampling_session(kind: models.SamplingClientKind, sampler_numbers: 
         operation="save_weights_and_get_sampling_client",
         build=weights_api.save_weights_for_sampler,
         body=models.SaveWeightsForSamplerRequest(model_id=_LATER, kind=kind),
-        expected=Expected(
+        spec=ResultSpec(
             "SaveWeightsForSampler",
             models.SaveWeightsForSamplerResponseInternal,
             lambda answer: _present(answer.sampling_session_id, "sampling_session_id"),
@@ -119,7 +119,7 @@ def save_weights_external(
         body=models.SaveWeightsExternalRequest(
             model_id=_LATER, path=name, ttl_seconds=ttl_seconds, age_encryption_recipients=recipients
         ),
-        expected=Expected(
+        spec=ResultSpec(
             "SaveWeightsExternal",
             models.SaveWeightsExternalResponseInternal,
             lambda answer: SaveWeightsExternalResponse(path=_present(answer.path, "path")),
@@ -137,7 +137,7 @@ def load_state(
         operation=operation,
         build=weights_api.load_weights,
         body=body,
-        expected=json_only("LoadWeights", models.LoadWeightsResponse),
+        spec=json_only("LoadWeights", models.LoadWeightsResponse),
     )
 
 
@@ -147,7 +147,7 @@ def unload_model() -> RunRequest[models.UnloadModelResponse]:
         operation="unload_model",
         build=training_api.unload_model,
         body=models.UnloadModelRequest(model_id=_LATER),
-        expected=json_only("UnloadModel", models.UnloadModelResponse),
+        spec=json_only("UnloadModel", models.UnloadModelResponse),
         changes_run=False,
         is_numbered=False,
     )

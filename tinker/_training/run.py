@@ -16,12 +16,12 @@ from tinker_wire.api import training as training_api
 
 from tinker._http import SUBMIT, Fate, fate_of
 from tinker._runtime import Runtime, run
-from tinker._session import Started
+from tinker._session import SessionContext
 from tinker._training.creation import Creation
 from tinker._training.custom_loss import CustomStep, PreparedLoss
 from tinker._training.loss_requests import LossJob, prepare_loss_requests
 from tinker._training.numbers import Numbers
-from tinker._training.order import Place, Sequencer
+from tinker._training.order import Sequencer, Turn
 from tinker._training.requests import RunRequest, save_for_sampling_session
 from tinker.errors import SessionLostError
 from tinker.futures import APIFuture, take_over
@@ -85,7 +85,7 @@ class TrainingRun:
 
     async def _create(self, future: APIFuture[None], creation: Creation, called: int) -> None:
         session = self.runtime.session
-        async with self._order.place(future, called) as numbers:
+        async with self._order.take_turn(future, called) as numbers:
             try:
                 created = await session.in_session(partial(creation.create, self.runtime, numbers, future))
             except BaseException as error:
@@ -102,80 +102,80 @@ class TrainingRun:
     # ----------------------------------------------------------------------------------------------- requests, on the loop
 
     async def _send(self, future: APIFuture[T], request: RunRequest[T], called: int) -> T:
-        place = self._order.place(future, called)
-        async with self._turn(place, changes_run=request.changes_run) as (numbers, model_id):
+        turn = self._order.take_turn(future, called)
+        async with self._turn(turn, changes_run=request.changes_run) as (numbers, model_id):
             submit = partial(request.submit, self.runtime.transport, model_id)
             submission = await (numbers.send(submit) if request.is_numbered else submit(0))
-        poller = (await self.runtime.session.started()).poller
-        async with self._result_of(place, changes_run=request.changes_run):
-            return await poller.wait(submission, request.expected, future)
+        context = await self.runtime.session.ensure_started()
+        async with self._result_of(turn, changes_run=request.changes_run):
+            return await context.results.wait(submission, request.spec, future)
 
     async def _compute_loss(
         self, future: APIFuture[ForwardBackwardOutput], data: Sequence[Datum], job: LossJob, called: int
     ) -> ForwardBackwardOutput:
-        place, changes_run = self._order.place(future, called), not job.forward_only
-        async with self._preparation_of(place, changes_run=changes_run) as started:
-            requests = await prepare_loss_requests(self.runtime.transport, started, data, job)
-        async with self._turn(place, changes_run=changes_run) as (numbers, model_id):
+        turn, changes_run = self._order.take_turn(future, called), not job.forward_only
+        async with self._preparation_of(turn, changes_run=changes_run) as context:
+            requests = await prepare_loss_requests(self.runtime.transport, context, data, job)
+        async with self._turn(turn, changes_run=changes_run) as (numbers, model_id):
             accepted = await requests.submit(numbers, model_id)
-        async with self._result_of(place, changes_run=changes_run):
+        async with self._result_of(turn, changes_run=changes_run):
             return await requests.result(accepted, future)
 
     async def _compute_custom_loss(
         self, future: APIFuture[ForwardBackwardOutput], prepared: PreparedLoss, called: int
     ) -> ForwardBackwardOutput:
-        place = self._order.place(future, called)
-        async with self._preparation_of(place) as started:
-            step = CustomStep(self.runtime.thread, prepared, await prepared.forward(self.runtime.transport, started), future)
-        async with self._turn(place) as (numbers, model_id):
+        turn = self._order.take_turn(future, called)
+        async with self._preparation_of(turn) as context:
+            step = CustomStep(self.runtime.thread, prepared, await prepared.forward(self.runtime.transport, context), future)
+        async with self._turn(turn) as (numbers, model_id):
             underway = await step.submit(numbers, model_id)
-        async with self._result_of(place):
+        async with self._result_of(turn):
             return await step.result(underway)
 
     # ------------------------------------------------------------------------------------------ turns, and what failures stop
 
     @asynccontextmanager
-    async def _preparation_of(self, place: Place, *, changes_run: bool = True) -> AsyncGenerator[Started]:
+    async def _preparation_of(self, turn: Turn, *, changes_run: bool = True) -> AsyncGenerator[SessionContext]:
         """Hold what is done ahead of the turn, in the session; when it fails, the place is left."""
         try:
-            yield await self.runtime.session.started()
+            yield await self.runtime.session.ensure_started()
         except BaseException as error:
             if changes_run and isinstance(error, Exception):
-                self._order.block(place, error)
-            place.leave()
+                self._order.block(turn, error)
+            turn.leave()
             raise
 
     @asynccontextmanager
-    async def _turn(self, place: Place, *, changes_run: bool = True) -> AsyncGenerator[tuple[Numbers, str]]:
+    async def _turn(self, turn: Turn, *, changes_run: bool = True) -> AsyncGenerator[tuple[Numbers, str]]:
         """Hold what is sent in the turn. What has begun to be sent is sent to the end, also when the future is cancelled."""
-        async with place as numbers:
+        async with turn as numbers:
             assert self.model is not None
-            with place.future.shield():
+            with turn.future.shield():
                 try:
                     yield numbers, self.model.model_id
                 except Exception as error:
-                    await self._fail(place, error, stops=changes_run or fate_of(error) is Fate.UNKNOWN)
+                    await self._fail(turn, error, stops=changes_run or fate_of(error) is Fate.UNKNOWN)
                     raise
 
     @asynccontextmanager
-    async def _result_of(self, place: Place, *, changes_run: bool = True) -> AsyncGenerator[None]:
+    async def _result_of(self, turn: Turn, *, changes_run: bool = True) -> AsyncGenerator[None]:
         """Hold the wait for the result of what the server has accepted."""
         try:
             yield
         except Exception as error:
-            await self._fail(place, error, stops=changes_run)
+            await self._fail(turn, error, stops=changes_run)
             raise
 
-    async def _fail(self, place: Place, error: Exception, *, stops: bool) -> None:
+    async def _fail(self, turn: Turn, error: Exception, *, stops: bool) -> None:
         """Note a failure, which, if it ``stops`` later requests, does so until the user has its error.
 
         Raises SessionLostError in the place of ``error`` where that is what it means.
         """
         lost: SessionLostError | None = None
         if self._session_id is not None:
-            lost = await self.runtime.session.lost_error(self._session_id, error)
+            lost = await self.runtime.session.explain_loss(self._session_id, error)
         if stops:
-            self._order.block(place, lost or error)
+            self._order.block(turn, lost or error)
         if lost is not None:
             raise lost from error
 
@@ -187,7 +187,7 @@ class SavedForSampling:
     run: TrainingRun
     saved: APIFuture[str]
 
-    async def open_session(self, runtime: Runtime, started: Started) -> str:
+    async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
         """The id of the sampling session, when the weights are saved."""
         return await take_over(self.saved)
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 Piece: TypeAlias = bytes | memoryview
 
 UPLOAD_PIECE = 1 << 20
-AT_ONCE = 1 << 16  # a body up to this size is handed over whole; it fits into the system's buffers
+INLINE_NBYTES = 1 << 16  # a body up to this size is handed over whole; it fits into the system's buffers
 STEP_NBYTES = 1 << 20
 KEPT_NBYTES = 32 << 20
 
@@ -22,12 +22,12 @@ def slices(whole: memoryview) -> list[Piece]:
     return [whole[at : at + UPLOAD_PIECE] for at in range(0, len(whole), UPLOAD_PIECE)]
 
 
-def handed_over(pieces: Sequence[bytes | bytearray | memoryview]) -> tuple[Piece, ...]:
+def as_pieces(pieces: Sequence[bytes | bytearray | memoryview]) -> tuple[Piece, ...]:
     """The pieces of a body as they are where they are large, else a copy in few: each costs a system call."""
     nbytes = sum(map(len, pieces))
-    if nbytes <= AT_ONCE:
+    if nbytes <= INLINE_NBYTES:
         return (b"".join(pieces),)
-    if nbytes < len(pieces) * AT_ONCE:
+    if nbytes < len(pieces) * INLINE_NBYTES:
         return tuple(slices(memoryview(b"".join(pieces))))
     return tuple(piece if isinstance(piece, (bytes, memoryview)) else memoryview(piece) for piece in pieces)
 
@@ -38,10 +38,10 @@ class Buffers:
     def __init__(self) -> None:
         self._free: dict[int, list[bytearray]] = defaultdict(list)
 
-    def joined(self, pieces: Sequence[bytes | bytearray | memoryview]) -> memoryview:
-        """A copy of the pieces, one after the other; :meth:`give` takes it back."""
+    def join(self, pieces: Sequence[bytes | bytearray | memoryview]) -> memoryview:
+        """A copy of the pieces, one after the other; :meth:`release` takes it back."""
         nbytes = sum(map(len, pieces))
-        view = memoryview(self._taken(-(-nbytes // STEP_NBYTES) * STEP_NBYTES))[:nbytes]
+        view = memoryview(self._take(-(-nbytes // STEP_NBYTES) * STEP_NBYTES))[:nbytes]
         at = 0
         for piece in pieces:
             end = at + len(piece)
@@ -49,14 +49,14 @@ class Buffers:
             at = end
         return view
 
-    def give(self, view: memoryview) -> None:
+    def release(self, view: memoryview) -> None:
         """Take back what :meth:`joined` gave. Nobody may read it any more, a connection that still sends it least of all."""
         buffer = view.obj
         kept = sum(size * len(free) for size, free in list(self._free.items()))
         if isinstance(buffer, bytearray) and kept + len(buffer) <= KEPT_NBYTES:
             self._free[len(buffer)].append(buffer)
 
-    def _taken(self, nbytes: int) -> bytearray:
+    def _take(self, nbytes: int) -> bytearray:
         try:
             return self._free[nbytes].pop()
         except IndexError:

@@ -15,7 +15,7 @@ def available() -> bool:
     return find_spec("zstandard") is not None
 
 
-def compressed(blocks: Sequence[bytes | memoryview]) -> tuple[bytes, ...]:
+def compress(blocks: Sequence[bytes | memoryview]) -> tuple[bytes, ...]:
     """The blocks as one frame that names its content size."""
     import zstandard
 

@@ -409,16 +409,16 @@ class _Reader:
     def integers(self, wire_type: int, value: int, end: int) -> list[int]:
         """A repeated int64, packed or not."""
         if wire_type == _VARINT:
-            return [_signed(value)]
+            return [_to_signed(value)]
         numbers: list[int] = []
         at = value
         while at < end:
             number, at = self._read_varint(at)
-            numbers.append(_signed(number))
+            numbers.append(_to_signed(number))
         return numbers
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -463,7 +463,7 @@ def decode_forward_backward(body: bytes) -> ForwardBackwardCall:
         if field in texts and wire_type == _LEN:
             texts[field] = reader.text(start, end)
         elif field in numbers and wire_type == _VARINT:
-            numbers[field] = _signed(start)
+            numbers[field] = _to_signed(start)
         elif field == 3 and wire_type == _LEN:
             data.append(_read_datum(reader.nested(start, end)))
         elif field == 5 and wire_type == _LEN:
@@ -545,7 +545,7 @@ def _read_image(reader: _Reader) -> ImageChunk:
         elif field == 2 and wire_type == _LEN:
             image_format = reader.text(start, end)
         elif field == 3 and wire_type == _VARINT:
-            expected = _signed(start)
+            expected = _to_signed(start)
     return ImageChunk(data=data, format=cast("Any", image_format), expected_tokens=expected)
 
 
@@ -558,7 +558,7 @@ def _read_span(reader: _Reader) -> ProvenanceSpan:
             if field == 1 and inner_type == _LEN:
                 name = inner.text(at, stop)
             elif field in numbers and inner_type == _VARINT:
-                numbers[field] = _signed(at)
+                numbers[field] = _to_signed(at)
         make = PromptProvenanceSpan if kind == 1 else SampledProvenanceSpan
         try:
             return make(sequence_id=name, offset=numbers[2], length=numbers[3])
@@ -631,7 +631,7 @@ def _read_record(reader: _Reader) -> list[LossFnOutput]:
     columns: list[tuple[str, list[TensorData]]] = []
     for field, wire_type, start, end in reader.fields():
         if field == 3 and wire_type == _VARINT:
-            count = _signed(start)
+            count = _to_signed(start)
         elif field == 2 and wire_type == _LEN:
             name, _, at, stop = _map_entry(reader.nested(start, end))
             columns.append((name, _read_batched(reader.nested(at, stop))))
@@ -693,7 +693,7 @@ def decode_sample(body: bytes, sequence_ids: Sequence[str] = ()) -> SampleRespon
         elif field == 3 and wire_type == _LEN:
             rest["topk_prompt_logprobs_np"] = _read_topk(reader.nested(start, end))
         elif field == 4 and wire_type == _VARINT:
-            rest["prompt_cache_hit_tokens"] = _signed(start)
+            rest["prompt_cache_hit_tokens"] = _to_signed(start)
         elif field == 5 and wire_type == _LEN:
             rest["target_prompt_logprobs"] = _read_tensor(reader.nested(start, end))
         elif field == 6 and wire_type == _LEN:

@@ -28,9 +28,9 @@ CLOSE_SECONDS = 2.0
 
 def config_of(options: GlobalOptions, api_key: str | None = None) -> Config:
     """Load the settings; ``api_key`` None means that of the environment. ValueError for an invalid base URL."""
-    from tinker._config import settings as _config
+    from tinker._config import load_config
 
-    return _config.load(base_url=options.base_url, api_key=api_key, patience_seconds=options.patience_seconds)
+    return load_config(base_url=options.base_url, api_key=api_key, patience_seconds=options.patience_seconds)
 
 
 def connect(options: GlobalOptions, api_key: str | None = None) -> Runtime:

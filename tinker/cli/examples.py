@@ -22,7 +22,7 @@ _ANSWERS = ("completion", "answer", "response")
 _LEARNED_ROLE = "assistant"
 
 
-class TrainingExample(NamedTuple):
+class ExampleRow(NamedTuple):
     """Tokens, and how much each is learned."""
 
     tokens: list[int]
@@ -39,12 +39,12 @@ class TrainingExample(NamedTuple):
         return sum(self.weights[1:])
 
 
-def read_examples(file: Path, tokenizer: Any, max_length: int | None) -> list[TrainingExample]:
+def read_examples(file: Path, tokenizer: Any, max_length: int | None) -> list[ExampleRow]:
     """Read every line of the file. CommandFailed naming the line that is not an example or has nothing to learn.
 
     Examples longer than ``max_length`` tokens are cut at the end.
     """
-    examples: list[TrainingExample] = []
+    examples: list[ExampleRow] = []
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -54,7 +54,7 @@ def read_examples(file: Path, tokenizer: Any, max_length: int | None) -> list[Tr
     return examples
 
 
-def _read_line(file: Path, number: int, line: str, tokenizer: Any) -> TrainingExample:
+def _read_line(file: Path, number: int, line: str, tokenizer: Any) -> ExampleRow:
     try:
         value = json.loads(line)
         if not isinstance(value, dict):
@@ -64,14 +64,14 @@ def _read_line(file: Path, number: int, line: str, tokenizer: Any) -> TrainingEx
         raise CommandFailed(f"{file}, line {number}: {error}") from error
 
 
-def _cut(example: TrainingExample, max_length: int | None, file: Path, number: int) -> TrainingExample:
-    example = TrainingExample(example.tokens[:max_length], example.weights[:max_length])
+def _cut(example: ExampleRow, max_length: int | None, file: Path, number: int) -> ExampleRow:
+    example = ExampleRow(example.tokens[:max_length], example.weights[:max_length])
     if example.weight <= 0:
         raise CommandFailed(f"{file}, line {number}: nothing to learn: no token after the first one has weight")
     return example
 
 
-def _example(line: dict[str, Any], tokenizer: Any) -> TrainingExample:
+def _example(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
     answer = next((name for name in _ANSWERS if name in line), None)
     if "messages" in line:
         return _chat_example(tokenizer, line["messages"])
@@ -79,7 +79,7 @@ def _example(line: dict[str, Any], tokenizer: Any) -> TrainingExample:
         return _prompt_example(tokenizer, line["prompt"], line[answer])
     if "text" in line:
         tokens = _with_end(tokenizer, tokenizer.encode(_require_text(line, "text")))
-        return TrainingExample(tokens, [1.0] * len(tokens))
+        return ExampleRow(tokens, [1.0] * len(tokens))
     if "tokens" in line:
         return _token_example(line["tokens"], line.get("weights"))
     known = f'"prompt" and "{_ANSWERS[0]}", or "messages", or "text", or "tokens"'
@@ -93,12 +93,12 @@ def _require_text(line: dict[str, Any], name: str) -> str:
     return value
 
 
-def _prompt_example(tokenizer: Any, prompt: object, answer: object) -> TrainingExample:
+def _prompt_example(tokenizer: Any, prompt: object, answer: object) -> ExampleRow:
     if not isinstance(prompt, str) or not isinstance(answer, str):
         raise ValueError("a prompt and its answer must be strings")
     before: list[int] = tokenizer.encode(prompt)
     after = _with_end(tokenizer, tokenizer.encode(answer, add_special_tokens=False))
-    return TrainingExample(before + after, [0.0] * len(before) + [1.0] * len(after))
+    return ExampleRow(before + after, [0.0] * len(before) + [1.0] * len(after))
 
 
 def _with_end(tokenizer: Any, tokens: list[int]) -> list[int]:
@@ -107,15 +107,15 @@ def _with_end(tokenizer: Any, tokens: list[int]) -> list[int]:
     return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
 
 
-def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> TrainingExample:
+def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> ExampleRow:
     if not all(isinstance(token, int) for token in tokens):
         raise ValueError('"tokens" must be a list of integers')
     if weights is not None and len(weights) != len(tokens):
         raise ValueError(f"there are {len(tokens)} tokens and {len(weights)} weights")
-    return TrainingExample(list(tokens), [1.0] * len(tokens) if weights is None else [float(weight) for weight in weights])
+    return ExampleRow(list(tokens), [1.0] * len(tokens) if weights is None else [float(weight) for weight in weights])
 
 
-def _chat_example(tokenizer: Any, messages: Sequence[dict[str, str]]) -> TrainingExample:
+def _chat_example(tokenizer: Any, messages: Sequence[dict[str, str]]) -> ExampleRow:
     """Give weight to what the assistant says: what each of its messages adds to the tokens of those before it."""
     if not any(message["role"] == _LEARNED_ROLE for message in messages):
         raise ValueError(f'no message has the role "{_LEARNED_ROLE}", so there is nothing to learn')
@@ -125,7 +125,7 @@ def _chat_example(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Trainin
         if message["role"] == _LEARNED_ROLE:
             _extend(tokens, weights, chat_tokens(tokenizer, messages[: count - 1], prompt=True), 0.0)
             _extend(tokens, weights, chat_tokens(tokenizer, messages[:count], prompt=False), 1.0)
-    return TrainingExample(tokens, weights)
+    return ExampleRow(tokens, weights)
 
 
 def _extend(tokens: list[int], weights: list[float], longer: list[int], weight: float) -> None:

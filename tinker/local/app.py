@@ -19,67 +19,19 @@ from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Operation
 
 from tinker._wire import json
+from tinker.local import handlers
 from tinker.local.call import APICall, read_credential, receive
 from tinker.local.downloads import download_route
 from tinker.local.errors import APIProblem
-from tinker.local.handlers import admin, auth, futures, sampling, service, telemetry, training, weights
 from tinker.local.state import State
 
 Handler: TypeAlias = Callable[[State, APICall], Awaitable[msgspec.Struct | Response | None]]
 log: logging.Logger = logging.getLogger("tinker.local")
+#: By the id of the operation; the handler has that name, in the file of its tag.
 HANDLERS: Mapping[str, Handler] = {
-    handler.__name__: handler
-    for handler in (
-        service.healthz,
-        service.client_config,
-        service.client_dynamic_config,
-        service.create_session,
-        service.session_heartbeat,
-        service.finish_session,
-        service.get_server_capabilities,
-        telemetry.telemetry,
-        auth.auth_token,
-        auth.get_api_key,
-        auth.delete_api_key,
-        service.list_sessions,
-        service.get_session,
-        service.search_sessions,
-        service.set_session_project,
-        service.trace_export,
-        training.create_model,
-        training.get_info,
-        training.unload_model,
-        training.forward_backward,
-        training.forward,
-        training.create_custom_loss,
-        training.optim_step,
-        training.list_training_runs,
-        training.get_training_run,
-        weights.save_weights,
-        weights.save_weights_for_sampler,
-        weights.save_weights_external,
-        weights.load_weights,
-        weights.weights_info,
-        weights.copy_weights,
-        weights.list_checkpoints,
-        weights.list_user_checkpoints,
-        weights.delete_checkpoint,
-        weights.publish_checkpoint,
-        weights.unpublish_checkpoint,
-        weights.set_checkpoint_ttl,
-        weights.get_external_weights_urls,
-        weights.get_checkpoint_archive,
-        sampling.create_sampling_session,
-        sampling.join_sampling_session,
-        sampling.get_sampler,
-        sampling.asample,
-        futures.retrieve_future,
-        futures.retrieve_futures,
-        futures.cancel_future,
-        admin.get_audit_log,
-        admin.get_billing_usage,
-        admin.get_checkpoint_storage_usage,
-    )
+    name: handler
+    for name, operation in OPERATIONS.items()
+    if (handler := getattr(getattr(handlers, operation.tag), name, None)) is not None
 }
 
 
@@ -120,8 +72,9 @@ def _generality(path: str) -> tuple[int, int, str]:
 def _route(state: State, path: str) -> Route:
     """Make the route of one path, with all its operations."""
     rows = {row.method: row for row in OPERATIONS.values() if row.path == path}
-    handlers = {method: HANDLERS.get(row.operation_id, _not_implemented) for method, row in rows.items()}
-    endpoints = {method: _endpoint(state, row, handlers[method]) for method, row in rows.items()}
+    endpoints = {
+        method: _endpoint(state, row, HANDLERS.get(row.operation_id, _refuse_missing_handler)) for method, row in rows.items()
+    }
 
     async def endpoint(request: Request) -> Response:
         return await endpoints["GET" if request.method == "HEAD" else request.method](request)
@@ -157,7 +110,7 @@ def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[
     return endpoint
 
 
-async def _not_implemented(state: State, call: APICall) -> None:
+async def _refuse_missing_handler(state: State, call: APICall) -> None:
     """Refuse an operation of the contract that has no handler yet."""
     raise APIProblem(501, f"this server does not implement {call.name}")
 

@@ -17,7 +17,7 @@ class APIProblem(Exception):
         self.headers: Mapping[str, str] = headers or {}
 
 
-def not_found(what: str, name: str) -> APIProblem:
+def make_not_found(what: str, name: str) -> APIProblem:
     """Make a 404 that names what is unknown."""
     return APIProblem(404, f"{what} {name!r} is not known to this server")
 

@@ -224,7 +224,7 @@ class FaultScript:
             self._counts[operation] += 1
             return self._chance(operation, number)
 
-    def unused(self) -> list[str]:
+    def list_pending(self) -> list[str]:
         """The scripted faults that have not happened."""
         with self._lock:
             return [f"{one.operation}: {one.fault.name}, {one.left} left" for one in self._pending if one.left > 0]

@@ -17,7 +17,7 @@ import attrs
 import httpx
 
 import tinker
-from tinker._http import REFUSAL_STATUSES
+from tinker._http import REJECTED_STATUSES
 from tinker.testing import faults
 from tinker.testing.asgi import call_app
 from tinker.testing.clock import SteppedClock
@@ -189,7 +189,7 @@ class FaultyServer:
 
     def verify(self) -> None:
         """AssertionError when a scripted fault has not happened; it names each."""
-        unused = self._script.unused()
+        unused = self._script.list_pending()
         assert not unused, f"scripted faults that never happened: {'; '.join(unused)}"
 
     # ------------------------------------------------------------------------------------------------------------ up and down
@@ -303,7 +303,7 @@ class FaultyServer:
 
     def _note_refusal(self, exchange: ReceivedRequest, answer: ServerResponse | None) -> None:
         """A server that refuses a request of a run has read its number, so the run does not wait for that."""
-        if self.state is not None and answer is not None and answer.status in REFUSAL_STATUSES:
+        if self.state is not None and answer is not None and answer.status in REJECTED_STATUSES:
             from tinker.local.scheduling import skip_rejected
 
             skip_rejected(self.state, exchange.headers.get("content-type", ""), exchange.body)

@@ -61,10 +61,10 @@ def wire_array(array: NDArray[Any]) -> NumericArray:
 _STRUCT_CODES = {"float32": "f", "int64": "q", "int32": "i"}
 
 
-def packed(values: object, dtype: str) -> NDArray[Any] | None:
+def pack(values: object, dtype: str) -> NDArray[Any] | None:
     """Return a flat list of plain numbers as an array, in half the time that numpy takes; None for anything else.
 
-    Range and type are checked on the way: a float is not an integer, and a number too large for ``dtype`` is not taken.
+    Range and type are checked on the way: a float is no integer, and a number too large for ``dtype`` is not taken.
     """
     if not isinstance(values, list):
         return None
@@ -90,7 +90,7 @@ def rectangular(values: Sequence[Any], what: str) -> NDArray[Any]:
 
 def token_array(tokens: object) -> Int32Array:
     """Return token ids as int32, from a sequence of integers, a numpy array or a torch tensor. ValueError otherwise."""
-    if (quick := packed(tokens, "int32")) is not None:
+    if (quick := pack(tokens, "int32")) is not None:
         return quick
     raw: NDArray[Any] = torch_to_numpy(tokens) if is_torch(tokens) else np.asarray(tokens)
     if raw.ndim != 1:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tinker_wire import limits
 
-from tinker.types._arrays import TensorDtype, is_torch, packed, rectangular, wire_array
+from tinker.types._arrays import TensorDtype, is_torch, pack, rectangular, wire_array
 from tinker.types._values import AttrsValue
 from tinker.types.model_input import ModelInput
 from tinker.types.tensor_data import TensorData
@@ -82,7 +82,7 @@ def to_tensor_data(name: str, value: object) -> TensorData:
         return TensorData.from_numpy(cast("NDArray[Any]", value))
     if isinstance(value, list):
         dtype = LIST_DTYPES.get(name)
-        quick = None if dtype is None else packed(cast("list[object]", value), dtype)
+        quick = None if dtype is None else pack(cast("list[object]", value), dtype)
         if quick is not None:
             return TensorData.from_numpy(quick)
         array = rectangular(cast("list[object]", value), name)

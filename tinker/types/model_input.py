@@ -99,7 +99,7 @@ def _image_format(_: object, attribute: attrs.Attribute[models.ImageFormat], val
         raise ValueError(f"{attribute.name} must be one of {', '.join(get_args(models.ImageFormat))}, got {value!r}")
 
 
-def _expected(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
+def _token_count(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
     if chunk.expected_tokens is None:
         raise ValueError(f"{type(chunk).__name__} expected_tokens needs to be set in order to compute the length")
     return chunk.expected_tokens
@@ -124,7 +124,7 @@ class ImageChunk(AttrsValue):
     @property
     def length(self) -> int:
         """Return ``expected_tokens``; ValueError when it is None."""
-        return _expected(self)
+        return _token_count(self)
 
 
 @attrs.frozen(kw_only=True)
@@ -146,7 +146,7 @@ class ImageAssetPointerChunk(AttrsValue):
     @property
     def length(self) -> int:
         """Return ``expected_tokens``; ValueError when it is None."""
-        return _expected(self)
+        return _token_count(self)
 
 
 @attrs.frozen(kw_only=True)

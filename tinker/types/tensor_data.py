@@ -16,7 +16,7 @@ from tinker.types._arrays import (
     TensorDtype,
     is_torch,
     numpy_dtype,
-    packed,
+    pack,
     torch_to_numpy,
     wire_array,
 )
@@ -68,7 +68,7 @@ class TensorData(Value):
         sparse = sparse_crow_indices is not None
         if sparse != (sparse_col_indices is not None):
             raise ValueError("sparse_crow_indices and sparse_col_indices go together")
-        array = _stored(data, numpy_dtype(dtype))
+        array = _store(data, numpy_dtype(dtype))
         if sparse:
             array = array.reshape(-1)
             _check_csr(array, shape, sparse_crow_indices or (), sparse_col_indices or ())
@@ -135,7 +135,7 @@ class TensorData(Value):
         if isinstance(pad_value, bool):
             raise TypeError("pad_value must be an int")
         values = wire_array(array)
-        return _sparsified(values, pad_value) if values.ndim == 2 else _wrap(values)
+        return _sparsify(values, pad_value) if values.ndim == 2 else _wrap(values)
 
     @property
     def data(self) -> list[float]:
@@ -231,11 +231,11 @@ class TensorData(Value):
         return copy
 
 
-def _stored(data: Sequence[float] | NDArray[Any] | None, dtype: np.dtype[Any]) -> NumericArray:
+def _store(data: Sequence[float] | NDArray[Any] | None, dtype: np.dtype[Any]) -> NumericArray:
     """Return a writable array of ``dtype``; an array that already is one is kept without a copy."""
     if is_torch(data):
         data = torch_to_numpy(data)
-    if (quick := packed(data, dtype.name)) is not None:
+    if (quick := pack(data, dtype.name)) is not None:
         return quick
     array = np.asarray([] if data is None else data, dtype)
     return cast("NumericArray", array if array.flags.writeable else array.copy())
@@ -263,7 +263,7 @@ def _wrap(array: NumericArray) -> TensorData:
     return tensor
 
 
-def _sparsified(array: NumericArray, pad_value: int) -> TensorData:
+def _sparsify(array: NumericArray, pad_value: int) -> TensorData:
     rows, cols = array.shape
     kept = array != pad_value
     nnz = int(kept.sum())

@@ -3,7 +3,7 @@
 
     python tests/compat/surface/answers.py tests/compat/surface/official/0.38.0-answers.json
 
-Run it in an environment that holds the official package. The file holds facts only: for each class the names of its fields as
+Run it in an environment that holds the official package. The file holds server_config only: for each class the names of its fields as
 they travel, and of each field whether it may be null and whether it must be there. Classes that are only sent are left out.
 """
 
@@ -18,15 +18,15 @@ import types
 import typing
 from typing import Any
 
-Facts = dict[str, dict[str, dict[str, bool]]]
+ServerConfig = dict[str, dict[str, dict[str, bool]]]
 
 
 def main() -> None:
     import tinker.types
 
     classes = inspect.getmembers(tinker.types, inspect.isclass)
-    facts = {name: fields for name, kind in classes if is_answer(name, kind) and (fields := fields_of(kind))}
-    pathlib.Path(sys.argv[1]).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+    server_config = {name: fields for name, kind in classes if is_answer(name, kind) and (fields := fields_of(kind))}
+    pathlib.Path(sys.argv[1]).write_text(json.dumps(server_config, indent=1, sort_keys=True) + "\n")
 
 
 def is_answer(name: str, kind: type) -> bool:

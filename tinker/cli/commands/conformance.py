@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tinker._config import settings as _config
+from tinker._config import load_config
 from tinker.errors import TinkerError
 
 
@@ -54,7 +54,7 @@ def conformance(
         table.show_checks(all_checks(), screen)
         return
     try:
-        config = _config.load(base_url=base_url, api_key=api_key)
+        config = load_config(base_url=base_url, api_key=api_key)
         if config.is_local:
             raise NotRun("a server in this process cannot be checked; run `tinker serve` and give its URL")
         report = runner.run(

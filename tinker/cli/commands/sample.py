@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tinker.types import SampledSequence
 
 
-class _Continuation(NamedTuple):
+class _SampledText(NamedTuple):
     prompt: str
     text: str
     sequence: SampledSequence
@@ -67,10 +67,10 @@ def sample(
         sampler = service.create_sampling_client(model_path=path, base_model=base)
         tokenizer: Any = load(tokenizer_id) if tokenizer_id else sampler.result().get_tokenizer()
         futures = [sampler.sample(_encode(tokenizer, text, chat=chat), num_samples, params) for text in texts]
-        samples: list[_Continuation] = []
+        samples: list[_SampledText] = []
         for count, (text, future) in enumerate(zip(texts, futures), start=1):
             samples += [
-                _Continuation(text, tokenizer.decode(sequence.tokens), sequence) for sequence in future.result().sequences
+                _SampledText(text, tokenizer.decode(sequence.tokens), sequence) for sequence in future.result().sequences
             ]
             advance(count)
     _show(options, model, samples)
@@ -101,7 +101,7 @@ def _encode(tokenizer: Any, text: str, *, chat: bool) -> Any:
     return ModelInput.from_ints(tokenizer.encode(text))
 
 
-def _show(options: GlobalOptions, model: str, samples: Sequence[_Continuation]) -> None:
+def _show(options: GlobalOptions, model: str, samples: Sequence[_SampledText]) -> None:
     from tinker.cli.output import show
 
     records = [

@@ -15,7 +15,7 @@ from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, pass_options
 
 if TYPE_CHECKING:
-    from tinker.cli.examples import TrainingExample
+    from tinker.cli.examples import ExampleRow
     from tinker.futures import APIFuture
     from tinker.service_client import ServiceClient
     from tinker.training_client import TrainingClient
@@ -39,10 +39,10 @@ class _Plan(NamedTuple):
     name: str
 
 
-class _Step(NamedTuple):
+class _StepReport(NamedTuple):
     """One step that is in flight."""
 
-    batch: Sequence[TrainingExample]
+    batch: Sequence[ExampleRow]
     loss: APIFuture[ForwardBackwardOutput]
     done: APIFuture[OptimStepResponse]
 
@@ -111,13 +111,13 @@ def _create_client(service: ServiceClient, plan: _Plan, models: Sequence[Any]) -
     return service.create_lora_training_client(plan.model or trainable[0], rank=plan.rank, seed=plan.seed)
 
 
-def _learn(options: GlobalOptions, training: TrainingClient, plan: _Plan, examples: Sequence[TrainingExample]) -> list[float]:
+def _learn(options: GlobalOptions, training: TrainingClient, plan: _Plan, examples: Sequence[ExampleRow]) -> list[float]:
     """Run every step; return the loss per token of each. Steps are sent ahead of their results."""
     from tinker.cli.output import progress
     from tinker.types import AdamParams
 
     batches = list(_batches(plan, examples))
-    ahead: deque[_Step] = deque()
+    ahead: deque[_StepReport] = deque()
     losses: list[float] = []
     with progress(options, f"Training {training.get_info().model_data.model_name or plan.model}", len(batches)) as advance:
 
@@ -137,7 +137,7 @@ def _learn(options: GlobalOptions, training: TrainingClient, plan: _Plan, exampl
     return losses
 
 
-def _batches(plan: _Plan, examples: Sequence[TrainingExample]) -> Iterator[Sequence[TrainingExample]]:
+def _batches(plan: _Plan, examples: Sequence[ExampleRow]) -> Iterator[Sequence[ExampleRow]]:
     """Yield the batches; each epoch has its own order, and its last batch may be smaller."""
     shuffle = random.Random(plan.seed)  # noqa: S311  (an order, not a secret)
     count = 0
@@ -150,12 +150,12 @@ def _batches(plan: _Plan, examples: Sequence[TrainingExample]) -> Iterator[Seque
             yield [examples[index] for index in order[start : start + plan.batch_size]]
 
 
-def _submit(training: TrainingClient, batch: Sequence[TrainingExample], adam: AdamParams) -> _Step:
+def _submit(training: TrainingClient, batch: Sequence[ExampleRow], adam: AdamParams) -> _StepReport:
     loss = training.forward_backward([example.datum() for example in batch], "cross_entropy")
-    return _Step(batch, loss, training.optim_step(adam))
+    return _StepReport(batch, loss, training.optim_step(adam))
 
 
-def _wait_for_loss(step: _Step) -> float:
+def _wait_for_loss(step: _StepReport) -> float:
     """Compute the loss per token from log-probabilities, as servers do not agree on the names of their metrics."""
     outputs = step.loss.result().loss_fn_outputs
     step.done.result()
@@ -163,12 +163,12 @@ def _wait_for_loss(step: _Step) -> float:
     return loss / sum(example.weight for example in step.batch)
 
 
-def _likelihood(example: TrainingExample, logprobs: Sequence[float]) -> float:
+def _likelihood(example: ExampleRow, logprobs: Sequence[float]) -> float:
     return sum(weight * value for weight, value in zip(example.weights[1:], logprobs) if weight)
 
 
 def _report(
-    options: GlobalOptions, training: TrainingClient, plan: _Plan, examples: Sequence[TrainingExample], losses: Sequence[float]
+    options: GlobalOptions, training: TrainingClient, plan: _Plan, examples: Sequence[ExampleRow], losses: Sequence[float]
 ) -> None:
     from tinker.cli.output import show, show_properties
 

@@ -11,7 +11,7 @@ from tinker_wire import models
 from tinker._wire import proto
 from tinker.local.call import APICall
 from tinker.local.engines import Engine
-from tinker.local.errors import APIProblem, not_found
+from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.handlers.service import SCOPES
 from tinker.local.naming import check_base_model, tokenizer_for, visible_name
 from tinker.local.operations import (
@@ -232,4 +232,4 @@ async def get_training_run(state: State, call: APICall) -> models.TrainingRun:
         return describe_model(model, records)
     if records:
         return describe_checkpoints(records)
-    raise not_found("training run", wanted)
+    raise make_not_found("training run", wanted)

@@ -12,7 +12,7 @@ from tinker_wire import models
 
 from tinker.local.call import APICall
 from tinker.local.engines import Engine, EngineError
-from tinker.local.errors import APIProblem, conflict, not_found
+from tinker.local.errors import APIProblem, conflict, make_not_found
 from tinker.local.operations import (
     Save,
     check_ttl,
@@ -116,7 +116,7 @@ async def list_checkpoints(state: State, call: APICall) -> models.CheckpointsLis
     records = await state.offload_always(lambda: state.checkpoints.list(run))
     with state.lock:
         if not records and state.store.find_model(run) is None:
-            raise not_found("training run", run)
+            raise make_not_found("training run", run)
     return models.CheckpointsListResponse(checkpoints=[public_checkpoint(record) for record in records])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tinker.local.call import APICall
 from tinker.local.engines import EngineError
-from tinker.local.errors import APIProblem, not_found
+from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.state import State
 from tinker.local.storage import CHECKPOINT_KINDS, CheckpointKind, CheckpointRecord, checkpoint_path
 from tinker.types.paths import ParsedCheckpointTinkerPath
@@ -55,4 +55,4 @@ def require_checkpoint(state: State, run: str, kind: CheckpointKind, name: str) 
         model = state.store.find_model(run)
         if model is not None and path in model.reserved_paths:
             raise APIProblem(425, f"the checkpoint {path} is still being written", {"retry-after": "1"})
-    raise not_found("checkpoint", path)
+    raise make_not_found("checkpoint", path)

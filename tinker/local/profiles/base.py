@@ -37,7 +37,7 @@ def _allow_loss(*_: object) -> None:
     return None
 
 
-def _reused_number_problem(key: str) -> APIProblem:
+def _refuse_reused_number(key: str) -> APIProblem:
     return conflict(f"request {key!r} was submitted before with another body; use a new seq_id")
 
 
@@ -81,7 +81,7 @@ class Profile:
     results: Mapping[type, Rewrite] = attrs.field(factory=lambda: dict[type, Rewrite]())
     check_loss: Callable[[str, Mapping[str, float | str], Sequence[Any]], None] = _allow_loss
     loss_output: Callable[..., ForwardBackwardOutput] = _keep_output
-    reused_number: Callable[[str], APIProblem] = _reused_number_problem
+    reused_number: Callable[[str], APIProblem] = _refuse_reused_number
     rewrite_problem: Callable[[APIProblem], APIProblem] = lambda problem: problem
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import attrs
 import msgspec
 
-from tinker.local.errors import APIProblem, not_found
+from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.settings import Settings
 from tinker.local.storage.notifier import Notifier
 from tinker.local.storage.trace import Span
@@ -110,7 +110,7 @@ class FutureStore:
     def find_request_id(self, key: str, fingerprint: bytes) -> str | None:
         """Return the id of the same request if it was submitted before. Raises APIProblem 409 for another one under ``key``."""
         with self._lock:
-            future = self._kept(key)
+            future = self._find(key)
             known = self._gone.get(key) if future is None else (future.fingerprint, future.request_id)
         if known is not None and known[0] != fingerprint:
             raise self._settings.profile.reused_number(key)
@@ -141,11 +141,11 @@ class FutureStore:
         with self._lock:
             self._evict()
             key = self._keys.get(request_id, request_id)
-            future = self._kept(key)
+            future = self._find(key)
             if future is None and key in self._gone:
                 raise APIProblem(410, f"the result of request {request_id!r} is no longer kept; submit it again")
         if future is None:
-            raise not_found("request", request_id)
+            raise make_not_found("request", request_id)
         return future
 
     def start(self, future: ServerFuture) -> None:
@@ -186,7 +186,7 @@ class FutureStore:
         for future in pending:
             self.resolve(future, failure)
 
-    def _kept(self, key: str) -> ServerFuture | None:
+    def _find(self, key: str) -> ServerFuture | None:
         return self._pending.get(key) or self._unread.get(key) or self._read.get(key)
 
     def _evict(self) -> None:

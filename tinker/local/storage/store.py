@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from tinker_wire import models
 
-from tinker.local.errors import APIProblem, conflict, not_found
+from tinker.local.errors import APIProblem, conflict, make_not_found
 from tinker.local.settings import Settings
 from tinker.local.storage.sessions import LoadWeights, ModelRecord, SamplerRecord, SessionEnd, SessionRecord
 
@@ -57,7 +57,7 @@ class Store:
         """Return a session. Raises APIProblem 404 when unknown."""
         session = self._live.get(session_id) or self._ended.get(session_id)
         if session is None:
-            raise not_found("session", session_id)
+            raise make_not_found("session", session_id)
         return session
 
     def live_session(self, session_id: str) -> SessionRecord:
@@ -144,7 +144,7 @@ class Store:
         """Return an open model. Raises APIProblem 404 when unknown, 400 when closed. Counts as a sign of life."""
         model = self._models.get(wanted)
         if model is None:
-            raise not_found("model", wanted)
+            raise make_not_found("model", wanted)
         if model.closed_reason is not None:
             raise APIProblem(400, f"model {wanted!r} {model.closed_reason}")
         self.touch(model.session)
@@ -185,9 +185,9 @@ class Store:
         """Return a sampler. Raises APIProblem 404 when unknown, 400 when its session has ended. Counts as a sign of life."""
         sampler = self._samplers.get(wanted)
         if sampler is None:
-            raise not_found("sampling session", wanted)
+            raise make_not_found("sampling session", wanted)
         sampler.session.require_alive()
         if sampler.weights is None:
-            raise not_found("sampling session", wanted)
+            raise make_not_found("sampling session", wanted)
         self.touch(sampler.session)
         return sampler

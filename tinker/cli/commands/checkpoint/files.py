@@ -17,7 +17,7 @@ from tinker.cli.output import Advance, format_bool, format_size, progress, show,
 if TYPE_CHECKING:
     from tinker import checkpoints
 
-_Form: TypeAlias = Literal["auto", "external", "archive"]
+_SourceName: TypeAlias = Literal["auto", "external", "archive"]
 
 
 def _report_to(advance: Advance) -> Callable[[checkpoints.Progress], None]:

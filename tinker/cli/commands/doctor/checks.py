@@ -119,7 +119,7 @@ def _check_clock(prober: Prober, headers: Mapping[str, str]) -> CheckResult:
 
 async def _check_settings(prober: Prober) -> CheckResult:
     """Ask for the settings as clients do at their start; later requests carry the credential that the server asks for."""
-    facts = await prober.runtime.server.facts()
+    facts = await prober.runtime.server.config()
     if not facts.answered:
         return CheckResult("settings", "note", "the server gives clients none, so they speak JSON to it first")
     default = models.ClientConfigResponse()

@@ -8,8 +8,8 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
 
-from tinker._http import UNEXPECTED_STATUS, UNREADABLE_STATUSES
-from tinker._session import Form, Negotiation, Trial
+from tinker._http import UNEXPECTED_STATUS, UNSUPPORTED_FORMAT_STATUSES
+from tinker._session import Negotiation, Trial, WireFormat
 from tinker._wire import json, proto
 from tinker.cli.commands.doctor.prober import Prober
 from tinker.cli.commands.doctor.report import CheckResult
@@ -24,7 +24,7 @@ async def check_wire(prober: Prober) -> CheckResult:
     """Negotiate the format as clients do, by a request for a model that does not exist."""
     choice = prober.runtime.config.wire
     wire = Negotiation(choice)
-    wire.config_answered((await prober.runtime.server.facts()).answered)
+    wire.note_config_answered((await prober.runtime.server.config()).answered)
     first = wire.form
     refusals: list[APIStatusError] = []
 
@@ -43,7 +43,7 @@ async def check_wire(prober: Prober) -> CheckResult:
     return CheckResult("wire", "ok", f"training requests go as {_NAMES[accepted.media]}{why}")
 
 
-async def _find_refusal(prober: Prober, form: Form) -> APIStatusError | None:
+async def _find_refusal(prober: Prober, form: WireFormat) -> APIStatusError | None:
     """Ask whether the server reads a format; return its refusal, None where it does."""
     try:
         await prober.answer(_request_for_unknown_model(form))
@@ -53,7 +53,7 @@ async def _find_refusal(prober: Prober, form: Form) -> APIStatusError | None:
     return None
 
 
-def _request_for_unknown_model(form: Form) -> Request[Any]:
+def _request_for_unknown_model(form: WireFormat) -> Request[Any]:
     """A training request; its protobuf body is not valid text, like those of clients."""
     datum = Datum(ModelInput.from_ints([1_000_000]), {"target_tokens": [1_000_000], "weights": [1.0]})
     if form.media == "proto":
@@ -67,4 +67,4 @@ def _request_for_unknown_model(form: Form) -> Request[Any]:
 
 def _is_about_the_format(error: APIStatusError) -> bool:
     """Whether a refusal may be about the format of the body. A server that names the model has read it."""
-    return error.status_code in UNREADABLE_STATUSES | {UNEXPECTED_STATUS} and _UNKNOWN_MODEL not in str(error.body)
+    return error.status_code in UNSUPPORTED_FORMAT_STATUSES | {UNEXPECTED_STATUS} and _UNKNOWN_MODEL not in str(error.body)

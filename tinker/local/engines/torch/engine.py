@@ -96,7 +96,7 @@ class TorchEngine:
         self._adapters.pop(adapter_id, None)
 
     def snapshot(self, adapter_id: str) -> LoraWeights:
-        return self._adapter(adapter_id).weights.frozen_copy()
+        return self._adapter(adapter_id).weights.freeze_copy()
 
     def load_snapshot(self, directory: Path) -> LoraWeights:
         return read_weights(directory, self._slots, self._name)

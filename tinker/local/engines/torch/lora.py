@@ -34,7 +34,7 @@ class LoraWeights:
     spec: AdapterSpec
     tensors: Mapping[str, torch.nn.Parameter]
 
-    def frozen_copy(self) -> LoraWeights:
+    def freeze_copy(self) -> LoraWeights:
         copies = {name: torch.nn.Parameter(t.detach().clone(), requires_grad=False) for name, t in self.tensors.items()}
         return LoraWeights(spec=self.spec, tensors=copies)
 

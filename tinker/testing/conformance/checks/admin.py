@@ -37,17 +37,17 @@ def token(context: CheckContext) -> None:
     context.require(answer.status == 200, f"with the JWT, {answer}")
 
 
-class _Claims(msgspec.Struct, frozen=True):
+class _TokenClaims(msgspec.Struct, frozen=True):
     """When a JWT was made and when it ends, in seconds since 1970."""
 
     iat: float
     exp: float
 
 
-def _claims(jwt: str) -> _Claims:
+def _claims(jwt: str) -> _TokenClaims:
     """What a JWT says of its time. Contradiction when it is none; its signature is the server's business."""
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(jwt.split(".")[1] + "=="), type=_Claims)
+        return msgspec.json.decode(base64.urlsafe_b64decode(jwt.split(".")[1] + "=="), type=_TokenClaims)
     except (ValueError, IndexError) as error:
         raise Contradiction(f"the token is not a JWT with iat and exp: {error}") from error
 

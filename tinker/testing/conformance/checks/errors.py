@@ -97,17 +97,17 @@ def broken_protobuf(context: CheckContext) -> None:
 @check("create_session", "create_sampling_session", "asample")
 def unknown_fields(context: CheckContext) -> None:
     """Fields that the server does not know are ignored."""
-    _accepted(context, service_api.create_session(_SESSION), tags=[], sdk_version=__version__, field_of_tomorrow={"a": [1]})
+    _accept(context, service_api.create_session(_SESSION), tags=[], sdk_version=__version__, field_of_tomorrow={"a": [1]})
     sampler = SamplingFixture.on_base(context)
     body = msgspec.to_builtins(sampler.body(), enc_hook=str)
     body["sampling_params"]["knob_of_tomorrow"] = 3
-    _accepted(context, sampling_api.asample(sampler.body()), **body)
+    _accept(context, sampling_api.asample(sampler.body()), **body)
 
 
 @check("create_session", "create_model", "optim_step", "forward_backward", "create_sampling_session", "asample")
 def older_bodies(context: CheckContext) -> None:
     """Bodies of 2025 are taken: without defaults and types, with nulls for what is not said."""
-    session = _accepted(
+    session = _accept(
         context, service_api.create_session(_SESSION), tags=[], sdk_version="0.7.0", user_metadata=None, project_id=None
     ).session_id
     request = training_api.create_model(
@@ -139,7 +139,7 @@ def _older_sample(context: CheckContext, session: str) -> None:
     request = sampling_api.create_sampling_session(
         models.CreateSamplingSessionRequest(session_id=session, sampling_session_seq_id=0)
     )
-    sampler = _accepted(context, request, **opening, model_path=None).sampling_session_id
+    sampler = _accept(context, request, **opening, model_path=None).sampling_session_id
     body = {
         "prompt": {"chunks": [{"tokens": [5, 6]}]},
         "sampling_params": {"max_tokens": 2, "stop": None, "seed": None},
@@ -159,5 +159,5 @@ def _send(context: CheckContext, request: Request[Any], body: object) -> Receive
     return context.send(request, content=msgspec.json.encode(body))
 
 
-def _accepted(context: CheckContext, request: Request[T], **body: object) -> T:
+def _accept(context: CheckContext, request: Request[T], **body: object) -> T:
     return context.decode_accepted(request, _send(context, request, body))

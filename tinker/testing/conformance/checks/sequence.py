@@ -48,7 +48,7 @@ def pipelined(context: CheckContext) -> None:
 def late_arrival(context: CheckContext) -> None:
     """A request that arrives before the one with the number below it waits for that one."""
 
-    def swapped(fixture: TrainingFixture) -> None:
+    def send_swapped(fixture: TrainingFixture) -> None:
         fixture.number += 2
         step = fixture.step(number=fixture.number - 1)
         loss = fixture.loss(number=fixture.number - 2)
@@ -57,7 +57,7 @@ def late_arrival(context: CheckContext) -> None:
 
     before, wanted = measure_learning(context, 0, lambda fixture: fixture.learn())
     moved = effect(before, wanted)
-    _, found = measure_learning(context, 1, swapped)
+    _, found = measure_learning(context, 1, send_swapped)
     if are_alike(before, found, moved):
         raise Contradiction("the step ran before the gradient with the lower seq_id")
     context.expect(are_alike(wanted, found, moved), f"the logprobs differ by {distance(wanted, found):g}")
@@ -81,7 +81,7 @@ def repeated(context: CheckContext) -> None:
         for step in steps:
             context.wait_for_response(step)
 
-    def doubled(fixture: TrainingFixture) -> None:
+    def repeat_both(fixture: TrainingFixture) -> None:
         context.result(fixture.loss())
         fixture.learn()
 
@@ -90,7 +90,7 @@ def repeated(context: CheckContext) -> None:
     _, found = measure_learning(context, 1, twice)
     if are_alike(wanted, found, moved):
         return
-    if are_alike(measure_learning(context, 2, doubled)[1], found, moved):
+    if are_alike(measure_learning(context, 2, repeat_both)[1], found, moved):
         raise Contradiction("a repeated loss is computed twice: its gradient counts twice")
     raise Contradiction(f"with repetitions the logprobs move by {distance(before, found):g}, without by {moved:g}")
 

@@ -84,16 +84,16 @@ def search(context: CheckContext) -> None:
 
 
 def _search_by_name_and_status(context: CheckContext, mark: str, made: list[str]) -> None:
-    def found(**conditions: object) -> list[str]:
+    def find(**conditions: object) -> list[str]:
         body = models.SessionSearchRequest(**{"user_metadata": {"mark": mark}, **conditions})  # type: ignore[arg-type]
         return [one.session_id for one in context.call(api.search_sessions(body)).sessions]
 
-    by_name = found(display_name=f"{mark} 1")
+    by_name = find(display_name=f"{mark} 1")
     context.expect(by_name == [made[1]], f"by a part of its name {made[1]!r} is found as {by_name}")
     context.finish(made[0], "errored")
-    finished = found(statuses=[models.ClientFinishedSessionStatusQuery(reasons=["errored"])])
+    finished = find(statuses=[models.ClientFinishedSessionStatusQuery(reasons=["errored"])])
     context.expect(finished == [made[0]], f"the one that its client finished is {made[0]!r}, found are {finished}")
-    active = found(statuses=[models.ActiveSessionStatusQuery()])
+    active = find(statuses=[models.ActiveSessionStatusQuery()])
     context.expect(active == made[:0:-1], f"active are {made[:0:-1]}, found are {active}")
     context.finish_quietly(*made[1:])
 

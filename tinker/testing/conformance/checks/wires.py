@@ -71,7 +71,7 @@ def compressed(context: CheckContext) -> None:
         raise Absent(f"not tried: this installation has no zstd ({install_command('zstd')})")
     fixture = create(context)
     request = fixture.request("proto", number=1, backward=False)
-    body = b"".join(compression.compressed([encode_body(request)]))
+    body = b"".join(compression.compress([encode_body(request)]))
     try:
         promise = context.submit(request, ForwardBackwardOutput, content=body, headers={"Content-Encoding": "zstd"})
     except Refused as error:
