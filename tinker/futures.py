@@ -235,7 +235,7 @@ class APIFuture(concurrent.futures.Future[T]):
     if not TYPE_CHECKING:  # a type checker knows the attributes; with this method it would believe in every name
 
         def __getattr__(self, name: str) -> Any:
-            """Explain, for a name that only the result can have, how to get the result."""
+            """Say of a name that only the result can have how to get the result."""
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if not name.startswith("_"):
                 operation = self.__dict__.get("operation") or "an operation"
