@@ -17,7 +17,7 @@ from codegen.document import METHODS, DocumentNode, Refusal
 from codegen.operations import OperationSpec, Parameter
 from codegen.schemas import Alias, Field, Models, RecordSpec
 
-CLIENT_METHOD = frozenset({"client", "name", "summary", "description", "path", "dates", "twin"})
+CLIENT_METHOD = frozenset({"client", "name", "summary", "description", "returns", "path", "dates", "twin"})
 PATH_ARGUMENT = frozenset({"name", "description", "kind"})
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -55,6 +55,8 @@ class ClientMethod:
     body: list[Argument]
     parameters: list[Argument]
     path: PathArgument | None = None
+    #: The result of the future, after the words "A future of".
+    returns: str = ""
     #: Parameters that are text on the wire and a date in Python.
     dates: frozenset[str] = frozenset()
     #: Whether there is a coroutine of the name `..._async` too.
@@ -130,6 +132,7 @@ def read_client_method(node: DocumentNode, operation: OperationSpec | None, mode
         operation=operation,
         body=body_arguments(node, operation, models),
         parameters=[argument_of(parameter, dates) for parameter in operation.parameters],
+        returns=node.text("returns"),
         dates=dates,
         has_twin="twin" not in node or node.flag("twin"),
         path=read_path_argument(node["path"], operation) if "path" in node else None,

@@ -14,7 +14,7 @@ from codegen.client_methods import ClientMethod
 from codegen.operations import OperationSpec
 
 LINE_LENGTH = 120
-ARGUMENTS = "Args:"
+SECTIONS = ("Args:", "Returns:", "Raises:")
 
 
 def operation_doc(operation: OperationSpec) -> str:
@@ -28,9 +28,15 @@ def operation_doc(operation: OperationSpec) -> str:
 
 
 def method_doc(method: ClientMethod) -> str:
-    """Return the docstring of a client method: what it does, then its arguments."""
+    """Return the docstring of a client method: what it does, then its arguments, its result, and what it refuses."""
     arguments = [f"    {item.name}: {' '.join(item.doc.split())}" for item in method.arguments if item.doc]
-    parts = (method.summary, method.description, "\n".join([ARGUMENTS, *arguments]) if arguments else "")
+    parts = [method.summary, method.description, "\n".join(["Args:", *arguments]) if arguments else ""]
+    if method.returns:
+        parts.append(f"Returns:\n    A future of {method.returns}")
+    elif method.operation.answer == "None":
+        parts.append("Returns:\n    A future without a value, done when the server has answered.")
+    if method.path or method.parameters:
+        parts.append("Raises:\n    ValueError: At once, for an argument that cannot be right.")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -44,8 +50,8 @@ def docstring(text: str, indent: int) -> str:
 
 
 def wrap(paragraph: str, width: int) -> str:
-    if paragraph.startswith(ARGUMENTS):
-        return "\n".join(wrap_argument(line, width) for line in paragraph.splitlines())
+    if paragraph.startswith(SECTIONS):
+        return "\n".join(wrap_item(line, width) for line in paragraph.splitlines())
     items = re.split(r"\n(?=- )", paragraph)
     return "\n".join(
         textwrap.fill(
@@ -59,7 +65,7 @@ def wrap(paragraph: str, width: int) -> str:
     )
 
 
-def wrap_argument(line: str, width: int) -> str:
+def wrap_item(line: str, width: int) -> str:
     return textwrap.fill(line, width - 3, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
 
 

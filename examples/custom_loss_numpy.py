@@ -23,7 +23,7 @@ TEXT, ENOUGH, STEPS = "what is likely enough is left alone", -0.5, 15
 def hinge(
     data: list[types.Datum], logprobs: list[NDArray[np.float32]]
 ) -> tuple[float, list[NDArray[np.float32]], dict[str, float]]:
-    """The loss, its derivative by each log-probability, and what is to be reported with it."""
+    """Return the loss, its derivative by each log-probability, and the metrics to report."""
     missing = [np.maximum(ENOUGH - one, 0.0) for one in logprobs]
     gradients = [np.where(one > 0.0, -1.0, 0.0).astype(np.float32) for one in missing]
     left = sum(int((one > 0.0).sum()) for one in missing)

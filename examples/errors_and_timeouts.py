@@ -35,7 +35,7 @@ def main() -> None:
     except TypeError as error:
         print("refused:", error)
 
-    # A time-out ends the waiting, not the operation; the same future can be waited for again.
+    # A timeout ends the waiting, not the operation; the same future can be waited for again.
     good = types.Datum(model_input=prompt, loss_fn_inputs={"target_tokens": [2, 3, 4]})
     future = training.forward_backward([good], "cross_entropy")
     try:

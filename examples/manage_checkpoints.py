@@ -26,7 +26,7 @@ def main() -> None:
     for checkpoint in rest.list_checkpoints(run).result().checkpoints:
         print(f"{checkpoint.checkpoint_type:9} {checkpoint.size_bytes:>9} bytes  {checkpoint.tinker_path}")
 
-    rest.set_checkpoint_ttl_from_tinker_path(sampler_path, 24 * 3600).result()  # gone in a day; None keeps it for ever
+    rest.set_checkpoint_ttl_from_tinker_path(sampler_path, 24 * 3600).result()  # gone in a day; None keeps it forever
     rest.delete_checkpoint(run, "weights/second").result()
     left = {checkpoint.checkpoint_id: checkpoint for checkpoint in rest.list_checkpoints(run).result().checkpoints}
     for name, checkpoint in left.items():

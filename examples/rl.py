@@ -2,7 +2,7 @@
 
     python examples/rl.py
 
-The model is asked for sums and is to answer with a whole number (the packaged model is too small to find the right one). Such
+The model is asked for sums and must answer with an integer (the packaged model is too small to find the right one). Such
 an answer gets 1, any other gets 0; the advantage of an answer is its reward less the mean of its group. A group whose answers
 are all alike teaches nothing and is left out.
 """
@@ -22,7 +22,7 @@ PARAMS = types.SamplingParams(max_tokens=8, temperature=1.0, stop=["\n"])
 
 
 def reward(answer: str) -> float:
-    """1 for a whole number, else 0."""
+    """Return 1 for an integer, else 0."""
     return 1.0 if answer.strip().isdigit() else 0.0
 
 

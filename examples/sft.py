@@ -35,7 +35,7 @@ def to_datum(tokenizer: Any, prompt: str, answer: str) -> types.Datum:
 
 
 def batches(data: list[types.Datum]) -> Iterator[list[types.Datum]]:
-    """Every datum once in each epoch, shuffled anew."""
+    """Every datum once in each epoch, shuffled each time."""
     order = random.Random(0)  # noqa: S311 (a fixed order of the data)
     for _ in range(EPOCHS):
         shuffled = order.sample(data, len(data))

@@ -31,7 +31,7 @@ _ALIGNED_OF_CUSTOM = frozenset({"target_tokens", "weights"})
 
 
 def check_data(data: Sequence[Datum], loss_fn: str) -> None:
-    """ValueError naming the datum index and the field; TypeError for something that is no Datum."""
+    """Raise ValueError naming the datum index and the field; TypeError for something that is not a Datum."""
     if len(data) == 0:
         raise ValueError("No data provided")
     required, known = LOSS_INPUTS.get(loss_fn, (frozenset[str](), None))
@@ -141,11 +141,11 @@ ACCESS_SCOPES: tuple[str, ...] = get_args(AccessScope)
 
 
 def check_ttl(ttl_seconds: int | None) -> None:
-    """ValueError unless the time is None, which is for ever, or a number of seconds that a checkpoint may live."""
+    """Raise ValueError unless the time is None, which is forever, or an integer of seconds that a checkpoint may live."""
     if ttl_seconds is None:
         return
     if isinstance(ttl_seconds, bool) or not isinstance(ttl_seconds, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"ttl_seconds must be a whole number of seconds or None, got {ttl_seconds!r}")
+        raise ValueError(f"ttl_seconds must be an integer (seconds) or None, got {ttl_seconds!r}")
     if not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
         raise ValueError(f"ttl_seconds must be from {MIN_TTL_SECONDS} to {MAX_TTL_SECONDS}, got {ttl_seconds}")
 

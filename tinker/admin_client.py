@@ -1,4 +1,4 @@
-"""AdminClient: the audit log and the bills of an organization; and what it has in common with RestClient."""
+"""AdminClient: the audit log and the bills of an organization; and the methods that it shares with RestClient."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class AdminMethods(AdminOperations):
-    """The methods of AdminClient, which RestClient has too, and how either asks for what the contract's methods request."""
+    """Give AdminClient and RestClient the methods that both have, and the means to send the contract's requests."""
 
     def __init__(
         self,
@@ -44,16 +44,19 @@ class AdminMethods(AdminOperations):
     def get_billing_usage(
         self, starting_on: datetime.datetime | str, ending_before: datetime.datetime | str
     ) -> APIFuture[models.BillingUsageResponse]:
-        """Get what was used, by the hour, and what it is estimated to cost.
+        """Get the usage of each hour of a period, and its estimated cost.
 
         Servers answer 14 days at most.
 
         Args:
-            starting_on: The first hour: a datetime or RFC 3339 text, a full hour with a time zone.
+            starting_on: The first hour, a datetime or RFC 3339 text, which must be a full hour with a time zone.
             ending_before: The hour after the last one, likewise.
 
+        Returns:
+            A future of the usage.
+
         Raises:
-            ValueError: At once without a time zone, or when the hours are not in order.
+            ValueError: At once, without a time zone, or when the hours are not in order.
         """
         time = GetBillingUsageRequest(starting_on=starting_on, ending_before=ending_before)
         return self._ask(admin_api.get_billing_usage(starting_on=time.starting_on, ending_before=time.ending_before))
@@ -65,7 +68,7 @@ class AdminMethods(AdminOperations):
         return await self.get_billing_usage(starting_on, ending_before)
 
     def get_telemetry(self) -> Telemetry | None:
-        """Return that of the ServiceClient whose connections these are; else None, as there is no session to report about."""
+        """Return the reporter of the ServiceClient whose connections these are; None for a client without a session."""
         return self._rest.runtime.telemetry
 
     # ------------------------------------------------------------------------------------- what the contract's methods need
@@ -88,7 +91,15 @@ class AdminMethods(AdminOperations):
 
 
 class AdminClient(AdminMethods):
-    """Reads for those who run an organization. Arguments, futures and errors as those of RestClient.
+    """Read the audit log, the usage and the storage of an organization, for its administrators.
+
+    Arguments, futures and errors are those of RestClient.
+
+    Args:
+        base_url: The address of the server, as for ServiceClient.
+        api_key: The credential, as for ServiceClient.
+        transport: An httpx transport to send through instead of real connections; None opens connections.
+        clock: The source of time, which tests replace; None means the clock of the system.
 
     >>> admin = AdminClient(base_url="local://toy")
     >>> admin.get_billing_usage("2026-01-02T00:00:00", "2026-01-03T00:00:00Z")

@@ -1,4 +1,4 @@
-"""Is there a credential, and does it work? For launchers that want to know before they begin."""
+"""Find out whether there is a credential, and whether it works; for launchers that check this before they begin."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ __all__ = ["get_tinker_token", "raise_if_tinker_not_accessible", "tinker_has_cre
 
 
 def get_tinker_token() -> str | None:
-    """The key that clients made now would use: that of ``TINKER_API_KEY``, else, for the hosted service, the stored one.
+    """Return the key that clients made now would use. Sends nothing.
 
-    None without one, also where a command (``TINKER_CREDENTIAL_CMD``) gives credentials, which is not run, and where the
-    settings or the stored keys cannot be read. Sends nothing.
+    It is the key of ``TINKER_API_KEY``, else, for the hosted service, the stored one.
+
+    Returns:
+        The key; None without one. It is also None where a command (``TINKER_CREDENTIAL_CMD``) gives credentials, which is not
+            run, and where the settings or the stored keys cannot be read.
 
     >>> tinker_has_credentials() if get_tinker_token() else True
     True
@@ -30,9 +33,9 @@ def get_tinker_token() -> str | None:
 
 
 def tinker_has_credentials() -> bool:
-    """Whether clients made now would have a credential: a key, or a command that gives one. Sends nothing.
+    """Return whether clients made now would have a credential: a key, or a command that gives one. Sends nothing.
 
-    Servers other than the hosted one may do without.
+    Servers other than the hosted service may not need one.
     """
     if get_tinker_token() is not None:
         return True
@@ -43,9 +46,12 @@ def tinker_has_credentials() -> bool:
 
 
 def raise_if_tinker_not_accessible() -> None:
-    """Ask the server once for its models, as clients made now would, and block until it answers; nothing is tried again.
+    """Ask the server once for its models, as clients made now would, and block until it answers.
 
-    Raises TinkerError (APIConnectionError, AuthenticationError, ...) when that fails for whatever reason.
+    Nothing is retried.
+
+    Raises:
+        TinkerError: The server could not be asked, for any reason; often an APIConnectionError or an AuthenticationError.
     """
     try:
         config = load_config(patience_seconds=ONE_SHOT.total_seconds)

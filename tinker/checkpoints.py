@@ -1,4 +1,4 @@
-"""Checkpoints as files on this machine: downloaded, and from there onto a model hub.
+"""Download checkpoints as files, and put them onto a model hub.
 
 import tinker.checkpoints
 
@@ -54,7 +54,13 @@ _ARCHIVE = "archive"
 
 @attrs.frozen(kw_only=True)
 class Progress:
-    """How far a download is. ``total_nbytes`` is None until the length of every file is known."""
+    """Say how far a download is.
+
+    Attributes:
+        done_nbytes: The bytes that are on the disk.
+        total_nbytes: The bytes of all files; None until the length of every file is known.
+        files: The number of files.
+    """
 
     done_nbytes: int
     total_nbytes: int | None
@@ -63,7 +69,14 @@ class Progress:
 
 @attrs.frozen(kw_only=True)
 class Download:
-    """What a download left on the disk: the files by name, relative to ``destination``, and their bytes together."""
+    """Describe the files that a download left on the disk.
+
+    Attributes:
+        checkpoint_path: The path of the checkpoint.
+        destination: The folder of the files.
+        files: The names of the files, relative to ``destination``.
+        nbytes: The bytes of all files together.
+    """
 
     checkpoint_path: str
     destination: Path
@@ -73,7 +86,15 @@ class Download:
 
 @attrs.frozen(kw_only=True)
 class PushedCheckpoint:
-    """Where a checkpoint was put on a hub. ``revision`` None is the main branch; ``url`` shows the commit or pull request."""
+    """Describe a checkpoint that was put onto a hub.
+
+    Attributes:
+        checkpoint_path: The path of the checkpoint.
+        repo_id: The repository on the hub.
+        revision: The branch; None is the main branch.
+        public: Whether a repository that was created is public.
+        url: The page of the commit or pull request.
+    """
 
     checkpoint_path: str
     repo_id: str
@@ -83,7 +104,16 @@ class PushedCheckpoint:
 
 
 def folder_name(tinker_path: str) -> str:
-    """The name of the folder that a checkpoint is downloaded into; ValueError for what is no checkpoint path.
+    """Return the name of the folder that a checkpoint is downloaded into.
+
+    Args:
+        tinker_path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
+
+    Returns:
+        The name of the folder.
+
+    Raises:
+        ValueError: The text is not a checkpoint path.
 
     >>> folder_name("tinker://run/weights/final")
     'run_weights_final'
@@ -102,24 +132,39 @@ def download(
     base_url: str | None = None,
     api_key: str | None = None,
 ) -> APIFuture[Download]:
-    """Download a checkpoint into a new folder within ``directory``, called as :func:`folder_name` says.
+    """Download a checkpoint into a new folder.
 
-    The files are written next to it first, into ``<folder>.partial``, and moved when all of them are there and checked. What a
-    broken download left there is used by the next one, as far as the server says that it is still the same.
+    The files are first written next to the folder, into ``<folder>.partial``, and moved when all of them are there and checked.
+    A later download continues a broken one, as far as the server says that the files are still the same.
 
-    An ``external_weights`` checkpoint is a set of files already. One of the other kinds is exported as such files: a training
-    run is made from it in a session, saved with a life of an hour, downloaded and deleted; or it is an archive, where a server
-    has those. ``form`` "auto" takes the export for ``weights`` and, on servers without it, the archive; for
-    ``sampler_weights`` the archive. Unpacking refuses names outside of the folder, links, devices, and archives that are made
-    to fill a disk.
+    An ``external_weights`` checkpoint is a set of files already. A checkpoint of another kind is exported as such files: a
+    training run is made from it in a session, saved with a life of an hour, downloaded and deleted. Alternatively it is
+    downloaded as an archive, where a server has archives. Unpacking refuses names outside of the folder, links, devices, and
+    archives made to fill a disk.
 
-    ``progress`` is told of every piece, on a thread of this package, so it should return soon; what it raises ends the
-    download. The session and the credential are those of ``service``; None makes a client of its own, with ``base_url`` and
-    ``api_key`` as for ServiceClient, and closes it. The files themselves are fetched without a credential, and their URLs
-    renewed when they expire. A file is tried again, from where it broke off, until nothing came for five minutes.
+    The files themselves are fetched without a credential, and their URLs are renewed when they expire. A file is retried, from
+    where it broke off, until nothing came for five minutes.
 
-    Raises ValueError at once for a path of no checkpoint, FileExistsError when the folder exists and not ``overwrite``. The
-    future raises TinkerError when a file differs from its checksum or an archive is not safe, otherwise what RestClient does.
+    Args:
+        tinker_path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
+        directory: The parent of the new folder, which is called as :func:`folder_name` says.
+        form: "external" downloads an export, "archive" an archive. "auto" downloads an export of ``weights``, or the archive on
+            servers without exports, and the archive of ``sampler_weights``.
+        overwrite: Whether to replace an existing folder.
+        progress: A function called with every piece, on a thread of this package, so it should return soon. An exception of it
+            ends the download. None reports nothing.
+        service: The client whose session and credential are used; None makes a client for this download and closes it.
+        base_url: The server, as for ServiceClient; only without ``service``.
+        api_key: The credential, as for ServiceClient; only without ``service``.
+
+    Returns:
+        A future of the description of the files.
+
+    Raises:
+        ValueError: At once, for text that is not a checkpoint path, and for a form that the checkpoint does not have.
+        FileExistsError: At once, when the folder exists and is not to be overwritten.
+        TinkerError: From the future, when a file differs from its checksum or an archive is not safe; also the errors of
+            RestClient.
 
     >>> import tempfile, tinker
     >>> service = tinker.ServiceClient(base_url="local://toy")
@@ -162,16 +207,35 @@ def push_to_hub(
     token: str | None = None,
     endpoint: str | None = None,
 ) -> PushedCheckpoint:
-    """Put a checkpoint onto the Hugging Face Hub as a PEFT adapter. Blocks until it is there.
+    """Put a checkpoint onto the Hugging Face Hub as a PEFT adapter, and block until it is there.
 
-    It is downloaded as :func:`download` does, into a temporary folder, and uploaded as one commit into ``repo_id``, which is
-    made where it does not exist, private unless ``public``. ``repo_id`` None is ``<user>/tinker-<base model>-<run>``.
-    ``revision`` is the branch, made too; None is the main one. ``create_pr`` proposes the commit instead. The patterns choose
-    files, as in ``fnmatch``. ``model_card`` adds a README.md where neither the checkpoint nor the repository has one. ``token``
-    None is the one that ``hf auth login`` stored, ``endpoint`` None the public hub.
+    The checkpoint is downloaded as :func:`download` does, into a temporary folder, and uploaded as one commit. A missing
+    repository or branch is created.
 
-    Raises ImportError without ``huggingface_hub``; TinkerError when nobody is logged in there, when the files are no PEFT
-    adapter, when the repository holds another checkpoint, and when the hub refuses; otherwise what :func:`download` raises.
+    Args:
+        tinker_path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
+        repo_id: The repository; None means ``<user>/tinker-<base model>-<run>``.
+        public: Whether a repository that is created is public.
+        revision: The branch; None means the main branch.
+        commit_message: The message of the commit; None makes one.
+        create_pr: Whether to propose the commit as a pull request.
+        allow_patterns: Patterns as in ``fnmatch`` of the only files to upload; None means all.
+        ignore_patterns: Patterns as in ``fnmatch`` of files not to upload; None means none.
+        model_card: Whether to add a README.md where neither the checkpoint nor the repository has one.
+        progress: A function called with every piece of the download; None reports nothing.
+        service: The client whose session and credential are used; None makes one for this call.
+        base_url: The server, as for ServiceClient; only without ``service``.
+        api_key: The credential, as for ServiceClient; only without ``service``.
+        token: The credential of the hub; None means the token that ``hf auth login`` stored.
+        endpoint: The address of the hub; None means the public hub.
+
+    Returns:
+        The description of what was pushed.
+
+    Raises:
+        ImportError: ``huggingface_hub`` is not installed.
+        TinkerError: Nobody is logged in at the hub, the files are not a PEFT adapter, the repository holds another checkpoint,
+            or the hub refuses; also the errors of :func:`download`.
     """
     hub = _hub.connect(token, endpoint)
     with tempfile.TemporaryDirectory(prefix="tinker-") as folder:

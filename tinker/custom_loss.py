@@ -1,8 +1,8 @@
-"""Losses of one's own, for ``TrainingClient.forward_backward_custom``.
+"""Define your own losses for ``TrainingClient.forward_backward_custom``.
 
-Three kinds. A function of torch tensors, whose gradient torch computes. A function that computes its gradient itself, wrapped
-in :func:`with_gradients`: for numpy, JAX, or anything else. A loss per datum that ``ServiceClient.create_custom_loss`` has
-traced, which some servers compute themselves.
+There are three kinds: a function of torch tensors, whose gradient torch computes; a function that computes its gradient itself,
+wrapped in :func:`with_gradients`, for numpy, JAX, or anything else; and a loss per datum that
+``ServiceClient.create_custom_loss`` has traced, which some servers compute themselves.
 """
 
 from __future__ import annotations
@@ -44,24 +44,34 @@ GradientLossFn: TypeAlias = Callable[
 
 @attrs.frozen
 class LossWithGradients:
-    """A loss that computes its own gradient; made by :func:`with_gradients`."""
+    """Wrap a loss that computes its own gradient; made by :func:`with_gradients`.
+
+    Attributes:
+        fn: The wrapped function.
+    """
 
     fn: GradientLossFn
 
 
 def with_gradients(fn: GradientLossFn) -> LossWithGradients:
-    """A loss whose gradient is not torch's business, for ``forward_backward_custom``; may be used as a decorator.
+    """Wrap a loss function that computes its own gradient, for ``forward_backward_custom``; usable as a decorator.
 
-    ``fn(data, logprobs)`` gets float32 arrays, in the order and shape of each datum's ``target_tokens``, and returns the loss
-    and one array for each datum, of its shape: the derivative of the loss by each log-probability. A third item, a mapping of
-    metrics, is reported with the result. Neither torch nor JAX is needed:
+    Neither torch nor JAX is needed.
+
+    Args:
+        fn: ``fn(data, logprobs)`` receives the datums and, for each, a float32 array in the shape of its ``target_tokens``. It
+            returns the loss and one array of the same shape for each datum, the derivative of the loss by each log-probability.
+            A third item, a mapping of metrics, is reported with the result.
+
+    Returns:
+        The wrapped loss.
 
     >>> @with_gradients
     ... def negative_log_likelihood(data, logprobs):
     ...     loss = -sum(part.sum() for part in logprobs)
     ...     return loss, [-np.ones_like(part) for part in logprobs]
 
-    With JAX, of a function ``loss(logprobs)`` of a list of arrays:
+    With JAX, for a function ``loss(logprobs)`` of a list of arrays:
 
         with_gradients(lambda data, logprobs: jax.value_and_grad(loss)([jnp.asarray(part) for part in logprobs]))
     """
@@ -70,10 +80,14 @@ def with_gradients(fn: GradientLossFn) -> LossWithGradients:
 
 @dataclass(frozen=True)
 class LossHandle:
-    """A traced loss of one session; made by ``ServiceClient.create_custom_loss``, used with ``forward_backward_custom``.
+    """Refer to a traced loss of one session; made by ``ServiceClient.create_custom_loss`` for ``forward_backward_custom``.
 
-    ``inputs`` are the traced function's parameters, ``logprobs`` first, with their numbers of dimensions. ``loss_id`` is the
-    server's name for the loss; None where the client computes it.
+    Attributes:
+        name: The name of the traced function.
+        inputs: The parameters of the traced function, ``logprobs`` first, with their numbers of dimensions.
+        session_id: The session that the loss belongs to.
+        graph: The traced function.
+        loss_id: The server's name for the loss; None where the client computes it.
     """
 
     name: str
@@ -84,15 +98,15 @@ class LossHandle:
 
     @property
     def key(self) -> str:
-        """The same for the same loss: a digest of its code and inputs."""
+        """Return a digest of the loss's code and inputs, equal for equal losses."""
         return loss_key(self.graph, self.inputs)
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """What a datum's ``loss_fn_inputs`` must hold besides ``target_tokens``."""
+        """Return the names that a datum's ``loss_fn_inputs`` must have besides ``target_tokens``."""
         return tuple(one.name for one in self.inputs[1:])
 
 
 def loss_key(graph: torch.fx.GraphModule, inputs: Sequence[CustomLossInput]) -> str:
-    """The digest of a traced loss."""
+    """Return the digest of a traced loss."""
     return hashlib.sha256(graph.code.encode() + msgspec.json.encode(list(inputs))).hexdigest()

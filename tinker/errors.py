@@ -39,7 +39,11 @@ _Category: TypeAlias = Literal["unknown", "server", "user"]
 
 
 class TinkerError(Exception):
-    """Base of every error this package raises on purpose, besides ValueError and TypeError for wrong arguments."""
+    """Base of every error that this package raises on purpose, besides ValueError and TypeError for wrong arguments.
+
+    Attributes:
+        operation: The name of the operation that failed; None where the error is not about one.
+    """
 
     operation: str | None = None
 
@@ -55,9 +59,13 @@ def _rebuild(kind: type[TinkerError], args: tuple[object, ...], attributes: dict
 
 
 class APIError(TinkerError):
-    """An exchange with the server failed. ``body`` is the parsed JSON of the answer, else its text, else None.
+    """Raised when an exchange with the server failed.
 
-    ``may_have_arrived`` says that the server may have accepted the request in an attempt before the last one.
+    Attributes:
+        may_have_arrived: Whether the server may have accepted the request in an attempt before the last one.
+        message: The text of the error.
+        request: The request, without credentials.
+        body: The parsed JSON of the answer, else its text, else None.
     """
 
     may_have_arrived: bool = False
@@ -70,7 +78,12 @@ class APIError(TinkerError):
 
 
 class APIResponseValidationError(APIError):
-    """The answer does not fit the contract."""
+    """Raised when the answer does not fit the contract.
+
+    Attributes:
+        response: The answer.
+        status_code: The HTTP status of the answer.
+    """
 
     def __init__(self, response: httpx.Response, body: object | None, message: str | None = None) -> None:
         super().__init__(message or "The server's answer does not fit the contract.", response.request, body=body)
@@ -79,7 +92,13 @@ class APIResponseValidationError(APIError):
 
 
 class APIStatusError(APIError):
-    """The server answered an error status, ``status_code``. ``retry_after``: the seconds it asked to wait, if it did."""
+    """Raised when the server answered with an error status.
+
+    Attributes:
+        status_code: The HTTP status of the answer.
+        response: The answer.
+        retry_after: The time in seconds that the server asked to wait; None where it did not.
+    """
 
     status_code: int
 
@@ -114,7 +133,7 @@ class SessionLostError(NotFoundError):
     """The server does not know this client's session any more, usually because it was restarted.
 
     Runs, samplers and results that it kept in memory are gone; saved checkpoints are not. Create a new client with the same
-    ServiceClient, which starts a new session: ``create_training_client_from_state_with_optimizer(path)`` continues a run.
+    ServiceClient, which starts a new session. ``create_training_client_from_state_with_optimizer(path)`` continues a run.
     """
 
 
@@ -135,7 +154,11 @@ class InternalServerError(APIStatusError):
 
 
 class APIConnectionError(APIError):
-    """No answer came: the connection failed or broke. ``never_connected`` says that it could not even be made."""
+    """No answer came: the connection failed or broke.
+
+    Attributes:
+        never_connected: Whether the connection could not even be made.
+    """
 
     never_connected: bool = False
 
@@ -151,7 +174,13 @@ class APITimeoutError(APIConnectionError):
 
 
 class RequestFailedError(TinkerError):
-    """The server accepted a request and then failed to carry it out; ``category`` says whose fault it is."""
+    """The server accepted a request and then failed to carry it out.
+
+    Attributes:
+        message: The server's text of the error.
+        request_id: The server's id of the request.
+        category: The side at fault, ``server``, ``user`` or ``unknown``.
+    """
 
     def __init__(self, message: str, request_id: str, category: str) -> None:
         super().__init__(message)
@@ -163,8 +192,11 @@ class RequestFailedError(TinkerError):
 class PrecedingRequestFailed(TinkerError):
     """The request was not sent, because an earlier request of the same training run failed and its error was not received.
 
-    ``__cause__`` is that error, ``failed_operation`` the operation it is from. Requests called after this was received, or
-    after that error was, are sent.
+    ``__cause__`` is that error. Requests made after this error or that one was received are sent.
+
+    Attributes:
+        operation: The name of the operation that was not sent.
+        failed_operation: The name of the operation that failed.
 
     Example::
 
@@ -181,7 +213,7 @@ class PrecedingRequestFailed(TinkerError):
 
 
 class UnknownIdentityError(TinkerError, RuntimeError):
-    """Nothing says whose the credential is: the server gives no token for it."""
+    """The owner of the credential is unknown: the server gives no token that names one."""
 
 
 class ClientClosedError(TinkerError, RuntimeError):
@@ -214,14 +246,28 @@ for _error in list(globals().values()):
 
 
 def status_error_type(status: int) -> type[APIStatusError]:
-    """The class for an error status; APIStatusError itself for one without a class of its own."""
+    """Return the class for an error status; APIStatusError itself for a status without a class of its own.
+
+    Args:
+        status: The HTTP status, 400 or above.
+
+    Returns:
+        The class of the error.
+    """
     if status >= 500:
         return InternalServerError
     return _BY_STATUS.get(status, APIStatusError)
 
 
 def copy_error(error: E) -> E:
-    """The same error for another waiter, so that tracebacks and notes of several threads do not mix."""
+    """Copy an error for another waiter, so that tracebacks and notes of several threads do not mix.
+
+    Args:
+        error: The error to copy.
+
+    Returns:
+        A copy of an error of this package, with the same cause; any other error itself.
+    """
     if not isinstance(error, TinkerError):
         return error
     attributes: dict[str, Any] = dict(error.__dict__)

@@ -1,4 +1,4 @@
-"""APIFuture: the only future type. Awaitable from any loop and blockable from any thread, any number of times."""
+"""APIFuture, the result of every operation: awaitable from any loop, blockable from any thread, any number of times."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ _NEVER_REPORTED = (PrecedingRequestFailed, ClientClosedError, concurrent.futures
 
 
 class APIFuture(concurrent.futures.Future[T]):
-    """The result of an operation, which was submitted when the method returned this future.
+    """Stand for the result of an operation, which was submitted when the method returned this future.
 
-    ``await future`` and ``future.result(timeout)`` give the result or raise the operation's error. It is a
+    ``await future`` and ``future.result(timeout)`` return the result or raise the operation's error. It is a
     ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. Cancelling it, or the
-    task that awaits it, stops the waiting; what the server has accepted stays accepted.
+    task that awaits it, stops the waiting; a request that the server has accepted stays accepted.
 
     An error counts as received when ``result`` or ``await`` raised it, ``exception`` returned it, or a callback was given the
-    future. One that is never received is logged when the future is collected, or at exit.
+    future. An error that is never received is logged when the future is collected, or at exit.
 
-    ``queue_state`` (``active``, ``paused_capacity``, ``paused_rate_limit``, or what servers of tomorrow say) and
-    ``queue_state_reason`` are what the server last said about it, None before it said anything; ``timings`` says when it was
-    called, accepted, at work and here.
+    Args:
+        operation: The name of the operation, for messages and observers.
     """
 
     def __init__(self, operation: str = "") -> None:
@@ -49,29 +48,41 @@ class APIFuture(concurrent.futures.Future[T]):
 
     @property
     def request_id(self) -> str | None:
-        """The server's id of the request, None before the server accepted it."""
+        """Return the server's id of the request; None before the server accepted it."""
         return self.progress.request_id
 
     @property
     def queue_state(self) -> str | None:
-        """What the server last said about the queue, None before it said anything."""
+        """Return the server's last word on the queue, ``active``, ``paused_capacity``, ``paused_rate_limit`` or a newer state.
+
+        None before the server said anything.
+        """
         return self.progress.queue_state
 
     @property
     def queue_state_reason(self) -> str | None:
-        """The reason that the server gave for ``queue_state``, None where it gave none."""
+        """Return the server's reason for ``queue_state``; None where it gave none."""
         return self.progress.queue_state_reason
 
     @property
     def timings(self) -> Timings:
-        """When it was called, accepted, at work and here."""
+        """Return the times at which the operation was called, accepted, started and finished."""
         return self.progress.timings
 
     def result(self, timeout: float | None = None) -> T:
-        """Block until the result is there, at most ``timeout`` seconds (None: no limit).
+        """Block until the result is there, and return it.
 
-        Raises TimeoutError when time is up; the operation goes on and can be waited for again. RuntimeError on the loop
-        thread of this package, where blocking would never end.
+        Args:
+            timeout: The longest time to wait in seconds; None waits forever.
+
+        Returns:
+            The result of the operation.
+
+        Raises:
+            TimeoutError: The time is up; the operation goes on and can be waited for again.
+            TinkerError: The error of the operation.
+            CancelledError: The future was cancelled.
+            RuntimeError: Called on the I/O thread of this package, or in a fork, where waiting would never end.
         """
         check_timeout(timeout)
         if not self.done():
@@ -84,7 +95,19 @@ class APIFuture(concurrent.futures.Future[T]):
             raise TimeoutError(self._waiting(timeout)) from None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As :meth:`result`, giving the error instead of raising it, None for success."""
+        """Block until the operation has ended, and return its error.
+
+        Args:
+            timeout: The longest time to wait in seconds; None waits forever.
+
+        Returns:
+            The error; None for success.
+
+        Raises:
+            TimeoutError: The time is up; the operation goes on.
+            CancelledError: The future was cancelled.
+            RuntimeError: Called on the I/O thread of this package, or in a fork, where waiting would never end.
+        """
         check_timeout(timeout)
         if not self.done():
             self._refuse_to_block()
@@ -94,20 +117,35 @@ class APIFuture(concurrent.futures.Future[T]):
         return error
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[T]], object]) -> None:
-        """Have ``fn(future)`` called when the future is done, on the thread that does all I/O, or at once if it is done.
+        """Have ``fn(future)`` called when the future is done.
 
-        An error of the future is received with that. What ``fn`` raises is logged.
+        It is called on the thread that does all I/O, or at once if the future is done. An error of the future counts as
+        received. An exception of ``fn`` is logged.
+
+        Args:
+            fn: A function of this future, which must not block.
         """
         super().add_done_callback(partial(_call_back, fn))
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Fail the future; for code that makes futures of its own."""
+        """Fail the future with an error; for code that makes futures of its own."""
         if exception is not None and not isinstance(exception, _NEVER_REPORTED):
             self.receipt.expect(self.operation, exception)
         super().set_exception(exception)
 
     async def result_async(self, timeout: float | None = None) -> T:
-        """Await the result, at most ``timeout`` seconds; TimeoutError then, and the operation is cancelled."""
+        """Await the result, and return it.
+
+        Args:
+            timeout: The longest time to wait in seconds; None waits forever.
+
+        Returns:
+            The result of the operation.
+
+        Raises:
+            TimeoutError: The time is up; unlike in :meth:`result`, the operation is cancelled.
+            TinkerError: The error of the operation.
+        """
         check_timeout(timeout)
         if timeout is None:
             return await self
@@ -120,19 +158,21 @@ class APIFuture(concurrent.futures.Future[T]):
             raise TimeoutError(self._waiting(timeout)) from None
 
     async def coroutine(self) -> T:
-        """The wait as a coroutine, for ``asyncio.create_task``."""
+        """Wait as a coroutine, for ``asyncio.create_task``."""
         return await self
 
     def future(self) -> APIFuture[T]:
-        """This future; older code asks for the ``concurrent.futures.Future`` inside."""
+        """Return this future; older code asks for the ``concurrent.futures.Future`` inside."""
         return self
 
     def observe_queue(self, observer: QueueObserver) -> None:
-        """Have ``observer(queue_state, reason)`` called whenever the server says something new about what this waits for.
+        """Have an observer called whenever the server says something new about the queue that this future waits in.
 
-        ``observer`` is a function or an object with the method ``on_queue_state_change``. It is called on the thread that
-        does all I/O, so it must not block; what it raises is logged. On a client it is about its creation and every request
-        that it makes.
+        It is called on the thread that does all I/O, so it must not block; an exception of the observer is logged. On a client,
+        the observer is called for its creation and for every request that it makes.
+
+        Args:
+            observer: A function of the state and the reason, or an object with the method ``on_queue_state_change``.
 
         >>> import tinker
         >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy")
@@ -141,14 +181,18 @@ class APIFuture(concurrent.futures.Future[T]):
         self.progress.observers.append(observer if callable(observer) else observer.on_queue_state_change)
 
     def cancel(self) -> bool:
-        """Stop waiting; False when there is a result already."""
+        """Stop waiting.
+
+        Returns:
+            Whether the future is cancelled, which it cannot be when it has a result already.
+        """
         if not super().cancel():
             return False
         self._thread.call(self._cancel_task)
         return True
 
     async def wait(self) -> None:
-        """Wait until it is done, whatever the outcome. Nothing else is cancelled when this wait is."""
+        """Wait until the future is done, with success or not. Cancelling this wait cancels nothing else."""
         if not self.done():
             self._refuse_to_wait()
             loop = asyncio.get_running_loop()
@@ -169,7 +213,7 @@ class APIFuture(concurrent.futures.Future[T]):
 
     @contextmanager
     def shield(self) -> Generator[None]:
-        """Hold what its task does to the end also when it is cancelled; CancelledError before or after the block then."""
+        """Run the block to its end even when the future is cancelled; CancelledError is then raised before or after it."""
         if self.cancelled():
             raise asyncio.CancelledError
         task, self._task = self._task, None
@@ -191,7 +235,7 @@ class APIFuture(concurrent.futures.Future[T]):
     if not TYPE_CHECKING:  # a type checker knows the attributes; with this method it would believe in every name
 
         def __getattr__(self, name: str) -> Any:
-            """Say of a name that only the result can have how to get the result."""
+            """Explain, for a name that only the result can have, how to get the result."""
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if not name.startswith("_"):
                 operation = self.__dict__.get("operation") or "an operation"
@@ -244,7 +288,7 @@ def start(future: APIFuture[T], function: Callable[[*Ts], Coroutine[Any, Any, T]
 
 
 def failure_of(future: APIFuture[Any]) -> BaseException | None:
-    """The error of a future that failed. Nobody receives it by this."""
+    """Return the error of a future that failed, without receiving it."""
     return future._exception  # pyright: ignore[reportPrivateUsage]
 
 
@@ -254,14 +298,14 @@ def on_done(future: APIFuture[T], function: Callable[[concurrent.futures.Future[
 
 
 def immediate(value: T, operation: str = "") -> APIFuture[T]:
-    """A future that has its result already."""
+    """Return a future that has its result already."""
     future: APIFuture[T] = APIFuture(operation)
     future.set_result(value)
     return future
 
 
 async def wait_before(earlier: APIFuture[Any], future: APIFuture[Any]) -> None:
-    """Wait for what the operation of ``future`` needs to be there; when ``future`` is cancelled, ``earlier`` is not.
+    """Wait for an earlier operation that the operation of ``future`` needs; cancelling ``future`` does not cancel ``earlier``.
 
     A failure of ``earlier`` fails the operation with the same error, and is received with it.
     """
@@ -274,7 +318,10 @@ async def wait_before(earlier: APIFuture[Any], future: APIFuture[Any]) -> None:
 
 
 async def take_over(future: APIFuture[T]) -> T:
-    """The result of a future of this package's own, which is cancelled with this wait; its error is passed on, not received."""
+    """Return the result of a future of this package's own; cancelling this wait cancels it.
+
+    An error of the future is passed on, but does not count as received.
+    """
     try:
         await future.wait()
     except asyncio.CancelledError:

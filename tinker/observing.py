@@ -1,10 +1,10 @@
-"""What a client does, as values that programs can look at: attempts, retries, queue states, futures; and counts made of them.
+"""Observe a client: its attempts, retries, queue states and futures, as values for programs, and counts made of them.
 
     service = tinker.ServiceClient(observers=[print])
 
-An observer is called with one value after the other, on the thread of this package that does all I/O (a future that is
-cancelled, on the thread that cancels it), so it must not block. What it raises is logged once and otherwise ignored. Nobody
-observing costs nothing.
+An observer is called with one value after the other, on the thread of this package that does all I/O (for a cancelled future,
+on the thread that cancels it), so it must not block. An exception of an observer is logged once and otherwise ignored. A client
+without observers pays nothing.
 
 Times are those of the client's monotonic clock, in seconds.
 """
@@ -23,11 +23,15 @@ KEPT_DURATIONS = 1000
 
 
 class Timings(NamedTuple):
-    """When a request got how far; None where it did not, or not yet.
+    """Hold the times of a request; None for a stage that it did not reach, or not yet.
 
-    ``queued`` is when the method was called, ``submitted`` when the server had accepted the request, ``running`` when the
-    server first said that it is at work on it (it need not say so), ``fetched`` when the result was here. Where an operation
-    makes several requests, the first of them is accepted and running, and the last one is fetched.
+    Where an operation makes several requests, ``submitted`` and ``running`` are of the first of them, ``fetched`` of the last.
+
+    Attributes:
+        queued: When the method was called.
+        submitted: When the server had accepted the request.
+        running: When the server first said that it is working on the request, which it need not say.
+        fetched: When the result was here.
     """
 
     queued: float | None = None
@@ -38,10 +42,19 @@ class Timings(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class RequestAttempt:
-    """One exchange with the server ended: ``status`` None is no answer, which ``error`` explains unless it was given up.
+    """Report that one exchange with the server ended.
 
-    ``operation`` is the name in the contract, such as ``optim_step`` or ``retrieve_future``; waiting for a result takes several
-    of the latter, of which those with the status 408 say no more than that it is not there yet.
+    Waiting for a result takes several attempts of ``retrieve_future``; those with the status 408 only say that it is not there
+    yet.
+
+    Attributes:
+        operation: The name in the contract, such as ``optim_step`` or ``retrieve_future``.
+        started: When the attempt began.
+        seconds: How long the attempt took.
+        sent_nbytes: The size of the body that was sent.
+        status: The HTTP status; None when no answer came.
+        received_nbytes: The size of the body of the answer.
+        error: The reason for a failure; None for success, and for an attempt that was given up.
     """
 
     operation: str
@@ -55,7 +68,14 @@ class RequestAttempt:
 
 @attrs.frozen(kw_only=True)
 class RequestRetry:
-    """An attempt failed for ``error``, the ``failures``-th in a row, and the next one comes after ``delay_seconds``."""
+    """Report that an attempt failed and another one will follow.
+
+    Attributes:
+        operation: The name in the contract.
+        failures: The number of failures in a row.
+        delay_seconds: The time until the next attempt.
+        error: The error of the failed attempt.
+    """
 
     operation: str
     failures: int
@@ -65,7 +85,14 @@ class RequestRetry:
 
 @attrs.frozen(kw_only=True)
 class QueueChange:
-    """The server said something new about a request that waits: ``state`` is ``active``, ``paused_capacity``, ..."""
+    """Report that the server said something new about a waiting request.
+
+    Attributes:
+        operation: The name of the method.
+        request_id: The server's id of the request.
+        state: The state of the queue: ``active``, ``paused_capacity``, ...
+        reason: The server's reason for people; None where it gave none.
+    """
 
     operation: str
     request_id: str
@@ -75,7 +102,16 @@ class QueueChange:
 
 @attrs.frozen(kw_only=True)
 class FutureSettled:
-    """A future has its outcome: ``error`` None and not ``cancelled`` is a result. ``operation`` is the method's name."""
+    """Report that a future has its outcome: a result when ``error`` is None and ``cancelled`` is False.
+
+    Attributes:
+        operation: The name of the method.
+        request_id: The server's id of the request; None when it was never accepted.
+        seconds: The time from the call to the outcome.
+        timings: The times of the stages in between.
+        error: The error of the operation; None for success.
+        cancelled: Whether the future was cancelled.
+    """
 
     operation: str
     request_id: str | None
@@ -89,10 +125,15 @@ QueueCallback: TypeAlias = Callable[[str, str | None], object]
 
 
 class QueueStateObserver(Protocol):
-    """An object that is told what the server says of the queue."""
+    """Define the object that :meth:`APIFuture.observe_queue` accepts instead of a function."""
 
     def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
-        """The state and, where the server gives one, the reason for it, meant for people."""
+        """Receive a state of the queue.
+
+        Args:
+            queue_state: The state, such as ``paused_capacity``.
+            queue_state_reason: The server's reason for people; None where it gave none.
+        """
         ...
 
 
@@ -103,7 +144,17 @@ Observer: TypeAlias = Callable[[Event], object]
 
 @attrs.frozen(kw_only=True)
 class Summary:
-    """Of how many, how many failed, and how long they took; percentiles are of the last thousand, by the nearest rank."""
+    """Summarize durations of one operation. Percentiles are of the last thousand, by the nearest rank.
+
+    Attributes:
+        count: How many there were.
+        failed: How many of them failed.
+        mean_seconds: The mean duration.
+        longest_seconds: The longest duration.
+        p50: The median in seconds.
+        p95: The 95th percentile in seconds.
+        p99: The 99th percentile in seconds.
+    """
 
     count: int
     failed: int
@@ -116,7 +167,16 @@ class Summary:
 
 @attrs.frozen(kw_only=True)
 class Snapshot:
-    """What :class:`Metrics` counted: by operation, and changes of the queue by state."""
+    """Hold the counts of :class:`Metrics` at one time.
+
+    Attributes:
+        attempts: The exchanges, by operation of the contract.
+        futures: The outcomes, by method.
+        retries: The number of retries, by operation of the contract.
+        queue_changes: The number of changes of the queue, by state.
+        sent_nbytes: The bytes of all bodies sent.
+        received_nbytes: The bytes of all bodies received.
+    """
 
     attempts: Mapping[str, Summary]
     futures: Mapping[str, Summary]
@@ -127,7 +187,7 @@ class Snapshot:
 
 
 class Metrics:
-    """An observer that counts. One may observe several clients.
+    """Count events. One counter may observe several clients.
 
     >>> import tinker
     >>> from tinker.observing import Metrics
@@ -171,7 +231,7 @@ class Metrics:
                     self._futures[event.operation].add(event.seconds, failed=event.error is not None)
 
     def snapshot(self) -> Snapshot:
-        """The counts of now."""
+        """Return the present counts."""
         with self._lock:
             return Snapshot(
                 attempts={name: tally.summary() for name, tally in self._attempts.items()},

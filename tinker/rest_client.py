@@ -1,4 +1,4 @@
-"""RestClient: what the server keeps: runs, checkpoints and sessions. It needs no session of its own."""
+"""RestClient: the runs, checkpoints and sessions that the server keeps. It needs no session of its own."""
 
 from __future__ import annotations
 
@@ -40,15 +40,22 @@ _parse_path = ParsedCheckpointTinkerPath.from_tinker_path
 
 
 class RestClient(AdminMethods, RestOperations):
-    """Reads and writes of what the server keeps. Arguments as those of ServiceClient; constructing it sends nothing.
+    """Read and change what the server keeps: runs, checkpoints and sessions.
 
-    Every method checks its arguments and returns a future at once; ValueError on the caller's line for an id, a path or a
-    number that cannot be right. A call is tried for a minute where trying again can help. NotFoundError means that the server
-    does not have what is asked, or does not know the operation at all (some say that with APIStatusError 405). Each
-    ``*_async`` twin is a coroutine that gives the final result.
+    Every method checks its arguments and returns a future at once. A request is retried for a minute where a retry can help. A
+    future raises NotFoundError where the server does not have the thing asked for, or does not know the operation at all (some
+    servers answer that with APIStatusError 405). Each ``*_async`` twin is a coroutine that returns the final result.
 
-    A checkpoint is named by its path, ``tinker://<training run>/<kind>/<name>``, or by the run's id and ``<kind>/<name>``, the
-    checkpoint id. ``access_scope`` "owned" is about what belongs to the user, "accessible" about everything the user may see.
+    A checkpoint is named by its path, ``tinker://<training run>/<kind>/<name>``, or by the run's id and the checkpoint id
+    ``<kind>/<name>``. ``access_scope`` "owned" covers what belongs to the user, "accessible" everything that the user may see.
+
+    Constructing a client sends nothing.
+
+    Args:
+        base_url: The address of the server, as for ServiceClient.
+        api_key: The credential, as for ServiceClient.
+        transport: An httpx transport to send through instead of real connections; None opens connections.
+        clock: The source of time, which tests replace; None means the clock of the system.
 
     >>> models = RestClient(base_url="local://toy").get_server_capabilities().result(timeout=30).supported_models
     >>> models[0].model_name
@@ -60,8 +67,11 @@ class RestClient(AdminMethods, RestOperations):
     def whoami(self) -> APIFuture[WhoamiResponse]:
         """Ask whose credential this is, as its token says.
 
+        Returns:
+            A future of the user and the organization.
+
         Raises:
-            UnknownIdentityError: The server gives no tokens that say it; a RuntimeError too.
+            UnknownIdentityError: From the future, where the server gives no tokens that name an owner; a RuntimeError too.
         """
         return self._rest.run("whoami", self._whoami)
 
@@ -84,18 +94,22 @@ class RestClient(AdminMethods, RestOperations):
         ttl_seconds: int | None = None,
         weights_access_token: str | None = None,
     ) -> APIFuture[str]:
-        """Copy a checkpoint into a project, as a run of its own that cannot be trained on; the result is the copy's path.
+        """Copy a checkpoint into a project, as a run of its own that cannot be trained on.
 
-        However often the request has to be sent, there is one copy.
+        There is one copy, however often the request has to be sent.
 
         Args:
             path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
             destination_project_id: The project; None means the client's (``TINKER_PROJECT_ID``).
             ttl_seconds: Seconds until the copy expires, an hour to ten years; None keeps it forever.
-            weights_access_token: Opens somebody else's checkpoint; it travels in a header and stays out of errors and logs.
+            weights_access_token: A token that grants access to another user's checkpoint, sent in a header and kept out of
+                errors and logs; None uses the credential alone.
+
+        Returns:
+            A future of the path of the copy.
 
         Raises:
-            ValueError: At once, without a project and for a path or a time that cannot be right.
+            ValueError: At once, without a project, and for a path or a time that cannot be right.
         """
         project = destination_project_id or self._rest.runtime.config.project_id
         if not project:
@@ -114,14 +128,20 @@ class RestClient(AdminMethods, RestOperations):
     def get_checkpoint_archive_url(
         self, training_run_id: str, checkpoint_id: str
     ) -> APIFuture[models.CheckpointArchiveUrlResponse]:
-        """Get a signed URL of the checkpoint as one archive, and until when it holds.
+        """Get a signed URL of the checkpoint as one archive, and the time until which it is valid.
 
-        Only servers of the old kind have it: NotFoundError elsewhere. While the server prepares the archive it is asked again,
-        for ten minutes.
+        Only older servers have archives; elsewhere the future raises NotFoundError. While the server prepares the archive it is
+        asked again, for ten minutes.
 
         Args:
-            training_run_id: The run that the checkpoint is of.
-            checkpoint_id: ``<kind>/<name>``.
+            training_run_id: The run that the checkpoint belongs to.
+            checkpoint_id: The checkpoint within the run, ``<kind>/<name>``.
+
+        Returns:
+            A future of the URL and the time.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         request = weights_api.get_checkpoint_archive(training_run_id=training_run_id, checkpoint_id=checkpoint_id)
 
@@ -137,34 +157,50 @@ class RestClient(AdminMethods, RestOperations):
         return self._rest.run("get_checkpoint_archive_url", url)
 
     def get_checkpoint_archive_url_from_tinker_path(self, tinker_path: str) -> APIFuture[models.CheckpointArchiveUrlResponse]:
-        """Call :meth:`get_checkpoint_archive_url` for the checkpoint at a path."""
+        """Call :meth:`get_checkpoint_archive_url` for the checkpoint at a path.
+
+        Args:
+            tinker_path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
+
+        Returns:
+            A future of the URL and the time.
+
+        Raises:
+            ValueError: At once, for text that is not a checkpoint path.
+        """
         path = _parse_path(tinker_path)
         return self.get_checkpoint_archive_url(path.training_run_id, path.checkpoint_id)
 
     # ------------------------------------------------------------------------------------------------------------- sessions
 
     def search_sessions(self, request: models.SessionSearchRequest) -> APIFuture[models.SessionSearchResponse]:
-        """Find sessions that meet every condition of a request, newest first.
+        """Find the sessions that meet every condition of a request, newest first.
 
-        May change without notice, so it warns with ExperimentalWarning.
+        The operation may change without notice, so it warns with ExperimentalWarning.
 
         Args:
             request: The conditions; its ``cursor`` is the ``next_cursor`` of the page before.
+
+        Returns:
+            A future of one page of sessions.
         """
         warnings.warn("RestClient.search_sessions may change without notice", ExperimentalWarning, stacklevel=2)
         return self._rest.ask(service_api.search_sessions(request))
 
     def export_session_trace(self, session_id: str) -> APIFuture[str]:
-        """Get a signed URL of the session's timing trace, for Perfetto; it holds for about an hour.
+        """Get a signed URL of the session's timing trace, for Perfetto; it is valid for about an hour.
 
         The server writes the trace first, and is asked every 5 s for half an hour.
 
         Args:
             session_id: The session that was traced.
 
+        Returns:
+            A future of the URL.
+
         Raises:
-            TimeoutError: The trace is not written after half an hour.
-            RequestFailedError: The server cannot write it.
+            TimeoutError: From the future, when the trace is not written after half an hour.
+            RequestFailedError: From the future, when the server cannot write it.
         """
         request = service_api.trace_export(session_id=session_id)
         return self._rest.run("export_session_trace", partial(self._trace, session_id, request))
@@ -217,7 +253,7 @@ class RestClient(AdminMethods, RestOperations):
 
 
 def _read_archive_redirect(asked: str, headers: httpx.Headers, clock: Clock) -> models.CheckpointArchiveUrlResponse:
-    """Read what a redirect to the archive says; its ``Expires`` is a date of the server's clock."""
+    """Read the URL of an archive from a redirect to it; its ``Expires`` is a date of the server's clock."""
     try:
         expires = email.utils.parsedate_to_datetime(headers.get("expires", ""))
     except ValueError:

@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 
 
 class SamplingClient(ReadyClient):
-    """Samples from a base model or from saved weights, which do not change.
+    """Sample from a base model or from saved weights, which do not change.
 
-    Made by ``ServiceClient.create_sampling_client`` or ``TrainingClient.save_weights_and_get_sampling_client``, usable at
-    once. Thousands of samples may be asked for at the same time, from whatever threads; they run in no particular order.
-    ``await client`` or ``client.result(timeout)`` gives the client ready.
+    Made by ``ServiceClient.create_sampling_client`` or ``TrainingClient.save_weights_and_get_sampling_client``, and usable at
+    once. Thousands of samples may be asked for at the same time, from any thread; they run in no particular order. A future is
+    done on the thread that does all I/O, and cancelling it gives the sample up. ``await client`` or ``client.result(timeout)``
+    returns the client once it is ready.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -66,22 +67,49 @@ class SamplingClient(ReadyClient):
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: int | None = None,
     ) -> APIFuture[SampleResponse]:
-        """Sample ``num_samples`` continuations of ``prompt``.
+        """Sample continuations of a prompt.
 
-        ``include_prompt_logprobs`` adds the log-probability of each prompt token; ``topk_prompt_logprobs`` and
-        ``topk_sample_logprobs`` the k most likely tokens of each prompt or sampled position. ``target_prompt_logprobs``, an
-        int64 tensor ``[len(prompt) - 1, K]``, scores given tokens (-1: none) at each prompt position after the first.
+        The arguments are checked on the caller's thread. Then, in the background, the request waits for the client to be ready
+        and for room in flight, is sent, and its result is awaited.
 
-        Raises ValueError or TypeError at once for arguments no server can answer.
+        Args:
+            prompt: The model input to continue, n tokens long.
+            num_samples: The number of continuations, at least 1.
+            sampling_params: The limits, temperature and stops of the sampling.
+            include_prompt_logprobs: Whether to return the log-probability of each prompt token.
+            topk_prompt_logprobs: The number k of most likely tokens to return for each prompt position; 0 returns none.
+            topk_sample_logprobs: The number k of most likely tokens to return for each sampled position; 0 returns none.
+            target_prompt_logprobs: An int64 tensor ``[n - 1, K]`` of tokens to score at each prompt position after the first,
+                -1 for none; None scores none.
+            prompt_alt_tokens_k: The number k of drawn alternatives to return for each prompt token; 0 returns none.
+            prompt_logprobs_last_n: The number of positions at the end of the prompt to score, at least 1; it needs
+                ``include_prompt_logprobs``. None scores all of them.
+
+        Returns:
+            A future of the response; its ``sequences`` are the continuations.
+
+        Raises:
+            ValueError: At once, for arguments that no server can answer.
+            TypeError: At once, for an argument of the wrong type.
         """
         options = SampleOptions.from_arguments(locals())
         check_sample(prompt, options)
         return self._sampler.sample(prompt, options)
 
     def compute_logprobs(self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None) -> APIFuture[list[float | None]]:
-        """The log-probability of each prompt token given those before it; the first is None.
+        """Compute the log-probability of each prompt token given the tokens before it.
 
-        ``prompt_logprobs_last_n`` asks for the last n only; the others are None then.
+        Args:
+            prompt: The model input to score.
+            prompt_logprobs_last_n: The number of positions at the end of the prompt to score, at least 1; None scores all of
+                them.
+
+        Returns:
+            A future of one number for each prompt token, None for the first token and for those that are not scored.
+
+        Raises:
+            ValueError: At once, for arguments that no server can answer.
+            TypeError: At once, for an argument of the wrong type.
         """
         options = SampleOptions(
             num_samples=1,
@@ -93,48 +121,83 @@ class SamplingClient(ReadyClient):
         return self._sampler.compute_logprobs(prompt, options)
 
     def get_base_model(self) -> str:
-        """The name of the base model; blocks until the client exists."""
+        """Return the name of the base model. Blocks until the client exists."""
         return self._sampler.base_model().result()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the base model; loaded once in a process. Blocks until the client exists.
+        """Return the tokenizer of the base model, loaded once in a process. Blocks until the client exists.
 
-        It is the one that the server names, else that of the model's name. ImportError without transformers; TinkerError when
-        the server's tokenizer cannot be reached from this machine.
+        It is the tokenizer that the server names, else the one of the model's name.
+
+        Raises:
+            ImportError: transformers is not installed.
+            TinkerError: The server's tokenizer cannot be reached from this machine.
         """
         return _tokenizers.load(self._sampler.tokenizer().result())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """``text`` in the tokens of :meth:`get_tokenizer`, with those that it puts around a text unless told otherwise."""
+        """Turn text into tokens with :meth:`get_tokenizer`.
+
+        Args:
+            text: The text.
+            add_special_tokens: Whether to add the tokens that the tokenizer puts around a text.
+
+        Returns:
+            The token ids.
+        """
         return _tokenizers.encode(self.get_tokenizer(), text, add_special_tokens)
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of ``tokens`` by :meth:`get_tokenizer`; special tokens are spelled out unless they are to be skipped."""
+        """Turn tokens into text with :meth:`get_tokenizer`.
+
+        Args:
+            tokens: The token ids.
+            skip_special_tokens: Whether to leave special tokens out, instead of spelling them.
+
+        Returns:
+            The text.
+        """
         return _tokenizers.decode(self.get_tokenizer(), tokens, skip_special_tokens)
 
     def get_telemetry(self) -> Telemetry | None:
-        """As ``ServiceClient.get_telemetry``."""
+        """Return the reporter of failures, as ``ServiceClient.get_telemetry`` does."""
         return self._sampler.runtime.telemetry
 
     def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None = None) -> None:
-        """Say in the log that samples wait, as this client does by itself, once a minute; see :meth:`observe_queue`."""
+        """Log that samples wait, at most once a minute, as this client does by itself; see :meth:`observe_queue`.
+
+        Args:
+            queue_state: The state of the queue, such as ``paused_capacity``.
+            queue_state_reason: The server's reason for people; None where it gave none.
+        """
         state = str(getattr(queue_state, "value", queue_state))
         report_pause(self._sampler.runtime.transport.observers, "sample", state, queue_state_reason)
 
     def get_sampler_handle(self) -> str:
-        """Text from which any process with a credential of its own makes this sampler again; it holds none itself.
+        """Return text from which any process can make this sampler again with a credential of its own.
 
-        Blocks until the client exists.
+        The text holds no credential. Blocks until the client exists.
         """
         return to_handle(self._sampler.state())
 
     @staticmethod
     def from_sampler_handle(handle: str, *, api_key: str | None = None) -> SamplingClient:
-        """The sampler of a handle; the credential is ``api_key`` or this process's own. ValueError for no handle."""
+        """Make the sampler of a handle again.
+
+        Args:
+            handle: Text of :meth:`get_sampler_handle`.
+            api_key: The credential; None means the credential of this process.
+
+        Returns:
+            A client on the same weights.
+
+        Raises:
+            ValueError: The text is not a handle.
+        """
         return _restore(from_handle(handle), api_key)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Samplers pickle, without a credential: the other process uses its own. Blocks until the client exists."""
+        """Pickle the sampler, without a credential: the other process uses its own. Blocks until the client exists."""
         return _restore, (self._sampler.state(),)
 
     def __deepcopy__(self, memo: dict[int, object]) -> SamplingClient:
@@ -144,16 +207,16 @@ class SamplingClient(ReadyClient):
 
     @awaiting_twin_of(sample)
     async def sample_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`sample`, awaited."""
+        """Await :meth:`sample` and return its result."""
         return await self.sample(*args, **kwargs)
 
     @awaiting_twin_of(compute_logprobs)
     async def compute_logprobs_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`compute_logprobs`, awaited."""
+        """Await :meth:`compute_logprobs` and return its result."""
         return await self.compute_logprobs(*args, **kwargs)
 
     async def get_base_model_async(self) -> str:
-        """:meth:`get_base_model` without blocking."""
+        """Await what :meth:`get_base_model` returns, without blocking a thread."""
         return await self._sampler.base_model()
 
 
@@ -165,7 +228,7 @@ def open_sampling_client(
     retry_config: RetryConfig | None,
     record_stability_info: bool,
 ) -> SamplingClient:
-    """A sampling client on a base model or saved weights, by a sampling session of its own."""
+    """Open a sampling client on a base model or saved weights, with a sampling session of its own."""
     source = StoredModel(base_model=base_model, model_path=model_path)
     policy = sampling_policy(retry_config)
     return SamplingClient(
@@ -174,7 +237,7 @@ def open_sampling_client(
 
 
 def _restore(state: SamplerState, api_key: str | None = None) -> SamplingClient:
-    """The sampler of a pickle or a handle: the same session and weights, requests of its own."""
+    """Return the sampler of a pickle or a handle: the same session and weights, requests of its own."""
     source = SharedSession(sampling_session_id=state.sampling_session_id, base_model=state.base_model)
     runtime = runtime_for(state, api_key)
     return SamplingClient(

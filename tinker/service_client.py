@@ -1,4 +1,4 @@
-"""ServiceClient: where everything starts. It makes training and sampling clients, which share its session."""
+"""ServiceClient: the start of everything. It makes training and sampling clients, which share its session."""
 
 from __future__ import annotations
 
@@ -39,20 +39,37 @@ if TYPE_CHECKING:
 
 
 class ServiceClient:
-    """A session on a server.
+    """Open a session on a server, and make the clients that work in it.
 
-    ``base_url`` is the server (default: ``TINKER_BASE_URL``, else the hosted service); ``local://`` is a server in this
-    process, which needs no account. ``api_key`` defaults to ``TINKER_API_KEY``, ``project_id`` to ``TINKER_PROJECT_ID``.
-    ``user_metadata`` and ``display_name`` describe the session. ``default_headers_overrides``
-    (also: ``TINKER_DEFAULT_HEADERS``) are sent with every request to the server, in the place of those that it would have by
-    itself, and ``default_query`` (``TINKER_DEFAULT_QUERY``) with those that do not say otherwise.
-    ``wire`` is ``auto``, ``proto`` or ``json``. ``patience_seconds`` is the longest time that a request is tried again (0: one
-    try); None means minutes, as training deserves. ``fail_fast`` (default: ``TINKER_FAIL_FAST``) raises RateLimitError at once
-    where the server asks to slow down, instead of doing so. ``telemetry`` (default: ``TINKER_TELEMETRY``, else off) lets the
-    server know which calls fail, see :meth:`get_telemetry`. ``observers`` are called with what the client does, see
-    :mod:`tinker.observing`. ``transport`` is an httpx transport to use instead of real connections.
+    Nothing is sent before the first request that needs the server. Every client made here shares one session, one pool of
+    connections and one credential. A ``with`` or ``async with`` block ends the session; so does :meth:`close`.
 
-    Nothing is sent before the first request that needs the server. A ``with`` block ends the session.
+    Args:
+        user_metadata: JSON-like facts about the session, stored with it; None stores none.
+        project_id: The project that the session belongs to; None means ``TINKER_PROJECT_ID``, else the session names none.
+        display_name: A name of the session for people; None gives it none.
+        base_url: The address of the server; None means ``TINKER_BASE_URL``, else the hosted service. ``local://`` is a server
+            in this process, which needs no account.
+        api_key: The credential; None means ``TINKER_API_KEY``, else a credential command, else the stored key.
+        default_headers_overrides: Headers of every request, in place of those with the same name that it would have by itself;
+            None means ``TINKER_DEFAULT_HEADERS`` alone.
+        default_query: Query parameters of every request that does not set them itself; None means ``TINKER_DEFAULT_QUERY``
+            alone.
+        wire: The encoding of training requests and results, ``auto``, ``proto`` or ``json``; None means ``TINKER_WIRE``, else
+            ``auto``.
+        patience_seconds: The longest time in seconds that a request is retried, 0 for a single try; None means minutes, which
+            differ by kind of request.
+        fail_fast: Whether to raise RateLimitError at once where the server asks clients to slow down, instead of slowing down;
+            None means ``TINKER_FAIL_FAST``, else False.
+        telemetry: Whether to report failing calls to the server, see :meth:`get_telemetry`; None means ``TINKER_TELEMETRY``,
+            else False.
+        observers: Functions called with every event of the client, see :mod:`tinker.observing`.
+        transport: An httpx transport to send through instead of real connections; None opens connections.
+        clock: The source of time, which tests replace; None means the clock of the system.
+        **kwargs: Ignored, with a FutureWarning.
+
+    Raises:
+        ValueError: A base URL, a key or a time that cannot be used.
 
     >>> service = ServiceClient(base_url="local://toy")
     >>> training = service.create_lora_training_client(base_model="tinker/babble", rank=8)
@@ -117,10 +134,28 @@ class ServiceClient:
         user_metadata: Mapping[str, object] | None = None,
         optimizer: OptimizerConfig | None = None,
     ) -> TrainingClient:
-        """A new training run: a LoRA adapter of this rank over ``base_model``. Usable at once; see TrainingClient.
+        """Create a training run with a new LoRA adapter over a base model.
 
-        ``train_*`` choose the layers that get an adapter. Raises ValueError when none is chosen, TinkerError when the
-        hosted service is meant and no key is known.
+        Returns at once: the session and then the model are created in the background, and the client's requests wait for them.
+        A creation that fails raises its error from every request of the client and from ``client.result()``.
+
+        Args:
+            base_model: A model name, one of :meth:`get_server_capabilities`.
+            rank: The rank of the adapter's matrices.
+            seed: The seed of the adapter's initial weights; None lets the server choose.
+            train_mlp: Whether the MLP layers get an adapter.
+            train_attn: Whether the attention layers get an adapter.
+            train_unembed: Whether the output layer gets an adapter.
+            user_metadata: JSON-like facts about the run, stored with it; None stores none.
+            optimizer: The kind of optimizer; None means Adam.
+
+        Returns:
+            The training client, usable at once.
+
+        Raises:
+            ValueError: No kind of layer gets an adapter.
+            TinkerError: The server is the hosted service and no key is known.
+            ClientClosedError: The service client is closed.
         """
         if not (train_mlp or train_attn or train_unembed):
             raise ValueError("At least one of train_mlp, train_attn, or train_unembed must be True")
@@ -136,7 +171,25 @@ class ServiceClient:
         weights_access_token: str | None = None,
         optimizer: OptimizerConfig | None = None,
     ) -> TrainingClient:
-        """A new training run that starts from the weights saved at ``path``, with a fresh optimizer."""
+        """Create a training run from saved weights, with a fresh optimizer.
+
+        Returns at once, as :meth:`create_lora_training_client` does. The new run has an id of its own; the saved one is not
+        changed.
+
+        Args:
+            path: The checkpoint, ``tinker://<training run>/weights/<name>``.
+            base_model: The model that the weights belong to; None asks the server.
+            user_metadata: JSON-like facts about the run, stored with it; None stores none.
+            weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
+            optimizer: The kind of the fresh optimizer; None leaves it to the server.
+
+        Returns:
+            The training client, usable at once.
+
+        Raises:
+            ValueError: The path has no scheme.
+            ClientClosedError: The service client is closed.
+        """
         model = _describe_saved_model(path, base_model, user_metadata, weights_access_token, optimizer, with_optimizer=False)
         return TrainingClient(TrainingRun(self._runtime(), "create_training_client_from_state", model))
 
@@ -147,7 +200,24 @@ class ServiceClient:
         user_metadata: Mapping[str, object] | None = None,
         weights_access_token: str | None = None,
     ) -> TrainingClient:
-        """A new training run that continues from the weights and the optimizer state saved at ``path``."""
+        """Create a training run that continues from saved weights and the optimizer state saved with them.
+
+        Returns at once, as :meth:`create_lora_training_client` does. The new run has an id of its own; the saved one is not
+        changed.
+
+        Args:
+            path: The checkpoint, ``tinker://<training run>/weights/<name>``.
+            base_model: The model that the weights belong to; None asks the server.
+            user_metadata: JSON-like facts about the run, stored with it; None stores none.
+            weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
+
+        Returns:
+            The training client, usable at once.
+
+        Raises:
+            ValueError: The path has no scheme.
+            ClientClosedError: The service client is closed.
+        """
         model = _describe_saved_model(path, base_model, user_metadata, weights_access_token, None, with_optimizer=True)
         return TrainingClient(TrainingRun(self._runtime(), "create_training_client_from_state_with_optimizer", model))
 
@@ -160,10 +230,24 @@ class ServiceClient:
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """A client that samples from saved weights (``model_path``) or from a base model. Usable at once.
+        """Create a client that samples from saved weights or from a base model.
 
-        Raises ValueError when neither is given or the path has no scheme. Of ``retry_config`` two things
-        are heeded: ``enable_retry_logic=False`` is one try for each request, and ``progress_timeout`` ends trying earlier.
+        Returns at once: the sampling session is created in the background, and the client's samples wait for it.
+
+        Args:
+            model_path: The saved weights, ``tinker://<training run>/sampler_weights/<name>``; it takes precedence over
+                ``base_model``.
+            base_model: A model name, one of :meth:`get_server_capabilities`; only needed without ``model_path``.
+            retry_config: Retry settings, of which two have an effect. ``enable_retry_logic=False`` sends each request once;
+                ``progress_timeout`` is a shorter limit in seconds for retrying. None retries with the defaults.
+            record_stability_info: Passed to the server with each sample.
+
+        Returns:
+            The sampling client, usable at once.
+
+        Raises:
+            ValueError: Neither a path nor a model is given, or the path has no scheme.
+            ClientClosedError: The service client is closed.
         """
         if model_path is None and base_model is None:
             raise ValueError("Either model_path or base_model must be provided")
@@ -181,7 +265,15 @@ class ServiceClient:
     # -------------------------------------------------------------------------------------------------------------- service
 
     def get_server_capabilities(self) -> models.GetServerCapabilitiesResponse:
-        """Which base models the server offers; blocks for one exchange."""
+        """Ask which base models the server offers, and block until it answers.
+
+        Returns:
+            The server's answer; ``supported_models`` lists the models.
+
+        Raises:
+            APIError: The exchange failed.
+            ClientClosedError: The service client is closed.
+        """
         return self._capabilities().result()
 
     def _capabilities(self) -> APIFuture[models.GetServerCapabilitiesResponse]:
@@ -189,17 +281,26 @@ class ServiceClient:
         return run(runtime, "get_server_capabilities", _get_server_capabilities, runtime)
 
     def create_custom_loss(self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> APIFuture[LossHandle]:
-        """Trace a loss per datum, so that a server that can computes it; for ``TrainingClient.forward_backward_custom``.
+        """Trace a loss per datum, so that a server that is able to can compute it.
 
-        ``fn(logprobs, *inputs)`` gets torch tensors of one datum: the log-probabilities of its targets and its loss inputs of
-        the parameters' names; it returns the loss, which is summed over the datums, and a dict of metrics, tensors called
-        ``custom/<name>:sum`` or ``custom/<name>:mean``. ``input_ranks`` says for each parameter how many dimensions it has.
-        The function is called once, now, with stand-ins for the tensors: it may use operators and functions of torch and
-        math, and no tensors of its own, no modules, and no decisions by values.
+        The function is traced at once, and the graph sent in the background where the server asks for losses; elsewhere the
+        client computes the loss itself. The handle goes to ``TrainingClient.forward_backward_custom``.
 
-        ValueError at once, and nothing is sent, for what cannot be traced or sent; ImportError without torch. The future fails
-        with ValueError when this session has the same loss already. Where the server does not ask for losses, the client
-        computes them itself.
+        The function is called once, now, with stand-ins for the tensors. It may use operators and functions of torch and math,
+        but no tensors of its own, no modules, and no decisions by values.
+
+        Args:
+            fn: ``fn(logprobs, *inputs)`` receives torch tensors of one datum, which are the log-probabilities of its targets
+                and its loss inputs with the names of the parameters. It returns the loss, which is summed over the datums, and
+                a dict of metric tensors called ``custom/<name>:sum`` or ``custom/<name>:mean``.
+            input_ranks: The number of dimensions, 0 to 2, of each parameter by name.
+
+        Returns:
+            A future of the handle. It fails with ValueError when this session already has the same loss.
+
+        Raises:
+            ValueError: At once, for a function that cannot be traced or sent; nothing is sent then.
+            ImportError: torch is not installed.
 
         >>> def weighted(logprobs, weights):
         ...     loss = -(logprobs * weights).sum()
@@ -213,26 +314,51 @@ class ServiceClient:
         return run(runtime, "create_custom_loss", create_handle, runtime, traced)
 
     def create_rest_client(self) -> RestClient:
-        """A client for what the server keeps, on the same connections and credential."""
+        """Create a client for the runs, checkpoints and sessions on the server, on the same connections and credential."""
         return RestClient(self._runtime())
 
     def copy_weights(
         self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
     ) -> APIFuture[str]:
-        """Copy a checkpoint into the project of this client; see RestClient.copy_weights. ValueError where it has none."""
+        """Copy a checkpoint into the project of this client; see ``RestClient.copy_weights``.
+
+        Args:
+            path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
+            ttl_seconds: Seconds until the copy expires, an hour to ten years; None keeps it forever.
+            weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
+
+        Returns:
+            A future of the path of the copy.
+
+        Raises:
+            ValueError: At once, without a project, and for a path or a time that cannot be right.
+        """
         rest = self.create_rest_client()
         return rest.copy_weights(path, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token)
 
     def get_console_url(self) -> str:
-        """The session's page on the hosted service; the list of sessions while there is none. Nothing is sent."""
+        """Return the address of the session's page on the hosted service.
+
+        Nothing is sent. Before the session exists it is the address of the list of sessions.
+        """
         return console.session_url(None if self._opened is None else self._opened.session.session_id)
 
     def get_telemetry(self) -> Telemetry | None:
-        """What reports about this client's use; None where that was not allowed, or nothing was asked of the server yet."""
+        """Return the reporter of this client's failures; None when telemetry is off or nothing was asked of the server yet."""
         return None if self._opened is None else self._opened.telemetry
 
     def close(self, status: models.ClientSessionFinishReasonType = "success", detail: str | None = None) -> APIFuture[None]:
-        """End the session and say how it went. Requests made later fail. Closing again does nothing."""
+        """End the session and tell the server how it went.
+
+        Requests made later raise ClientClosedError. Closing again has no effect.
+
+        Args:
+            status: The outcome, ``success``, ``errored`` or ``interrupted``.
+            detail: An explanation of the outcome for people; None gives none.
+
+        Returns:
+            A future that is done when the server knows.
+        """
         already, self._closed = self._closed, True
         if already or self._opened is None or not is_of_this_process(self._opened):
             return immediate(None, "close")
@@ -255,7 +381,7 @@ class ServiceClient:
         await self.close(_reason(kind))
 
     def _runtime(self) -> Runtime:
-        """The session's runtime, wired by the first call that needs it; the environment is read then."""
+        """Return the session's runtime, wired by the first call that needs it; the environment is read then."""
         with self._lock:
             if self._closed:
                 raise ClientClosedError
@@ -273,26 +399,26 @@ class ServiceClient:
 
     @awaiting_twin_of(create_lora_training_client)
     async def create_lora_training_client_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`create_lora_training_client`, ready."""
+        """Await :meth:`create_lora_training_client` and return its result."""
         return await self.create_lora_training_client(*args, **kwargs)
 
     @awaiting_twin_of(create_training_client_from_state)
     async def create_training_client_from_state_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`create_training_client_from_state`, ready."""
+        """Await :meth:`create_training_client_from_state` and return its result."""
         return await self.create_training_client_from_state(*args, **kwargs)
 
     @awaiting_twin_of(create_training_client_from_state_with_optimizer)
     async def create_training_client_from_state_with_optimizer_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`create_training_client_from_state_with_optimizer`, ready."""
+        """Await :meth:`create_training_client_from_state_with_optimizer` and return its result."""
         return await self.create_training_client_from_state_with_optimizer(*args, **kwargs)
 
     @awaiting_twin_of(create_sampling_client)
     async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`create_sampling_client`, ready."""
+        """Await :meth:`create_sampling_client` and return its result."""
         return await self.create_sampling_client(*args, **kwargs)
 
     async def get_server_capabilities_async(self) -> models.GetServerCapabilitiesResponse:
-        """:meth:`get_server_capabilities` without blocking."""
+        """Await what :meth:`get_server_capabilities` returns, without blocking a thread."""
         return await self._capabilities()
 
 

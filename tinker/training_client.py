@@ -47,13 +47,16 @@ Unloading = APIFuture[models.UnloadModelResponse]
 
 
 class TrainingClient(ReadyClient):
-    """One training run: a LoRA adapter on the server, and its optimizer.
+    """Train one run: a LoRA adapter on the server, and its optimizer.
 
-    Made by ``ServiceClient.create_lora_training_client`` and its siblings, usable at once: what is called before the model
-    exists waits for it. Every method returns a future at once; requests run on the server in the order of the calls, from
-    whatever thread, so ``forward_backward`` and ``optim_step`` may be called without waiting in between. ``await client``
-    or ``client.result(timeout)`` gives it ready, or raises why there is none; a failed creation fails every operation with
-    that error.
+    Made by ``ServiceClient.create_lora_training_client`` and its siblings, and usable at once: requests made before the model
+    exists wait for it. ``await client`` or ``client.result(timeout)`` returns the client once it is ready, or raises the error
+    of its creation, which every operation raises too.
+
+    Every method returns a future at once. Requests run on the server in the order of the calls, from any thread, so
+    ``forward_backward`` and ``optim_step`` may be called without waiting in between. A future is done on the thread that does
+    all I/O. Cancelling it stops the waiting; a request that the server has accepted still runs. After a failed request that
+    would have changed the run, later ones fail with PrecedingRequestFailed until the error was received.
     """
 
     def __init__(self, run: TrainingRun) -> None:
@@ -69,20 +72,44 @@ class TrainingClient(ReadyClient):
     def forward(
         self, data: Sequence[Datum], loss_fn: LossFnType, loss_fn_config: LossConfig = None
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Compute the loss of ``data`` without a gradient. Arguments and result as :meth:`forward_backward`."""
+        """Compute the loss of a batch without a gradient.
+
+        Args:
+            data: The examples, as for :meth:`forward_backward`.
+            loss_fn: The loss, as for :meth:`forward_backward`.
+            loss_fn_config: Settings of the loss, as for :meth:`forward_backward`.
+
+        Returns:
+            A future of the outputs and metrics, as of :meth:`forward_backward`.
+
+        Raises:
+            ValueError: At once, as from :meth:`forward_backward`.
+            TypeError: At once, as from :meth:`forward_backward`.
+        """
         return self._loss("forward", data, loss_fn, loss_fn_config)
 
     def forward_backward(
         self, data: Sequence[Datum], loss_fn: LossFnType, loss_fn_config: LossConfig = None
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Compute the loss of ``data`` and add its gradient to what has accumulated since the last optimizer step.
+        """Compute the loss of a batch and add its gradient to the gradient accumulated since the last optimizer step.
 
-        The result holds per datum the loss's outputs, in the order of ``data``, and the metrics. Large batches are sent in
-        several requests; their results are put together. ``loss_fn`` is ``cross_entropy``, ``importance_sampling``, ``ppo``
-        or another loss the server knows; ``loss_fn_config`` its settings. Losses are summed over tokens, not averaged.
+        The arguments are checked on the caller's thread, and the place in the order of requests is taken. Then, in the
+        background, the data is encoded and sent, a large batch in several requests, and the results are put together.
 
-        Raises ValueError at once, and sends nothing, when data is empty, a loss input is missing, unknown to the loss, of
-        another length than the model input, or NaN; the message names the datum's index and the field.
+        Args:
+            data: The examples. Each loss input has the length of its datum's model input as its first dimension.
+            loss_fn: The name of a loss: ``cross_entropy``, ``importance_sampling``, ``ppo``, or another that the server knows.
+                Losses are summed over tokens, not averaged.
+            loss_fn_config: Settings of the loss, numbers or text by name; None means the server's defaults.
+
+        Returns:
+            A future of the outputs, one dict of tensors for each datum, in the order of ``data``, and the metrics. The built-in
+                losses return ``logprobs``, float32, in the shape of ``target_tokens``.
+
+        Raises:
+            ValueError: At once, and nothing is sent, when the data is empty, or a loss input is missing, unknown to the loss,
+                NaN, or of another length than the model input. The message names the index of the datum and the field.
+            TypeError: At once, for an item that is not a Datum or a setting that is neither a number nor text.
         """
         return self._loss("forward_backward", data, loss_fn, loss_fn_config)
 
@@ -93,24 +120,31 @@ class TrainingClient(ReadyClient):
         *,
         loss_type_input: str | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
-        """As :meth:`forward_backward`, with a loss of your own over the log-probabilities of the targets.
+        """Compute your own loss over the targets' log-probabilities, and add its gradient as :meth:`forward_backward` does.
 
-        ``loss_fn(data, logprobs)`` gets the datums and, for each, a torch tensor of the shape of its ``target_tokens``, and
-        returns the loss as a tensor and a dict of metrics. It runs once, on a thread of its own, while later calls of this
-        client queue up behind the step: a forward pass, the function, and a backward pass with its gradient. So
-        :meth:`optim_step` may be called without waiting, and a loss function must not wait for this client.
+        Three things happen in order: a forward pass on the server, the loss function in this process, and a backward pass with
+        the gradient of the function. The function runs once, on a thread of its own, while later requests of this client queue
+        behind the step. So :meth:`optim_step` may be called without waiting, but a loss function must not wait for this client.
 
-        ``tinker.with_gradients(function)`` is for a loss that computes its own gradient, without torch, and a LossHandle of
-        ``ServiceClient.create_custom_loss`` for one that the server may compute itself. Datums need ``target_tokens``; their
-        other loss inputs are the function's.
+        A function that fails, returns something else, or has a gradient that is not finite fails the future. As the gradient is
+        then missing, later requests of this client fail until the error was received.
 
-        In the result, ``metrics["loss:sum"]`` is the loss, ``surrogate_loss:sum`` what the server's backward pass called its
-        loss, and the function's metrics are there too. A loss function that fails, returns something else, or has a gradient
-        that is not finite fails the future and, as the gradient is missing then, stops the later requests of this client until
-        you have received its error.
+        Args:
+            data: The examples, each with ``target_tokens``; their other loss inputs are for the function.
+            loss_fn: ``loss_fn(data, logprobs)`` receives the datums and, for each, a torch tensor in the shape of its
+                ``target_tokens``; it returns the loss as a tensor and a dict of metrics. A loss made by
+                ``tinker.with_gradients`` computes its own gradient, without torch. A handle of
+                ``ServiceClient.create_custom_loss`` may be computed by the server.
+            loss_type_input: Deprecated; ``logprobs`` is the only value.
 
-        Raises ValueError at once for wrong data as :meth:`forward_backward`, for a handle of another session, and for datums
-        that lack an input of a handle; ImportError when torch is needed and is not there.
+        Returns:
+            A future of the outputs and metrics. ``metrics["loss:sum"]`` is the loss, ``surrogate_loss:sum`` the loss of the
+                server's backward pass; the metrics of the function are there too.
+
+        Raises:
+            ValueError: At once, for wrong data as in :meth:`forward_backward`, a handle of another session, and datums that
+                lack an input of a handle.
+            ImportError: The loss needs torch, which is not installed.
 
         >>> import tinker
         >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy", rank=4)
@@ -139,10 +173,18 @@ class TrainingClient(ReadyClient):
     def optim_step(
         self, optim_params: OptimParams | None = None, *, adam_params: OptimParams | None = None
     ) -> APIFuture[models.OptimStepResponse]:
-        """Apply the accumulated gradient with these optimizer parameters and clear it.
+        """Apply the accumulated gradient with one step of the optimizer, and clear the gradient.
 
-        ``adam_params`` is the older name of the argument. Raises ValueError when both are given, TypeError when none is;
-        either at once for a parameter that is no finite number.
+        Args:
+            optim_params: The parameters of this step, AdamParams or DimuonParams; they must fit the optimizer of the run.
+            adam_params: The older name of the argument.
+
+        Returns:
+            A future of the server's answer, with metrics where the server sends some.
+
+        Raises:
+            ValueError: At once, when both arguments are given or a parameter is not finite.
+            TypeError: At once, when neither is given, or something else than parameters.
         """
         if optim_params is not None and adam_params is not None:
             raise ValueError("optim_step takes optim_params or adam_params, not both")
@@ -159,9 +201,21 @@ class TrainingClient(ReadyClient):
         overwrite: bool = False,
         user_metadata: Mapping[str, str] | None = None,
     ) -> APIFuture[SaveWeightsResponse]:
-        """Save weights and optimizer state under ``name``; the result's ``path`` loads them again.
+        """Save the weights and the optimizer state under a name.
 
-        ``ttl_seconds`` None keeps the checkpoint for ever. A name that exists fails unless ``overwrite``.
+        The checkpoint holds the training of all calls before this one.
+
+        Args:
+            name: The last part of the checkpoint's path, without ``/``.
+            ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
+            overwrite: Whether to replace a checkpoint of the same name; otherwise the future fails with ConflictError.
+            user_metadata: Text by name, stored with the checkpoint; None stores none.
+
+        Returns:
+            A future whose result has the ``path``, for ``ServiceClient.create_training_client_from_state_with_optimizer``.
+
+        Raises:
+            ValueError: At once, for a name or a time that cannot be right.
         """
         check_name(name)
         check_ttl(ttl_seconds)
@@ -170,7 +224,21 @@ class TrainingClient(ReadyClient):
     def save_weights_for_sampler(
         self, name: str, ttl_seconds: int | None = None, user_metadata: Mapping[str, str] | None = None
     ) -> APIFuture[SaveWeightsForSamplerResponse]:
-        """Save the weights under ``name`` to sample from; the result's ``path`` goes to ``create_sampling_client``."""
+        """Save the weights under a name to sample from them.
+
+        The checkpoint holds the training of all calls before this one.
+
+        Args:
+            name: The last part of the checkpoint's path, without ``/``.
+            ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
+            user_metadata: Text by name, stored with the checkpoint; None stores none.
+
+        Returns:
+            A future whose result has the ``path``, for ``ServiceClient.create_sampling_client``.
+
+        Raises:
+            ValueError: At once, for a name or a time that cannot be right.
+        """
         check_name(name)
         check_ttl(ttl_seconds)
         return self._run.send(requests.save_weights_for_sampler(name, ttl_seconds, user_metadata))
@@ -180,8 +248,17 @@ class TrainingClient(ReadyClient):
     ) -> APIFuture[SaveWeightsExternalResponse]:
         """Save the weights as files to download, see ``RestClient.get_external_weights_urls``.
 
-        The files are encrypted for ``age_encryption_recipients``, at most ten public keys (``age1...`` or SSH); None leaves
-        them as they are.
+        Args:
+            name: The last part of the checkpoint's path, without ``/``.
+            ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
+            age_encryption_recipients: Public keys (``age1...`` or SSH) to encrypt the files for, at most ten; None does not
+                encrypt.
+
+        Returns:
+            A future whose result has the ``path``.
+
+        Raises:
+            ValueError: At once, for a name, a time or a list of keys that cannot be right.
         """
         check_name(name)
         check_ttl(ttl_seconds)
@@ -189,8 +266,20 @@ class TrainingClient(ReadyClient):
         return self._run.send(requests.save_weights_external(name, ttl_seconds, recipients))
 
     def load_state(self, path: str, weights_access_token: str | None = None) -> APIFuture[models.LoadWeightsResponse]:
-        """Load saved weights into this run, with a fresh optimizer; ``ServiceClient.create_training_client_from_state`` does so
-        for a new run. Many servers allow it as the first request only.
+        """Load saved weights into this run, with a fresh optimizer.
+
+        Many servers allow it as the first request only. ``ServiceClient.create_training_client_from_state`` does it for a new
+        run.
+
+        Args:
+            path: The checkpoint, ``tinker://<training run>/weights/<name>``.
+            weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
+
+        Returns:
+            A future of the server's answer.
+
+        Raises:
+            ValueError: At once, for a path without a scheme.
         """
         check_model_path(path)
         return self._run.send(requests.load_state("load_state", path, weights_access_token, with_optimizer=False))
@@ -198,15 +287,31 @@ class TrainingClient(ReadyClient):
     def load_state_with_optimizer(
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[models.LoadWeightsResponse]:
-        """:meth:`load_state`, with the optimizer state that was saved."""
+        """Load saved weights and the optimizer state saved with them into this run.
+
+        Many servers allow it as the first request only.
+
+        Args:
+            path: The checkpoint, ``tinker://<training run>/weights/<name>``.
+            weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
+
+        Returns:
+            A future of the server's answer.
+
+        Raises:
+            ValueError: At once, for a path without a scheme.
+        """
         check_model_path(path)
         operation = "load_state_with_optimizer"
         return self._run.send(requests.load_state(operation, path, weights_access_token, with_optimizer=True))
 
     def unload_model(self) -> Unloading:
-        """Free what the run takes on the server, after everything called before. The run cannot be used any more.
+        """Free the memory of the run on the server, after every request made before. The run cannot be used afterwards.
 
         Servers without the operation answer 404 and free the run when its session ends.
+
+        Returns:
+            A future of the server's answer.
         """
         return self._run.send(requests.unload_model())
 
@@ -217,10 +322,18 @@ class TrainingClient(ReadyClient):
         record_stability_info: bool = False,
         kind: models.SamplingClientKind = "snapshot",
     ) -> SamplingClient:
-        """A sampling client on the present weights, which are not stored under a name; usable at once.
+        """Create a sampling client on the present weights, without storing them under a name.
 
-        ``kind`` "snapshot" keeps the weights of now; "inflight" follows later inflight saves of this run. ``name`` has no
-        effect and warns. ``retry_config`` as for ``ServiceClient.create_sampling_client``.
+        Returns at once. The weights are saved after every request made before, and the client's samples wait for that.
+
+        Args:
+            name: Has no effect; a value other than None warns.
+            retry_config: Retry settings, as for ``ServiceClient.create_sampling_client``.
+            record_stability_info: Passed to the server with each sample.
+            kind: "snapshot" keeps the present weights; "inflight" follows later inflight saves of this run.
+
+        Returns:
+            The sampling client, usable at once.
         """
         if name is not None:
             warnings.warn("name has no effect; the sampling client is not stored", DeprecationWarning, stacklevel=2)
@@ -238,7 +351,19 @@ class TrainingClient(ReadyClient):
     def create_sampling_client(
         self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
     ) -> SamplingClient:
-        """A sampling client on saved weights, as ``ServiceClient.create_sampling_client``."""
+        """Create a sampling client on saved weights, as ``ServiceClient.create_sampling_client`` does.
+
+        Args:
+            model_path: The saved weights, ``tinker://<training run>/sampler_weights/<name>``.
+            retry_config: Retry settings, as for ``ServiceClient.create_sampling_client``.
+            record_stability_info: Passed to the server with each sample.
+
+        Returns:
+            The sampling client, usable at once.
+
+        Raises:
+            ValueError: The path has no scheme.
+        """
         check_model_path(model_path)
         return open_sampling_client(
             self._run.runtime,
@@ -251,35 +376,56 @@ class TrainingClient(ReadyClient):
     # --------------------------------------------------------------------------------------------------------- information
 
     def get_info(self) -> models.GetInfoResponse:
-        """What the model is. Asked once, at creation; blocks until the model exists."""
+        """Return the description of the model, which was asked for at its creation. Blocks until the model exists."""
         self.result()
         return self._run.info()
 
     def get_console_url(self) -> str:
-        """The run's page on the hosted service; blocks until the model exists."""
+        """Return the address of the run's page on the hosted service. Blocks until the model exists."""
         return console.training_run_url(self.model_id)
 
     def get_telemetry(self) -> Telemetry | None:
-        """As ``ServiceClient.get_telemetry``."""
+        """Return the reporter of failures, as ``ServiceClient.get_telemetry`` does."""
         return self._run.runtime.telemetry
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the base model; loaded once in a process. ImportError without transformers."""
+        """Return the tokenizer of the base model, loaded once in a process. Blocks until the model exists.
+
+        Raises:
+            ImportError: transformers is not installed.
+            TinkerError: The server's tokenizer cannot be reached from this machine.
+        """
         info = self.get_info()
         data = info.model_data
         return _tokenizers.load(_tokenizers.resolve(data.model_name or info.model_name or "", data.tokenizer_id))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """``text`` in the tokens of :meth:`get_tokenizer`, with those that it puts around a text unless told otherwise."""
+        """Turn text into tokens with :meth:`get_tokenizer`.
+
+        Args:
+            text: The text.
+            add_special_tokens: Whether to add the tokens that the tokenizer puts around a text.
+
+        Returns:
+            The token ids.
+        """
         return _tokenizers.encode(self.get_tokenizer(), text, add_special_tokens)
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of ``tokens`` by :meth:`get_tokenizer`; special tokens are spelled out unless they are to be skipped."""
+        """Turn tokens into text with :meth:`get_tokenizer`.
+
+        Args:
+            tokens: The token ids.
+            skip_special_tokens: Whether to leave special tokens out, instead of spelling them.
+
+        Returns:
+            The text.
+        """
         return _tokenizers.decode(self.get_tokenizer(), tokens, skip_special_tokens)
 
     @property
     def model_id(self) -> str:
-        """The training run's id; blocks until the model exists."""
+        """Return the id of the training run. Blocks until the model exists."""
         self.result()
         assert self._run.model is not None
         return self._run.model.model_id
@@ -288,61 +434,61 @@ class TrainingClient(ReadyClient):
 
     @twin_of(forward)
     async def forward_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`forward`; await the future it returns."""
+        """Call :meth:`forward`; await the future that this returns."""
         return self.forward(*args, **kwargs)
 
     @twin_of(forward_backward)
     async def forward_backward_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`forward_backward`; await the future it returns."""
+        """Call :meth:`forward_backward`; await the future that this returns."""
         return self.forward_backward(*args, **kwargs)
 
     @twin_of(forward_backward_custom)
     async def forward_backward_custom_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`forward_backward_custom`; await the future it returns."""
+        """Call :meth:`forward_backward_custom`; await the future that this returns."""
         return self.forward_backward_custom(*args, **kwargs)
 
     @twin_of(optim_step)
     async def optim_step_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`optim_step`; await the future it returns."""
+        """Call :meth:`optim_step`; await the future that this returns."""
         return self.optim_step(*args, **kwargs)
 
     @twin_of(save_state)
     async def save_state_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`save_state`; await the future it returns."""
+        """Call :meth:`save_state`; await the future that this returns."""
         return self.save_state(*args, **kwargs)
 
     @twin_of(save_weights_for_sampler)
     async def save_weights_for_sampler_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`save_weights_for_sampler`; await the future it returns."""
+        """Call :meth:`save_weights_for_sampler`; await the future that this returns."""
         return self.save_weights_for_sampler(*args, **kwargs)
 
     @twin_of(save_weights_external)
     async def save_weights_external_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`save_weights_external`; await the future it returns."""
+        """Call :meth:`save_weights_external`; await the future that this returns."""
         return self.save_weights_external(*args, **kwargs)
 
     @twin_of(load_state)
     async def load_state_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`load_state`; await the future it returns."""
+        """Call :meth:`load_state`; await the future that this returns."""
         return self.load_state(*args, **kwargs)
 
     @twin_of(load_state_with_optimizer)
     async def load_state_with_optimizer_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`load_state_with_optimizer`; await the future it returns."""
+        """Call :meth:`load_state_with_optimizer`; await the future that this returns."""
         return self.load_state_with_optimizer(*args, **kwargs)
 
     @awaiting_twin_of(save_weights_and_get_sampling_client)
     async def save_weights_and_get_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`save_weights_and_get_sampling_client`, ready."""
+        """Await :meth:`save_weights_and_get_sampling_client` and return its result."""
         return await self.save_weights_and_get_sampling_client(*args, **kwargs)
 
     @awaiting_twin_of(create_sampling_client)
     async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`create_sampling_client`, ready."""
+        """Await :meth:`create_sampling_client` and return its result."""
         return await self.create_sampling_client(*args, **kwargs)
 
     async def get_info_async(self) -> models.GetInfoResponse:
-        """:meth:`get_info` without blocking."""
+        """Await what :meth:`get_info` returns, without blocking a thread."""
         await self
         return self._run.info()
 

@@ -109,7 +109,7 @@ class Value:
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray) -> Self:
-        """Read what `model_dump_json` writes. Raises ValueError for what does not fit or is no JSON."""
+        """Read what `model_dump_json` writes. Raises ValueError for text that does not fit or is not JSON."""
         return cls.model_validate(msgspec.json.decode(json_data))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:

@@ -1,4 +1,4 @@
-"""The tables of docs/errors.md, from the code that decides: `python docs/_scripts/retry_table.py` writes them anew."""
+"""The tables of docs/errors.md, from the code that decides: `python docs/_scripts/retry_table.py` writes them again."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MEANINGS = {
     Verdict.COOL_DOWN: "tried again likewise; after a sample, all samples under the same key slow down for a while",
     Verdict.PAUSE: f"the account is blocked: tried again every {_retry.PAUSE_SECONDS:g} s",
     Verdict.MALFORMED: f"the same request is sent again, {_retry.MAX_DECODE_ATTEMPTS} times in all",
-    Verdict.RESUBMIT: f"the result is gone: a sample is sent anew, up to {_retry.RESUBMISSIONS} times; anything else fails",
+    Verdict.RESUBMIT: f"the result is gone: a sample is sent again, up to {_retry.RESUBMISSIONS} times; anything else fails",
     Verdict.FATAL: "raised at once",
 }
 CALLS = {
     "START": "asking for the server's settings, creating a session",
     "SUBMIT": "submitting training requests, creating models and samplers",
     "SAMPLE": "submitting a sample",
-    "POLL": "failures in a row while waiting for a result; each answer starts the count anew",
+    "POLL": "failures in a row while waiting for a result; each answer restarts the count",
     "ONE_SHOT": "heartbeats, refreshes of settings, the end of a session",
     "REST": "methods of RestClient and AdminClient",
     "DOWNLOAD": "one file of a download",
@@ -45,7 +45,7 @@ def failures(verdict: Verdict) -> str:
     """What has this verdict, in words and numbers."""
     found = [str(status) for status in STATUSES if verdict_of(status) is verdict]
     if judge(APIConnectionError(request=REQUEST)) is verdict and judge(APITimeoutError(REQUEST)) is verdict:
-        found.insert(0, "no connection, time-out")
+        found.insert(0, "no connection, timeout")
     if judge(APIResponseValidationError(httpx.Response(200, request=REQUEST), None)) is verdict:
         found.append("an answer that cannot be read")
     found += [
@@ -83,7 +83,7 @@ def tables() -> str:
         total = "once" if once else minutes(policy.total_seconds)
         first, longest = ("-", "-") if once else (f"{policy.base_delay:g} s", f"{policy.max_delay:g} s")
         pause = "raised at once" if once or not policy.pause_seconds_total else f"waits {minutes(policy.pause_seconds_total)}"
-        slow = "raised at once" if once else f"heeded for {minutes(policy.limit(Verdict.COOL_DOWN))}"
+        slow = "raised at once" if once else f"obeyed for {minutes(policy.limit(Verdict.COOL_DOWN))}"
         lines.append(f"| {CALLS[name]} | {total} | {first} | {longest} | {slow} | {pause} |")
     return "\n".join(lines)
 

@@ -41,7 +41,11 @@ class RestOperations(Operations):
     """The methods of the client `rest`."""
 
     def get_server_capabilities(self) -> APIFuture[models.GetServerCapabilitiesResponse]:
-        """Ask which base models the server offers."""
+        """Ask which base models the server offers.
+
+        Returns:
+            A future of the server's answer; `supported_models` lists the models.
+        """
         return self._ask(service_api.get_server_capabilities())
 
     def list_sessions(
@@ -50,9 +54,15 @@ class RestOperations(Operations):
         """Get a page of session ids, newest first.
 
         Args:
-            limit: Most entries of the answer.
-            offset: How many entries to skip.
-            access_scope: What belongs to the user, or everything the user may see.
+            limit: The largest number of entries in the answer.
+            offset: The number of entries to skip.
+            access_scope: `owned` is what belongs to the user, `accessible` everything that the user may see.
+
+        Returns:
+            A future of the page.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         self._check(limit=limit, offset=offset, access_scope=access_scope)
         return self._ask(service_api.list_sessions(limit=limit, offset=offset, access_scope=access_scope))
@@ -66,10 +76,17 @@ class RestOperations(Operations):
     def get_session(
         self, session_id: str, access_scope: models.AccessScope = "owned"
     ) -> APIFuture[models.GetSessionResponse]:
-        """Get the training runs and samplers of one session, and what its user said about it.
+        """Get the training runs and samplers of one session, and its user's description of it.
 
         Args:
-            access_scope: What belongs to the user, or everything the user may see.
+            session_id: The session id.
+            access_scope: `owned` is what belongs to the user, `accessible` everything that the user may see.
+
+        Returns:
+            A future of the session.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         self._check(session_id=session_id, access_scope=access_scope)
         return self._ask(service_api.get_session(session_id=session_id, access_scope=access_scope))
@@ -81,7 +98,18 @@ class RestOperations(Operations):
         return await self.get_session(session_id, access_scope)
 
     def assign_session_project(self, session_id: str, project_id: str) -> APIFuture[None]:
-        """Move a session, with its runs and checkpoints, into a project."""
+        """Move a session, with its runs and checkpoints, into a project.
+
+        Args:
+            session_id: The session id.
+            project_id: The project to move the session into.
+
+        Returns:
+            A future without a value, done when the server has answered.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
+        """
         self._check(session_id=session_id, project_id=project_id)
         return self._ask(
             service_api.set_session_project(
@@ -100,15 +128,19 @@ class RestOperations(Operations):
         access_scope: models.AccessScope = "owned",
         project_id: str | None = None,
     ) -> APIFuture[models.TrainingRunsResponse]:
-        """Get a page of training runs, and in `cursor` how many there are.
-
-        Those of every project for `project_id` None.
+        """Get a page of training runs, the most recently used first.
 
         Args:
-            limit: Most entries of the answer.
-            offset: How many entries to skip.
-            access_scope: What belongs to the user, or everything the user may see.
-            project_id: Only what belongs to this project.
+            limit: The largest number of entries in the answer.
+            offset: The number of entries to skip.
+            access_scope: `owned` is what belongs to the user, `accessible` everything that the user may see.
+            project_id: Only entries of this project; of every project where it is missing.
+
+        Returns:
+            A future of the page; its `cursor` says how many runs there are.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         self._check(limit=limit, offset=offset, access_scope=access_scope, project_id=project_id)
         return self._ask(
@@ -134,7 +166,13 @@ class RestOperations(Operations):
 
         Args:
             training_run_id: The model id of the run; `:` in it stays itself.
-            access_scope: What belongs to the user, or everything the user may see.
+            access_scope: `owned` is what belongs to the user, `accessible` everything that the user may see.
+
+        Returns:
+            A future of the run.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         self._check(training_run_id=training_run_id, access_scope=access_scope)
         return self._ask(training_api.get_training_run(training_run_id=training_run_id, access_scope=access_scope))
@@ -148,11 +186,17 @@ class RestOperations(Operations):
     def get_training_run_by_tinker_path(
         self, tinker_path: str, access_scope: models.AccessScope = "owned"
     ) -> APIFuture[models.TrainingRun]:
-        """Get the training run that a checkpoint is of.
+        """Get the training run that a checkpoint belongs to.
 
         Args:
             tinker_path: The checkpoint, `tinker://<training run>/<kind>/<name>`.
-            access_scope: What belongs to the user, or everything the user may see.
+            access_scope: `owned` is what belongs to the user, `accessible` everything that the user may see.
+
+        Returns:
+            A future of the run.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         parts = self._split_path(tinker_path)
         self._check(access_scope=access_scope)
@@ -167,12 +211,15 @@ class RestOperations(Operations):
         return await self.get_training_run_by_tinker_path(tinker_path, access_scope)
 
     def get_weights_info_by_tinker_path(self, tinker_path: str) -> APIFuture[models.WeightsInfoResponse]:
-        """Ask from which base model, and with which adapter, a checkpoint was made.
+        """Get the base model and the adapter that a checkpoint was made with.
 
-        The path is the server's to judge.
+        The server checks the path, not the client.
 
         Args:
-            tinker_path: `tinker://<training_run_id>/<kind>/<name>`
+            tinker_path: The checkpoint, `tinker://<training_run_id>/<kind>/<name>`.
+
+        Returns:
+            A future of the description of the weights.
         """
         self._check(tinker_path=tinker_path)
         return self._ask(weights_api.weights_info(models.WeightsInfoRequest(tinker_path=tinker_path)))
@@ -182,6 +229,12 @@ class RestOperations(Operations):
 
         Args:
             training_run_id: The model id of the run; `:` in it stays itself.
+
+        Returns:
+            A future of the list; its `cursor` is None.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         self._check(training_run_id=training_run_id)
         return self._ask(weights_api.list_checkpoints(training_run_id=training_run_id))
@@ -194,8 +247,14 @@ class RestOperations(Operations):
         """Get a page of the checkpoints of all runs, newest first.
 
         Args:
-            limit: Most entries of the answer.
-            offset: How many entries to skip.
+            limit: The largest number of entries in the answer.
+            offset: The number of entries to skip.
+
+        Returns:
+            A future of the page.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         self._check(limit=limit, offset=offset)
         return self._ask(weights_api.list_user_checkpoints(limit=limit, offset=offset))
@@ -205,11 +264,17 @@ class RestOperations(Operations):
         return await self.list_user_checkpoints(limit, offset)
 
     def delete_checkpoint(self, training_run_id: str, checkpoint_id: str) -> APIFuture[None]:
-        """Delete a checkpoint for good.
+        """Delete a checkpoint permanently.
 
         Args:
             training_run_id: The model id of the run; `:` in it stays itself.
             checkpoint_id: `<kind>/<name>`: two segments, inserted as they are.
+
+        Returns:
+            A future without a value, done when the server has answered.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         self._check(training_run_id=training_run_id, checkpoint_id=checkpoint_id)
         return self._ask(weights_api.delete_checkpoint(training_run_id=training_run_id, checkpoint_id=checkpoint_id))
@@ -219,10 +284,16 @@ class RestOperations(Operations):
         return await self.delete_checkpoint(training_run_id, checkpoint_id)
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
-        """Delete the checkpoint at a path for good.
+        """Delete the checkpoint at a path permanently.
 
         Args:
             tinker_path: The checkpoint, `tinker://<training run>/<kind>/<name>`.
+
+        Returns:
+            A future without a value, done when the server has answered.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         parts = self._split_path(tinker_path)
         return self._ask(
@@ -236,10 +307,18 @@ class RestOperations(Operations):
         return await self.delete_checkpoint_from_tinker_path(tinker_path)
 
     def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
-        """Let everybody load and sample the checkpoint; ConflictError when they can already.
+        """Make a checkpoint public, so that everybody can load and sample it.
+
+        The future raises ConflictError when it is public already.
 
         Args:
             tinker_path: The checkpoint, `tinker://<training run>/<kind>/<name>`.
+
+        Returns:
+            A future without a value, done when the server has answered.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         parts = self._split_path(tinker_path)
         return self._ask(
@@ -253,10 +332,18 @@ class RestOperations(Operations):
         return await self.publish_checkpoint_from_tinker_path(tinker_path)
 
     def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
-        """Make a public checkpoint private again; ConflictError when it is.
+        """Make a public checkpoint private again.
+
+        The future raises ConflictError when it is private already.
 
         Args:
             tinker_path: The checkpoint, `tinker://<training run>/<kind>/<name>`.
+
+        Returns:
+            A future without a value, done when the server has answered.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         parts = self._split_path(tinker_path)
         return self._ask(
@@ -270,11 +357,18 @@ class RestOperations(Operations):
         return await self.unpublish_checkpoint_from_tinker_path(tinker_path)
 
     def set_checkpoint_ttl_from_tinker_path(self, tinker_path: str, ttl_seconds: int | None) -> APIFuture[None]:
-        """Let the checkpoint expire so many seconds from now, an hour to ten years; None keeps it forever.
+        """Set the time until a checkpoint expires, or keep it forever.
 
         Args:
             tinker_path: The checkpoint, `tinker://<training run>/<kind>/<name>`.
-            ttl_seconds: Null, which is sent, makes the checkpoint stay forever.
+            ttl_seconds: Seconds from now, an hour to ten years. Null, which is sent, makes the checkpoint stay
+                forever.
+
+        Returns:
+            A future without a value, done when the server has answered.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         parts = self._split_path(tinker_path)
         self._check(ttl_seconds=ttl_seconds)
@@ -291,12 +385,18 @@ class RestOperations(Operations):
         return await self.set_checkpoint_ttl_from_tinker_path(tinker_path, ttl_seconds)
 
     def get_external_weights_urls(self, tinker_path: str) -> APIFuture[models.ExternalWeightsUrlsResponse]:
-        """Get signed URLs of the files of an external checkpoint, by file name, and until when they hold.
+        """Get signed URLs of the files of an external checkpoint.
 
-        They are fetched without credentials. ValueError for a checkpoint of another kind.
+        The files are fetched without credentials.
 
         Args:
             tinker_path: The checkpoint, `tinker://<training run>/<kind>/<name>`.
+
+        Returns:
+            A future of the URLs by file name, and the time until which they are valid.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         parts = self._split_path(tinker_path, "external")
         return self._ask(
@@ -310,10 +410,16 @@ class RestOperations(Operations):
         return await self.get_external_weights_urls(tinker_path)
 
     def get_sampler(self, sampler_id: str) -> APIFuture[models.GetSamplerResponse]:
-        """Get what a sampling session samples from.
+        """Get the model or checkpoint that a sampling session samples from.
 
         Args:
             sampler_id: The sampling session id; `:` in it stays itself.
+
+        Returns:
+            A future of the sampling session.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         self._check(sampler_id=sampler_id)
         return self._ask(sampling_api.get_sampler(sampler_id=sampler_id))
@@ -329,13 +435,19 @@ class AdminOperations(Operations):
     def get_audit_log(
         self, event_type: models.AuditEventType = "all", day: datetime.date | None = None
     ) -> APIFuture[models.AuditLogResponse]:
-        """Get who did what, of one kind of events or of all, on one day.
+        """Get the audit log of one day, of one kind of events or of all kinds.
 
-        The answer may come from another host; the credential does not go there.
+        The answer may come from another host, which does not receive the credential.
 
         Args:
-            event_type: Which kind of events, or all.
+            event_type: The kind of events, or all of them.
             day: One day in UTC; the server chooses where it is missing.
+
+        Returns:
+            A future of the events, with the users who caused them.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         self._check(event_type=event_type, day=day)
         return self._ask(admin_api.get_audit_log(event_type=event_type, day=None if day is None else day.isoformat()))
@@ -349,10 +461,16 @@ class AdminOperations(Operations):
     def get_current_checkpoint_storage_usage(
         self, project_id: str | None = None
     ) -> APIFuture[models.CurrentCheckpointStorageUsageResponse]:
-        """Get how much checkpoints take now, by project and user.
+        """Get the present storage of checkpoints, by project and user.
 
         Args:
-            project_id: Only what belongs to this project.
+            project_id: Only entries of this project; of every project where it is missing.
+
+        Returns:
+            A future of the storage, in bytes and gigabytes.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
         """
         self._check(project_id=project_id)
         return self._ask(admin_api.get_checkpoint_storage_usage(project_id=project_id))

@@ -481,6 +481,7 @@ class GetSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=True)
 
 class SetSessionProjectRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     project_id: str
+    """The project to move the session into."""
 
 
 TraceExportStatus: TypeAlias = Literal["pending", "ready", "failed"] | str
@@ -1269,7 +1270,7 @@ class LoadWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True
 
 class WeightsInfoRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     tinker_path: str
-    """`tinker://<training_run_id>/<kind>/<name>`"""
+    """The checkpoint, `tinker://<training_run_id>/<kind>/<name>`."""
 
 
 class WeightsInfoResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1373,7 +1374,7 @@ class TrainingRunsResponse(_Record, frozen=True, kw_only=True, omit_defaults=Tru
 
 class SetCheckpointTtlRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     ttl_seconds: TtlSeconds | None
-    """Null, which is sent, makes the checkpoint stay forever."""
+    """Seconds from now, an hour to ten years. Null, which is sent, makes the checkpoint stay forever."""
 
 
 class ExternalWeightsUrlsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -92,7 +92,7 @@ def read_open(
 ) -> None:
     """Read the known members of an open union in a field of a new record; those with another tag stay dictionaries.
 
-    Raises ValueError for a known member that does not fit, TypeError for what is no object and for a tag that is no text.
+    Raises ValueError for a known member that does not fit, TypeError for a value that is not an object and for a tag that is not text.
     """
     value: Any = getattr(record, name)
     if value is None:

@@ -526,6 +526,6 @@ def test_push_over_another_checkpoint(store: Store, wire: Any, connect: Connect,
 def test_push_of_no_adapter(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:
     """Files that are no adapter, or encrypted, are told before anything is made on the hub."""
     hub = FakeHub()
-    with pytest.raises(tinker.TinkerError, match=r"no PEFT adapter.*encrypted"):
+    with pytest.raises(tinker.TinkerError, match=r"not a PEFT adapter.*encrypted"):
         push(store, wire, connect, serve_hub(hub), {"adapter_model.safetensors.age": "http://store/m"})
     assert hub.made is None

@@ -53,7 +53,7 @@ def make_client(clients: ModuleType, name: str = "PetshopOperations") -> Any:
 
 
 @pytest.fixture
-def clients(document: Any, tmp_path: Path) -> Any:
+def clients(document: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The methods of a small document to which one operation and a few methods were added."""
     paths = document["paths"]
     paths["/api/v1/pets/{pet_id}/walks"] = {
@@ -98,8 +98,10 @@ def test_a_new_operation_is_a_method_without_further_code(clients: ModuleType) -
 
 
 def test_its_docstring_names_the_arguments(clients: ModuleType) -> None:
-    """The summary comes first, then what the document says of each parameter."""
-    assert inspect.getdoc(clients.PetshopOperations.list_walks) == "Walks of a pet.\n\nArgs:\n    limit: At most."
+    """The summary comes first, then what the document says of each parameter, then what is refused."""
+    assert inspect.getdoc(clients.PetshopOperations.list_walks) == (
+        "Walks of a pet.\n\nArgs:\n    limit: At most.\n\nRaises:\n    ValueError: At once, for an argument that cannot be right."
+    )
 
 
 def test_one_argument_may_hold_the_whole_path(clients: ModuleType) -> None:

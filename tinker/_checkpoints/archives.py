@@ -45,10 +45,10 @@ class _Open:
 
 
 def unpack(archive: Path, folder: Path) -> int:
-    """Unpack a tar (plain or compressed) or zip archive into ``folder``, which must be empty; the bytes that were written.
+    """Unpack a tar (plain or compressed) or zip archive into ``folder``, which must be empty, and return the bytes written.
 
-    TinkerError, with ``folder`` half full, for what is no archive or is damaged; for a member that would leave the folder, is
-    a link or a device, or would replace another one; and for an archive that is made to fill the disk.
+    TinkerError, with ``folder`` half full, for a file that is not an archive or is damaged; for a member that would leave the
+    folder, is a link or a device, or would replace another one; and for an archive that is made to fill the disk.
     """
     allowed = max(ALWAYS_ALLOWED_NBYTES, MAX_EXPANSION * archive.stat().st_size)
     written = 0
@@ -112,7 +112,7 @@ def _read_rest(archive: tarfile.TarFile) -> None:
     while piece := archive.fileobj.read(_PIECE_NBYTES):
         left -= len(piece)
         if left < 0:
-            raise ValueError("there is no end to it")
+            raise ValueError("its compressed data never ends")
 
 
 def _strange(name: str) -> TinkerError:
@@ -131,7 +131,7 @@ class SafeNames:
         path = PurePosixPath(name.removeprefix("./"))
         parts = path.parts
         if "\\" in name or ":" in name or "\0" in name or path.is_absolute() or not parts or not _RESERVED.isdisjoint(parts):
-            raise TinkerError(f"a file is called {name!r}, which is no name within a folder; nothing is stored")
+            raise TinkerError(f"the file name {name!r} is not a name within a folder; nothing was stored")
         key = str(path).casefold()
         folders = {str(folder).casefold() for folder in path.parents if folder.parts}
         if key in self._files or key in self._folders or not self._files.isdisjoint(folders):

@@ -296,7 +296,7 @@ def _read_checksums(headers: Mapping[str, str], *, whole: bool) -> dict[str, byt
 
 
 def _decode(value: str) -> bytes | None:
-    """None for what is no base64, such as checksums of checksums (``...-2``)."""
+    """Decode base64; None for other text, such as checksums of checksums (``...-2``)."""
     try:
         return base64.b64decode(value, validate=True)
     except ValueError:

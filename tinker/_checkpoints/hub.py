@@ -100,7 +100,7 @@ def _base_model(folder: Path) -> str:
     files = {file.name for file in folder.iterdir()}
     if CONFIG not in files or files.isdisjoint(WEIGHTS):
         encrypted = "; they are encrypted" if any(name.endswith(".age") for name in files) else ""
-        raise TinkerError(f"the files are no PEFT adapter, which has {CONFIG} and {WEIGHTS[0]}{encrypted}")
+        raise TinkerError(f"the files are not a PEFT adapter, which has {CONFIG} and {WEIGHTS[0]}{encrypted}")
     try:
         config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=_AdapterConfig)
     except msgspec.DecodeError as error:

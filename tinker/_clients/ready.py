@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ReadyClient:
-    """A client with a future of its creation, whose result is the client itself."""
+    """Be usable at once, and ready later: a future of the creation, whose result is the client itself."""
 
     _ready: APIFuture[None]  # of nothing, as a client that its own future holds would not be collected when it is dropped
 
@@ -23,21 +23,43 @@ class ReadyClient:
         return self
 
     def result(self, timeout: float | None = None) -> Self:
-        """Block until the client is ready, at most ``timeout`` seconds; the client itself, or the creation's error."""
+        """Block until the client is ready.
+
+        Args:
+            timeout: The longest time to wait in seconds; None waits forever.
+
+        Returns:
+            The client itself.
+
+        Raises:
+            TimeoutError: The time is up; the creation goes on.
+            TinkerError: The error of the creation.
+        """
         self._ready.result(timeout)
         return self
 
     async def result_async(self, timeout: float | None = None) -> Self:
-        """Await until the client is ready; the client itself, or the creation's error."""
+        """Await until the client is ready.
+
+        Args:
+            timeout: The longest time to wait in seconds; None waits forever.
+
+        Returns:
+            The client itself.
+
+        Raises:
+            TimeoutError: The time is up; the creation is cancelled.
+            TinkerError: The error of the creation.
+        """
         await self._ready.result_async(timeout)
         return self
 
     async def coroutine(self) -> Self:
-        """The wait as a coroutine, for ``asyncio.create_task``."""
+        """Wait as a coroutine, for ``asyncio.create_task``."""
         return await self
 
     def future(self) -> APIFuture[Self]:
-        """A future whose result is the client; for ``concurrent.futures.wait`` and code that asks for one."""
+        """Return a future whose result is the client, for ``concurrent.futures.wait`` and code that asks for one."""
         future: APIFuture[Self] = APIFuture(self._ready.operation)
         future.receipt = self._ready.receipt  # whoever receives the error of the one has received that of the other
         return start(future, self._follow)
@@ -50,11 +72,21 @@ class ReadyClient:
         return self
 
     def done(self) -> bool:
-        """Whether the creation has ended, in whatever way."""
+        """Return whether the creation has ended, with success or not."""
         return self._ready.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Block until the creation has ended, at most ``timeout`` seconds; its error, None for success."""
+        """Block until the creation has ended, and return its error.
+
+        Args:
+            timeout: The longest time to wait in seconds; None waits forever.
+
+        Returns:
+            The error; None for success.
+
+        Raises:
+            TimeoutError: The time is up; the creation goes on.
+        """
         return self._ready.exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Self], object]) -> None:
@@ -62,7 +94,10 @@ class ReadyClient:
         self._ready.add_done_callback(lambda _: fn(self))
 
     def observe_queue(self, observer: QueueObserver) -> None:
-        """As :meth:`APIFuture.observe_queue`, about the creation and every request that the client makes.
+        """Have an observer called as :meth:`APIFuture.observe_queue` does, for the creation and every request of the client.
+
+        Args:
+            observer: A function of the state and the reason, or an object with the method ``on_queue_state_change``.
 
         >>> import tinker
         >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy")
@@ -72,15 +107,15 @@ class ReadyClient:
 
     @property
     def queue_state(self) -> str | None:
-        """What the server last said about the queue for the creation, None before it said anything."""
+        """Return the server's last word on the queue for the creation; None before it said anything."""
         return self._ready.queue_state
 
     @property
     def queue_state_reason(self) -> str | None:
-        """The reason that the server gave for ``queue_state``, None where it gave none."""
+        """Return the server's reason for ``queue_state``; None where it gave none."""
         return self._ready.queue_state_reason
 
     @property
     def timings(self) -> Timings:
-        """When the creation was called, accepted, at work and here."""
+        """Return the times at which the creation was called, accepted, started and finished."""
         return self._ready.timings

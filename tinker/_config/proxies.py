@@ -25,6 +25,11 @@ class Proxies:
     by_scheme: Mapping[str, str] = attrs.field(factory=_no_proxies, repr=False)
     no_proxy: tuple[str, ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether every address is reached directly."""
+        return self.always is None and not self.by_scheme
+
     def of(self, url: str) -> str | None:
         """The proxy for an address; None where it is reached directly."""
         if self.always is not None or not self.by_scheme:

@@ -81,8 +81,8 @@ def load_config(
 ) -> Config:
     """Read the settings now, so that a variable set after import counts. An empty variable counts as unset.
 
-    Raises ValueError for an unknown wire, a base URL that cannot be used, a key or header that cannot be sent, a proxy that is
-    none, and defaults that are no JSON.
+    Raises ValueError for an unknown wire, a base URL that cannot be used, a key or header that cannot be sent, a URL that is
+    not a proxy's, and defaults that are not JSON.
     """
     env = os.environ if environ is None else environ
     wanted = base_url or env.get("TINKER_BASE_URL") or HOSTED_URL

@@ -166,7 +166,7 @@ class Auth:
             self._renew()
         return token.jwt
 
-    async def replaced(self, refused: Credential | None) -> bool:
+    async def replace(self, refused: Credential | None) -> bool:
         """After the server refused a token: get another one, unless somebody did meanwhile. False where none helps."""
         if self._exchange is None or self._source is None:
             return False

@@ -35,12 +35,11 @@ class AiohttpEngine:
     """One pool for each purpose, opened on first use."""
 
     def __init__(self, proxies: Proxies | None = None) -> None:
-        self._proxies = proxies or Proxies()
+        self._proxies = None if proxies is None or proxies.is_empty else proxies
         self._pools: dict[Purpose, _Pool] = {}
         self._closed = False
 
     async def send(self, request: PreparedRequest) -> RawResponse:
-        check_open(self._closed)
         phase = Phase(request)
         try:
             return await self._answer(request, self._pools.get(request.purpose.pool) or self._open(request.purpose.pool), phase)
@@ -50,8 +49,8 @@ class AiohttpEngine:
         raise failure  # here, so that it is without the engine's error, which holds the request's headers, and its frames
 
     async def _answer(self, request: PreparedRequest, pool: _Pool, phase: Phase) -> RawResponse:
-        proxy = self._proxies.of(request.url)
-        headers, tunnel_headers = _headers(request, proxy)
+        proxy = None if self._proxies is None else self._proxies.of(request.url)
+        headers, tunnel_headers = (request.headers, None) if proxy is None else _headers(request, proxy)
         async with (
             pool.slots,
             asyncio.timeout(connect_seconds(request) + request.silence_seconds) as limit,
@@ -75,8 +74,10 @@ class AiohttpEngine:
         )
 
     def _open(self, purpose: Purpose) -> _Pool:
+        """Open the pool of a purpose. ClientClosedError once there are none any more."""
         import aiohttp
 
+        check_open(self._closed)
         connections = min(purpose.connections, _spare_descriptors())
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections, ttl_dns_cache=300),
@@ -127,9 +128,9 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     return bytes(received)
 
 
-def _headers(request: PreparedRequest, proxy: str | None) -> tuple[Mapping[str, str], Mapping[str, str] | None]:
+def _headers(request: PreparedRequest, proxy: str) -> tuple[Mapping[str, str], Mapping[str, str] | None]:
     """The headers of the exchange, and of the tunnel to its server: a proxy's password is in those that the proxy reads."""
-    credential = None if proxy is None else _credential(proxy)
+    credential = _credential(proxy)
     if credential is None or request.url.startswith("https:"):
         return request.headers, credential
     return {**request.headers, **credential}, None

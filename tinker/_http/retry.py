@@ -34,9 +34,9 @@ class Policy:
     """How long one kind of call is tried; 0 means one try.
 
     ``total_seconds`` counts from the first try, or from the last answer that asked for patience (402, 429). How long those are
-    heeded counts from the first try: ``cool_down_seconds_total`` (None: as long as other failures) and
-    ``pause_seconds_total``. Other failures whose answer says when to come back are heeded for at least ``HINTED_SECONDS``,
-    where 429 is heeded so long. ``fails_fast`` means that 429 is not waited out at all.
+    obeyed counts from the first try: ``cool_down_seconds_total`` (None: as long as other failures) and
+    ``pause_seconds_total``. Other failures whose answer says when to come back are obeyed for at least ``HINTED_SECONDS``,
+    where 429 is obeyed that long. ``fails_fast`` means that 429 is not waited out at all.
     """
 
     name: str
@@ -147,12 +147,12 @@ def _hint(error: BaseException, clock: Clock) -> float | None:
 class Attempts:
     """The failures of one call so far; decides whether there is another try, and lets it be known."""
 
-    def __init__(self, policy: Policy, observers: Observers, what: str) -> None:
+    def __init__(self, policy: Policy, observers: Observers, what: str, began: float | None = None) -> None:
         self.policy = policy
         self._observers = observers
         self._what = what
         self._clock = observers.clock
-        self._started = self._patient_since = self._clock.monotonic()
+        self._started = self._patient_since = self._clock.monotonic() if began is None else began
         self.count: int = 0
         self._unread = 0
         self._may_have_arrived = False

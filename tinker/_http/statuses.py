@@ -2,7 +2,7 @@
 
     status or failure              verdict      meaning
     -----------------------------  -----------  -------------------------------------------------------------
-    no connection, time-out        RETRY        try again after a growing, random delay
+    no connection, timeout         RETRY        try again after a growing, random delay
     408, 425, 500 and above        RETRY        as above
     429                            COOL_DOWN    as above, and everybody who shares the limit slows down
     402                            PAUSE        the account is blocked; try again every few seconds for a while

@@ -138,7 +138,7 @@ class Transport:
         errors. ``check`` says what is wrong with an answer that decodes and is nevertheless of no use.
         """
         prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
-        attempts = self._submission_attempts(policy, request.operation)
+        failures: Attempts | None = None
         began = self.clock.monotonic()
         while True:
             try:
@@ -148,9 +148,10 @@ class Transport:
                     async with admit:
                         response = await self.send_once(prepared)
                 value = _decode(response, request.reply, check)
-                return Reply(value, self.clock.monotonic() - began, attempts.count + 1)
+                return Reply(value, self.clock.monotonic() - began, 1 if failures is None else failures.count + 1)
             except errors.APIError as error:
-                delay = self._next_delay(attempts, error, admit)
+                failures = failures or self._submission_attempts(policy, request.operation, began)
+                delay = self._next_delay(failures, error, admit)
             await self.sleep(delay)
 
     async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
@@ -164,15 +165,16 @@ class Transport:
 
     async def send_variants(self, variants: Variants[T], policy: Policy) -> Reply[T]:
         """As :meth:`send`, for a request that can be written in several forms; an attempt may take several of them."""
-        attempts = self._submission_attempts(policy, variants.operation)
+        failures: Attempts | None = None
         began = self.clock.monotonic()
         while True:
             try:
                 value = decode_json(await self._send_first_accepted(variants), variants.reply)
                 variants.accept()
-                return Reply(value, self.clock.monotonic() - began, attempts.count + 1)
+                return Reply(value, self.clock.monotonic() - began, 1 if failures is None else failures.count + 1)
             except errors.APIError as error:
-                delay = attempts.next_delay(error)
+                failures = failures or self._submission_attempts(policy, variants.operation, began)
+                delay = failures.next_delay(error)
             await self.sleep(delay)
 
     async def _send_first_accepted(self, variants: Variants[T]) -> RawResponse:
@@ -187,11 +189,11 @@ class Transport:
         """The failures of something that was promised, which is waited for also where submissions fail fast."""
         return Attempts(policy.within(self.config.patience_seconds), self.observers, operation)
 
-    def _submission_attempts(self, policy: Policy, operation: str) -> Attempts:
+    def _submission_attempts(self, policy: Policy, operation: str, began: float) -> Attempts:
         chosen = policy.within(self.config.patience_seconds)
         if self.config.fail_fast:
             chosen = attrs.evolve(chosen, fails_fast=True)
-        return Attempts(chosen, self.observers, operation)
+        return Attempts(chosen, self.observers, operation, began)
 
     def _next_delay(self, attempts: Attempts, error: errors.APIError, admit: Admission | None) -> float:
         if admit is not None and isinstance(error, errors.APIStatusError) and judge(error) is Verdict.COOL_DOWN:
@@ -206,15 +208,15 @@ class Transport:
         """
         if self.refused:
             prepared = self._without_refused(prepared)
-        response = await self._send_authenticated(prepared)
-        while response.status in UNSUPPORTED_FORMAT_STATUSES and prepared.record is not None:
-            if not self.refused.learn(prepared.operation, prepared.record, response.content):
-                break
-            prepared = self._without_refused(prepared)
+        while True:
             response = await self._send_authenticated(prepared)
-        if 200 <= response.status < 300:
-            return response
-        raise self._failure(prepared, response)
+            if 200 <= response.status < 300:
+                return response
+            if response.status not in UNSUPPORTED_FORMAT_STATUSES or prepared.record is None:
+                raise self._failure(prepared, response)
+            if not self.refused.learn(prepared.operation, prepared.record, response.content):
+                raise self._failure(prepared, response)
+            prepared = self._without_refused(prepared)
 
     async def _send_authenticated(self, prepared: PreparedRequest) -> RawResponse:
         """Send under the credential of now, and under a new one where the server calls that invalid."""
@@ -222,7 +224,7 @@ class Transport:
             return await self._send_following_redirects(prepared)
         credential = await self.auth.credential()
         response = await self._send_following_redirects(self._under(credential, prepared))
-        if _is_expired(response) and await self.auth.replaced(credential):
+        if _is_expired(response) and await self.auth.replace(credential):
             response = await self._send_following_redirects(self._under(await self.auth.credential(), prepared))
         return response
 

@@ -216,7 +216,7 @@ class Sampler:
                 raise
 
     async def _cancel(self, request_id: str) -> None:
-        """Tell the server that nobody waits any more; it is no matter when that fails."""
+        """Tell the server that nobody waits any more; a failure to do so is ignored."""
         request = futures_api.cancel_future(models.CancelFutureRequest(request_id=request_id))
         try:
             await self.runtime.transport.send(request, SUBMIT)

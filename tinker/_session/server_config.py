@@ -43,7 +43,7 @@ class ServerSettings:
         self._refreshing: asyncio.Task[None] | None = None
 
     async def config(self) -> ServerConfig:
-        """The settings, asked by the first caller; a failure is tried anew by the next one."""
+        """Return the settings, requested by the first caller; after a failure the next caller tries again."""
         task = self._asking
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._asking = self._thread.task(self._ask(), name="client config")
@@ -69,7 +69,7 @@ class ServerSettings:
                 task.cancel()
 
     def forget(self) -> None:
-        """Ask anew next time: the server was restarted."""
+        """Forget the settings, so that they are requested again: the server was restarted."""
         self.stop()
         self._asking = None
 
@@ -107,7 +107,7 @@ class ServerSettings:
         return Credential(reply.value.jwt)
 
     async def _refresh(self, server_config: ServerConfig) -> None:
-        """Ask now and again; a failure keeps what is known, a server without the endpoint is not asked again."""
+        """Ask periodically; a failure keeps the known settings, a server without the endpoint is not asked again."""
         while True:
             try:
                 server_config.dynamic = (await self._transport.send(api.client_dynamic_config(self._body()), ONE_SHOT)).value

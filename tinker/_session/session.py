@@ -110,7 +110,7 @@ class Session:
             raise ClientClosedError
 
     async def ensure_started(self) -> SessionContext:
-        """The session, created now if it was not. A failed creation is tried anew by the next caller."""
+        """Return the session, created now if it was not. After a failed creation the next caller tries again."""
         self.check_open()
         task = self._starting
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
@@ -178,7 +178,7 @@ class Session:
         return False
 
     async def _renew(self, lost: SessionContext) -> SessionContext:
-        """A new session in place of a lost one; what the server says about itself is asked anew."""
+        """Open a new session in place of a lost one, and request the server's settings again."""
         if self._present() is lost:
             self._starting = None
             for one in self.background_tasks:

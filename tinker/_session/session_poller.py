@@ -23,7 +23,7 @@ logger = logging.getLogger("tinker")
 
 
 class SessionPoller:
-    """The completions of one sampling client. Asks only while somebody waits, or while fetched results are to be reported."""
+    """The completions of one sampling client. Asks only while somebody waits, or while fetched results must be reported."""
 
     def __init__(self, transport: Transport, thread: LoopThread, target: models.SamplingSessionFuturesTarget) -> None:
         self._transport = transport

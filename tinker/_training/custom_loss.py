@@ -63,7 +63,7 @@ Evaluate: TypeAlias = Callable[[list[Datum], Logprobs], Evaluated]
 
 
 def evaluator(loss_fn: CustomLossFn | LossWithGradients | LossHandle) -> Evaluate:
-    """How to evaluate a loss. ImportError when it needs torch and there is none, TypeError for what is no loss."""
+    """Choose how to evaluate a loss. ImportError when torch is needed and missing, TypeError for what is not a loss."""
     if isinstance(loss_fn, LossWithGradients):
         return partial(_with_gradients, loss_fn)
     function = partial(_sum_losses, loss_fn) if isinstance(loss_fn, LossHandle) else loss_fn

@@ -37,7 +37,7 @@ Accepted: TypeAlias = Reply[models.UntypedAPIFuture]
 
 @attrs.frozen
 class LossJob:
-    """What to compute, the same for every chunk."""
+    """Hold what to compute, the same for every chunk."""
 
     loss_fn: str
     config: dict[str, float | str] | None
@@ -105,11 +105,8 @@ class LossRequests:
 
     async def submit(self, numbers: Numbers, model_id: str) -> list[Accepted]:
         """Number and send every chunk; only whose turn it is may call this."""
-        if len(self.chunks) == 1 or not self.context.config.parallel_fwdbwd_chunks:
-            return await self._submit_in_turn(numbers, model_id)
-        return await self._submit_together(numbers, model_id)
-
-    async def _submit_in_turn(self, numbers: Numbers, model_id: str) -> list[Accepted]:
+        if len(self.chunks) > 1 and self.context.config.parallel_fwdbwd_chunks:
+            return await self._submit_together(numbers, model_id)
         accepted: list[Accepted] = []
         for chunk in self.chunks:
             try:

@@ -211,7 +211,7 @@ def _dense_head(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> b
 
 
 def _chunk(chunk: ModelInputChunk) -> _Message:
-    """A chunk that is no text."""
+    """Write a chunk that is not text."""
     message, inner = _Message(), _Message()
     if isinstance(chunk, ImageChunk):
         inner.raw(_text(2, chunk.format))
@@ -403,7 +403,7 @@ class _Reader:
     def array(self, start: int, end: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         count, rest = divmod(end - start, dtype.itemsize)
         if rest:
-            raise ProtoError(f"{end - start} bytes are no whole number of {dtype} values")
+            raise ProtoError(f"{end - start} bytes are not a multiple of the size of {dtype} values")
         return np.frombuffer(self._buffer, dtype, count, start)
 
     def integers(self, wire_type: int, value: int, end: int) -> list[int]:

@@ -82,7 +82,7 @@ class SteppedClock:
     def advance(self, seconds: float) -> None:
         """Move time on by so much and wake, in order, whoever slept until then; returns when they have acted.
 
-        Waits first, a few real seconds at most, until somebody sleeps who is to be woken; AssertionError when nobody does.
+        Waits first, a few real seconds at most, until there is a sleeper to wake; AssertionError when nobody does.
         """
         until = self.now + seconds
         with self._changed:

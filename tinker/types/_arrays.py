@@ -1,4 +1,4 @@
-"""Turning what users hand in (lists, numpy arrays, torch tensors) into numpy arrays of the two wire dtypes, once.
+"""Convert lists, numpy arrays and torch tensors of users into numpy arrays of the two wire dtypes, once.
 
 torch is never imported here: a torch tensor can only reach us from a process that has imported it.
 """
@@ -25,7 +25,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The numpy dtype of a wire dtype; ValueError for any other name."""
+    """Return the numpy dtype of a wire dtype; ValueError for any other name."""
     try:
         return _NUMPY_DTYPES[dtype]
     except (KeyError, TypeError):
@@ -33,13 +33,13 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def is_torch(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether ``value`` is a torch tensor, without importing torch."""
+    """Return whether ``value`` is a torch tensor, without importing torch."""
     torch_module = sys.modules.get("torch")
     return torch_module is not None and isinstance(value, torch_module.Tensor)
 
 
 def torch_to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
-    """The tensor's values; shares memory with a contiguous CPU tensor. bfloat16 and half widen to float32."""
+    """Return the tensor's values; shares memory with a contiguous CPU tensor. bfloat16 and half widen to float32."""
     import torch
 
     if tensor.requires_grad:
@@ -50,7 +50,7 @@ def torch_to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def wire_array(array: NDArray[Any]) -> NumericArray:
-    """Floats become float32, signed integers int64; ValueError for anything else (bool and unsigned included)."""
+    """Convert floats to float32 and signed integers to int64; ValueError for anything else (bool and unsigned included)."""
     if array.dtype.kind == "f":
         return cast("NumericArray", array if array.dtype == np.float32 else array.astype(np.float32))
     if array.dtype.kind == "i":
@@ -62,9 +62,9 @@ _STRUCT_CODES = {"float32": "f", "int64": "q", "int32": "i"}
 
 
 def pack(values: object, dtype: str) -> NDArray[Any] | None:
-    """A flat list of plain numbers as an array, in half the time numpy takes; None for anything else.
+    """Return a flat list of plain numbers as an array, in half the time that numpy takes; None for anything else.
 
-    Range and type are checked on the way: a float is no integer, and a number too large for ``dtype`` is not taken.
+    Range and type are checked on the way: a float is not an integer, and a number too large for ``dtype`` is not taken.
     """
     if not isinstance(values, list):
         return None
@@ -78,7 +78,7 @@ def pack(values: object, dtype: str) -> NDArray[Any] | None:
 
 
 def rectangular(values: Sequence[Any], what: str) -> NDArray[Any]:
-    """A list, nested or not, as an array; ValueError naming ``what`` when it is ragged or not numeric."""
+    """Return a list, nested or not, as an array; ValueError naming ``what`` when it is ragged or not numeric."""
     try:
         array = np.asarray(values)
     except ValueError:
@@ -89,7 +89,7 @@ def rectangular(values: Sequence[Any], what: str) -> NDArray[Any]:
 
 
 def token_array(tokens: object) -> Int32Array:
-    """Token ids as int32, from a sequence of integers, a numpy array or a torch tensor. ValueError otherwise."""
+    """Return token ids as int32, from a sequence of integers, a numpy array or a torch tensor. ValueError otherwise."""
     if (quick := pack(tokens, "int32")) is not None:
         return quick
     raw: NDArray[Any] = torch_to_numpy(tokens) if is_torch(tokens) else np.asarray(tokens)

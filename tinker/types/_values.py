@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AttrsValue(Value):
-    """A value made with attrs; its fields are what its constructor takes."""
+    """Give classes made with attrs the methods of values; their fields are the parameters of the constructor."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class AttrsValue(Value):
 
 
 def parameters(kind: type[Value]) -> Iterable[FieldInfo]:
-    """The fields of a class whose constructor is written by hand: its parameters, but for those with an underscore."""
+    """Return the fields of a class whose constructor is written by hand: its parameters, except those with an underscore."""
     for name, parameter in list(inspect.signature(kind.__init__).parameters.items())[1:]:
         required, kw_only = parameter.default is parameter.empty, parameter.kind is parameter.KEYWORD_ONLY
         if not name.startswith("_"):
@@ -51,9 +51,9 @@ def parameters(kind: type[Value]) -> Iterable[FieldInfo]:
 
 
 def convert_numbers(record: Record) -> None:
-    """Make the numbers of a new record plain ones of the declared types: those of numpy, and numbers spelled as text.
+    """Convert the numbers of a new record to plain ones of the declared types, from numpy's and from numbers spelled as text.
 
-    Raises ValueError for what is no such number.
+    Raises ValueError for a value that is not such a number.
     """
     for field in msgspec.structs.fields(type(record)):
         if field.type is not Any:

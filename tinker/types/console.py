@@ -1,4 +1,4 @@
-"""Addresses of the hosted service's web console. They are made here, not asked for; other servers have no such pages."""
+"""Addresses of the hosted service's web console. They are made here, not requested; other servers have no such pages."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ CONSOLE = "https://tinker.thinkingmachines.ai"
 
 
 def session_url(session_id: str | None) -> str:
-    """The page of a session, the list of sessions for None."""
+    """Return the page of a session, the list of sessions for None."""
     return f"{CONSOLE}/sessions" if session_id is None else f"{CONSOLE}/sessions/{session_id}"
 
 
 def training_run_url(training_run_id: str) -> str:
-    """The page of a training run."""
+    """Return the page of a training run."""
     return f"{CONSOLE}/training_runs/{training_run_id}"
 
 
 def checkpoint_url(tinker_path: str) -> str:
-    """The page of a checkpoint; ValueError for a malformed path."""
+    """Return the page of a checkpoint; ValueError for a malformed path."""
     parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
     return f"{CONSOLE}/checkpoints/{quote(parsed.training_run_id, safe='')}/{quote(parsed.checkpoint_id, safe='')}"
 
 
 def playground_url(tinker_path: str) -> str:
-    """Where to talk to a checkpoint."""
+    """Return the page of a chat with a checkpoint."""
     return f"{CONSOLE}/playground?mode=checkpoint&checkpoint={quote(tinker_path, safe='')}"

@@ -38,7 +38,13 @@ def _span_id(instance: object, attribute: attrs.Attribute[str], value: str) -> N
 
 @attrs.frozen(kw_only=True)
 class PromptProvenanceSpan(AttrsValue):
-    """A run of tokens that stood in a prompt of the sequence ``sequence_id``, from ``offset`` on."""
+    """Say that a run of tokens comes from a prompt of a sampled sequence.
+
+    Attributes:
+        sequence_id: The id of the sequence.
+        offset: The first of the tokens in the prompt, 0 or more.
+        length: The number of tokens, 0 or more.
+    """
 
     sequence_id: str = attrs.field(validator=_span_id)
     offset: int = attrs.field(default=0, validator=_span_length)
@@ -47,7 +53,13 @@ class PromptProvenanceSpan(AttrsValue):
 
 @attrs.frozen(kw_only=True)
 class SampledProvenanceSpan(AttrsValue):
-    """A run of tokens that the model sampled as part of the sequence ``sequence_id``, from ``offset`` on."""
+    """Say that a run of tokens was sampled by the model as part of a sequence.
+
+    Attributes:
+        sequence_id: The id of the sequence.
+        offset: The first of the tokens in the sequence, 0 or more.
+        length: The number of tokens, 0 or more.
+    """
 
     sequence_id: str = attrs.field(validator=_span_id)
     offset: int = attrs.field(default=0, validator=_span_length)
@@ -60,7 +72,7 @@ LossFnInputValue: TypeAlias = TensorData | NDArray[Any] | Sequence[Any]
 
 
 def to_tensor_data(name: str, value: object) -> TensorData:
-    """A loss input as TensorData; ValueError for ragged lists, TypeError for values that are no tensor."""
+    """Convert a loss input to TensorData; ValueError for ragged lists, TypeError for values that are not tensors."""
     if isinstance(value, TensorData):
         return value
     if is_torch(value):
@@ -93,11 +105,16 @@ def _spans(spans: Sequence[ProvenanceSpan] | None) -> ProvenanceSpans | None:
 
 @attrs.frozen(slots=False)
 class Datum(AttrsValue):
-    """One example.
+    """Hold one training example: its model input and the tensors of its loss.
 
-    ``loss_fn_inputs`` maps names to tensors of the same first dimension as ``model_input``: TensorData, numpy arrays, torch
-    tensors or lists. Lists take their dtype from the name (``target_tokens`` int64; ``weights``, ``advantages``, ``logprobs``
-    float32), others from their values. ``model_input_spans`` and ``loss_fn_input_spans`` come together or not at all.
+    Attributes:
+        model_input: The tokens and other chunks that the model reads.
+        loss_fn_inputs: Tensors by name, each with the length of ``model_input`` as its first dimension: TensorData, numpy
+            arrays, torch tensors or lists. The dtype of a list follows from the name (``target_tokens`` int64; ``weights``,
+            ``advantages``, ``logprobs`` float32), else from its values.
+        model_input_spans: The origin of the tokens of ``model_input``; None does not say it. Both lists of spans are given, or
+            none.
+        loss_fn_input_spans: The origin of the tokens of ``target_tokens``; None does not say it.
 
     >>> datum = Datum(model_input=ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]})
     >>> datum.loss_fn_inputs["target_tokens"].dtype
@@ -126,7 +143,18 @@ class Datum(AttrsValue):
         return cls(**fields)
 
     def with_provenance(self, model_input: Sequence[ProvenanceSpan], loss_fn_inputs: Sequence[ProvenanceSpan]) -> Datum:
-        """A copy with these spans; ValueError unless they tile the input and ``target_tokens`` exactly."""
+        """Return a copy with spans that say where its tokens come from.
+
+        Args:
+            model_input: The spans of the model input, in order.
+            loss_fn_inputs: The spans of ``target_tokens``, in order.
+
+        Returns:
+            The copy.
+
+        Raises:
+            ValueError: The lengths of the spans do not add up to those of the input and of ``target_tokens``.
+        """
         _check_tiling("model_input", model_input, self.model_input.length)
         targets = self.loss_fn_inputs.get("target_tokens")
         _check_tiling("loss_fn_inputs", loss_fn_inputs, 0 if targets is None else len(targets.to_numpy()))
@@ -141,7 +169,7 @@ _SPAN_KINDS: dict[str, type[ProvenanceSpan]] = {
 
 
 def _plain_spans(spans: ProvenanceSpans | None) -> list[dict[str, ProvenanceSpan]] | None:
-    """Spans under the name of their kind, as in the protobuf message."""
+    """Return spans under the name of their kind, as in the protobuf message."""
     if spans is None:
         return None
     names = {kind: name for name, kind in _SPAN_KINDS.items()}

@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
 
 class EncodedTextChunk(Value):
-    """Tokens of text.
+    """Hold tokens of text.
 
-    ``tokens`` may be a list, tuple, range, numpy array or torch tensor of integers; it is copied. ValueError when the values
-    are not integers of 32 bits. Read ``tokens`` as a list; it must not be changed.
+    Args:
+        tokens: The token ids, a list, tuple, range, numpy array or torch tensor of integers, which is copied. The attribute is
+            a list (a tuple when a tuple was given) that must not be changed.
+        type: The kind of the chunk, always ``encoded_text``.
+
+    Raises:
+        ValueError: The values are not integers of 32 bits.
 
     >>> EncodedTextChunk(tokens=[1, 2, 3]).length
     3
@@ -40,7 +45,7 @@ class EncodedTextChunk(Value):
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The token ids, a list (a tuple when a tuple was given)."""
+        """Return the token ids, a list (a tuple when a tuple was given)."""
         if self._tokens is None:
             object.__setattr__(self, "_tokens", self._array.tolist())
         assert self._tokens is not None
@@ -48,12 +53,12 @@ class EncodedTextChunk(Value):
 
     @property
     def array(self) -> Int32Array:
-        """The token ids as int32, converted once."""
+        """Return the token ids as int32, converted once."""
         return self._array
 
     @property
     def length(self) -> int:
-        """Number of tokens."""
+        """Return the number of tokens."""
         return len(self._array)
 
     def _fields(self) -> dict[str, Any]:
@@ -102,7 +107,14 @@ def _token_count(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
 
 @attrs.frozen(kw_only=True)
 class ImageChunk(AttrsValue):
-    """An image: ``data`` is the file's bytes (a str is taken as base64), ``expected_tokens`` what it counts as in lengths."""
+    """Hold an image.
+
+    Attributes:
+        data: The bytes of the image file; a str is decoded as base64.
+        format: The format of the file, such as ``png`` or ``jpeg``.
+        expected_tokens: The number of tokens that the image counts as in lengths; None does not say it.
+        type: The kind of the chunk, always ``image``.
+    """
 
     data: bytes = attrs.field(converter=_as_bytes)
     format: models.ImageFormat = attrs.field(validator=_image_format)
@@ -111,13 +123,20 @@ class ImageChunk(AttrsValue):
 
     @property
     def length(self) -> int:
-        """``expected_tokens``; ValueError when unset."""
+        """Return ``expected_tokens``; ValueError when it is None."""
         return _token_count(self)
 
 
 @attrs.frozen(kw_only=True)
 class ImageAssetPointerChunk(AttrsValue):
-    """An image the server fetches from ``location``; only for sampling and JSON servers."""
+    """Point to an image that the server fetches; only for sampling and JSON servers.
+
+    Attributes:
+        format: The format of the file, such as ``png`` or ``jpeg``.
+        location: The address of the file.
+        expected_tokens: The number of tokens that the image counts as in lengths; None does not say it.
+        type: The kind of the chunk, always ``image_asset_pointer``.
+    """
 
     format: models.ImageFormat = attrs.field(validator=_image_format)
     location: str
@@ -126,25 +145,30 @@ class ImageAssetPointerChunk(AttrsValue):
 
     @property
     def length(self) -> int:
-        """``expected_tokens``; ValueError when unset."""
+        """Return ``expected_tokens``; ValueError when it is None."""
         return _token_count(self)
 
 
 @attrs.frozen(kw_only=True)
 class DmelChunk(AttrsValue):
-    """Audio features: ``dmel`` is a serialized TensorContainer (a str is taken as base64)."""
+    """Hold audio features.
+
+    Attributes:
+        dmel: A serialized TensorContainer; a str is decoded as base64.
+        type: The kind of the chunk, always ``dmel``.
+    """
 
     dmel: bytes = attrs.field(converter=_as_bytes)
     type: Literal["dmel"] = "dmel"
 
     @property
     def length(self) -> int:
-        """The first dimension named in the container's header."""
+        """Return the first dimension named in the container's header; ValueError for a header that cannot be read."""
         return _container_length(self.dmel)
 
 
 def _container_length(data: bytes) -> int:
-    """Header: optional marker 254, a dtype byte 0-7, the number of dimensions and the dimensions as varints."""
+    """Read the header: optional marker 254, a dtype byte 0-7, the number of dimensions and the dimensions as varints."""
     if not data:
         raise ValueError("TensorContainer bytes are empty")
     at = 1 if data[0] == 254 else 0
@@ -196,7 +220,7 @@ _BY_FIELD: dict[str, type[ModelInputChunk]] = {
 
 
 def _read_chunk(chunk: object) -> object:
-    """A chunk from its plain form; what is no mapping is left to the constructor to refuse."""
+    """Return a chunk from its plain form; a value that is not a mapping is left to the constructor to refuse."""
     if not isinstance(chunk, Mapping):
         return chunk
     fields = cast("Mapping[str, object]", chunk)
@@ -210,16 +234,19 @@ def _read_chunk(chunk: object) -> object:
 
 
 class Tokenizer(Protocol):
-    """What :meth:`ModelInput.from_text` needs of a tokenizer; those of transformers and tiktoken have it."""
+    """Define what :meth:`ModelInput.from_text` needs of a tokenizer; those of transformers and tiktoken have it."""
 
     def encode(self, text: str, /) -> Sequence[int]:
-        """Token ids of ``text``."""
+        """Return the token ids of ``text``."""
         ...
 
 
 @attrs.frozen(kw_only=True)
 class ModelInput(AttrsValue):
-    """What the model reads: chunks in order.
+    """Hold the input of the model: chunks in order.
+
+    Attributes:
+        chunks: The chunks; any iterable is accepted and copied to a list.
 
     >>> ModelInput.from_ints([1, 2]).append_int(3).to_ints()
     [1, 2, 3]
@@ -234,29 +261,68 @@ class ModelInput(AttrsValue):
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int] | Iterable[int]) -> ModelInput:
-        """One text chunk of these token ids (a list, numpy array or torch tensor)."""
+        """Make an input of one text chunk.
+
+        Args:
+            tokens: The token ids, a list, numpy array or torch tensor of integers.
+
+        Returns:
+            The input.
+
+        Raises:
+            ValueError: The values are not integers of 32 bits.
+        """
         return cls(chunks=[EncodedTextChunk(tokens=tokens)])
 
     @classmethod
     def from_text(cls, text: str, tokenizer: Tokenizer) -> ModelInput:
-        """One text chunk of ``text`` as ``tokenizer`` encodes it, with the special tokens that it adds by itself."""
+        """Make an input of one text chunk, as a tokenizer encodes the text.
+
+        Args:
+            text: The text.
+            tokenizer: An object whose ``encode(text)`` returns token ids, the special tokens that it adds by itself included.
+
+        Returns:
+            The input.
+        """
         return cls.from_ints(tokenizer.encode(text))
 
     @classmethod
     def empty(cls) -> ModelInput:
-        """No chunks; a start for :meth:`append`."""
+        """Make an input without chunks; a start for :meth:`append`."""
         return cls(chunks=[])
 
     def append(self, chunk: ModelInputChunk) -> ModelInput:
-        """A new input with ``chunk`` at the end."""
+        """Return a new input with a chunk at the end.
+
+        Args:
+            chunk: The chunk.
+
+        Returns:
+            The new input.
+        """
         return ModelInput(chunks=[*self.chunks, chunk])
 
     def append_int(self, token: int) -> ModelInput:
-        """A new input with a chunk of one token at the end."""
+        """Return a new input with a chunk of one token at the end.
+
+        Args:
+            token: The token id.
+
+        Returns:
+            The new input.
+        """
         return self.append(EncodedTextChunk(tokens=[token]))
 
     def to_ints(self) -> list[int]:
-        """All tokens as one list; ValueError when a chunk is not text."""
+        """Return all tokens as one list.
+
+        Returns:
+            The token ids.
+
+        Raises:
+            ValueError: A chunk is not text.
+        """
         tokens: list[int] = []
         for chunk in self.chunks:
             if not isinstance(chunk, EncodedTextChunk):
@@ -267,5 +333,5 @@ class ModelInput(AttrsValue):
 
     @property
     def length(self) -> int:
-        """Tokens over all chunks; ValueError when an image chunk has no ``expected_tokens``."""
+        """Return the number of tokens over all chunks; ValueError when an image chunk has no ``expected_tokens``."""
         return sum(chunk.length for chunk in self.chunks)

@@ -1,4 +1,4 @@
-"""What users choose: optimizer, sampling and LoRA parameters. They are the wire's records, with their values checked."""
+"""Parameters of optimizers, sampling and LoRA. They are the wire's records, with their values checked."""
 
 from __future__ import annotations
 
@@ -15,14 +15,29 @@ from tinker.types._values import convert_numbers
 
 
 class AdamParams(models.AdamParams, frozen=True):
-    """One step of Adam with decoupled weight decay. ValueError for what is no number."""
+    """Set the parameters of one step of Adam with decoupled weight decay. Raises ValueError for a value that is not a number.
+
+    Attributes:
+        learning_rate (float): The learning rate, 1e-4 by default.
+        beta1 (float): The decay of the first moment, 0.9 by default.
+        beta2 (float): The decay of the second moment, 0.95 by default.
+        eps (float): The term that keeps the denominator from zero, 1e-12 by default.
+        weight_decay (float): The decoupled weight decay, 0 by default.
+        grad_clip_norm (float): The largest global norm of the gradient; 0, the default, does not clip.
+    """
 
     def __post_init__(self) -> None:
         convert_numbers(self)
 
 
 class DimuonParams(models.DimuonParams, frozen=True):
-    """One step of Dimuon. ValueError for what is no number, or out of its range."""
+    """Set the parameters of one step of Dimuon. Raises ValueError for a value that is not a number, or out of its range.
+
+    Attributes:
+        learning_rate (float): The learning rate, 0 or more.
+        grad_clip_norm (float): The largest global norm of the gradient; 0, the default, and less do not clip.
+        beta1 (float): The momentum, from 0 to below 1, 0.9 by default.
+    """
 
     def __post_init__(self) -> None:
         convert_numbers(self)
@@ -31,16 +46,31 @@ class DimuonParams(models.DimuonParams, frozen=True):
 
 
 class LoraConfig(models.LoraConfig, frozen=True):
-    """Which parts of a model get an adapter, and of what rank. ValueError for what is no number."""
+    """Choose the parts of a model that get an adapter, and its rank. Raises ValueError for a value that is not a number.
+
+    Attributes:
+        rank (int): The rank of the adapter's matrices.
+        seed (int | None): The seed of the adapter's initial weights; None, the default, lets the server choose.
+        train_unembed (bool): Whether the output layer gets an adapter, True by default.
+        train_mlp (bool): Whether MLP layers and experts get an adapter, True by default.
+        train_attn (bool): Whether attention layers get an adapter, True by default.
+    """
 
     def __post_init__(self) -> None:
         convert_numbers(self)
 
 
 class SamplingParams(models.SamplingParams, frozen=True):
-    """How to sample. ``stop`` is a text, texts, or token ids; an empty list disables every stop, the end of text included.
+    """Set how to sample. Raises ValueError for a value that is not a number, and for stops of the wrong type.
 
-    ValueError for what is no number, and for stops that are neither.
+    Attributes:
+        max_tokens (int | None): The largest number of tokens; None, the default, samples to the end of the context.
+        seed (int | None): The seed of the sampling; None, the default, lets the server choose.
+        stop (str | Sequence[str] | Sequence[int] | None): A text, texts, or token ids at which to stop. None, the default,
+            stops at the end of the text; an empty list disables every stop, that one included.
+        temperature (float): The temperature, 1 by default; 0 always takes the most likely token.
+        top_k (int): The number of most likely tokens to choose from; -1, the default, means all.
+        top_p (float): The probability mass of most likely tokens to choose from, 1 by default.
 
     >>> SamplingParams(max_tokens=8, temperature=0, stop=["\\n"]).temperature
     0.0

@@ -20,7 +20,14 @@ SCHEME = "tinker://"
 
 @attrs.frozen(kw_only=True)
 class ParsedCheckpointTinkerPath(AttrsValue):
-    """A checkpoint path in its parts; ``checkpoint_id`` is ``<kind>/<name>``."""
+    """Hold the parts of a checkpoint path.
+
+    Attributes:
+        tinker_path: The whole path, ``tinker://<training run>/<kind>/<name>``.
+        training_run_id: The id of the training run.
+        checkpoint_type: ``training``, ``sampler`` or ``external``, according to the kind.
+        checkpoint_id: The rest of the path, ``<kind>/<name>``.
+    """
 
     tinker_path: str
     training_run_id: str
@@ -29,7 +36,16 @@ class ParsedCheckpointTinkerPath(AttrsValue):
 
     @classmethod
     def from_tinker_path(cls, tinker_path: str) -> ParsedCheckpointTinkerPath:
-        """Parse a path; ValueError unless it has a scheme, a run, a known kind and a name.
+        """Parse a path.
+
+        Args:
+            tinker_path: The path, ``tinker://<training run>/<kind>/<name>``.
+
+        Returns:
+            The parts of the path.
+
+        Raises:
+            ValueError: The text lacks the scheme, a run, a known kind or a name.
 
         >>> ParsedCheckpointTinkerPath.from_tinker_path("tinker://run/weights/0001").checkpoint_id
         'weights/0001'

@@ -33,7 +33,13 @@ def _tensor(value: object) -> TensorData | None:
 
 @attrs.frozen
 class ForwardBackwardInput(AttrsValue):
-    """What to compute a loss of."""
+    """Say what to compute a loss of.
+
+    Attributes:
+        data: The examples.
+        loss_fn: The name of the loss.
+        loss_fn_config: Settings of the loss; None means the server's defaults.
+    """
 
     data: list[Datum] = attrs.field(converter=_datums)
     loss_fn: LossFnType
@@ -46,7 +52,7 @@ def _loss_input(value: object) -> ForwardBackwardInput:
 
 @attrs.frozen
 class ForwardBackwardRequest(AttrsValue):
-    """``forward_backward`` of one model."""
+    """Request ``forward_backward`` of one model."""
 
     forward_backward_input: ForwardBackwardInput = attrs.field(converter=_loss_input)
     model_id: str
@@ -55,7 +61,7 @@ class ForwardBackwardRequest(AttrsValue):
 
 @attrs.frozen
 class ForwardRequest(AttrsValue):
-    """``forward`` of one model."""
+    """Request ``forward`` of one model."""
 
     forward_input: ForwardBackwardInput = attrs.field(converter=_loss_input)
     model_id: str
@@ -64,7 +70,10 @@ class ForwardRequest(AttrsValue):
 
 @attrs.frozen(kw_only=True)
 class OptimStepRequest(AttrsValue):
-    """``optim_step`` of one model. The parameters may be called ``adam_params`` or ``optimizer_params`` too, as on the wire."""
+    """Request ``optim_step`` of one model.
+
+    The parameters may be called ``adam_params`` or ``optimizer_params`` too, as on the wire.
+    """
 
     optim_params: OptimParams
     model_id: str
@@ -101,7 +110,7 @@ def _optim_params(value: object) -> OptimParams:
 
 @attrs.frozen(kw_only=True)
 class SampleRequest(AttrsValue):
-    """``sample`` from a sampling session, a base model or a checkpoint."""
+    """Request ``sample`` from a sampling session, a base model or a checkpoint."""
 
     num_samples: int = 1
     prompt: ModelInput = attrs.field(converter=_model_input)
@@ -121,7 +130,7 @@ class SampleRequest(AttrsValue):
 
 
 def instant(value: datetime.datetime | str) -> datetime.datetime:
-    """A time with a time zone, from itself or RFC 3339 text; ValueError for anything else."""
+    """Return a time with a time zone, from itself or RFC 3339 text; ValueError for anything else."""
     given = datetime.datetime.fromisoformat(value) if isinstance(value, str) else value
     if not isinstance(given, datetime.datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"expected a datetime or RFC 3339 text, got {type(given).__name__}")
@@ -132,7 +141,12 @@ def instant(value: datetime.datetime | str) -> datetime.datetime:
 
 @attrs.frozen(kw_only=True)
 class GetBillingUsageRequest(AttrsValue):
-    """The time that billing is asked about; both ends have a time zone."""
+    """Name the period that billing is asked about; both ends must have a time zone.
+
+    Attributes:
+        starting_on: The first hour, a datetime or RFC 3339 text.
+        ending_before: The hour after the last one, likewise; later than ``starting_on``.
+    """
 
     starting_on: datetime.datetime = attrs.field(converter=instant)
     ending_before: datetime.datetime = attrs.field(converter=instant)
@@ -144,6 +158,10 @@ class GetBillingUsageRequest(AttrsValue):
 
 @attrs.frozen(kw_only=True)
 class GetCurrentCheckpointStorageUsageRequest(AttrsValue):
-    """Whose checkpoints are counted: those of one project, or of all for None."""
+    """Name the checkpoints that are counted.
+
+    Attributes:
+        project_id: The project of the checkpoints; None counts those of all projects.
+    """
 
     project_id: str | None = None

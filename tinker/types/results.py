@@ -1,4 +1,4 @@
-"""What the server computed: outputs of losses and samples, backed by arrays that view the received bytes."""
+"""Results of the server: outputs of losses and samples, backed by arrays that view the received bytes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ _EQUAL_ARRAYS = attrs.cmp_using(eq=np.array_equal)
 
 @attrs.frozen
 class ForwardBackwardOutput(AttrsValue):
-    """Result of ``forward`` and ``forward_backward``.
+    """Hold the result of ``forward`` and ``forward_backward``.
 
-    ``loss_fn_outputs[i]`` holds the tensors of datum i (``logprobs`` for the built-in losses); ``metrics`` keys are
-    ``name:reduction``.
+    Attributes:
+        loss_fn_output_type: The server's name for the form of the outputs.
+        loss_fn_outputs: The tensors of each datum by name, in the order of the data; ``logprobs`` for the built-in losses.
+        metrics: Numbers by ``name:reduction``, such as ``loss:sum``.
     """
 
     loss_fn_output_type: str
@@ -52,7 +54,7 @@ class ForwardBackwardOutput(AttrsValue):
 
     @property
     def loss(self) -> float:
-        """The metric ``loss:sum``; AttributeError when the server sent none (``metrics`` lists what it sent)."""
+        """Return the metric ``loss:sum``; AttributeError when the server sent none (``metrics`` lists what it sent)."""
         try:
             return self.metrics["loss:sum"]
         except KeyError:
@@ -62,14 +64,26 @@ class ForwardBackwardOutput(AttrsValue):
 
 @attrs.frozen
 class TopkLogprobs(AttrsValue):
-    """The k most likely tokens of n positions: ``token_ids`` int32 and ``logprobs`` float32, both ``[n, k]``."""
+    """Hold the k most likely tokens of n positions.
+
+    Attributes:
+        token_ids: The token ids, int32 ``[n, k]``.
+        logprobs: The log-probabilities, float32 ``[n, k]``.
+    """
 
     token_ids: NDArray[np.int32] = attrs.field(eq=_EQUAL_ARRAYS)
     logprobs: NDArray[np.float32] = attrs.field(eq=_EQUAL_ARRAYS)
 
     @classmethod
     def from_rows(cls, rows: Sequence[TopkRow]) -> TopkLogprobs:
-        """The table of what :meth:`tolist` gives; shorter rows are filled up with empty cells."""
+        """Make the table of the rows that :meth:`tolist` returns; shorter rows are filled up with empty cells.
+
+        Args:
+            rows: For each position a list of (token id, log-probability), or None.
+
+        Returns:
+            The table.
+        """
         k = max((len(row) for row in rows if row), default=0)
         token_ids = np.full((len(rows), k), EMPTY_TOKEN_ID, np.int32)
         logprobs = np.full((len(rows), k), EMPTY_LOGPROB, np.float32)
@@ -87,7 +101,11 @@ class TopkLogprobs(AttrsValue):
         return cls(np.asarray(fields["token_ids"], np.int32), np.asarray(fields["logprobs"], np.float32))
 
     def tolist(self) -> list[TopkRow]:
-        """Per position a list of (token id, logprob); None where the server sent none; empty cells left out."""
+        """Return the rows of the table, without empty cells.
+
+        Returns:
+            For each position a list of (token id, log-probability); None where the server sent none.
+        """
         return [_row(ids, logprobs) for ids, logprobs in zip(self.token_ids.tolist(), self.logprobs.tolist(), strict=True)]
 
 
@@ -100,7 +118,12 @@ def _row(ids: list[int], logprobs: list[float]) -> TopkRow:
 
 @attrs.frozen
 class PromptAltTokens(AttrsValue):
-    """Alternatives the model preferred at each prompt position: ids int64 and logprobs float32, ``[len(prompt) - 1, k]``."""
+    """Hold k alternatives that the model preferred at each position of a prompt of n tokens.
+
+    Attributes:
+        tokens: The token ids, int64 ``[n - 1, k]``.
+        logprobs: The log-probabilities, float32 ``[n - 1, k]``.
+    """
 
     tokens: TensorData
     logprobs: TensorData
@@ -111,11 +134,19 @@ class PromptAltTokens(AttrsValue):
 
 
 class SampledSequence(Value):
-    """One continuation.
+    """Hold one continuation. Sequences are equal when all their fields are.
 
-    ``tokens`` and ``logprobs`` may be given as lists or arrays. As arrays they are ``tokens_np`` (int32) and ``logprobs_np``
-    (float32, None when the server sent none); as lists they are made once, on first use. The names with an underscore are
-    what tests of older code call the lists. Sequences are equal when all of that is.
+    Arrays are kept as they are; lists are made of them once, on first use. The arguments with an underscore are the names that
+    tests of older code use for the lists.
+
+    Args:
+        stop_reason: The reason for the end, ``stop`` or ``length``.
+        sequence_id: The server's id of the sequence; None where it gave none.
+        tokens_np: The token ids, int32; None means none.
+        logprobs_np: The log-probability of each token, float32; None when the server sent none.
+        topk_logprobs_np: The most likely alternatives of each token; None when not asked for.
+        tokens: The token ids as a list, instead of ``tokens_np``.
+        logprobs: The log-probabilities as a list, instead of ``logprobs_np``.
     """
 
     stop_reason: StopReason
@@ -159,7 +190,7 @@ class SampledSequence(Value):
         logprobs: NDArray[np.float32] | None,
         topk_logprobs: TopkLogprobs | None,
     ) -> SampledSequence:
-        """A sequence of arrays that have their dtypes already; nothing is converted."""
+        """Make a sequence of arrays that have their dtypes already; nothing is converted."""
         sequence = cls.__new__(cls)
         values = sequence.__dict__
         values["stop_reason"] = stop_reason
@@ -171,17 +202,17 @@ class SampledSequence(Value):
 
     @cached_property
     def tokens(self) -> list[int]:
-        """The token ids; the stop that ended the sequence is among them."""
+        """Return the token ids; the stop that ended the sequence is among them."""
         return cast("list[int]", self.tokens_np.tolist())
 
     @cached_property
     def logprobs(self) -> list[float] | None:
-        """Log-probability of each token, None when the server sent none."""
+        """Return the log-probability of each token; None when the server sent none."""
         return None if self.logprobs_np is None else self.logprobs_np.tolist()
 
     @cached_property
     def topk_logprobs(self) -> list[TopkRow] | None:
-        """Per token the most likely alternatives as (id, logprob), None when not asked for."""
+        """Return for each token the most likely alternatives as (id, log-probability); None when not asked for."""
         return None if self.topk_logprobs_np is None else self.topk_logprobs_np.tolist()
 
     def _fields(self) -> dict[str, Any]:
@@ -227,9 +258,19 @@ def _table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
 
 @attrs.frozen(slots=False)
 class SampleResponse(AttrsValue):
-    """Result of ``sample``: one sequence for each sample asked for, and what was asked about the prompt.
+    """Hold the result of ``sample``: one sequence for each sample, and what was asked about the prompt of n tokens.
 
-    The names with an underscore are what tests of older code call the lists.
+    The arguments with an underscore are the names that tests of older code use for the lists.
+
+    Attributes:
+        sequences: The continuations.
+        prompt_logprobs_np: The log-probability of each prompt token, float32 ``[n]``, NaN for the first and where unknown; None
+            when not asked for.
+        topk_prompt_logprobs_np: The most likely tokens of each prompt position; None when not asked for.
+        target_prompt_logprobs: The log-probabilities of the tokens in ``target_prompt_logprobs`` of the call, float32 ``[n - 1,
+            K]``; None when not asked for.
+        prompt_cache_hit_tokens: The number of prompt tokens that the server had in its cache.
+        prompt_alt_tokens: The drawn alternatives of each prompt token; None when not asked for.
     """
 
     sequences: list[SampledSequence]
@@ -277,53 +318,68 @@ class SampleResponse(AttrsValue):
 
     @property
     def samples(self) -> list[SampledSequence]:
-        """The same as ``sequences``."""
+        """Return ``sequences``."""
         return self.sequences
 
     @cached_property
     def prompt_logprobs(self) -> list[float | None] | None:
-        """Log-probability of each prompt token given those before it; None for the first and where unknown."""
+        """Return the log-probability of each prompt token given the tokens before it; None for the first and where unknown."""
         if self.prompt_logprobs_np is None:
             return None
         return [None if value != value else value for value in self.prompt_logprobs_np.tolist()]
 
     @cached_property
     def topk_prompt_logprobs(self) -> list[TopkRow] | None:
-        """Per prompt position the most likely tokens as (id, logprob), None when not asked for."""
+        """Return for each prompt position the most likely tokens as (id, log-probability); None when not asked for."""
         return None if self.topk_prompt_logprobs_np is None else self.topk_prompt_logprobs_np.tolist()
 
 
 @attrs.frozen(kw_only=True)
 class SaveWeightsResponse(AttrsValue):
-    """Where weights and optimizer state were saved: ``tinker://<training run>/weights/<name>``."""
+    """Name the checkpoint of weights and optimizer state that was saved.
+
+    Attributes:
+        path: The path, ``tinker://<training run>/weights/<name>``.
+        type: The server's name for the kind of answer; None where it gives none.
+    """
 
     path: str
     type: str | None = None
 
     def get_console_url(self) -> str:
-        """The checkpoint's page on the hosted service."""
+        """Return the address of the checkpoint's page on the hosted service."""
         return console.checkpoint_url(self.path)
 
 
 @attrs.frozen(kw_only=True)
 class SaveWeightsForSamplerResponse(AttrsValue):
-    """Where the weights were saved: ``tinker://<training run>/sampler_weights/<name>``."""
+    """Name the checkpoint of weights that was saved for sampling.
+
+    Attributes:
+        path: The path, ``tinker://<training run>/sampler_weights/<name>``.
+        type: The server's name for the kind of answer; None where it gives none.
+    """
 
     path: str
     type: str | None = None
 
     def get_console_url(self) -> str:
-        """The checkpoint's page on the hosted service."""
+        """Return the address of the checkpoint's page on the hosted service."""
         return console.checkpoint_url(self.path)
 
     def get_playground_url(self) -> str:
-        """Where to talk to the checkpoint on the hosted service."""
+        """Return the address of a chat with the checkpoint on the hosted service."""
         return console.playground_url(self.path)
 
 
 @attrs.frozen(kw_only=True)
 class SaveWeightsExternalResponse(AttrsValue):
-    """Where the weights were saved to be downloaded: ``tinker://<training run>/external_weights/<name>``."""
+    """Name the checkpoint of weights that was saved as files to download.
+
+    Attributes:
+        path: The path, ``tinker://<training run>/external_weights/<name>``.
+        type: The server's name for the kind of answer; None where it gives none.
+    """
 
     path: str
     type: str | None = None

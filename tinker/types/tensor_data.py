@@ -28,11 +28,21 @@ if TYPE_CHECKING:
 
 
 class TensorData(Value):
-    """A float32 or int64 tensor, dense or sparse (CSR, two-dimensional).
+    """Hold a float32 or int64 tensor, dense or sparse (CSR, two-dimensional).
 
-    ``data`` is a list or an array; it is cast to ``dtype`` and reshaped to ``shape`` when one is given. With both ``sparse_*``
-    arguments ``data`` holds the listed values only and ``shape`` is required. Two TensorData are equal only when they are the
-    same object, as arrays have no single truth value.
+    Two TensorData are equal only when they are the same object, as arrays have no single truth value.
+
+    Args:
+        data: The values, a list or an array, cast to ``dtype``; None means no values. Of a sparse tensor only the listed
+            values.
+        dtype: ``float32`` or ``int64``; it must be given.
+        shape: The dimensions; None keeps those of ``data``. A sparse tensor needs them.
+        sparse_crow_indices: The start of each row in ``data``, one more than there are rows; None for a dense tensor.
+        sparse_col_indices: The column of each value; None for a dense tensor.
+
+    Raises:
+        TypeError: ``dtype`` is missing.
+        ValueError: The indices, the shape and the values do not fit together.
 
     >>> TensorData([1.0, 2.0], "float32").tolist()
     [1.0, 2.0]
@@ -68,23 +78,60 @@ class TensorData(Value):
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> TensorData:
-        """Float arrays become float32, signed integers int64; a writable array already of that dtype is shared, not copied."""
+        """Make a dense tensor of an array: float arrays become float32, signed integers int64.
+
+        Args:
+            array: The values. A writable array that already has the dtype is shared, not copied.
+
+        Returns:
+            The tensor, of the array's shape.
+
+        Raises:
+            ValueError: The dtype is neither float nor signed integer.
+        """
         values = wire_array(np.asarray(array))
         return _wrap(values if values.flags.writeable else values.copy())
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor) -> TensorData:
-        """As :meth:`from_numpy`; shares memory with a contiguous CPU tensor. bfloat16 widens to float32."""
+        """Make a dense tensor of a torch tensor, as :meth:`from_numpy` does; bfloat16 widens to float32.
+
+        Args:
+            tensor: The values; the memory of a contiguous CPU tensor is shared.
+
+        Returns:
+            The tensor, of the same shape.
+
+        Raises:
+            RuntimeError: The tensor requires grad.
+            ValueError: The dtype is neither float nor signed integer.
+        """
         return _wrap(wire_array(torch_to_numpy(tensor)))
 
     @classmethod
     def from_torch_sparse(cls, tensor: torch.Tensor, pad_value: int = 0) -> TensorData:
-        """A 2-D tensor whose ``pad_value`` cells are left out, as CSR where that is smaller; otherwise dense."""
+        """Make a CSR tensor of a two-dimensional torch tensor where that is smaller, otherwise a dense one.
+
+        Args:
+            tensor: The values.
+            pad_value: The value of the cells that are left out.
+
+        Returns:
+            The tensor, of the same shape.
+        """
         return cls.from_numpy_sparse(torch_to_numpy(tensor), pad_value)
 
     @classmethod
     def from_numpy_sparse(cls, array: NDArray[Any], pad_value: int = 0) -> TensorData:
-        """As :meth:`from_torch_sparse`, from an array."""
+        """Make a CSR tensor of a two-dimensional array where that is smaller, otherwise a dense one.
+
+        Args:
+            array: The values.
+            pad_value: The value of the cells that are left out.
+
+        Returns:
+            The tensor, of the same shape.
+        """
         if isinstance(pad_value, bool):
             raise TypeError("pad_value must be an int")
         values = wire_array(array)
@@ -92,21 +139,28 @@ class TensorData(Value):
 
     @property
     def data(self) -> list[float]:
-        """The stored values as a fresh flat list (for a sparse tensor: the listed values only)."""
+        """Return the stored values as a fresh flat list (for a sparse tensor, the listed values only)."""
         return cast("list[float]", self._numpy.reshape(-1).tolist())
 
     @property
     def values(self) -> NumericArray:
-        """The stored array without a copy; for a sparse tensor the listed values only."""
+        """Return the stored array without a copy (for a sparse tensor, the listed values only)."""
         return self._numpy
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the tensor is CSR."""
+        """Return whether the tensor is CSR."""
         return self.sparse_crow_indices is not None
 
     def to_numpy(self, pad_value: float = 0) -> NDArray[Any]:
-        """The stored array itself, not a copy; a sparse tensor is made dense with ``pad_value`` in the absent cells."""
+        """Return the tensor as an array.
+
+        Args:
+            pad_value: The value of the absent cells of a sparse tensor.
+
+        Returns:
+            The stored array itself, not a copy; a new dense array for a sparse tensor.
+        """
         if self.sparse_crow_indices is None or self.sparse_col_indices is None:
             return self._numpy
         assert self.shape is not None
@@ -116,7 +170,17 @@ class TensorData(Value):
         return dense
 
     def to_torch(self, pad_value: float = 0) -> torch.Tensor:
-        """As :meth:`to_numpy`, as a torch tensor, sharing memory that may be written to. ImportError without torch."""
+        """Return the tensor as a torch tensor, sharing memory where that may be written to.
+
+        Args:
+            pad_value: The value of the absent cells of a sparse tensor.
+
+        Returns:
+            The torch tensor, dense.
+
+        Raises:
+            ImportError: torch is not installed.
+        """
         try:
             import torch
         except ImportError:
@@ -126,7 +190,14 @@ class TensorData(Value):
         return torch.from_numpy(shared)  # pyright: ignore[reportUnknownMemberType]
 
     def tolist(self, pad_value: float = 0) -> Any:  # the depth of the list is the rank of the tensor
-        """The values of :meth:`to_numpy` as nested lists, a plain number for a 0-dimensional tensor."""
+        """Return the values as nested lists, a plain number for a 0-dimensional tensor.
+
+        Args:
+            pad_value: The value of the absent cells of a sparse tensor.
+
+        Returns:
+            Lists as deep as the tensor has dimensions.
+        """
         return self.to_numpy(pad_value).tolist()
 
     def _fields(self) -> dict[str, Any]:
@@ -161,7 +232,7 @@ class TensorData(Value):
 
 
 def _store(data: Sequence[float] | NDArray[Any] | None, dtype: np.dtype[Any]) -> NumericArray:
-    """A writable array of ``dtype``; one that already is so is kept without a copy."""
+    """Return a writable array of ``dtype``; an array that already is one is kept without a copy."""
     if is_torch(data):
         data = torch_to_numpy(data)
     if (quick := pack(data, dtype.name)) is not None:
@@ -218,11 +289,11 @@ def _check_csr(values: NumericArray, shape: Sequence[int] | None, crow: Sequence
 
 
 def dimensions(tensor: TensorData) -> list[int]:
-    """The shape; a dense tensor without one has the shape of its array."""
+    """Return the shape; a dense tensor without one has the shape of its array."""
     return list(tensor.values.shape) if tensor.shape is None else tensor.shape
 
 
 def wire_nbytes(tensor: TensorData) -> int:
-    """Bytes of the values and indices in the protobuf form."""
+    """Return the bytes of the values and indices in the protobuf form."""
     indices = len(tensor.sparse_crow_indices or ()) + len(tensor.sparse_col_indices or ())
     return tensor.values.nbytes + 8 * indices

@@ -1,4 +1,4 @@
-"""Whose credential it is."""
+"""The owner of a credential."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from tinker.types._values import AttrsValue
 
 @attrs.frozen(kw_only=True)
 class WhoamiResponse(AttrsValue):
-    """The user and the organization a credential belongs to; ``email`` is None where the server does not tell."""
+    """Name the user and the organization that a credential belongs to.
+
+    Attributes:
+        user_urn: The URN of the user.
+        org_urn: The URN of the organization.
+        email: The address of the user; None where the server does not tell.
+    """
 
     user_urn: str
     org_urn: str

@@ -22,7 +22,7 @@ def get_audit_log(
 
     `GET /api/v1/audit`; servers may lack it.
 
-    - `event_type`: Which kind of events, or all.
+    - `event_type`: The kind of events, or all of them.
     - `day`: One day in UTC; the server chooses where it is missing.
     """
     return Request(
@@ -62,7 +62,7 @@ def get_checkpoint_storage_usage(
 
     `GET /api/v1/billing/usage/checkpoints/current`; servers may lack it.
 
-    - `project_id`: Only what belongs to this project.
+    - `project_id`: Only entries of this project; of every project where it is missing.
     """
     return Request(
         operation="get_checkpoint_storage_usage",

@@ -79,7 +79,7 @@ def cancel_future(body: models.CancelFutureRequest) -> Request[None]:
     """Give up a request that nobody waits for any more.
 
     Sent for samples only, where the dynamic configuration says `sample_cancel_enabled`. Cancelling what is finished
-    or unknown is no error.
+    or unknown is not an error.
 
     `POST /api/v1/cancel_future`; servers may lack it.
     """

@@ -117,6 +117,8 @@ def finish_session(body: models.FinishSessionRequest, *, session_id: str) -> Req
     on.
 
     `POST /api/v1/sessions/{session_id}/finish`; servers may lack it.
+
+    - `session_id`: The session id.
     """
     return Request(
         operation="finish_session",
@@ -134,9 +136,9 @@ def list_sessions(
 
     `GET /api/v1/sessions`; servers may lack it.
 
-    - `limit`: Most entries of the answer.
-    - `offset`: How many entries to skip.
-    - `access_scope`: What belongs to the user, or everything the user may see.
+    - `limit`: The largest number of entries in the answer.
+    - `offset`: The number of entries to skip.
+    - `access_scope`: `owned` is what belongs to the user, `accessible` everything that the user may see.
     """
     return Request(
         operation="list_sessions",
@@ -169,7 +171,8 @@ def get_session(*, session_id: str, access_scope: models.AccessScope = "owned") 
 
     `GET /api/v1/sessions/{session_id}`; servers may lack it.
 
-    - `access_scope`: What belongs to the user, or everything the user may see.
+    - `session_id`: The session id.
+    - `access_scope`: `owned` is what belongs to the user, `accessible` everything that the user may see.
     """
     return Request(
         operation="get_session",
@@ -184,6 +187,8 @@ def set_session_project(body: models.SetSessionProjectRequest, *, session_id: st
     """Move a session, with its runs and checkpoints, into a project.
 
     `PUT /api/v1/sessions/{session_id}/project`; servers may lack it.
+
+    - `session_id`: The session id.
     """
     return Request(
         operation="set_session_project",
@@ -201,6 +206,8 @@ def trace_export(*, session_id: str) -> Request[models.TraceExportResponse]:
     URL that is valid for about an hour, `failed` with an error text.
 
     `GET /api/v1/sessions/{session_id}/trace_export`; servers may lack it.
+
+    - `session_id`: The session id.
     """
     return Request(
         operation="trace_export",

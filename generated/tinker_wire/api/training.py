@@ -48,7 +48,7 @@ def forward_backward(
     """Compute a loss and add its gradient to the model's accumulated gradient.
 
     Requests of one model take effect in the order of `seq_id`, also when they arrive in another order: clients
-    submit chunks of one call concurrently, the first one last. Do not wait for a missing number for ever, for a
+    submit chunks of one call concurrently, the first one last. Do not wait for a missing number forever, for a
     submission that fails on the client leaves a gap. The same body again under the same `seq_id` answers the same
     future; another body under a used `seq_id` is 409.
 
@@ -150,10 +150,10 @@ def list_training_runs(
 
     `GET /api/v1/training_runs`.
 
-    - `limit`: Most entries of the answer.
-    - `offset`: How many entries to skip.
-    - `access_scope`: What belongs to the user, or everything the user may see.
-    - `project_id`: Only what belongs to this project.
+    - `limit`: The largest number of entries in the answer.
+    - `offset`: The number of entries to skip.
+    - `access_scope`: `owned` is what belongs to the user, `accessible` everything that the user may see.
+    - `project_id`: Only entries of this project; of every project where it is missing.
     """
     return Request(
         operation="list_training_runs",
@@ -176,7 +176,7 @@ def get_training_run(
     `GET /api/v1/training_runs/{training_run_id}`.
 
     - `training_run_id`: The model id of the run; `:` in it stays itself.
-    - `access_scope`: What belongs to the user, or everything the user may see.
+    - `access_scope`: `owned` is what belongs to the user, `accessible` everything that the user may see.
     """
     return Request(
         operation="get_training_run",

@@ -137,8 +137,8 @@ def list_user_checkpoints(*, limit: int = 100, offset: int = 0) -> Request[model
 
     `GET /api/v1/checkpoints`; servers may lack it.
 
-    - `limit`: Most entries of the answer.
-    - `offset`: How many entries to skip.
+    - `limit`: The largest number of entries in the answer.
+    - `offset`: The number of entries to skip.
     """
     return Request(
         operation="list_user_checkpoints",

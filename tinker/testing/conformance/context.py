@@ -274,7 +274,7 @@ _SMALL_NBYTES = 1 << 16
 
 
 def _small_object(answer: ReceivedResponse) -> dict[str, Any]:
-    """A small JSON object; an empty one for everything else, which is no status."""
+    """A small JSON object; an empty one for everything else."""
     if answer.media_type != json.MEDIA_TYPE or len(answer.content) > _SMALL_NBYTES:
         return {}
     try:

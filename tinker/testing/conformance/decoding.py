@@ -26,7 +26,7 @@ def record(answer: ReceivedResponse, kind: type[T]) -> T:
     try:
         return json.decode(answer.content, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Contradiction(f"{answer.message}: the answer is no {kind.__name__}: {error}: {answer.excerpt}") from error
+        raise Contradiction(f"{answer.message}: the answer is not a {kind.__name__}: {error}: {answer.excerpt}") from error
 
 
 def loss_output(answer: ReceivedResponse) -> ForwardBackwardOutput:
@@ -36,7 +36,7 @@ def loss_output(answer: ReceivedResponse) -> ForwardBackwardOutput:
             return proto.decode_loss_output(answer.content)
         return json.public_loss_output(record(answer, models.ForwardBackwardOutput))
     except ValueError as error:
-        raise Contradiction(f"the result is no ForwardBackwardOutput: {error}") from error
+        raise Contradiction(f"the result is not a ForwardBackwardOutput: {error}") from error
 
 
 def sample_response(answer: ReceivedResponse) -> SampleResponse:
@@ -46,7 +46,7 @@ def sample_response(answer: ReceivedResponse) -> SampleResponse:
             return proto.decode_sample(answer.content)
         return json.public_sample(record(answer, models.SampleResponse))
     except ValueError as error:
-        raise Contradiction(f"the result is no SampleResponse: {error}") from error
+        raise Contradiction(f"the result is not a SampleResponse: {error}") from error
 
 
 def anomalies(value: object, where: str = "") -> Iterator[str]:

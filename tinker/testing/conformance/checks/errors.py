@@ -54,11 +54,11 @@ def unknown_ids(context: CheckContext) -> None:
 
 @check("create_session", "create_model", "optim_step", "asample", "retrieve_future", "forward_backward")
 def malformed(context: CheckContext) -> None:
-    """A body that is no JSON, lacks a field or has a wrong type is refused with 422, naming the place."""
+    """A body that is not JSON, lacks a field or has a wrong type is refused with 422, naming the place."""
     request = service_api.create_session(_SESSION)
     for content in (b"", b"{", b"\xff", b"[]", b"null", b"{}", b'{"tags": "x", "sdk_version": 1}'):
         answer = context.expect_refusal(request, 422, 400, content=content)
-    context.expect(isinstance(_detail(answer.content), list), "the detail of status 422 is no list of places")
+    context.expect(isinstance(_detail(answer.content), list), "the detail of status 422 is not a list of places")
     prompt = {"chunks": [{"type": "encoded_text", "tokens": ["five"]}]}
     sample = {"prompt": prompt, "sampling_params": {}, "sampling_session_id": "s", "seq_id": 0}
     bodies: dict[str, object] = {

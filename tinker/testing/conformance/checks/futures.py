@@ -119,7 +119,7 @@ def failed_completions(context: CheckContext) -> None:
 
 @check("cancel_future")
 def cancel(context: CheckContext) -> None:
-    """Giving up a request is no error, whether it runs, is done, or was never there."""
+    """Giving up a request is not an error, whether it runs, is done, or was never there."""
     sampler = SamplingFixture.on_base(context)
     promise = sampler.submit(max_tokens=50)
     for request_id in (promise.request_id, promise.request_id, "no-such-request"):

@@ -129,6 +129,6 @@ def sample_again(context: CheckContext) -> None:
 
 @check("forward_backward", "optim_step", slow=True)
 def gap(context: CheckContext) -> None:
-    """A number that never arrives does not hold the model up for ever."""
+    """A number that never arrives does not hold the model up forever."""
     fixture = create(context)
     context.wait_for_response(fixture.loss(number=2))

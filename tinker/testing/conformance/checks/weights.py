@@ -50,7 +50,7 @@ def save(context: CheckContext) -> None:
 
 @check("save_weights")
 def taken_name(context: CheckContext) -> None:
-    """A name that exists is refused with 409, unless it is to be overwritten."""
+    """A name that exists is refused with 409, unless it may be overwritten."""
     fixture, name = create(context), _name()
     first = fixture.save_and_wait(name)
     try:
