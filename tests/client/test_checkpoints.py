@@ -335,7 +335,7 @@ def unpack(content: bytes, folder: Path) -> Path:
     archive.write_bytes(content)
     place = folder / "place"
     place.mkdir()
-    unpack(archive, place)
+    archives.unpack(archive, place)
     return place
 
 
