@@ -18,6 +18,7 @@ import pytest
 
 import tinker
 from tinker import checkpoints
+from tinker._checkpoints import archives
 
 Connect = Callable[..., tinker.ServiceClient]
 FOREVER = datetime.datetime(2999, 1, 1, tzinfo=datetime.UTC)
