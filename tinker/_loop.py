@@ -65,7 +65,7 @@ class LoopThread:
         name: str | None = None,
         settle: Callable[[asyncio.Task[T]], object] | None = None,
     ) -> asyncio.Task[T]:
-        """Start a task owned by this thread, whose outcome goes to ``settle``; call only on the loop. See :meth:`background`."""
+        """Start a task of this thread, whose outcome goes to ``settle``; call only on the loop. See :meth:`background`."""
         assert self._loop is not None
         task = self._loop.create_task(coroutine, name=name)
         self._tasks.add(task)
