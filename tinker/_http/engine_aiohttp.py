@@ -42,36 +42,33 @@ class AiohttpEngine:
     async def send(self, request: PreparedRequest) -> RawResponse:
         phase = Phase(request)
         try:
-            return await self._answer(request, self._pools.get(request.purpose.pool) or self._open(request.purpose.pool), phase)
+            pool = self._pools.get(request.purpose.pool) or self._open(request.purpose.pool)
+            proxy = None if self._proxies is None else self._proxies.of(request.url)
+            headers, tunnel_headers = (request.headers, None) if proxy is None else _headers(request, proxy)
+            async with (
+                pool.slots,
+                asyncio.timeout(connect_seconds(request) + request.silence_seconds) as limit,
+                pool.session.request(
+                    request.method,
+                    _url(request.url),
+                    data=_payload(request, limit),
+                    headers=headers,
+                    allow_redirects=False,
+                    proxy=None if proxy is None else _proxy_url(proxy),
+                    proxy_headers=tunnel_headers,
+                    timeout=_timeout(request.silence_seconds),
+                ) as response,
+            ):
+                phase.has_begun = True
+                _limit(limit, ANSWER_SECONDS)
+                received = cast("Mapping[str, str]", response.headers)
+                body = await _read(response)
+            content = await unpack(body, received.get("Content-Encoding", ""))
+            return RawResponse(request, response.status, received, content)
         except Exception as error:  # noqa: BLE001 - whatever the engine makes of what a server sends
             failure = phase.failure(error)
         check_open(self._closed)
         raise failure  # here, so that it is without the engine's error, which holds the request's headers, and its frames
-
-    async def _answer(self, request: PreparedRequest, pool: _Pool, phase: Phase) -> RawResponse:
-        proxy = None if self._proxies is None else self._proxies.of(request.url)
-        headers, tunnel_headers = (request.headers, None) if proxy is None else _headers(request, proxy)
-        async with (
-            pool.slots,
-            asyncio.timeout(connect_seconds(request) + request.silence_seconds) as limit,
-            pool.session.request(
-                request.method,
-                _url(request.url),
-                data=_payload(request, limit),
-                headers=headers,
-                allow_redirects=False,
-                proxy=None if proxy is None else _proxy_url(proxy),
-                proxy_headers=tunnel_headers,
-                timeout=_timeout(request.silence_seconds),
-            ) as response,
-        ):
-            phase.has_begun = True
-            _limit(limit, ANSWER_SECONDS)
-            headers_of_answer = cast("Mapping[str, str]", response.headers)
-            body = await _read(response)
-        return RawResponse(
-            request, response.status, headers_of_answer, await unpack(body, headers_of_answer.get("Content-Encoding", ""))
-        )
 
     def _open(self, purpose: Purpose) -> _Pool:
         """Open the pool of a purpose. ClientClosedError once there are none any more."""

@@ -1,0 +1,25 @@
+"""The files that the pages name exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = (".ci", "benchmarks", "codegen", "docs", "examples", "generated", "tests", "tinker", "tinker_records", "tools")
+MODELS = {"tinker/babble", "tinker/toy"}
+PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*)`")
+FILE = re.compile(r"`([\w-]+\.(?:py|toml|yml|proto|txt))`")
+PAGES = sorted(page for pattern in ("*.md", "docs/**/*.md", "codegen/*.md", "benchmarks/*.md") for page in ROOT.glob(pattern))
+FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")} | {path.name for path in ROOT.iterdir()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_names_exists(page: Path) -> None:
+    """A path is one from the root of the repository; a file name alone is that of some file in it."""
+    text = page.read_text(encoding="utf-8")
+    paths = set(PATH.findall(text)) - MODELS
+    assert sorted(path for path in paths if not (ROOT / path).exists()) == []
+    assert sorted(set(FILE.findall(text)) - FILES) == []
