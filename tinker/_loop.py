@@ -1,4 +1,4 @@
-"""The event-loop thread: one daemon thread in a process runs all I/O. The only file that names ``threading.Thread``.
+"""The event-loop thread: one daemon thread in a process runs all I/O. No other module of the client makes one.
 
 Work is handed over in the order of the calls. A burst of calls wakes the loop once. A caller that is interrupted while it
 hands work over (Ctrl-C) leaves nothing behind that keeps later calls from running, which is why there is no lock and no flag

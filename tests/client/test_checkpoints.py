@@ -18,6 +18,7 @@ import pytest
 
 import tinker
 from tinker import checkpoints
+from tinker._checkpoints import archives
 
 Connect = Callable[..., tinker.ServiceClient]
 FOREVER = datetime.datetime(2999, 1, 1, tzinfo=datetime.UTC)
@@ -335,7 +336,7 @@ def unpack(content: bytes, folder: Path) -> Path:
     archive.write_bytes(content)
     place = folder / "place"
     place.mkdir()
-    unpack(archive, place)
+    archives.unpack(archive, place)
     return place
 
 

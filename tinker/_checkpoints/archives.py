@@ -131,7 +131,7 @@ class SafeNames:
         path = PurePosixPath(name.removeprefix("./"))
         parts = path.parts
         if "\\" in name or ":" in name or "\0" in name or path.is_absolute() or not parts or not _RESERVED.isdisjoint(parts):
-            raise TinkerError(f"the file name {name!r} is not a name within a folder; nothing was stored")
+            raise TinkerError(f"the file name {name!r} is not a name within a folder; nothing is stored")
         key = str(path).casefold()
         folders = {str(folder).casefold() for folder in path.parents if folder.parts}
         if key in self._files or key in self._folders or not self._files.isdisjoint(folders):

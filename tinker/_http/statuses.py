@@ -1,4 +1,4 @@
-"""What a failure means. The only module that knows statuses of the API.
+"""Judge failures: what a status of the API means is decided here, and other modules ask for it.
 
     status or failure              verdict      meaning
     -----------------------------  -----------  -------------------------------------------------------------
@@ -8,7 +8,7 @@
     402                            PAUSE        the account is blocked; try again every few seconds for a while
     410                            RESUBMIT     the promise is gone; asking again cannot help
     a success that cannot be read  MALFORMED    something on the way spoiled it; the same request again, three times in all
-    400 without a body             MALFORMED       as above: proxies say so, servers say why
+    400 without a body             MALFORMED    as above: proxies say so, servers say why
     501, 505 and any other status  FATAL        trying again cannot help
 
 ``x-should-retry: true`` or ``false`` on an answer overrides RETRY and FATAL.
