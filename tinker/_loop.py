@@ -1,4 +1,4 @@
-"""The event-loop thread: one daemon thread in a process runs all I/O. The only file that names ``threading.Thread``.
+"""The event-loop thread: one daemon thread in a process runs all I/O. No other module of the client makes one.
 
 Work is handed over in the order of the calls. A burst of calls wakes the loop once. A caller that is interrupted while it
 hands work over (Ctrl-C) leaves nothing behind that keeps later calls from running, which is why there is no lock and no flag
@@ -65,7 +65,7 @@ class LoopThread:
         name: str | None = None,
         settle: Callable[[asyncio.Task[T]], object] | None = None,
     ) -> asyncio.Task[T]:
-        """A task owned by this thread, whose outcome goes to ``settle``; call only on the loop. See :meth:`background`, too."""
+        """Start a task of this thread, whose outcome goes to ``settle``; call only on the loop. See :meth:`background`."""
         assert self._loop is not None
         task = self._loop.create_task(coroutine, name=name)
         self._tasks.add(task)
@@ -73,7 +73,7 @@ class LoopThread:
         return task
 
     def background(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """A task nobody waits for; a failure is logged."""
+        """Start a task nobody waits for; a failure is logged."""
         task = self.task(coroutine, name)
         task.add_done_callback(_log_failure)
         return task
@@ -100,7 +100,7 @@ class LoopThread:
             task.exception()  # looked at, so that a task whose waiter was cancelled is not reported as forgotten
 
     def is_current(self) -> bool:
-        """Whether the caller runs on the loop thread, where blocking would stop everything."""
+        """Return whether the caller runs on the loop thread, where blocking would stop everything."""
         return threading.get_ident() == self._ident
 
     def end_reports(self) -> None:
@@ -145,7 +145,7 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def must_pass(error: BaseException) -> bool:
-    """Whether what a user's callback raised must reach the caller: SystemExit and KeyboardInterrupt, off the loop thread."""
+    """Return whether an error of a user's callback must reach the caller: SystemExit, KeyboardInterrupt, off the loop."""
     return not isinstance(error, Exception) and not loop_thread().is_current()
 
 
@@ -167,7 +167,7 @@ _current = LoopThread()
 
 
 def loop_thread() -> LoopThread:
-    """The loop thread of this process."""
+    """Return the loop thread of this process."""
     return _current
 
 
@@ -217,7 +217,7 @@ class LagWatch:
 
 
 def is_importing() -> bool:
-    """Whether a thread of this process is importing a module."""
+    """Return whether a thread of this process is importing a module."""
     return any(_is_import(frame) for frame in sys._current_frames().values())  # pyright: ignore[reportPrivateUsage]
 
 

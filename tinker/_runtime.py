@@ -108,7 +108,7 @@ def _tell_outcome(observers: Observers, future: APIFuture[Any], _: object) -> No
 
 
 def is_of_this_process(runtime: Runtime) -> bool:
-    """Whether the runtime's thread runs here; a child made by ``fork`` has its parent's objects, but not its threads."""
+    """Return whether the runtime's thread runs here; a child made by ``fork`` has its parent's objects, but not its threads."""
     return runtime.thread is loop_thread()
 
 

@@ -52,7 +52,7 @@ _registry = threading.Lock()
 
 
 def resolve(model_name: str, tokenizer_id: str | None) -> TokenizerSource:
-    """The tokenizer to load: the one the server named, else the model's. Revisions after ``:`` are of the model, not of it.
+    """Return the tokenizer to load: the one the server named, else the model's, without its revision after ``:``.
 
     TinkerError where the server's word is neither a directory here nor possibly a name on the hub.
     """
@@ -81,7 +81,7 @@ def _of_model(name: str) -> str:
 
 
 def load(source: TokenizerSource | str) -> PreTrainedTokenizerBase:
-    """The tokenizer; a text is resolved as the server's name for one. Threads that want the same at once wait for one load.
+    """Load a tokenizer; text is resolved as the server's name for one. Threads that want the same wait for one load.
 
     ImportError without transformers; RuntimeError for the models whose tokenizer is in another package that is absent.
     """
@@ -95,12 +95,12 @@ def load(source: TokenizerSource | str) -> PreTrainedTokenizerBase:
 
 
 def encode(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
-    """The tokens of ``text`` as a list of ints."""
+    """Return the tokens of ``text`` as a list of ints."""
     return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
 
 def decode(tokenizer: Any, tokens: Sequence[int], skip_special_tokens: bool) -> str:
-    """The text of ``tokens``, from a list or an array."""
+    """Return the text of ``tokens``, from a list or an array."""
     return str(tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
 
@@ -119,7 +119,7 @@ def _of_package(name: str) -> PreTrainedTokenizerBase:
 
 
 def _module(name: str, absent: Exception) -> Any:
-    """The module; ``absent`` is raised where it is not installed, its own error where it is broken."""
+    """Return the module; ``absent`` is raised where it is not installed, its own error where it is broken."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -65,7 +65,7 @@ def _check_lengths(index: int, datum: Datum, aligned: Collection[str]) -> None:
 
 
 def input_length(model_input: ModelInput) -> int | None:
-    """Tokens of the input; None when an image does not say what it counts as."""
+    """Count the tokens of the input; None when an image does not say what it counts as."""
     try:
         return model_input.length
     except ValueError:
@@ -73,21 +73,21 @@ def input_length(model_input: ModelInput) -> int | None:
 
 
 def check_loss_config(config: Mapping[str, float | str] | None) -> None:
-    """TypeError unless every value is a number or text."""
+    """Raise TypeError unless every value is a number or text."""
     for name, value in (config or {}).items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"loss_fn_config[{name!r}] must be a number or text, got {type(value).__name__}")
 
 
 def check_optim_params(params: AdamParams | DimuonParams) -> None:
-    """ValueError for a number that is not finite; the parameters themselves take nothing but numbers."""
+    """Raise ValueError for a number that is not finite; the parameters themselves take nothing but numbers."""
     for name in params.__struct_fields__:
         if not math.isfinite(getattr(params, name)):
             raise ValueError(f"{type(params).__name__}.{name} must be finite, got {getattr(params, name)}")
 
 
 def check_sample(prompt: ModelInput, options: SampleOptions) -> None:
-    """ValueError or TypeError for arguments of ``sample`` that no server can answer."""
+    """Raise ValueError or TypeError for arguments of ``sample`` that no server can answer."""
     if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"prompt must be a ModelInput, got {type(prompt).__name__}")
     params = options.sampling_params
@@ -121,7 +121,7 @@ def _check_integer(name: str, value: object) -> None:
 
 
 def check_timeout(timeout: float | None) -> None:
-    """TypeError unless the timeout is a number of seconds, of Python or numpy, or None."""
+    """Raise TypeError unless the timeout is a number of seconds, of Python or numpy, or None."""
     if timeout is not None and not isinstance(timeout, numbers.Real):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
 
@@ -154,7 +154,7 @@ MAX_RECIPIENTS = limits.SAVE_WEIGHTS_EXTERNAL_REQUEST_AGE_ENCRYPTION_RECIPIENTS_
 
 
 def check_recipients(recipients: Sequence[str] | None) -> list[str] | None:
-    """The public keys as a list; ValueError for more than there may be, or for one text instead of several."""
+    """Return the public keys as a list; ValueError for more than there may be, or for one text instead of several."""
     if recipients is None:
         return None
     if isinstance(recipients, str) or len(recipients) > MAX_RECIPIENTS:
@@ -163,19 +163,19 @@ def check_recipients(recipients: Sequence[str] | None) -> list[str] | None:
 
 
 def check_page(limit: int, offset: int) -> None:
-    """ValueError for a page that no list has."""
+    """Raise ValueError for a page that no list has."""
     if limit < 1 or offset < 0:
         raise ValueError(f"limit must be at least 1 and offset not negative, got limit {limit} and offset {offset}")
 
 
 def check_access_scope(access_scope: str) -> None:
-    """ValueError for a scope that does not exist."""
+    """Raise ValueError for a scope that does not exist."""
     if access_scope not in ACCESS_SCOPES:
         raise ValueError(f"access_scope must be one of {', '.join(ACCESS_SCOPES)}, got {access_scope!r}")
 
 
 def check_name(name: str) -> None:
-    """ValueError for a checkpoint name that cannot be one segment of a path."""
+    """Raise ValueError for a checkpoint name that cannot be one segment of a path."""
     if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"a checkpoint name must be text without '/', got {name!r}")
     if name in (".", ".."):
@@ -185,7 +185,7 @@ def check_name(name: str) -> None:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether the text has no lone surrogates."""
+    """Return whether the text has no lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -194,6 +194,6 @@ def _is_unicode(text: str) -> bool:
 
 
 def check_model_path(path: str) -> None:
-    """ValueError unless the path has a scheme; which schemes exist is the server's business."""
+    """Raise ValueError unless the path has a scheme; which schemes exist is the server's business."""
     if "://" not in path:
         raise ValueError(f"model_path must be a checkpoint path such as {SCHEME}<run>/sampler_weights/<name>, got {path!r}")

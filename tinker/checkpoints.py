@@ -334,7 +334,7 @@ class _NoExports(Exception):
 
 @asynccontextmanager
 async def _temporary_export(service: ServiceClient, rest: RestClient, tinker_path: str) -> AsyncGenerator[str]:
-    """The path of an export that is deleted after the block; where that fails, it expires within the hour."""
+    """Yield the path of an export that is deleted after the block; where that fails, it expires within the hour."""
     training = await service.create_training_client_from_state(tinker_path)
     try:
         saved = await training.save_weights_external(_EXPORT_NAME, MIN_TTL_SECONDS)
@@ -363,7 +363,7 @@ class _Fetching:
         self._counts = _Counts(progress)
 
     async def files_of(self, external_path: str) -> None:
-        """Every file of an external checkpoint."""
+        """Fetch every file of an external checkpoint."""
         links = _SignedUrls(partial(self._external_links, external_path), self._runtime.clock)
         names = await links.names()
         checked = _archives.SafeNames()
@@ -374,7 +374,7 @@ class _Fetching:
             await asyncio.to_thread(_move, file, places[name])
 
     async def archive_of(self, tinker_path: str) -> None:
-        """The one archive of a checkpoint, unpacked."""
+        """Fetch the one archive of a checkpoint, and unpack it."""
         links = _SignedUrls(partial(self._archive_link, tinker_path), self._runtime.clock)
         names = await links.names()
         await asyncio.to_thread(self._start_afresh)
@@ -409,7 +409,7 @@ class _Fetching:
             return await _together({name: one(name) for name in names})
 
     def _start_afresh(self) -> None:
-        """Parts are used again, whole files are checked again, so they are made again of parts."""
+        """Empty the folder of whole files, which are made of parts again, so that they are checked again."""
         shutil.rmtree(self._ready, ignore_errors=True)
         self._ready.mkdir(parents=True)
 
@@ -431,7 +431,7 @@ class _Fetching:
 
 
 async def _together(jobs: Mapping[str, Coroutine[Any, Any, Path]]) -> Mapping[str, Path]:
-    """The results by name; the first failure ends the others and is raised."""
+    """Return the results by name; the first failure ends the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = {name: group.create_task(job) for name, job in jobs.items()}
@@ -441,7 +441,7 @@ async def _together(jobs: Mapping[str, Coroutine[Any, Any, Path]]) -> Mapping[st
 
 
 def _move(file: Path, place: Path) -> None:
-    """Linked rather than moved, so that what is complete serves a next call if this one fails at another file."""
+    """Link rather than move, so that a complete file serves a next call if this one fails at another file."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(file, place)
@@ -459,14 +459,14 @@ class _SignedUrls:
         self._asking = asyncio.Lock()
 
     async def names(self) -> Sequence[str]:
-        """The files there are; TinkerError for none."""
+        """Return the files there are; TinkerError for none."""
         await self._renew()
         if not self._urls:
             raise TinkerError("the checkpoint has no files")
         return sorted(self._urls)
 
     async def url(self, name: str, refused: str | None) -> str:
-        """A URL that is good for a new request, another one than ``refused``; TinkerError when the file is gone."""
+        """Return a URL that is good for a new request, another one than ``refused``; TinkerError when the file is gone."""
         async with self._asking:
             if self._until - self._clock.wall() < FRESH_SECONDS or self._urls.get(name) == refused:
                 await self._renew()
@@ -475,7 +475,7 @@ class _SignedUrls:
         return self._urls[name]
 
     async def _renew(self) -> None:
-        """A server's links may always be shorter than what counts as fresh; then each request has a new one."""
+        """Request the URLs; where a server's are shorter than what counts as fresh, each request has a new one."""
         self._urls, expires = await self._ask()
         self._until = expires.timestamp() if expires.tzinfo is not None else expires.replace(tzinfo=datetime.UTC).timestamp()
 
@@ -488,11 +488,11 @@ class _Counts:
         self._files: dict[str, tuple[int, int | None]] = {}
 
     def expect(self, names: Sequence[str]) -> None:
-        """These files will come."""
+        """Announce the files that will come."""
         self._files = dict.fromkeys(names, (0, None))
 
     def watch(self, name: str) -> Watch:
-        """What one file tells its progress to."""
+        """Return the function that one file reports its progress to."""
 
         def note(done: int, total: int | None) -> None:
             self._files[name] = (done, total)

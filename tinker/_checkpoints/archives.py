@@ -107,7 +107,7 @@ def _tar_members(archive: tarfile.TarFile) -> Iterable[_Member]:
 
 
 def _read_rest(archive: tarfile.TarFile) -> None:
-    """A compressed archive has its checksum at the end."""
+    """Read to the end: a compressed archive has its checksum there."""
     left = ALWAYS_ALLOWED_NBYTES
     while piece := archive.fileobj.read(_PIECE_NBYTES):
         left -= len(piece)
@@ -127,11 +127,11 @@ class SafeNames:
         self._folders: set[str] = set()
 
     def check(self, name: str) -> PurePosixPath:
-        """The name as a relative path; TinkerError when it would leave the folder or meet another name, upper case or lower."""
+        """Return the name as a relative path; TinkerError when it leaves the folder or meets another name, in either case."""
         path = PurePosixPath(name.removeprefix("./"))
         parts = path.parts
         if "\\" in name or ":" in name or "\0" in name or path.is_absolute() or not parts or not _RESERVED.isdisjoint(parts):
-            raise TinkerError(f"the file name {name!r} is not a name within a folder; nothing was stored")
+            raise TinkerError(f"the file name {name!r} is not a name within a folder; nothing is stored")
         key = str(path).casefold()
         folders = {str(folder).casefold() for folder in path.parents if folder.parts}
         if key in self._files or key in self._folders or not self._files.isdisjoint(folders):

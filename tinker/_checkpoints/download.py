@@ -96,7 +96,7 @@ Watch = Callable[[int, int | None], None]
 
 
 async def fetch(source: FileSource, name: str, place: Path, watch: Watch) -> int:
-    """Bring the file ``name`` to ``place``; its length.
+    """Bring the file ``name`` to ``place``, and return its length.
 
     What an earlier call left at ``place`` is used where the server says that it is of the same version. Raises the last
     APIError when the policy gives up, TinkerError when the content differs from its checksum.
@@ -143,7 +143,7 @@ def _publish(draft: Path, place: Path) -> None:
 
 
 def _is_refused(error: APIError) -> bool:
-    """What object stores answer to a signature that is too old."""
+    """Return whether the answer is that of object stores to a signature that is too old."""
     return is_expired_url(error)
 
 
@@ -176,7 +176,7 @@ async def _get(client: httpx.AsyncClient, url: str, headers: Mapping[str, str]) 
 
 
 def _prepare(url: str) -> PreparedRequest:
-    """The request as errors show it, without the signature."""
+    """Return the request as errors show it, without the signature."""
     return PreparedRequest(method="GET", url=url.partition("?")[0], headers={})
 
 
@@ -214,7 +214,7 @@ class _Receiving:
         return length
 
     async def _receive(self, checks: _Checks) -> int:
-        """What came before an error is stored, too."""
+        """Receive the content; what came before an error is stored, too."""
         length, held = self._start, bytearray()
         self._watch(length, self._total)
         file = await asyncio.to_thread(self._place.open, "ab" if self._start else "wb")
@@ -237,7 +237,7 @@ class _Receiving:
         self._note(complete=False)
 
     def _note(self, *, complete: bool) -> None:
-        """A weak validator does not tell versions apart byte by byte."""
+        """Note the answer's validator; a weak one does not tell versions apart byte by byte."""
         headers = self._response.headers
         validator = headers.get("etag") or headers.get("last-modified")
         if validator is not None and not validator.startswith("W/"):
@@ -265,24 +265,24 @@ class _Checks:
         self._digest = None if self._name is None else _DIGESTS[self._name]()
 
     def update(self, data: bytes | bytearray) -> None:
-        """One more piece."""
+        """Add one more piece."""
         if self._digest is not None:
             self._digest.update(data)
 
     def read(self, place: Path) -> None:
-        """What an earlier answer brought."""
+        """Read the content that an earlier answer brought."""
         if self._digest is not None:
             with place.open("rb") as file:
                 while piece := file.read(PIECE_NBYTES):
                     self._digest.update(piece)
 
     def find_mismatch(self) -> str | None:
-        """The name of the checksum that does not fit; None when it does, or there is none."""
+        """Return the name of the checksum that does not fit; None when it does, or there is none."""
         return self._name if self._digest is not None and self._digest.digest() != self._expected else None
 
 
 def _read_checksums(headers: Mapping[str, str], *, whole: bool) -> dict[str, bytes]:
-    """Checksums by algorithm. Those of the content sent are used only where that is the whole file."""
+    """Return checksums by algorithm. Those of the content sent are used only where that is the whole file."""
     found: dict[str, str] = {}
     for header in ("x-goog-hash", "digest", "repr-digest", *(("content-digest",) if whole else ())):
         for name, value in _QUOTED_DIGEST.findall(headers.get(header, "").replace(" ", "")):
@@ -304,7 +304,7 @@ def _decode(value: str) -> bytes | None:
 
 
 def _extent(response: httpx.Response) -> tuple[int, int | None]:
-    """Where the answer's content begins in the file, and how long the file is."""
+    """Return where the answer's content begins in the file, and how long the file is."""
     if response.status_code == _PART:
         match = _RANGE.fullmatch(response.headers.get("content-range", ""))
         if match is None:
@@ -336,7 +336,7 @@ def _part_file(place: Path) -> Path:
 
 
 def _read_part(place: Path) -> PartialFile | None:
-    """None when there is nothing to build on."""
+    """Read what an earlier call left; None when there is nothing to build on."""
     try:
         part = msgspec.json.decode(_part_file(place).read_bytes(), type=PartialFile)
     except (OSError, msgspec.DecodeError):

@@ -47,7 +47,7 @@ class Hub:
 
 
 def connect(token: str | None, endpoint: str | None) -> Hub:
-    """Who is logged in. ImportError without huggingface_hub, TinkerError when nobody is."""
+    """Connect as the user who is logged in. ImportError without huggingface_hub, TinkerError without a login."""
     try:
         from huggingface_hub import HfApi
     except ImportError:
@@ -58,7 +58,7 @@ def connect(token: str | None, endpoint: str | None) -> Hub:
 
 
 def push(hub: Hub, upload: Upload) -> tuple[str, str]:
-    """One commit; the repository and the address of the commit or pull request. TinkerError where that cannot be."""
+    """Push one commit; return the repository and the address of the commit or pull request. TinkerError where that fails."""
     base_model = _base_model(upload.folder)
     repo = upload.repo_id or f"{hub.user}/{repo_name(upload.tinker_path, base_model)}"
     with _refusals(f"the hub refused the upload to {repo}"):
@@ -96,7 +96,7 @@ def _refusals(what: str) -> Generator[None]:
 
 
 def _base_model(folder: Path) -> str:
-    """From the adapter's configuration, which must be there, and weights too."""
+    """Read the base model from the adapter's configuration, which must be there, and weights too."""
     files = {file.name for file in folder.iterdir()}
     if CONFIG not in files or files.isdisjoint(WEIGHTS):
         encrypted = "; they are encrypted" if any(name.endswith(".age") for name in files) else ""
@@ -113,7 +113,7 @@ class _AdapterConfig(msgspec.Struct):
 
 
 def repo_name(tinker_path: str, base_model: str) -> str:
-    """A name for the repository of a checkpoint, of the letters that the hub allows.
+    """Return a name for the repository of a checkpoint, of the letters that the hub allows.
 
     >>> repo_name("tinker://run-1:train:0/weights/final", "Qwen/Qwen3-8B")
     'tinker-Qwen3-8B-run-1-train-0'
@@ -125,7 +125,7 @@ def repo_name(tinker_path: str, base_model: str) -> str:
 
 
 def _present_card(hub: Hub, repo: str, revision: str | None) -> str | None:
-    """The card that the repository has, None without one."""
+    """Return the card that the repository has, None without one."""
     if not hub.api.file_exists(repo, CARD, revision=revision):
         return None
     return Path(hub.api.hf_hub_download(repo, CARD, revision=revision)).read_text(encoding="utf-8", errors="replace")
@@ -138,7 +138,7 @@ def _check_same(card: str | None, tinker_path: str, repo: str) -> None:
 
 
 def model_card(tinker_path: str, base_model: str, repo: str) -> str:
-    """The text of a README.md that says what this is and how to load it."""
+    """Return the text of a README.md that says what this is and how to load it."""
     return f"""---
 base_model: {base_model}
 library_name: peft

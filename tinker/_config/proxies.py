@@ -27,11 +27,11 @@ class Proxies:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every address is reached directly."""
+        """Return whether every address is reached directly."""
         return self.always is None and not self.by_scheme
 
     def of(self, url: str) -> str | None:
-        """The proxy for an address; None where it is reached directly."""
+        """Return the proxy for an address; None where it is reached directly."""
         if self.always is not None or not self.by_scheme:
             return self.always
         parts = urlsplit(url)
@@ -45,7 +45,7 @@ def _is_here(host: str) -> bool:
 
 
 def _covers(entry: str, host: str, port: int | None) -> bool:
-    """Whether an entry of NO_PROXY, a host or a domain, with or without a port, has this address; ``*`` has every one."""
+    """Return whether an entry of NO_PROXY, a host or domain, with or without a port, has this address; ``*`` has all."""
     name, colon, wanted = entry.rpartition(":")
     if not colon or not wanted.isdigit() or (":" in name and not name.startswith("[")):  # no port; an address of IPv6
         name, wanted = entry, ""
@@ -54,7 +54,7 @@ def _covers(entry: str, host: str, port: int | None) -> bool:
 
 
 def from_environment(env: Mapping[str, str], ours: str) -> Proxies:
-    """The proxies of these variables, ``ours`` and the usual ones; ValueError for one that is neither http:// nor https://."""
+    """Read the proxies of these variables, ``ours`` and the usual ones; ValueError unless they are http:// or https://."""
 
     def read(name: str) -> str | None:
         proxy = env.get(name)

@@ -57,12 +57,12 @@ class Config:
 
     @property
     def is_hosted(self) -> bool:
-        """Whether the server is the hosted service, which never does without a key."""
+        """Return whether the server is the hosted service, which never does without a key."""
         return self.base_url == HOSTED_URL
 
     @property
     def is_local(self) -> bool:
-        """Whether the server runs in this process."""
+        """Return whether the server runs in this process."""
         return self.base_url.startswith(LOCAL_SCHEME)
 
 
@@ -108,18 +108,18 @@ def load_config(
 
 
 def local_dir(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Where servers of this machine keep checkpoints, unless they are told otherwise."""
+    """Return where servers of this machine keep checkpoints, unless they are told otherwise."""
     env = os.environ if environ is None else environ
     return Path(env["TINKER_LOCAL_DIR"]) if env.get("TINKER_LOCAL_DIR") else None
 
 
 def serve_api_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """The key that a server started here asks its clients for, unless it is told otherwise."""
+    """Return the key that a server started here asks its clients for, unless it is told otherwise."""
     return (os.environ if environ is None else environ).get("TINKER_SERVE_API_KEY") or None
 
 
 def _switched(choice: bool | None, env: Mapping[str, str], name: str) -> bool:
-    """What was chosen, else the switch in the environment, which is off unless it says that it is on."""
+    """Return the choice, else the switch in the environment, which is off unless it says that it is on."""
     return env.get(name, "").strip().lower() in _ON if choice is None else choice
 
 
@@ -142,7 +142,7 @@ def _patience(seconds: object) -> float | None:
 
 
 def _key(key: str | None, name: str) -> str | None:
-    """The key, without the line break that files of keys end with. ValueError for one that cannot be sent."""
+    """Return the key, without the line break that files of keys end with. ValueError for one that cannot be sent."""
     stripped = (key or "").strip()
     if not is_sendable(stripped):
         raise ValueError(f"{name} must be one line of plain ASCII text; this one has a line break or another character in it")
@@ -150,7 +150,7 @@ def _key(key: str | None, name: str) -> str | None:
 
 
 def is_sendable(key: str) -> bool:
-    """Whether a header can carry a key."""
+    """Return whether a header can carry a key."""
     return key.isascii() and key.isprintable()
 
 
@@ -166,7 +166,7 @@ _NOT_IN_URLS = re.compile(r"[\s\x00-\x1f\x7f?#]")
 
 
 def _base_url(url: object) -> str:
-    """The address of a server, without the name and the password that it may have."""
+    """Return the address of a server, without the name and the password that it may have."""
     if not isinstance(url, str):
         raise TypeError(f"base_url must be text, got {type(url).__name__}")
     if not url.startswith(("http://", "https://", LOCAL_SCHEME)):
@@ -190,12 +190,12 @@ def _split(url: str) -> SplitResult:
 
 
 def _redact(url: str) -> str:
-    """An address as errors show it."""
+    """Return an address as errors show it."""
     return f"...@{url.rpartition('@')[2]}" if "@" in url else url
 
 
 def _password(wanted: str, url: str, env: Mapping[str, str]) -> dict[str, str]:
-    """The header for the name and password of the address; of the one in the environment if that is the same server's."""
+    """Return the header for the name and password of the address; of the one in the environment for the same server."""
     if url.startswith(LOCAL_SCHEME):
         return {}
     known = env.get("TINKER_BASE_URL")
@@ -225,7 +225,7 @@ def _spell(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _pairs(env: Mapping[str, str], name: str) -> dict[str, str]:
-    """The JSON object of a variable, whose values are text."""
+    """Return the JSON object of a variable, whose values are text."""
     try:
         return msgspec.json.decode(env.get(name) or "{}", type=dict[str, str])
     except msgspec.DecodeError as error:

@@ -27,7 +27,7 @@ class OperationProgress:
 
     @property
     def timings(self) -> Timings:
-        """When the request got how far."""
+        """Return the times of the stages that the request has reached."""
         return Timings(self.queued, self._submitted, self._running, self._fetched)
 
     def note_submitted(self, request_id: str, now: float) -> None:

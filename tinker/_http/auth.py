@@ -43,7 +43,7 @@ TokenExchange: TypeAlias = Callable[[Credential], Awaitable[Credential]]
 
 
 def find_source(config: Config) -> CredentialSource | None:
-    """The credential's source: a key, else a command, else, for the hosted service, the key that ``tinker auth login`` stored.
+    """Find the credential's source: a key, else a command, else, for the hosted service, the key of ``tinker auth login``.
 
     None when there is none and the server may do without. Raises TinkerError for the hosted service, which does not.
     """
@@ -66,7 +66,7 @@ def find_source(config: Config) -> CredentialSource | None:
 
 
 def find_command(config: Config) -> CredentialSource:
-    """The command as the source, where a server insists on it. TinkerError when there is none."""
+    """Return the command as the source, where a server insists on it. TinkerError when there is none."""
     if config.credential_cmd is None:
         raise TinkerError("this server takes credentials of TINKER_CREDENTIAL_CMD only, and none is set")
     return _command(config.credential_cmd)
@@ -87,7 +87,7 @@ def _command(command: str) -> CredentialSource:
 
 
 def _output(command: str) -> Credential:
-    """What the command prints, which is the credential; nothing of it reaches an error."""
+    """Return the output of the command, which is the credential; nothing of it reaches an error."""
     try:
         code, printed = _ran(command)
     except subprocess.TimeoutExpired:
@@ -122,7 +122,7 @@ class Claims(msgspec.Struct):
 
 
 def read_claims(jwt: str) -> Claims:
-    """The claims of a JWT; empty ones when it is none."""
+    """Return the claims of a JWT; empty ones when it is none."""
     try:
         payload = jwt.split(".")[1]
         return msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=Claims)
@@ -151,12 +151,12 @@ class Auth:
         self._exchanging: asyncio.Task[_Token] | None = None
 
     def use_exchange(self, exchange: TokenExchange, source: CredentialSource | None = None) -> None:
-        """From now on requests carry what ``exchange`` gives for the credential (of ``source``, where given)."""
+        """Let requests carry what ``exchange`` gives for the credential (of ``source``, where given), from now on."""
         self._exchange = exchange
         self._source = source or self._source
 
     async def credential(self) -> Credential | None:
-        """What a request carries; None where there is no credential. The exchange's own error when there is no token."""
+        """Return the credential of a request; None without one. Raises the exchange's own error when there is no token."""
         if self._exchange is None or self._source is None:
             return None if self._source is None else await self._source()
         token, now = self._token, self._clock.monotonic()
@@ -167,7 +167,7 @@ class Auth:
         return token.jwt
 
     async def replace(self, refused: Credential | None) -> bool:
-        """After the server refused a token: get another one, unless somebody did meanwhile. False where none helps."""
+        """Get another token after the server refused one, unless somebody did meanwhile. False where none helps."""
         if self._exchange is None or self._source is None:
             return False
         if self._token is None or self._token.jwt == refused:
@@ -185,7 +185,7 @@ class Auth:
             return present.jwt
 
     def _renew(self) -> asyncio.Task[_Token]:
-        """The exchange that is under way, or a new one; concurrent requests share it."""
+        """Return the exchange that is under way, or a new one; concurrent requests share it."""
         if self._exchanging is None or self._exchanging.done():
             self._exchanging = self._thread.task(self._fetch_token(), name="credential exchange")
         return self._exchanging
@@ -204,7 +204,7 @@ class Auth:
         return self._token
 
     def _to_token(self, jwt: Credential) -> _Token:
-        """Both times in the token are the server's, so only their difference is used."""
+        """Convert a JWT; both times in it are the server's, so only their difference is used."""
         claims, now = read_claims(jwt.secret), self._clock.monotonic()
         life = 2 * FRESH_SECONDS
         if claims.exp is not None and claims.iat is not None and claims.exp > claims.iat:

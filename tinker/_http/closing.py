@@ -47,6 +47,6 @@ class Closing:
 
 
 def _is_cancelled() -> bool:
-    """Whether somebody asked for the end of the present task itself."""
+    """Return whether somebody asked for the end of the present task itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -36,12 +36,12 @@ class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def organization(self) -> str | None:
-        """The name of its organization, where the details say it."""
+        """Return the name of its organization, where the details say it."""
         return self._detail("org_details", "name")
 
     @property
     def email(self) -> str | None:
-        """The address of its user, where the details say it."""
+        """Return the address of its user, where the details say it."""
         return self._detail("user_details", "email")
 
     def _detail(self, part: str, name: str) -> str | None:
@@ -56,7 +56,7 @@ class _Stored(msgspec.Struct):
 
 
 def default_key(file: Path) -> tuple[str, StoredKey] | None:
-    """The id of the key that is used and the key itself; None without one. TinkerError for a broken file."""
+    """Return the id of the key that is used and the key itself; None without one. TinkerError for a broken file."""
     stored = _parse(_content(file), file)
     found = stored.keys.get(stored.default or "")
     return None if found is None or stored.default is None else (stored.default, found)
@@ -102,7 +102,7 @@ def _unreadable_error(file: Path, error: Exception) -> TinkerError:
 
 
 def _write(file: Path, content: _Content) -> None:
-    """Under another name first, so that a reader finds the old file or the new one."""
+    """Write under another name first, so that a reader finds the old file or the new one."""
     text = msgspec.json.format(msgspec.json.encode(content), indent=2)
     draft = file.with_name(f".{file.name}-{uuid.uuid4().hex}")
     try:

@@ -103,7 +103,7 @@ def _payload(request: PreparedRequest, limit: asyncio.Timeout) -> Piece | AsyncI
 
 
 async def _pieces(request: PreparedRequest, limit: asyncio.Timeout) -> AsyncIterator[Piece]:
-    """The body, of which each piece must be taken in time: a server that stops reading ends the exchange, too."""
+    """Return the body, of which each piece must be taken in time: a server that stops reading ends the exchange, too."""
     for piece in request.body:
         _limit(limit, request.silence_seconds)
         yield piece
@@ -117,7 +117,7 @@ def _limit(limit: asyncio.Timeout, seconds: float) -> None:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body, as it was sent. A length beyond the limit, announced or met, fails the exchange."""
+    """Return the whole body, as it was sent. A length beyond the limit, announced or met, fails the exchange."""
     if (response.content_length or 0) > MAX_ANSWER_NBYTES:
         raise ValueError(f"the answer is larger than {MAX_ANSWER_NBYTES} bytes")
     if response.content_length is not None:
@@ -129,7 +129,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _headers(request: PreparedRequest, proxy: str) -> tuple[Mapping[str, str], Mapping[str, str] | None]:
-    """The headers of the exchange, and of the tunnel to its server: a proxy's password is in those that the proxy reads."""
+    """Return the headers of the exchange, and of the tunnel to its server: the proxy's password is in those it reads."""
     credential = _credential(proxy)
     if credential is None or request.url.startswith("https:"):
         return request.headers, credential
@@ -138,7 +138,7 @@ def _headers(request: PreparedRequest, proxy: str) -> tuple[Mapping[str, str], M
 
 @lru_cache
 def _proxy_url(proxy: str) -> URL:
-    """Without name and password: errors show the address."""
+    """Return the proxy without name and password: errors show the address."""
     return _url(proxy).with_user(None)
 
 
@@ -153,7 +153,7 @@ def _credential(proxy: str) -> Mapping[str, str] | None:
 
 @lru_cache(maxsize=512)
 def _url(url: str) -> URL:
-    """Parsed once: a client asks few different URLs. Encoded already; `:` and `/` in ids stay as they are."""
+    """Parse a URL once: a client asks few different ones. It is encoded already; `:` and `/` in ids stay as they are."""
     from yarl import URL
 
     return URL(url, encoded=True)
@@ -169,7 +169,7 @@ def _timeout(silence_seconds: float) -> aiohttp.ClientTimeout:
 
 @lru_cache(maxsize=1)
 def _spare_descriptors() -> int:
-    """Half of what the process may have open; two pools may be full at once."""
+    """Return half of what the process may have open; two pools may be full at once."""
     try:
         import resource
 

@@ -75,12 +75,12 @@ class HttpxEngine:
             await self._client.aclose()
 
     def files(self) -> httpx.AsyncClient:
-        """A client over the same transport, not to be closed."""
+        """Return a client over the same transport, not to be closed."""
         return open_files_client(transport=self._transport)
 
 
 async def _read_httpx(response: httpx.Response) -> tuple[bytes, str]:
-    """The body and how it is packed; a transport that has read it already has unpacked it, too."""
+    """Return the body and how it is packed; a transport that has read it already has unpacked it, too."""
     if response.is_stream_consumed:
         return response.content, ""
     received = bytearray()

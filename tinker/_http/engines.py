@@ -30,7 +30,7 @@ def open_engine(config: Config, transport: httpx.AsyncBaseTransport | None = Non
 
 
 def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
-    """The server of this process. Imported by name: the client never depends on it otherwise."""
+    """Return the server of this process. Imported by name: the client never depends on it otherwise."""
     import httpx
 
     local = importlib.import_module("tinker.local")

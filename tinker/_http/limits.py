@@ -98,12 +98,12 @@ class CoolDown:
 
     @property
     def has_closed(self) -> bool:
-        """Whether the gate was ever closed."""
+        """Return whether the gate was ever closed."""
         return self._until > 0
 
     @property
     def throttled(self) -> bool:
-        """Whether the gate is closed or was so a moment ago."""
+        """Return whether the gate is closed or was so a moment ago."""
         return self._until > 0 and self.clock.monotonic() < self._until + THROTTLED_SECONDS
 
     async def wait_open(self, sleep: Callable[[float], Awaitable[None]]) -> None:
@@ -124,7 +124,7 @@ _cool_downs: dict[tuple[str, str | None], CoolDown] = {}
 
 
 def cool_down_for(base_url: str, api_key: str | None, clock: Clock) -> CoolDown:
-    """The process's gate for one server and one key: two keys or two servers never slow each other."""
+    """Return the process's gate for one server and one key: two keys or two servers never slow each other."""
     key = (base_url, api_key)
     gate = _cool_downs.get(key)
     if gate is None or gate.clock != clock:

@@ -26,12 +26,12 @@ class Purpose(enum.Enum):
 
     @property
     def connections(self) -> int:
-        """Most connections at once; more exchanges wait for one."""
+        """Return the most connections at once; more exchanges wait for one."""
         return self.value[0]
 
     @property
     def read_seconds(self) -> float:
-        """Longest silence of the server."""
+        """Return the longest silence of the server, in seconds."""
         return self.value[1]
 
     @property
@@ -65,7 +65,7 @@ class PreparedRequest:
 
     @property
     def nbytes(self) -> int:
-        """Length of the body."""
+        """Return length of the body."""
         return sum(map(len, self.body))
 
 
@@ -80,7 +80,7 @@ class RawResponse:
 
     @property
     def media_type(self) -> str:
-        """The media type without parameters, lower case."""
+        """Return the media type without parameters, lower case."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -94,7 +94,7 @@ class ExchangeFailed(Exception):
 
 
 def readable(text: str) -> str:
-    """Text that any encoding can write: header bytes that are not UTF-8 arrive as surrogates, which none can."""
+    """Return text that any encoding can write: header bytes that are not UTF-8 arrive as surrogates, which none can."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -43,7 +43,7 @@ class Observers:
                     logger.exception("the observer %r failed; it is called again, and not reported again", observer)
 
     def should_log(self, subject: str, seconds: float = NEWS_SECONDS) -> bool:
-        """Whether the log has had no line on the subject for so long; if so, one is written now."""
+        """Return whether the log has had no line on the subject for so long; if so, one is written now."""
         now = self.clock.monotonic()
         if now - self._told.get(subject, -seconds) < seconds:
             return False

@@ -26,7 +26,7 @@ class Phase:
     has_begun: bool = False
 
     def failure(self, error: Exception) -> ExchangeFailed:
-        """What is told about what went wrong."""
+        """Return the description of a failure."""
         import aiohttp
         import httpx
 
@@ -50,7 +50,7 @@ def connect_seconds(request: PreparedRequest) -> float:
 
 
 def _unreachable(error: aiohttp.ClientConnectorError) -> str:
-    """In the words of the system, where it has some: TLS has its own, and so have names that nobody knows."""
+    """Describe it in the words of the system, where it has some: TLS has its own, and so have unknown names."""
     failure = error.os_error
     if isinstance(failure, ssl.SSLError) or not failure.errno:
         return f"{type(error).__name__}: {error}"

@@ -35,7 +35,7 @@ class RefusedFields:
         return bool(self._paths)
 
     def learn(self, operation: str, body: msgspec.Struct, answer: bytes) -> bool:
-        """Whether a refusal is about nothing but fields of ``body`` that hold their default; they are left out from now on."""
+        """Return whether a refusal is only about fields of ``body`` that hold their default; they are left out from now on."""
         paths = _find_refused(answer)
         if not paths or not all(_is_default(body, path) for path in paths):
             return False
@@ -44,7 +44,7 @@ class RefusedFields:
         return True
 
     def without(self, operation: str, body: S) -> S:
-        """The body without what the server is known to refuse and what holds its default; itself where that is nothing."""
+        """Return the body without the fields that the server refuses and that hold their default; itself without such."""
         for path in self._paths.get(operation, ()):
             if _is_default(body, path):
                 body = _leave_out(body, path)
@@ -52,7 +52,7 @@ class RefusedFields:
 
 
 def _find_refused(answer: bytes) -> list[Path]:
-    """The fields that a refusal names; none when it is also about something else, or is not of this kind."""
+    """Return the fields that a refusal names; none when it is also about something else, or is not of this kind."""
     if not any(mark in answer for mark in _MARKS):
         return []
     try:
@@ -74,13 +74,13 @@ class _FieldRefusal(msgspec.Struct):
 
 
 def _path(loc: Sequence[str | int]) -> Path:
-    """The names of a field from the outside in, without the word for the body; empty for an item of a list."""
+    """Return the names of a field from the outside in, without the word for the body; empty for an item of a list."""
     names = loc[1:] if loc and loc[0] == "body" else loc
     return tuple(cast("Sequence[str]", names)) if all(isinstance(name, str) for name in names) else ()
 
 
 def _is_default(record: Any, path: Path) -> bool:
-    """Whether a field is there, and holds its default."""
+    """Return whether a field is there, and holds its default."""
     *outer, last = path
     for name in outer:
         record = getattr(record, name, None)

@@ -43,7 +43,7 @@ def decode_json(response: RawResponse, kind: type[T]) -> T:
 
 
 def headers_without_secrets(request: PreparedRequest) -> dict[str, str]:
-    """The headers that may be shown, and sent to another server."""
+    """Return the headers that may be shown, and sent to another server."""
     secret = _SECRET_HEADERS | request.secret_headers
     return {name: value for name, value in request.headers.items() if name.lower() not in secret}
 
@@ -66,12 +66,12 @@ def _redact_response(response: RawResponse) -> httpx.Response:
 
 
 def _to_bytes(text: str) -> bytes:
-    """The bytes of a name or value in a header, which are not text in any known encoding."""
+    """Return the bytes of a name or value in a header, which are not text in any known encoding."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> errors.APIConnectionError:
-    """The error of an exchange that brought no response."""
+    """Return the error of an exchange that brought no response."""
     where = f"{request.method} {request.redacted_url}"
     shown = _redact_request(request)
     error: errors.APIConnectionError
@@ -85,7 +85,7 @@ def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> error
 
 
 def status_error(response: RawResponse) -> errors.APIStatusError:
-    """The error of a response with an error status."""
+    """Return the error of a response with an error status."""
     body = parse_body(response)
     said = _describe_misdirection(response) or body
     text = f"Error code: {response.status} - {_shorten(str(said))}" if said else f"Error code: {response.status}"
@@ -96,7 +96,7 @@ def status_error(response: RawResponse) -> errors.APIStatusError:
 
 
 def invalid_response(response: RawResponse, fault: str, operation: str = "") -> errors.APIResponseValidationError:
-    """The error of a success that does not fit the contract; ``fault`` says how. ``operation`` is whose result it holds."""
+    """Return the error of a success that does not fit the contract; ``fault`` says how, ``operation`` whose result it is."""
     said = _describe_misdirection(response, of_success=True) or f"{operation or response.request.operation}: {fault}"
     if response.request.has_own_credential:  # a secret was asked for, and this may be one
         response = attrs.evolve(response, content=b"")
@@ -125,7 +125,7 @@ def parse_body(response: RawResponse) -> object:
 
 
 def _beginning(content: bytes) -> str | None:
-    """Text up to the length that is shown; a character that is cut in the middle is left out."""
+    """Return text up to the length that is shown; a character that is cut in the middle is left out."""
     try:
         return codecs.getincrementaldecoder("utf-8")().decode(content[:_SHOWN_CHARACTERS])
     except UnicodeDecodeError:
@@ -133,7 +133,7 @@ def _beginning(content: bytes) -> str | None:
 
 
 def _is_deep(value: object) -> bool:
-    """Whether a value is nested so deeply that showing or pickling it may fail."""
+    """Return whether a value is nested so deeply that showing or pickling it may fail."""
     level = [value]
     for _ in range(_DEEPEST):
         level = [inner for one in level for inner in _values_in(one)]
@@ -149,12 +149,12 @@ def _values_in(value: object) -> Iterable[object]:
 
 
 def is_web_page(response: RawResponse) -> bool:
-    """Whether the response is for a browser."""
+    """Return whether the response is for a browser."""
     return response.media_type == "text/html" or response.content[:64].lstrip().lower().startswith(_PAGE_STARTS)
 
 
 def _describe_misdirection(response: RawResponse, *, of_success: bool = False) -> str | None:
-    """What to say of a response that no Tinker server gives: a web server, a gateway, a wrong path. None for any other."""
+    """Explain a response that no Tinker server gives: a web server, a gateway, a wrong path. None for any other."""
     where = f"{response.request.method} {response.request.redacted_url}"
     if is_web_page(response):
         if response.status in GATEWAY_STATUSES:

@@ -48,7 +48,7 @@ class Policy:
     fails_fast: bool = False
 
     def limit(self, verdict: Verdict, *, hinted: bool = False) -> float:
-        """The seconds for failures of this verdict, ``hinted`` when the server said when to come back."""
+        """Return the seconds for failures of this verdict, ``hinted`` when the server said when to come back."""
         if verdict is Verdict.PAUSE:
             return self.pause_seconds_total
         if verdict is Verdict.COOL_DOWN and self.cool_down_seconds_total is not None:
@@ -58,7 +58,7 @@ class Policy:
         return self.total_seconds
 
     def within(self, seconds: float | None) -> Policy:
-        """This policy, given up no later than after ``seconds``; itself for None."""
+        """Return this policy, given up no later than after ``seconds``; itself for None."""
         if seconds is None:
             return self
         return attrs.evolve(
@@ -92,7 +92,7 @@ class RetrySettings(Protocol):
 
 
 def sampling_policy(wanted: RetrySettings | None) -> Policy:
-    """How the requests of a sampler are tried, where code for the official client says: not again, or for so long at most."""
+    """Return the policy of a sampler, where code for the official client chooses: a single try, or a shorter time."""
     if wanted is None:
         return SAMPLE
     if not wanted.enable_retry_logic:
@@ -101,13 +101,13 @@ def sampling_policy(wanted: RetrySettings | None) -> Policy:
 
 
 def retry_after(headers: Mapping[str, str], clock: Clock) -> float | None:
-    """The seconds that are waited for a server's hint, None without one."""
+    """Return the seconds that are waited for a server's hint, None without one."""
     seconds = read_requested_delay(headers, clock)
     return None if seconds is None else min(seconds, MAX_HINT_SECONDS)
 
 
 def read_requested_delay(headers: Mapping[str, str], clock: Clock) -> float | None:
-    """Seconds the server asks to wait: ``retry-after-ms``, ``retry-after`` in seconds or as a date; None without a hint."""
+    """Read the seconds to wait: ``retry-after-ms``, ``retry-after`` in seconds or as a date; None without a hint."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         value = headers.get(name)
         if value is None:
@@ -131,7 +131,7 @@ def _seconds(value: str, scale: float, clock: Clock) -> float | None:
 
 
 def delay_before(policy: Policy, error: BaseException, retries: int, clock: Clock) -> float:
-    """Seconds to wait before retry number ``retries`` (from 0)."""
+    """Return seconds to wait before retry number ``retries`` (from 0)."""
     if judge(error) is Verdict.PAUSE:
         return PAUSE_SECONDS
     ceiling = min(policy.max_delay, policy.base_delay * 2.0 ** min(retries, 32))
@@ -158,7 +158,7 @@ class Attempts:
         self._may_have_arrived = False
 
     def next_delay(self, error: APIError) -> float:
-        """Seconds until the next try; raises ``error`` itself, with the attempts noted, when there is none."""
+        """Return seconds until the next try; raises ``error`` itself, with the attempts noted, when there is none."""
         verdict = judge(error)
         error.may_have_arrived = self._may_have_arrived
         self._may_have_arrived = fate_of(error) is Fate.UNKNOWN
@@ -185,14 +185,14 @@ class Attempts:
         )
 
     def _since(self, verdict: Verdict, now: float) -> float:
-        """From when the time for this verdict counts. A server that asks for patience is alive."""
+        """Return when the time for this verdict began. A server that asks for patience is alive."""
         if verdict in (Verdict.COOL_DOWN, Verdict.PAUSE):
             self._patient_since = now
             return self._started
         return self._patient_since
 
     def _tell(self, error: APIError, verdict: Verdict, delay: float) -> None:
-        """An event, and one line when a burst begins and from time to time while it lasts; the rest only at DEBUG."""
+        """Send an event, and log one line when a burst begins and from time to time while it lasts; the rest only at DEBUG."""
         if self._observers:
             self._observers.notify(RequestRetry(operation=self._what, failures=self.count, delay_seconds=delay, error=error))
         level = logging.WARNING if self._observers.should_log(f"{self._what} {verdict.value}") else logging.DEBUG

@@ -1,4 +1,4 @@
-"""What a failure means. The only module that knows statuses of the API.
+"""Judge failures: what a status of the API means is decided here, and other modules ask for it.
 
     status or failure              verdict      meaning
     -----------------------------  -----------  -------------------------------------------------------------
@@ -8,7 +8,7 @@
     402                            PAUSE        the account is blocked; try again every few seconds for a while
     410                            RESUBMIT     the promise is gone; asking again cannot help
     a success that cannot be read  MALFORMED    something on the way spoiled it; the same request again, three times in all
-    400 without a body             MALFORMED       as above: proxies say so, servers say why
+    400 without a body             MALFORMED    as above: proxies say so, servers say why
     501, 505 and any other status  FATAL        trying again cannot help
 
 ``x-should-retry: true`` or ``false`` on an answer overrides RETRY and FATAL.
@@ -83,7 +83,7 @@ LOST_STATUSES = _GONE_STATUSES | {404}
 
 
 def judge(error: BaseException) -> Verdict:
-    """The verdict on a failure; FATAL for anything that is not an APIError."""
+    """Return the verdict on a failure; FATAL for anything that is not an APIError."""
     if isinstance(error, APIConnectionError):
         return Verdict.RETRY
     if isinstance(error, APIResponseValidationError):
@@ -103,7 +103,7 @@ def judge(error: BaseException) -> Verdict:
 
 
 def fate_of(error: BaseException) -> Fate:
-    """What became of the request, over all of its attempts: one that may have been accepted is not refused by a later one."""
+    """Return the fate of a request over all attempts: one that may have been accepted is not refused by a later one."""
     if not isinstance(error, APIError):
         return Fate.UNSEEN  # nothing was sent
     return Fate.UNKNOWN if error.may_have_arrived else _last_fate(error)
@@ -123,55 +123,55 @@ def _last_fate(error: APIError) -> Fate:
 
 
 def has_status(error: BaseException, statuses: frozenset[int]) -> bool:
-    """Whether a failure is an answer with one of these statuses."""
+    """Return whether a failure is an answer with one of these statuses."""
     return isinstance(error, APIStatusError) and error.status_code in statuses
 
 
 def is_absent(error: BaseException) -> bool:
-    """Whether the server does not have an optional endpoint."""
+    """Return whether the server does not have an optional endpoint."""
     return has_status(error, ABSENT_STATUSES)
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the server does not know a session, or something that was made in it."""
+    """Return whether the server does not know a session, or something that was made in it."""
     return has_status(error, LOST_STATUSES)
 
 
 def is_pending(error: BaseException) -> bool:
-    """Whether a long poll came to nothing yet."""
+    """Return whether a long poll came to nothing yet."""
     return has_status(error, PENDING_STATUSES)
 
 
 def is_failed_result(error: BaseException) -> bool:
-    """Whether a poll was told that the request failed."""
+    """Return whether a poll was told that the request failed."""
     return has_status(error, FAILED_STATUSES) and judge(error) is not Verdict.MALFORMED
 
 
 def is_expired_url(error: BaseException) -> bool:
-    """Whether an object store refused a signed URL, probably because it has expired."""
+    """Return whether an object store refused a signed URL, probably because it has expired."""
     return has_status(error, _EXPIRED_URL_STATUSES)
 
 
 def is_session_over(error: BaseException) -> bool:
-    """Whether the answer to a heartbeat means that no other one is wanted; 404 may be one lost record."""
+    """Return whether the answer to a heartbeat means that no other one is wanted; 404 may be one lost record."""
     return has_status(error, (ABSENT_STATUSES | _GONE_STATUSES) - {404})
 
 
 def is_format_refused(error: BaseException) -> bool:
-    """Whether a refusal may mean that the server does not read the form of the body."""
+    """Return whether a refusal may mean that the server does not read the form of the body."""
     return has_status(error, UNSUPPORTED_FORMAT_STATUSES)
 
 
 def is_unexplained(error: BaseException) -> bool:
-    """Whether a server failed without a reason; some fail so on the form of a body."""
+    """Return whether a server failed without a reason; some fail so on the form of a body."""
     return has_status(error, _UNEXPECTED_STATUSES) or judge(error) is Verdict.MALFORMED
 
 
 def is_about_format(error: APIStatusError) -> bool:
-    """Whether a refusal says nothing about what is in the body."""
+    """Return whether a refusal says nothing about what is in the body."""
     return error.status_code >= UNEXPECTED_STATUS or error.status_code == _UNSUPPORTED_MEDIA_STATUS
 
 
 def is_user_fault(error: BaseException) -> bool:
-    """Whether the answer says that the request was wrong."""
+    """Return whether the answer says that the request was wrong."""
     return isinstance(error, APIStatusError) and 400 <= error.status_code < 500 and not is_pending(error)

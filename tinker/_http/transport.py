@@ -65,7 +65,7 @@ class Admission(Protocol):
         ...
 
     def note_cool_down(self, error: errors.APIStatusError, seconds: float) -> None:
-        """Hear that the server asked for fewer requests, for so long."""
+        """Note that the server asked for fewer requests, for so long."""
         ...
 
 
@@ -74,24 +74,24 @@ class Variants(Protocol[T_co]):
 
     @property
     def operation(self) -> str:
-        """The operation that the log names."""
+        """Return the operation that the log names."""
         ...
 
     @property
     def reply(self) -> type[T_co]:
-        """What the answer holds, whatever the form of the request."""
+        """Return the value of the answer, whatever the form of the request."""
         ...
 
     async def first(self) -> PreparedRequest:
-        """The form to begin an attempt with."""
+        """Return the form to begin an attempt with."""
         ...
 
     async def next_after(self, error: errors.APIStatusError) -> PreparedRequest:
-        """Another form for the same attempt; raises the error that says most when there is none."""
+        """Return another form for the same attempt; raises the error that says most when there is none."""
         ...
 
     def accept(self) -> None:
-        """Hear that the server took the last form."""
+        """Note that the server took the last form."""
         ...
 
 
@@ -155,7 +155,7 @@ class Transport:
             await self.sleep(delay)
 
     async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
-        """As :meth:`send`, for an endpoint that not every server has: None where it is absent."""
+        """Send as :meth:`send` does, to an endpoint that not every server has: None where it is absent."""
         try:
             return (await self.send(request, policy, purpose=purpose)).value
         except errors.APIStatusError as error:
@@ -164,7 +164,7 @@ class Transport:
             raise
 
     async def send_variants(self, variants: Variants[T], policy: Policy) -> Reply[T]:
-        """As :meth:`send`, for a request that can be written in several forms; an attempt may take several of them."""
+        """Send as :meth:`send` does, a request that can be written in several forms; an attempt may take several of them."""
         failures: Attempts | None = None
         began = self.clock.monotonic()
         while True:
@@ -186,7 +186,7 @@ class Transport:
                 prepared = await variants.next_after(error)
 
     def attempts(self, policy: Policy, operation: str) -> Attempts:
-        """The failures of something that was promised, which is waited for also where submissions fail fast."""
+        """Count the failures of something promised, which is waited for also where submissions fail fast."""
         return Attempts(policy.within(self.config.patience_seconds), self.observers, operation)
 
     def _submission_attempts(self, policy: Policy, operation: str, began: float) -> Attempts:
@@ -307,7 +307,7 @@ class Transport:
         return prepared if credential is None else attrs.evolve(self._under(credential, prepared), has_own_credential=True)
 
     def _silence_seconds(self, purpose: Purpose) -> float:
-        """How long a try waits for a server that says nothing. Servers hold a poll, so patience does not shorten that."""
+        """Return how long a try waits for a silent server. Servers hold a poll, so patience does not shorten that."""
         patience = self.config.patience_seconds
         if patience is None or purpose is Purpose.POLL:
             return purpose.read_seconds
@@ -322,11 +322,11 @@ class Transport:
         return frozenset(map(str.lower, self.config.headers)) - {"user-agent"}
 
     def _with_defaults(self, query: str) -> str:
-        """The query, and what the settings add to every one, unless it is there already."""
+        """Return the query, and what the settings add to every one, unless it is there already."""
         return urlencode({**self.config.query, **dict(parse_qsl(query, keep_blank_values=True))})
 
     def _under(self, credential: Credential | None, prepared: PreparedRequest) -> PreparedRequest:
-        """The request with a credential, unless the user's own headers hold one."""
+        """Return the request with a credential, unless the user's own headers hold one."""
         if credential is None or _KEY_HEADER in self.config.headers:
             return prepared
         return attrs.evolve(prepared, headers={**prepared.headers, _KEY_HEADER: credential.secret})
@@ -366,7 +366,7 @@ class _ObservedAttempt:
 
 
 def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], str | None] | None) -> T:
-    """The typed value of a JSON response; None where the operation has no content."""
+    """Return the typed value of a JSON response; None where the operation has no content."""
     if kind is None:
         return cast("T", None)
     value = decode_json(response, kind)
@@ -376,7 +376,7 @@ def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], st
 
 
 def _length(body: Sequence[Piece]) -> dict[str, str]:
-    """The header of a body that is handed over in pieces."""
+    """Return the header of a body that is handed over in pieces."""
     return {"Content-Length": str(sum(map(len, body)))} if len(body) > 1 or (body and len(body[0]) > INLINE_NBYTES) else {}
 
 
@@ -389,7 +389,7 @@ def _is_expired(response: RawResponse) -> bool:
 
 
 def _follow_redirect(request: PreparedRequest, response: RawResponse) -> PreparedRequest | None:
-    """The request to the address that a response names; None where it is none or must not be followed.
+    """Return the request to the address that a response names; None where it is none or must not be followed.
 
     ExchangeFailed for an address that cannot be used.
     """

@@ -28,7 +28,7 @@ class _Unpacker(Protocol):
 
 
 async def unpack(body: bytes, encoding: str) -> bytes:
-    """The content of a body with this Content-Encoding. ValueError for one that is broken, unknown or too large."""
+    """Return the content of a body with this Content-Encoding. ValueError for one that is broken, unknown or too large."""
     name = encoding.strip().lower()
     if name in ("", "identity") or not body:
         return body
@@ -71,7 +71,7 @@ class _Packed:
             raise ValueError("the packed answer ends too early")
 
     def _next_member(self) -> None:
-        """A gzip body may have several parts, one after the other."""
+        """Begin the next part: a gzip body may have several, one after the other."""
         self._rest = self._unpacker.unused_data
         self.done = not self._rest.strip(b"\0")
         self._unpacker = zlib.decompressobj(_GZIP_BITS)
@@ -82,7 +82,7 @@ def _gzip(_: bytes) -> _Unpacker:
 
 
 def _deflate(body: bytes) -> _Unpacker:
-    """Some servers leave out the zlib header, whose first byte is known."""
+    """Unpack deflate; some servers leave out the zlib header, whose first byte is known."""
     return zlib.decompressobj(zlib.MAX_WBITS if body[0] & 0x0F == zlib.DEFLATED else -zlib.MAX_WBITS)
 
 

@@ -32,7 +32,7 @@ class Distribution(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is this client and not the official SDK."""
+        """Return whether it is this client and not the official SDK."""
         return _OPEN in self.version
 
 
@@ -46,7 +46,7 @@ class Installation(NamedTuple):
 
     @property
     def problem(self) -> str | None:
-        """What is wrong, naming the distributions and the repair command; None for a sound installation."""
+        """Return what is wrong, naming the distributions and the repair command; None for a sound installation."""
         names = " and ".join(map(str, self.owners))
         if len(self.owners) > 1:
             return f"the files of {names} are mixed in {self.package}; {self._repair()}"
@@ -79,7 +79,7 @@ def inspect_installation(package: Path | None = None) -> Installation:
 
 
 def _owners(package: Path) -> tuple[Distribution, ...]:
-    """The distributions whose RECORD, beside the package, lists the package's ``__init__.py``."""
+    """Return the distributions whose RECORD, beside the package, lists the package's ``__init__.py``."""
     records = sorted(package.parent.glob("*.dist-info/RECORD"))
     mark = f"{package.name}/__init__.py,"
     found = ((path.parent, text) for path in records if mark in (text := path.read_text("utf-8", "replace")))
@@ -97,7 +97,7 @@ def _distribution(folder: Path, files: frozenset[str]) -> Distribution:
 
 
 def _source(direct_url: str | None) -> str | None:
-    """The folder or wheel that pip installed from, where that still exists."""
+    """Return the folder or wheel that pip installed from, where that still exists."""
     url = urlsplit(str(json.loads(direct_url)["url"])) if direct_url else None
     if url is None or url.scheme != "file":
         return None

@@ -32,7 +32,7 @@ class Rest:
 
     @property
     def runtime(self) -> Runtime:
-        """The connections and what goes with them; a child made by ``fork`` makes its own."""
+        """Return the connections and what goes with them; a child made by ``fork`` makes its own."""
         if not is_of_this_process(self._runtime):
             before = self._runtime
             self._runtime = open_runtime(
@@ -49,12 +49,12 @@ class Rest:
         return run(self.runtime, operation, _await_made, make)
 
     async def answer(self, request: Request[T]) -> T:
-        """The answer, on the loop."""
+        """Return the answer, on the loop."""
         runtime = await self.ready()
         return (await runtime.transport.send(request, REST)).value
 
     async def ready(self) -> Runtime:
-        """The runtime, once it is known how the credential travels. ClientClosedError after the end of its service."""
+        """Return the runtime, once it is known how the credential travels. ClientClosedError after the end of its service."""
         runtime = self.runtime
         runtime.session.check_open()
         await runtime.server.config()
@@ -73,7 +73,7 @@ def open_rest(
     transport: httpx.AsyncBaseTransport | None,
     clock: Clock | None,
 ) -> Rest:
-    """On a runtime that exists, else on one of its own. ValueError when both are described."""
+    """Open on a runtime that exists, else on one of its own. ValueError when both are described."""
     if runtime is None:
         config = load_config(base_url=base_url, api_key=api_key, telemetry=False)  # there is no session to report about
         return Rest(open_runtime(config, _NO_SESSION, transport=transport, clock=clock))

@@ -52,7 +52,7 @@ _adopted: weakref.WeakValueDictionary[tuple[str, str], Runtime] = weakref.WeakVa
 
 
 def runtime_token(runtime: Runtime) -> str:
-    """A name by which this process finds the runtime again; it says nothing to others."""
+    """Return a name by which this process finds the runtime again; it says nothing to others."""
     with _lock:
         name = _names.get(runtime)
         if name is None:
@@ -62,7 +62,7 @@ def runtime_token(runtime: Runtime) -> str:
 
 
 def runtime_for(state: SamplerState, api_key: str | None = None) -> Runtime:
-    """The runtime a restored sampler uses: the one it came from, or one of this process that joins the same session."""
+    """Return the runtime a restored sampler uses: the one it came from, or one of this process that joins the same session."""
     with _lock:
         origin = _origins.get(state.origin)
         if origin is not None and origin.thread is loop_thread() and api_key is None:
@@ -75,7 +75,7 @@ def runtime_for(state: SamplerState, api_key: str | None = None) -> Runtime:
 
 
 def _join_session(state: SamplerState, origin: Runtime | None, api_key: str | None) -> Runtime:
-    """A runtime that asks nothing of the server: the session exists and the settings travelled along."""
+    """Return a runtime that asks nothing of the server: the session exists and the settings travelled along."""
     clock: Clock | None = None
     observers: Iterable[Observer] = ()
     if origin is not None and api_key is None:  # a forked child has the parent's settings in its memory
@@ -90,17 +90,17 @@ def _join_session(state: SamplerState, origin: Runtime | None, api_key: str | No
 
 
 def draw_clone_number() -> int:
-    """A clone's number, of so many that two clones hardly ever draw the same."""
+    """Return a clone's number, of so many that two clones hardly ever draw the same."""
     return 1 + secrets.randbelow(SEQ_IDS_PER_CLONE)
 
 
 def to_handle(state: SamplerState) -> str:
-    """The state as URL-safe text."""
+    """Return the state as URL-safe text."""
     return base64.urlsafe_b64encode(msgspec.json.encode(state)).decode()
 
 
 def from_handle(handle: str) -> SamplerState:
-    """The state of a handle; ValueError when it is none."""
+    """Return the state of a handle; ValueError when it is none."""
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(handle), type=prepare(SamplerState))
     except (ValueError, binascii.Error) as error:

@@ -37,14 +37,14 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_arguments(cls, arguments: dict[str, Any]) -> Self:
-        """The options among the ``locals()`` of a method that has arguments of these names, and ``self`` and ``prompt``."""
+        """Take the options from the ``locals()`` of a method that has arguments of these names, and ``self`` and ``prompt``."""
         del arguments["self"], arguments["prompt"]
         return cls(**arguments)
 
     def to_wire(
         self, prompt: ModelInput, *, sampling_session_id: str | None, seq_id: int, record_stability_info: bool
     ) -> models.SampleRequest:
-        """The request's body."""
+        """Return the request's body."""
         fields = msgspec.structs.asdict(self)
         fields["prompt_logprobs"] = fields.pop("include_prompt_logprobs")
         fields["sampling_params"] = _readable(self.sampling_params)
@@ -60,5 +60,5 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _readable(params: SamplingParams) -> SamplingParams:
-    """One stop text goes as a list of one: every server reads that, and some read nothing else."""
+    """Send one stop text as a list of one: every server reads that, and some read nothing else."""
     return msgspec.structs.replace(params, stop=[params.stop]) if isinstance(params.stop, str) else params

@@ -67,25 +67,25 @@ class Sampler:
         return run(self._runtime_here(), "sample", self._sample, prompt, options, parent=self.created)
 
     def compute_logprobs(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[list[float | None]]:
-        """The log-probabilities of the prompt, which the options ask for."""
+        """Return the log-probabilities of the prompt, which the options ask for."""
         runtime = self._runtime_here()
         return run(runtime, "compute_logprobs", self._compute_logprobs, prompt, options, parent=self.created)
 
     def base_model(self) -> APIFuture[str]:
-        """The name of the base model; asked for once."""
+        """Return the name of the base model; asked for once."""
         if self._base_model is None:
             self._base_model = run(self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created)
         return self._base_model
 
     def tokenizer(self) -> APIFuture[_tokenizers.TokenizerSource]:
-        """Where the tokenizer is; asked for until there is an answer."""
+        """Find the tokenizer; asked for until there is an answer."""
         known = self._tokenizer
         if known is None or (known.done() and known.exception() is not None):
             known = self._tokenizer = run(self._runtime_here(), "get_tokenizer", self._find_tokenizer, parent=self.created)
         return known
 
     def state(self) -> portable.SamplerState:
-        """What another process needs to make this sampler again. Blocks until it exists."""
+        """Return the state with which another process makes this sampler again. Blocks until it exists."""
         self.created.result()
         assert self._state is not None
         known = self._base_model
@@ -93,13 +93,13 @@ class Sampler:
         return msgspec.structs.replace(self._state, base_model=name)
 
     def _runtime_here(self) -> Runtime:
-        """The runtime, which in a child made by ``fork`` is another one than in its parent."""
+        """Return the runtime, which in a child made by ``fork`` is another one than in its parent."""
         if not is_of_this_process(self.runtime):
             self._reinit_after_fork()
         return self.runtime
 
     def _reinit_after_fork(self) -> None:
-        """In a child made by ``fork``: go on as a clone, with a thread and connections of this process."""
+        """Go on as a clone in a child made by ``fork``, with a thread and connections of this process."""
         state = self.state()
         self.runtime = portable.runtime_for(state)
         self._clone_id = portable.draw_clone_number()
@@ -136,7 +136,7 @@ class Sampler:
             self.completions = SessionPoller(self.runtime.transport, self.runtime.thread, target)
 
     async def _join(self, context: SessionContext, session_id: str) -> int:
-        """A number for this clone: given by the server where it does that, else drawn."""
+        """Return a number for this clone: given by the server where it does that, else drawn."""
         if not context.config.sample_join_sampling_session:
             return portable.draw_clone_number()
         request = api.join_sampling_session(models.JoinSamplingSessionRequest(sampling_session_id=session_id))
@@ -229,7 +229,7 @@ class _Unsupported(TinkerError, RuntimeError):
 
 
 def _check_answer(options: SampleOptions, response: SampleResponse) -> SampleResponse:
-    """The response; TinkerError when the server ignored what older servers do not know."""
+    """Return the response; TinkerError when the server ignored what older servers do not know."""
     if options.prompt_alt_tokens_k and response.prompt_alt_tokens is None:
         raise _Unsupported("the server ignored prompt_alt_tokens_k; it does not know alternative tokens")
     if options.target_prompt_logprobs is not None and response.target_prompt_logprobs is None:

@@ -50,32 +50,32 @@ class Negotiation:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the server is known to read protobuf, or JSON; or one was chosen."""
+        """Return whether the server is known to read protobuf, or JSON; or one was chosen."""
         return self._settled
 
     @property
     def failures(self) -> int:
-        """How often the server failed on protobuf and then took the same request as JSON."""
+        """Return how often the server failed on protobuf and then took the same request as JSON."""
         return self._failures
 
     def note_config_answered(self, answered: bool) -> None:
-        """The server did or did not answer the client configuration."""
+        """Note that the server did or did not answer the client configuration."""
         if not self._settled:
             self.form = WireFormat("proto" if answered else "json")
 
     def settle(self, form: WireFormat, *, sparse_seen: bool) -> None:
-        """The server accepted a request of this form; whether it reads sparse tensors is known once it saw some."""
+        """Note that the server accepted a request of this form; after some sparse tensors, also that it reads those."""
         self._settled = True
         self.form = form if sparse_seen or not form.sparse else WireFormat(form.media, self.form.sparse)
 
     def note_accepted_after_failure(self, form: WireFormat, before: int, *, sparse_seen: bool) -> None:
-        """The server took this form after it failed on protobuf; there had been ``before`` such failures."""
+        """Note that the server took this form after it failed on protobuf; there had been ``before`` such failures."""
         self._failures = max(self._failures, before + 1)
         if self._failures >= SETTLING_FAILURES:
             self.settle(form, sparse_seen=sparse_seen)
 
     def alternatives(self, error: APIStatusError, form: WireFormat, *, has_sparse: bool) -> Iterator[WireFormat]:
-        """Other forms in which a refused request may be read, the likeliest first."""
+        """Return other forms in which a refused request may be read, the likeliest first."""
         densifies = has_sparse and form.sparse
         if densifies and is_format_refused(error):
             yield WireFormat(form.media, sparse=False)
@@ -87,7 +87,7 @@ class Negotiation:
 
 
 def _may_be_unread(error: APIStatusError, form: WireFormat) -> bool:
-    """Whether the server may not read the form. Frameworks that expect JSON may fail on protobuf, or refuse it in any way."""
+    """Return whether the server may not read the form. Frameworks that expect JSON may fail on protobuf, or refuse it."""
     if form.media == "json":
         return is_format_refused(error)
     return is_unexplained(error) or judge(error) is Verdict.FATAL
@@ -105,13 +105,13 @@ class Trial:
         self._others: Iterator[WireFormat] = iter(())
 
     def begin(self) -> WireFormat:
-        """The form that an attempt begins with."""
+        """Return the form that an attempt begins with."""
         self._form, self._failures_before = self._wire.form, self._wire.failures
         self._refusals = []
         return self._form
 
     def next_after(self, error: APIStatusError) -> WireFormat:
-        """Another form for the same attempt. Raises the refusal that says most, the others as notes, when there is none."""
+        """Return another form for the same attempt. Without one, raises the refusal that says most, the others as notes."""
         if not self._refusals:
             if self._rounds == ROUNDS:
                 raise error
@@ -132,7 +132,7 @@ class Trial:
             self._wire.settle(self._form, sparse_seen=self._has_sparse)
 
     def _most_telling(self, refusals: list[tuple[WireFormat, APIStatusError]]) -> APIStatusError:
-        """The refusal that says most. One without a reason is believed at first: the other forms may really be unread."""
+        """Return the refusal that says most. One without a reason is believed first: the other forms may really be unread."""
         first = refusals[0]
         told = first if is_unexplained(first[1]) and self._rounds < ROUNDS else max(refusals, key=lambda one: _tells(one[1]))
         for form, error in refusals:
@@ -142,7 +142,7 @@ class Trial:
 
 
 def _tells(error: APIStatusError) -> int:
-    """How much a refusal says about the request: 0 nothing, 1 that its body is not understood, 2 what is wrong with it."""
+    """Rate what a refusal says about the request: 0 nothing, 1 that its body is not understood, 2 what is wrong with it."""
     if is_about_format(error):
         return 0
     try:

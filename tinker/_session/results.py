@@ -64,17 +64,17 @@ class ResultSpec(Generic[T]):
 
 
 def json_only(request_type: str, record: type[T]) -> ResultSpec[T]:
-    """A result that is always JSON and whose record is public."""
+    """Return a result that is always JSON and whose record is public."""
     return ResultSpec(request_type, record, lambda value: cast("T", value))
 
 
 def loss_output(request_type: str) -> ResultSpec[ForwardBackwardOutput]:
-    """The result of forward and forward_backward."""
+    """Return the result of forward and forward_backward."""
     return ResultSpec(request_type, models.ForwardBackwardOutput, json.public_loss_output, proto.decode_loss_output)
 
 
 def sample_response(sequence_ids: list[str]) -> ResultSpec[SampleResponse]:
-    """The result of a sample, whose sequences take the ids of the submit answer."""
+    """Return the result of a sample, whose sequences take the ids of the submit answer."""
     return ResultSpec(
         "Sample",
         models.SampleResponse,
@@ -168,7 +168,7 @@ class _Poll(Generic[T]):
     pace: Pace = attrs.field(default=attrs.Factory(lambda poll: Pace(poll.poller.transport), takes_self=True))
 
     async def once(self) -> _Found[T] | None:
-        """One poll: the result, or None when there is another poll to make (any pause is over by then)."""
+        """Poll once: return the result, or None when there is another poll to make (any pause is over by then)."""
         request = self._request()
         self.iteration += 1
         started = self.poller.transport.clock.monotonic()
@@ -231,7 +231,7 @@ class _Poll(Generic[T]):
             raise self._invalid(response, str(error)) from error
 
     async def _not_yet(self, status: models.FutureStatus, started: float) -> bool:
-        """Whether another poll is needed; raises when the request failed."""
+        """Return whether another poll is needed; raises when the request failed."""
         if status.error is not None:
             raise self._result_error(status.error, status.category)
         if status.type == _TRY_AGAIN or status.status in _PENDING_STATUSES:
@@ -251,7 +251,7 @@ class _Poll(Generic[T]):
             pass  # the state is a courtesy; the status alone says that the request is pending
 
     def _final(self, error: APIError) -> APIError:
-        """The error to judge; raises at once when it means that the request failed."""
+        """Return the error to judge; raises at once when it means that the request failed."""
         if isinstance(error, APIStatusError) and is_failed_result(error):
             raise self._result_error(_detail(error), None) from error
         return error
@@ -268,7 +268,7 @@ class _Poll(Generic[T]):
         return error
 
     def describe(self, error: APIError) -> str:
-        """What is known about the request that ``error`` ends the wait for."""
+        """Describe the request that ``error`` ends the wait for."""
         future, now = self.future, self.poller.transport.clock.monotonic()
         since = "" if future.timings.submitted is None else f" {now - future.timings.submitted:.1f} s before"
         state = f"; the server said last that it is {future.queue_state}" if future.queue_state else ""
@@ -289,7 +289,7 @@ class _Poll(Generic[T]):
 
 
 def _detail(error: APIStatusError) -> object:
-    """What the server says about a failure: ``detail`` or ``error`` of a JSON object, else the body as it is."""
+    """Return the server's text of a failure: ``detail`` or ``error`` of a JSON object, else the body as it is."""
     try:
         status = msgspec.convert(error.body, models.FutureStatus)
     except msgspec.ValidationError:
@@ -298,7 +298,7 @@ def _detail(error: APIStatusError) -> object:
 
 
 def _status(response: RawResponse) -> models.FutureStatus | None:
-    """What a small JSON answer says about the future; None when it is large or no object."""
+    """Read the future's status from a small JSON answer; None when it is large or not an object."""
     if len(response.content) > _STATUS_NBYTES:
         return None
     try:

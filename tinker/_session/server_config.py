@@ -63,7 +63,7 @@ class ServerSettings:
         self._asking = self._thread.task(get_known(), name="client config")
 
     def stop(self) -> None:
-        """No more questions."""
+        """Ask nothing more."""
         for task in (self._asking, self._refreshing):
             if task is not None:
                 task.cancel()
@@ -134,7 +134,7 @@ _LIMITS = (
 
 
 def _useless_limit(config: models.ClientConfigResponse) -> str | None:
-    """What is wrong with the first limit that lets nothing pass."""
+    """Describe the first limit that lets nothing pass."""
     for name in _LIMITS:
         if (value := getattr(config, name)) <= 0:
             return f"{name} must be at least 1, got {value}"

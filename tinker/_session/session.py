@@ -66,7 +66,7 @@ class SessionContext:
 
     @property
     def config(self) -> models.ClientConfigResponse:
-        """The settings the server pushed when the client started."""
+        """Return the settings the server pushed when the client started."""
         return self.server_config.config
 
 
@@ -105,7 +105,7 @@ class Session:
         self.loss_keys: set[str] = set()
 
     def check_open(self) -> None:
-        """ClientClosedError once the session was ended."""
+        """Raise ClientClosedError once the session was ended."""
         if self._closed:
             raise ClientClosedError
 
@@ -147,7 +147,7 @@ class Session:
             raise
 
     async def explain_loss(self, session_id: str, error: Exception) -> SessionLostError | None:
-        """What to raise for a request that failed because the server has forgotten its session; None for other failures."""
+        """Return the error for a request that failed because the server forgot its session; None for other failures."""
         if not isinstance(error, APIStatusError) or not await self._is_lost(session_id, error):
             return None
         lost = SessionLostError(
@@ -161,7 +161,7 @@ class Session:
         return lost
 
     async def _is_lost(self, session_id: str, error: APIStatusError) -> bool:
-        """Whether a request failed because the server has forgotten its session: it knows heartbeats, but no more these."""
+        """Return whether a request failed because the server forgot its session: it knows heartbeats, but not this one's."""
         if not is_lost(error) or not self._beating:
             return False
         if session_id not in self._lost and await self._is_forgotten(session_id):
@@ -190,7 +190,7 @@ class Session:
 
     @property
     def session_id(self) -> str | None:
-        """The id, None before the session exists."""
+        """Return the id, None before the session exists."""
         present = self._present()
         return None if present is None else present.session_id
 

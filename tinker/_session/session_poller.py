@@ -77,7 +77,7 @@ class SessionPoller:
             self._waiting.pop(request_id, None)
 
     def note_fetched(self, request_id: str) -> None:
-        """The result is here, so the server may forget it; told with the next poll."""
+        """Note that the result is here, so that the server may forget it; told with the next poll."""
         if not self._absent:
             self._fetched.add(request_id)
             self._ensure_polling()
@@ -150,7 +150,7 @@ class SessionPoller:
         return waiter is not None
 
     def _give_up(self) -> None:
-        """The server has no such endpoint: everybody polls for themselves."""
+        """Leave everybody to poll for themselves, as the server has no such endpoint."""
         self._absent = True
         self._fetched.clear()
         for waiter in self._waiting.values():

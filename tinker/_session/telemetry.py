@@ -82,7 +82,7 @@ class Telemetry:
     # ------------------------------------------------------------------------------------------------- used on the loop only
 
     def begin_session(self, session_id: str) -> None:
-        """From now on there is a session to report about."""
+        """Begin to report about a session."""
         self._session_id = session_id
         self._began = self._now()
         self._add(models.SessionStartEvent(**self._common("INFO")))
@@ -157,7 +157,7 @@ class Telemetry:
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether it, or what it came of, is the user's fault: the server says so, or a status from 400 on but for 408."""
+    """Return whether it, or what it came of, is the user's fault: the server says so, or a status from 400 on but for 408."""
     return any(_is_users(one) for one in _chain(error))
 
 

@@ -14,7 +14,7 @@ _TRAINING_TOKEN_NBYTES = 4
 
 
 def chunk_nbytes(chunk: ModelInputChunk, token_nbytes: int) -> int:
-    """Estimated bytes of one chunk of model input."""
+    """Return estimated bytes of one chunk of model input."""
     if isinstance(chunk, EncodedTextChunk):
         return token_nbytes * chunk.length
     if isinstance(chunk, ImageChunk):
@@ -23,13 +23,13 @@ def chunk_nbytes(chunk: ModelInputChunk, token_nbytes: int) -> int:
 
 
 def datum_nbytes(datum: Datum) -> int:
-    """Estimated protobuf bytes of one datum."""
+    """Return estimated protobuf bytes of one datum."""
     text = sum(chunk_nbytes(chunk, _TRAINING_TOKEN_NBYTES) for chunk in datum.model_input.chunks)
     return text + sum(wire_nbytes(tensor) for tensor in datum.loss_fn_inputs.values())
 
 
 def split(data: Sequence[Datum], max_datums: int, max_nbytes: int) -> list[tuple[Sequence[Datum], int]]:
-    """Chunks of at most ``max_datums`` datums and ``max_nbytes`` estimated bytes, with their estimates.
+    """Return chunks of at most ``max_datums`` datums and ``max_nbytes`` estimated bytes, with their estimates.
 
     A datum larger than ``max_nbytes`` makes a chunk of its own.
     """

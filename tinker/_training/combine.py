@@ -13,7 +13,7 @@ _HASH_MODULUS = 1 << 64
 
 
 def _mean(values: Values, weights: Weights) -> float:
-    """Weighted by the number of outputs; the plain mean where no chunk has any."""
+    """Return the mean, weighted by the number of outputs; the plain mean where no chunk has any."""
     total = sum(weights)
     if total == 0:
         return sum(values) / len(values)
@@ -36,7 +36,7 @@ _REDUCTIONS: dict[str, Callable[[Values, Weights], float]] = {
 
 
 def combine(results: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
-    """One result: outputs concatenated in order, metrics reduced.
+    """Return one result: outputs concatenated in order, metrics reduced.
 
     ``sum``, ``mean`` (weighted by outputs), ``min``, ``max``, ``slack`` (largest minus mean), ``hash2`` and ``hash_unordered``
     (sum modulo 2^64), and ``unique`` (the chunks' values under ``key``, ``key_1``, ``key_2`` ...). Of several chunks, a metric

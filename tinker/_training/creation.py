@@ -99,7 +99,7 @@ async def _create(future: APIFuture[Any], context: SessionContext, body: models.
 async def _create_then_load(
     runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, body: models.LoadWeightsRequest
 ) -> str:
-    """The id of a new model that holds the weights; the load is the run's first request."""
+    """Return the id of a new model that holds the weights; the load is the run's first request."""
     origin = await _find_origin(runtime, body.path)
     assert body.model_seq_id is not None
     create = models.CreateModelRequest(
@@ -134,7 +134,7 @@ class _Origin:
 
 
 async def _find_origin(runtime: Runtime, path: str) -> _Origin:
-    """Asked of the checkpoint; of its training run on servers that do not know the former."""
+    """Ask the checkpoint for its origin, or its training run on servers that do not know that."""
     transport = runtime.transport
     info = await transport.send_optional(weights_api.weights_info(models.WeightsInfoRequest(tinker_path=path)), SUBMIT)
     if info is None:

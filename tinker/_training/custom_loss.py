@@ -139,7 +139,7 @@ def _number(value: Any) -> float:
 
 
 def _sum_losses(handle: LossHandle, data: list[Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-    """A loss per datum over all of them: losses added up, metrics as their names say."""
+    """Return a loss per datum over all of them: losses added up, metrics as their names say."""
     import torch
 
     losses: list[torch.Tensor] = []
@@ -155,7 +155,7 @@ def _sum_losses(handle: LossHandle, data: list[Datum], logprobs: list[torch.Tens
 
 
 def check_handle(handle: LossHandle, data: Sequence[Datum], session_id: str | None) -> None:
-    """ValueError unless the loss is of this session and each datum, which is named, has the inputs it was traced for."""
+    """Raise ValueError unless the loss is of this session and each datum, which is named, has the inputs it was traced for."""
     if handle.session_id != session_id:
         raise ValueError(f"the loss {handle.name!r} belongs to another session; create it with this client's ServiceClient")
     for index, datum in enumerate(data):
@@ -170,7 +170,7 @@ def check_handle(handle: LossHandle, data: Sequence[Datum], session_id: str | No
 
 
 async def create_handle(future: APIFuture[LossHandle], runtime: Runtime, traced: TracedLoss) -> LossHandle:
-    """The handle of a traced loss in this session, uploaded where the server asks for it. ValueError when there is one."""
+    """Upload a traced loss where the server asks for losses, and return its handle. ValueError when the session has it."""
     session = runtime.session
     context = await session.ensure_started()
     handle = LossHandle(traced.name, traced.inputs, context.session_id, traced.module)
@@ -221,7 +221,7 @@ def prepare_loss(data: Sequence[Datum], loss_fn: CustomLossFn | LossWithGradient
 
 
 def _to_cross_entropy(datum: Datum) -> Datum:
-    """The datum as cross entropy takes it; the weights do not matter to the log-probabilities."""
+    """Return the datum as cross entropy takes it; the weights do not matter to the log-probabilities."""
     if not isinstance(datum, Datum):  # pyright: ignore[reportUnnecessaryIsInstance]
         return datum  # refused with its index
     inputs = datum.loss_fn_inputs
@@ -241,7 +241,7 @@ class CustomStep:
     future: APIFuture[ForwardBackwardOutput]
 
     async def submit(self, numbers: Numbers, model_id: str) -> Underway:
-        """Everything but waiting for the last results; holds the turn meanwhile."""
+        """Do everything but waiting for the last results; holds the turn meanwhile."""
         output = await self.forward.result(await self.forward.submit(numbers, model_id), self.future)
         logprobs = _logprobs(self.prepared.reduced, output)
         evaluated = await self.thread.run_in_user_thread(partial(self.prepared.evaluate, self.prepared.data, logprobs))
@@ -251,7 +251,7 @@ class CustomStep:
         return Underway(evaluated, backward, await backward.submit(numbers, model_id))
 
     async def result(self, underway: Underway) -> ForwardBackwardOutput:
-        """The result of the backward pass, with the user's loss and metrics in it."""
+        """Return the result of the backward pass, with the user's loss and metrics in it."""
         output = await underway.backward.result(underway.accepted, self.future)
         return attrs.evolve(output, metrics=_merge_metrics(output.metrics, underway.evaluated))
 
@@ -266,7 +266,7 @@ class Underway:
 
 
 def _logprobs(data: Sequence[Datum], output: ForwardBackwardOutput) -> Logprobs:
-    """The log-probabilities of each datum, writable and in the shape of its targets."""
+    """Return the log-probabilities of each datum, writable and in the shape of its targets."""
     if len(output.loss_fn_outputs) != len(data):
         raise ValueError(f"the server answered {len(output.loss_fn_outputs)} outputs for {len(data)} datums")
     found: Logprobs = []

@@ -55,11 +55,11 @@ class _Chunk:
 
     @property
     def has_sparse(self) -> bool:
-        """Whether a tensor is sparse."""
+        """Return whether a tensor is sparse."""
         return any(tensor.is_sparse for datum in self.data for tensor in datum.loss_fn_inputs.values())
 
     def in_format(self, form: WireFormat) -> _Chunk:
-        """The chunk as this form writes it: itself, or, where sparse tensors are not read, one that has none."""
+        """Return the chunk as this form writes it: itself, or, where sparse tensors are not read, one that has none."""
         if form.sparse or not self.has_sparse:
             return self
         if self._densified is None:
@@ -68,7 +68,7 @@ class _Chunk:
         return self._densified
 
     async def encode(self) -> memoryview:
-        """The protobuf form without its head; made once, off the loop thread when large."""
+        """Return the protobuf form without its head; made once, off the loop thread when large."""
         if self._encoded is None:
             large = self.nbytes > _LARGE_NBYTES
             self._encoded = await asyncio.to_thread(self._join) if large else self._join()
@@ -79,13 +79,13 @@ class _Chunk:
         return BUFFERS.join(parts) if self.nbytes > _LARGE_NBYTES else memoryview(b"".join(parts))
 
     def release(self, *, at_once: bool) -> None:
-        """The server has it. Its memory may be used again if no broken attempt can be sending it still."""
+        """Release the memory, as the server has the chunk, if no broken attempt can be sending it still."""
         if self._encoded is not None and at_once:
             BUFFERS.release(self._encoded)
         self._encoded = None
 
     def json_request(self, job: LossJob, model_id: str, number: int) -> Request[models.UntypedAPIFuture]:
-        """The JSON request; forward only is an operation of its own there."""
+        """Return the JSON request; forward only is an operation of its own there."""
         inputs = models.ForwardBackwardInput(data=json.wire_data(self.data), loss_fn=job.loss_fn, loss_fn_config=job.config)
         if job.forward_only:
             return training_api.forward(models.ForwardRequest(forward_input=inputs, model_id=model_id, seq_id=number))
@@ -117,7 +117,7 @@ class LossRequests:
         return accepted
 
     async def _submit_together(self, numbers: Numbers, model_id: str) -> list[Accepted]:
-        """The server starts when it has the first chunk, so that one goes last and the others are there by then."""
+        """Submit the first chunk last: the server starts when it has that one, and the others are there by then."""
         first = numbers.take(len(self.chunks))
         head, *rest = (partial(self._send_chunk, chunk, model_id, first + i) for i, chunk in enumerate(self.chunks))
         later = await asyncio.gather(*(send() for send in rest), return_exceptions=True)
@@ -139,7 +139,7 @@ class LossRequests:
             )
 
     def again(self, data: Sequence[Datum], job: LossJob) -> LossRequests:
-        """Another computation over as many datums, cut in the same places."""
+        """Return another computation over as many datums, cut in the same places."""
         ends = list(itertools.accumulate(len(chunk.data) for chunk in self.chunks))
         pieces = [data[start:end] for start, end in zip([0, *ends], ends)]
         chunks = [_Chunk(piece, sum(map(datum_nbytes, piece))) for piece in pieces]
@@ -181,11 +181,11 @@ class _ChunkSubmission:
         self._prepared: dict[WireFormat, PreparedRequest] = {}
 
     async def first(self) -> PreparedRequest:
-        """The chunk in the form in use."""
+        """Return the chunk in the form in use."""
         return await self._in_form(self._trial.begin())
 
     async def next_after(self, error: APIStatusError) -> PreparedRequest:
-        """The chunk in another form that the server may read; raises the refusal that says most when there is none."""
+        """Return the chunk in another form that the server may read; raises the refusal that says most when there is none."""
         return await self._in_form(self._trial.next_after(error))
 
     def accept(self) -> None:
@@ -193,7 +193,7 @@ class _ChunkSubmission:
         self._trial.accept()
 
     def release(self, *, attempts: int) -> None:
-        """The server has it. Memory is used again if no broken attempt can be sending it still."""
+        """Release the memory, as the server has the chunk, if no broken attempt can be sending it still."""
         for form in self._prepared:
             self._chunk.in_format(form).release(at_once=attempts == len(self._prepared) == 1)
 

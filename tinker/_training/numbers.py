@@ -30,7 +30,7 @@ class Numbers:
         self._reused: set[int] = set()  # in use again, as the server seemed not to have seen them
 
     def take(self, count: int = 1) -> int:
-        """The first of the next ``count`` numbers, which are used now."""
+        """Return the first of the next ``count`` numbers, which are used now."""
         first = self._next
         self._next += count
         return first
@@ -54,7 +54,7 @@ class Numbers:
                 return sent
 
     def abandon(self, first: int, outcomes: Sequence[object]) -> None:
-        """Requests that were sent together, numbered from ``first``, have failed at least in part.
+        """Settle requests that were sent together, numbered from ``first``, and failed at least in part.
 
         ``outcomes`` are in the order of the numbers: an exception for each that failed, None for one that was not sent.
         """
@@ -67,7 +67,7 @@ class Numbers:
         )
 
     def _other(self, number: int, error: Exception) -> int | None:
-        """Settle what becomes of ``number`` after a failure; the number to send the same request under, if there is one."""
+        """Settle ``number`` after a failure, and return the number to send the same request under, if there is one."""
         fate = fate_of(error)
         if fate is Fate.UNSEEN:
             self._next = number
@@ -92,6 +92,6 @@ def _is_unseen(error: Exception) -> bool:
 
 
 def _find_expected_number(error: Exception, number: int) -> int | None:
-    """The number that the server says it expects in place of ``number``."""
+    """Return the number that the server says it expects in place of ``number``."""
     found = _EXPECTED.search(str(error)) if isinstance(error, APIStatusError) else None
     return int(found[1]) if found is not None and int(found[2]) == number and int(found[1]) != number else None

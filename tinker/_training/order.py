@@ -33,16 +33,16 @@ class Sequencer:
         self._ended: tuple[APIFuture[Any], BaseException] | None = None
 
     def now(self) -> int:
-        """The moment of a call or of a receipt, to compare with others; from any thread."""
+        """Return the moment of a call or of a receipt, to compare with others; from any thread."""
         return next(self._ticks)
 
     def take_turn(self, future: APIFuture[Any], called: int) -> Turn:
-        """The next place in the queue, of an operation that was called at the moment ``called``."""
+        """Return the next place in the queue, of an operation that was called at the moment ``called``."""
         turn = self._last = _Turn(self._last)
         return Turn(self, turn, future, next(self._positions), called)
 
     def end(self, creation: APIFuture[Any], error: BaseException) -> None:
-        """There is no run: fail every later place with ``error``."""
+        """Fail every later turn with ``error``: there is no run."""
         self._ended = creation, error
 
     def block(self, turn: Turn, error: BaseException) -> None:
@@ -144,13 +144,13 @@ class Block:
         self.received: int | None = None
 
     def receive(self) -> None:
-        """The user has the error now; from any thread, any number of times."""
+        """Note that the user has the error now; from any thread, any number of times."""
         with self._lock:
             if self.received is None:
                 self.received = self._sequencer.now()
 
     def error_for(self, operation: str) -> PrecedingRequestFailed:
-        """The error of a request that this stops."""
+        """Return the error of a request that this stops."""
         first_line = (str(self._error) or type(self._error).__name__).splitlines()[0]
         message = f"{operation} was not sent, because the {self._operation} before it failed: {first_line}"
         error = PrecedingRequestFailed(message, operation, self._operation)

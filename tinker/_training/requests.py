@@ -48,7 +48,7 @@ class RunRequest(Generic[T]):
 
 
 def optim_step(params: AdamParams | DimuonParams) -> RunRequest[models.OptimStepResponse]:
-    """An optimizer step."""
+    """Describe an optimizer step."""
     adam = params if isinstance(params, AdamParams) else None
     other = params if isinstance(params, DimuonParams) else None
     return RunRequest(
@@ -62,7 +62,7 @@ def optim_step(params: AdamParams | DimuonParams) -> RunRequest[models.OptimStep
 def save_state(
     name: str, ttl_seconds: int | None, overwrite: bool, user_metadata: Mapping[str, str] | None
 ) -> RunRequest[SaveWeightsResponse]:
-    """A save of weights and optimizer state."""
+    """Describe a save of weights and optimizer state."""
     return RunRequest(
         operation="save_state",
         build=weights_api.save_weights,
@@ -77,7 +77,7 @@ def save_state(
 def save_weights_for_sampler(
     name: str, ttl_seconds: int | None, user_metadata: Mapping[str, str] | None
 ) -> RunRequest[SaveWeightsForSamplerResponse]:
-    """A save of weights to sample from."""
+    """Describe a save of weights to sample from."""
     return RunRequest(
         operation="save_weights_for_sampler",
         build=weights_api.save_weights_for_sampler,
@@ -94,7 +94,7 @@ def save_weights_for_sampler(
 
 
 def save_for_sampling_session(kind: models.SamplingClientKind, sampler_numbers: Iterator[int]) -> RunRequest[str]:
-    """A save of weights under no name; the result is the id of a sampling session on them."""
+    """Describe a save of weights under no name; the result is the id of a sampling session on them."""
     return RunRequest(
         operation="save_weights_and_get_sampling_client",
         build=weights_api.save_weights_for_sampler,
@@ -112,7 +112,7 @@ def save_for_sampling_session(kind: models.SamplingClientKind, sampler_numbers: 
 def save_weights_external(
     name: str, ttl_seconds: int | None, recipients: Sequence[str] | None
 ) -> RunRequest[SaveWeightsExternalResponse]:
-    """A save of weights as files to download."""
+    """Describe a save of weights as files to download."""
     return RunRequest(
         operation="save_weights_external",
         build=weights_api.save_weights_external,
@@ -131,7 +131,7 @@ def save_weights_external(
 def load_state(
     operation: str, path: str, weights_access_token: str | None, *, with_optimizer: bool
 ) -> RunRequest[models.LoadWeightsResponse]:
-    """A load of saved weights."""
+    """Describe a load of saved weights."""
     body = models.LoadWeightsRequest(path=path, optimizer=with_optimizer, weights_access_token=weights_access_token)
     return RunRequest(
         operation=operation,
@@ -142,7 +142,7 @@ def load_state(
 
 
 def unload_model() -> RunRequest[models.UnloadModelResponse]:
-    """The end of a run; it carries no number."""
+    """Describe the end of a run; it carries no number."""
     return RunRequest(
         operation="unload_model",
         build=training_api.unload_model,

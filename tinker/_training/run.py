@@ -71,14 +71,14 @@ class TrainingRun:
     # ---------------------------------------------------------------------------------------------------------- the model
 
     def info(self) -> models.GetInfoResponse:
-        """What the model is; call when it is created. LookupError when the server does not say."""
+        """Return what the model is; call when it is created. LookupError when the server does not say."""
         assert self.model is not None
         if self.model.info is None:
             raise LookupError("this server does not say what its models are (it has no get_info)")
         return self.model.info
 
     async def base_model(self) -> str:
-        """The name of the base model, once the model is created."""
+        """Return the name of the base model, once the model is created."""
         await self.created
         info = self.info()
         return info.model_data.model_name or info.model_name or ""
@@ -188,9 +188,9 @@ class SavedForSampling:
     saved: APIFuture[str]
 
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
-        """The id of the sampling session, when the weights are saved."""
+        """Return the id of the sampling session, when the weights are saved."""
         return await take_over(self.saved)
 
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
-        """The base model of the run."""
+        """Return the base model of the run."""
         return await self.run.base_model()

@@ -137,7 +137,7 @@ def _function_name(function: Callable[..., object]) -> str:
 
 @functools.cache
 def _public_names() -> dict[int, str]:
-    """The name of every function that a loss may call, by its identity; some call themselves otherwise."""
+    """Return the name of every function that a loss may call, by its identity; some call themselves otherwise."""
     import torch
 
     homes = {
@@ -171,7 +171,7 @@ def _check_output(node: Node) -> None:
 
 
 def _wire_argument(argument: object) -> Any:
-    """JSON scalars and lists stand for themselves; anything else is an object with one key."""
+    """Convert an argument: JSON scalars and lists stand for themselves; anything else is an object with one key."""
     from torch.fx import Node
 
     if isinstance(argument, Node):

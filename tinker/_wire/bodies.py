@@ -18,12 +18,12 @@ KEPT_NBYTES = 32 << 20
 
 
 def slices(whole: memoryview) -> list[Piece]:
-    """A body in slices of a size that is good to hand over; no copy."""
+    """Return a body in slices of a size that is good to hand over; no copy."""
     return [whole[at : at + UPLOAD_PIECE] for at in range(0, len(whole), UPLOAD_PIECE)]
 
 
 def as_pieces(pieces: Sequence[bytes | bytearray | memoryview]) -> tuple[Piece, ...]:
-    """The pieces of a body as they are where they are large, else a copy in few: each costs a system call."""
+    """Return the pieces of a body as they are where they are large, else a copy in few: each costs a system call."""
     nbytes = sum(map(len, pieces))
     if nbytes <= INLINE_NBYTES:
         return (b"".join(pieces),)
@@ -39,7 +39,7 @@ class Buffers:
         self._free: dict[int, list[bytearray]] = defaultdict(list)
 
     def join(self, pieces: Sequence[bytes | bytearray | memoryview]) -> memoryview:
-        """A copy of the pieces, one after the other; :meth:`release` takes it back."""
+        """Return a copy of the pieces, one after the other; :meth:`release` takes it back."""
         nbytes = sum(map(len, pieces))
         view = memoryview(self._take(-(-nbytes // STEP_NBYTES) * STEP_NBYTES))[:nbytes]
         at = 0

@@ -11,12 +11,12 @@ CONTENT_ENCODING = "zstd"
 
 @lru_cache(maxsize=1)
 def available() -> bool:
-    """Whether this installation can compress."""
+    """Return whether this installation can compress."""
     return find_spec("zstandard") is not None
 
 
 def compress(blocks: Sequence[bytes | memoryview]) -> tuple[bytes, ...]:
-    """The blocks as one frame that names its content size."""
+    """Return the blocks as one frame that names its content size."""
     import zstandard
 
     compressor = zstandard.ZstdCompressor().compressobj(size=sum(map(len, blocks)))

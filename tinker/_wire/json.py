@@ -37,7 +37,7 @@ MEDIA_TYPE = "application/json"
 
 
 def _fragment(value: object) -> msgspec.Raw:
-    """An array as JSON numbers, a numpy number as one. float32 goes through Python floats, which keeps every bit."""
+    """Return an array as JSON numbers, a numpy number as one. float32 goes through Python floats, which keeps every bit."""
     if isinstance(value, np.ndarray):
         array = cast("NDArray[Any]", value)
         return msgspec.Raw(msgspec.json.encode(array.reshape(-1).tolist()))
@@ -51,12 +51,12 @@ _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def encode(value: object) -> bytes:
-    """A generated record as JSON: defaults are sent, None is omitted."""
+    """Return a generated record as JSON: defaults are sent, None is omitted."""
     return _encoder.encode(value)
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """JSON as a generated record; msgspec.DecodeError (a ValueError) when it does not fit. Unknown fields are ignored."""
+    """Decode JSON as a generated record; msgspec.DecodeError (a ValueError) if it does not fit. Unknown fields are ignored."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(prepare(kind), strict=True)
@@ -67,7 +67,7 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 
 def wire_model_input(value: ModelInput) -> models.ModelInput:
-    """The record of a model input."""
+    """Return the record of a model input."""
     return models.ModelInput(chunks=[_wire_chunk(chunk) for chunk in value.chunks])
 
 
@@ -84,7 +84,7 @@ def _wire_chunk(chunk: ModelInputChunk) -> models.ModelInputChunk:
 
 
 def wire_tensor(tensor: TensorData, what: str = "tensor") -> models.TensorData:
-    """The record of a tensor, its values still an array. ValueError naming ``what`` for NaN and infinity."""
+    """Return the record of a tensor, its values still an array. ValueError naming ``what`` for NaN and infinity."""
     values = tensor.values
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ValueError(f"{what} holds NaN or infinity, which JSON cannot carry")
@@ -98,7 +98,7 @@ def wire_tensor(tensor: TensorData, what: str = "tensor") -> models.TensorData:
 
 
 def wire_data(data: Sequence[Datum]) -> list[models.Datum]:
-    """The records of datums; ValueError naming the datum index and field for values JSON cannot carry."""
+    """Return the records of datums; ValueError naming the datum index and field for values JSON cannot carry."""
     return [
         models.Datum(
             loss_fn_inputs={
@@ -112,7 +112,7 @@ def wire_data(data: Sequence[Datum]) -> list[models.Datum]:
 
 
 def wire_loss_output(output: ForwardBackwardOutput) -> models.ForwardBackwardOutput:
-    """The record of a loss output."""
+    """Return the record of a loss output."""
     return models.ForwardBackwardOutput(
         loss_fn_output_type=output.loss_fn_output_type,
         loss_fn_outputs=[
@@ -123,7 +123,7 @@ def wire_loss_output(output: ForwardBackwardOutput) -> models.ForwardBackwardOut
 
 
 def wire_sample(response: SampleResponse) -> models.SampleResponse:
-    """The record of a sample response."""
+    """Return the record of a sample response."""
     return models.SampleResponse(
         sequences=[
             models.SampledSequence(
@@ -144,7 +144,7 @@ def wire_sample(response: SampleResponse) -> models.SampleResponse:
 
 
 def public_model_input(value: models.ModelInput) -> ModelInput:
-    """The public form of a model input."""
+    """Return the public form of a model input."""
     return ModelInput(chunks=[_public_chunk(chunk) for chunk in value.chunks])
 
 
@@ -159,18 +159,18 @@ def _public_chunk(chunk: models.ModelInputChunk) -> ModelInputChunk:
 
 
 def public_tensor(tensor: models.TensorData) -> TensorData:
-    """The public form of a tensor; ValueError when values and shape disagree."""
+    """Return the public form of a tensor; ValueError when values and shape disagree."""
     return TensorData(tensor.data, tensor.dtype, tensor.shape, tensor.sparse_crow_indices, tensor.sparse_col_indices)
 
 
 def public_datum(datum: models.Datum) -> Datum:
-    """The public form of a datum."""
+    """Return the public form of a datum."""
     inputs = {name: public_tensor(tensor) for name, tensor in datum.loss_fn_inputs.items()}
     return Datum(public_model_input(datum.model_input), inputs)
 
 
 def public_loss_output(output: models.ForwardBackwardOutput) -> ForwardBackwardOutput:
-    """The public form of a loss output."""
+    """Return the public form of a loss output."""
     return ForwardBackwardOutput(
         output.loss_fn_output_type,
         [{name: public_tensor(tensor) for name, tensor in fields.items()} for fields in output.loss_fn_outputs],
@@ -179,7 +179,7 @@ def public_loss_output(output: models.ForwardBackwardOutput) -> ForwardBackwardO
 
 
 def public_sample(response: models.SampleResponse, sequence_ids: Sequence[str] = ()) -> SampleResponse:
-    """The public form of a sample response; ``sequence_ids`` come from the submit answer and may be missing."""
+    """Return the public form of a sample response; ``sequence_ids`` come from the submit answer and may be missing."""
     sequences = [
         SampledSequence(
             stop_reason=sequence.stop_reason,

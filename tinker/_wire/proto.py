@@ -93,7 +93,7 @@ def _double(field: int, value: float) -> bytes:
 
 
 def _view(array: NDArray[Any]) -> memoryview:
-    """The array's bytes, little-endian and contiguous, without a copy where it is so already."""
+    """Return the array's bytes, little-endian and contiguous, without a copy where it is so already."""
     if array.size == 0:
         return memoryview(b"")
     if array.dtype.byteorder not in "<=|":
@@ -137,14 +137,14 @@ def encode_forward_backward(
     *,
     forward_only: bool = False,
 ) -> list[Part]:
-    """The parts of a ``ForwardBackwardRequest``; the arrays are viewed, not copied."""
+    """Return the parts of a ``ForwardBackwardRequest``; the arrays are viewed, not copied."""
     return forward_backward_head(model_id, seq_id, loss_fn, loss_fn_config, forward_only=forward_only) + encode_data(data)
 
 
 def forward_backward_head(
     model_id: str, seq_id: int, loss_fn: str, config: Mapping[str, float | str] | None, *, forward_only: bool
 ) -> list[Part]:
-    """Every field but the data. Numbers of the config are written to both maps, text to the newer one only."""
+    """Return every field but the data. Numbers of the config are written to both maps, text to the newer one only."""
     head = [_text(1, model_id), _int(2, seq_id), _text(4, loss_fn), _int(6, forward_only)]
     for name, value in (config or {}).items():
         key = _text(1, name)
@@ -157,7 +157,7 @@ def forward_backward_head(
 
 
 def encode_data(data: Sequence[Datum]) -> list[Part]:
-    """The repeated field ``data``; needs no number, so it can be made before the request's turn."""
+    """Return the repeated field ``data``; needs no number, so it can be made before the request's turn."""
     message = _Message()
     for index, datum in enumerate(data):
         try:
@@ -195,7 +195,7 @@ def _datum(datum: Datum) -> _Message:
 
 @lru_cache(maxsize=1024)
 def _text_head(tokens: int) -> bytes:
-    """Everything of a text chunk before its tokens."""
+    """Return everything of a text chunk before its tokens."""
     nbytes = 4 * tokens
     text = _key(1, _LEN) + _varint(nbytes)
     chunk = _key(1, _LEN) + _varint(len(text) + nbytes) + text
@@ -204,7 +204,7 @@ def _text_head(tokens: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _dense_head(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> bytes:
-    """Everything of a loss input before the values of its dense tensor."""
+    """Return everything of a loss input before the values of its dense tensor."""
     tensor = _int(3, _DTYPE_OF[dtype]) + _blob(4, b"".join(map(_varint, shape))) + _key(1, _LEN) + _varint(nbytes)
     entry = _text(1, name) + _key(2, _LEN) + _varint(len(tensor) + nbytes) + tensor
     return _key(2, _LEN) + _varint(len(entry) + nbytes) + entry
@@ -248,7 +248,7 @@ def _span(span: ProvenanceSpan) -> bytes:
 
 
 def encode_loss_output(output: ForwardBackwardOutput) -> bytes:
-    """A ``ForwardBackwardOutput``: one record for each run of datums that have the same fields, dtypes and inner shapes."""
+    """Encode a ``ForwardBackwardOutput``: one record for each run of datums with the same fields, dtypes and inner shapes."""
     message = _Message()
     message.raw(_text(1, output.loss_fn_output_type))
     for run in _runs(output.loss_fn_outputs):
@@ -293,7 +293,7 @@ def _record(type_tag: str, run: Sequence[LossFnOutput]) -> _Message:
 
 
 def encode_sample(response: SampleResponse) -> bytes:
-    """A ``SampleResponse``; NaN prompt logprobs stand for None."""
+    """Return a ``SampleResponse``; NaN prompt logprobs stand for None."""
     message = _Message()
     for sequence in response.sequences:
         message.nested(1, _sequence(sequence))
@@ -360,7 +360,7 @@ class _Reader:
         raise ProtoError("truncated or overlong number")
 
     def fields(self) -> Iterator[tuple[int, int, int, int]]:
-        """(field number, wire type, value or start, end) of each field in order. Numbers of one byte take a short way."""
+        """Yield (field number, wire type, value or start, end) of each field. Numbers of one byte take a short way."""
         buffer, at, last = self._buffer, self._start, self._end
         while at < last:
             key = buffer[at]
@@ -407,7 +407,7 @@ class _Reader:
         return np.frombuffer(self._buffer, dtype, count, start)
 
     def integers(self, wire_type: int, value: int, end: int) -> list[int]:
-        """A repeated int64, packed or not."""
+        """Return a repeated int64, packed or not."""
         if wire_type == _VARINT:
             return [_to_signed(value)]
         numbers: list[int] = []
@@ -428,7 +428,7 @@ def _expect(condition: bool, what: str) -> None:
 
 
 def _values(reader: _Reader, start: int, end: int, dtype: int) -> NumericArray:
-    """Values of a tensor field in the two dtypes users see: bfloat16 widens to float32, int32 to int64."""
+    """Read a tensor field in the two dtypes users see: bfloat16 widens to float32, int32 to int64."""
     if dtype == _FLOAT32:
         return reader.array(start, end, _FLOAT32_DTYPE)
     if dtype == _INT64:
@@ -441,7 +441,7 @@ def _values(reader: _Reader, start: int, end: int, dtype: int) -> NumericArray:
 
 
 def _map_entry(reader: _Reader) -> tuple[str, int, int, int]:
-    """Key of a map entry, and the wire type, start and end of its value (an absent value is empty)."""
+    """Return the key of a map entry, and the wire type, start and end of its value (an absent value is empty)."""
     name, value = "", (_LEN, 0, 0)
     for field, wire_type, start, end in reader.fields():
         if field == 1 and wire_type == _LEN:
@@ -590,7 +590,7 @@ def _read_tensor(reader: _Reader) -> TensorData:
 
 
 def _shape(shape: Sequence[int], size: int) -> tuple[int, ...]:
-    """The declared shape when it fits; no shape at all means one dimension (a scalar has one value and no dimensions)."""
+    """Return the declared shape when it fits; no shape means one dimension (a scalar has one value and no dimensions)."""
     if not shape:
         return (size,) if size != 1 else ()
     _expect(all(dimension >= 0 for dimension in shape), "negative dimension")
@@ -702,7 +702,7 @@ def decode_sample(body: bytes, sequence_ids: Sequence[str] = ()) -> SampleRespon
 
 
 def _read_usual_sequence(buffer: bytearray, at: int, end: int) -> SampledSequence | None:
-    """A sequence laid out as servers do: stop reason unless it is zero, tokens, logprobs, each of up to 16 kB.
+    """Return a sequence laid out as servers do: stop reason unless it is zero, tokens, logprobs, each of up to 16 kB.
 
     None for any other layout, which is read the general way. Responses hold thousands of these.
     """
@@ -748,7 +748,7 @@ def _read_sequence(reader: _Reader) -> SampledSequence:
 
 
 def _stop_reason(value: int) -> str:
-    """A value this client does not know stays readable as its number."""
+    """Return the stop reason; a value this client does not know stays readable as its number."""
     return {_STOP: "stop", _LENGTH: "length"}.get(value, str(value))
 
 

@@ -27,7 +27,7 @@ class AwaitableConcurrentFuture(APIFuture[T]):
         future.add_done_callback(self._follow)
 
     def future(self) -> concurrent.futures.Future[T]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The future that was given."""
+        """Return the future that was given."""
         return self._future
 
     def cancel(self) -> bool:
