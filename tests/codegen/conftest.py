@@ -7,12 +7,26 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from support.pet_contract import FIXTURE
+from support.pet_contract import FIXTURE, ROOT
+
+
+def load_generator() -> None:
+    """Import codegen from where it lies. The checkout is not on the path, as the tinker that is tested is the installed one."""
+    folder = ROOT / "codegen"
+    spec = spec_from_file_location("codegen", folder / "__init__.py", submodule_search_locations=[str(folder)])
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["codegen"] = package = module_from_spec(spec)
+    spec.loader.exec_module(package)
+
+
+load_generator()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,3 +127,9 @@ def path_changes(path: Path) -> Iterator[int]:
             targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
             if any(ast.unparse(target) == "sys.path" or ast.unparse(target).startswith(PATH_CHANGES) for target in targets):
                 yield node.lineno
+
+
+def test_the_checkout_is_not_on_the_path_of_tests() -> None:
+    """What is tested is the installed package: no folder of pytest's path holds one of the same name."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert [folder for folder in settings["pythonpath"] if (ROOT / folder / "tinker").exists()] == []
