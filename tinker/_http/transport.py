@@ -106,6 +106,10 @@ class Transport:
     observers: Observers
     refused: RefusedFields = attrs.field(factory=RefusedFields)
     _closing: Closing = attrs.field(factory=Closing, init=False)
+    _secret_headers: frozenset[str] = attrs.field(
+        default=attrs.Factory(lambda self: frozenset(map(str.lower, self.config.headers)) - {"user-agent"}, takes_self=True),
+        init=False,
+    )
 
     async def sleep(self, seconds: float) -> None:
         """Sleep; ClientClosedError as soon as the client is closed."""
@@ -316,10 +320,6 @@ class Transport:
     def _url(self, request: Request[Any], query: str) -> str:
         base = _LOCAL_ORIGIN if self.config.is_local else self.config.base_url
         return f"{base}{request.path}?{query}" if query else f"{base}{request.path}"
-
-    @property
-    def _secret_headers(self) -> frozenset[str]:
-        return frozenset(map(str.lower, self.config.headers)) - {"user-agent"}
 
     def _with_defaults(self, query: str) -> str:
         """Return the query, and what the settings add to every one, unless it is there already."""

@@ -26,7 +26,7 @@ from tinker._installation import install_command
 from tinker._loop import LoopThread
 from tinker._runtime import Runtime
 from tinker._session import SessionContext, json_only
-from tinker._training.loss_requests import Accepted, LossJob, LossRequests, prepare_loss_requests
+from tinker._training.loss_requests import Submission, LossJob, LossRequests, prepare_loss_requests
 from tinker._training.numbers import Numbers
 from tinker._training.tracing import LOGPROBS, TracedLoss
 from tinker._validate import check_data
@@ -240,7 +240,7 @@ class CustomStep:
     forward: LossRequests
     future: APIFuture[ForwardBackwardOutput]
 
-    async def submit(self, numbers: Numbers, model_id: str) -> Underway:
+    async def submit(self, numbers: Numbers, model_id: str) -> SubmittedStep:
         """Do everything but waiting for the last results; holds the turn meanwhile."""
         output = await self.forward.result(await self.forward.submit(numbers, model_id), self.future)
         logprobs = _logprobs(self.prepared.reduced, output)
@@ -248,21 +248,21 @@ class CustomStep:
         weighted = [_set_weights(*pair) for pair in zip(self.prepared.reduced, evaluated.gradients, strict=True)]
         backward = self.forward.again(weighted, _BACKWARD)
         await backward.encode()
-        return Underway(evaluated, backward, await backward.submit(numbers, model_id))
+        return SubmittedStep(evaluated, backward, await backward.submit(numbers, model_id))
 
-    async def result(self, underway: Underway) -> ForwardBackwardOutput:
+    async def result(self, submitted: SubmittedStep) -> ForwardBackwardOutput:
         """Return the result of the backward pass, with the user's loss and metrics in it."""
-        output = await underway.backward.result(underway.accepted, self.future)
-        return attrs.evolve(output, metrics=_merge_metrics(output.metrics, underway.evaluated))
+        output = await submitted.backward.result(submitted.accepted, self.future)
+        return attrs.evolve(output, metrics=_merge_metrics(output.metrics, submitted.evaluated))
 
 
 @attrs.frozen
-class Underway:
+class SubmittedStep:
     """A step whose backward pass the server has accepted."""
 
     evaluated: Evaluated
     backward: LossRequests
-    accepted: list[Accepted]
+    accepted: list[Submission]
 
 
 def _logprobs(data: Sequence[Datum], output: ForwardBackwardOutput) -> Logprobs:

@@ -31,7 +31,7 @@ from tinker.types.tensor_data import TensorData
 # Bodies beyond this are encoded off the loop thread.
 _LARGE_NBYTES = 1 << 20
 
-Accepted: TypeAlias = Reply[models.UntypedAPIFuture]
+Submission: TypeAlias = Reply[models.UntypedAPIFuture]
 """What the server promised for one chunk."""
 
 
@@ -103,11 +103,11 @@ class LossRequests:
     job: LossJob
     chunks: list[_Chunk]
 
-    async def submit(self, numbers: Numbers, model_id: str) -> list[Accepted]:
+    async def submit(self, numbers: Numbers, model_id: str) -> list[Submission]:
         """Number and send every chunk; only whose turn it is may call this."""
         if len(self.chunks) > 1 and self.context.config.parallel_fwdbwd_chunks:
             return await self._submit_together(numbers, model_id)
-        accepted: list[Accepted] = []
+        accepted: list[Submission] = []
         for chunk in self.chunks:
             try:
                 accepted.append(await numbers.send(partial(self._send_chunk, chunk, model_id)))
@@ -116,17 +116,17 @@ class LossRequests:
                 raise
         return accepted
 
-    async def _submit_together(self, numbers: Numbers, model_id: str) -> list[Accepted]:
+    async def _submit_together(self, numbers: Numbers, model_id: str) -> list[Submission]:
         """Submit the first chunk last: the server starts when it has that one, and the others are there by then."""
         first = numbers.take(len(self.chunks))
         head, *rest = (partial(self._send_chunk, chunk, model_id, first + i) for i, chunk in enumerate(self.chunks))
         later = await asyncio.gather(*(send() for send in rest), return_exceptions=True)
-        outcomes: list[Accepted | BaseException | None] = [None, *later]
+        outcomes: list[Submission | BaseException | None] = [None, *later]
         if not any(isinstance(one, BaseException) for one in later):
             outcomes[:1] = await asyncio.gather(head(), return_exceptions=True)
         failed = next((one for one in outcomes if isinstance(one, BaseException)), None)
         if failed is None:
-            return cast("list[Accepted]", outcomes)
+            return cast("list[Submission]", outcomes)
         numbers.abandon(first, outcomes)
         self._note_accepted(failed, sum(isinstance(one, Reply) for one in outcomes))
         raise failed
@@ -152,7 +152,7 @@ class LossRequests:
             for chunk in self.chunks:
                 await chunk.in_format(form).encode()
 
-    async def result(self, accepted: Sequence[Accepted], future: APIFuture[Any]) -> ForwardBackwardOutput:
+    async def result(self, accepted: Sequence[Submission], future: APIFuture[Any]) -> ForwardBackwardOutput:
         """Wait for the chunks and put their results together."""
         expected = loss_output("Forward" if self.job.forward_only else "ForwardBackward")
         wait = self.context.results.wait
@@ -160,7 +160,7 @@ class LossRequests:
             return combine([await wait(accepted[0], expected, future)])
         return combine(await asyncio.gather(*(wait(one, expected, future) for one in accepted)))
 
-    async def _send_chunk(self, chunk: _Chunk, model_id: str, number: int) -> Accepted:
+    async def _send_chunk(self, chunk: _Chunk, model_id: str, number: int) -> Submission:
         """Submit one chunk; one that is refused is tried in the other forms the server may read, under the same number."""
         submission = _ChunkSubmission(self, chunk, model_id, number)
         async with self.context.limits.training_nbytes.take(chunk.nbytes):

@@ -128,9 +128,9 @@ class TrainingRun:
         async with self._preparation_of(turn) as context:
             step = CustomStep(self.runtime.thread, prepared, await prepared.forward(self.runtime.transport, context), future)
         async with self._turn(turn) as (numbers, model_id):
-            underway = await step.submit(numbers, model_id)
+            submitted = await step.submit(numbers, model_id)
         async with self._result_of(turn):
-            return await step.result(underway)
+            return await step.result(submitted)
 
     # ------------------------------------------------------------------------------------------ turns, and what failures stop
 

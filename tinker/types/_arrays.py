@@ -64,7 +64,7 @@ _STRUCT_CODES = {"float32": "f", "int64": "q", "int32": "i"}
 def pack(values: object, dtype: str) -> NDArray[Any] | None:
     """Return a flat list of plain numbers as an array, in half the time that numpy takes; None for anything else.
 
-    Range and type are checked on the way: a float is no integer, and a number too large for ``dtype`` is not taken.
+    Range and type are checked on the way: a float is not an integer, and a number too large for ``dtype`` is not taken.
     """
     if not isinstance(values, list):
         return None
