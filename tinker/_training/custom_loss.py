@@ -26,7 +26,7 @@ from tinker._installation import install_command
 from tinker._loop import LoopThread
 from tinker._runtime import Runtime
 from tinker._session import SessionContext, json_only
-from tinker._training.loss_requests import Submission, LossJob, LossRequests, prepare_loss_requests
+from tinker._training.loss_requests import LossJob, LossRequests, Submission, prepare_loss_requests
 from tinker._training.numbers import Numbers
 from tinker._training.tracing import LOGPROBS, TracedLoss
 from tinker._validate import check_data
