@@ -7,13 +7,14 @@ of the installer. Nothing here runs when ``tinker`` is imported.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Collection
 from importlib.metadata import PathDistribution
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 PACKAGE = Path(__file__).absolute().parents[1]
 _OPEN = "+open."
@@ -101,9 +102,7 @@ def _source(direct_url: str | None) -> str | None:
     url = urlsplit(str(json.loads(direct_url)["url"])) if direct_url else None
     if url is None or url.scheme != "file":
         return None
-    from urllib.request import url2pathname  # imports HTTP and TLS, which each pytest run with our plugin would pay for
-
-    path = url2pathname(url.path)
+    path = _to_path(url.path)
     return path if Path(path).exists() else None
 
 
@@ -114,3 +113,9 @@ def _sources(package: Path) -> frozenset[str]:
 def _some(names: Collection[str]) -> str:
     shown = ", ".join(list(names)[:3])
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+
+
+def _to_path(quoted: str) -> str:
+    """Convert the path of a file URL; `urllib.request` would import HTTP and TLS, for which every pytest run would pay."""
+    path = unquote(quoted)
+    return path.lstrip("/") if os.name == "nt" else path
