@@ -84,6 +84,7 @@ TESTS: dict[str, list[str]] = {
         "client/test_training.py",
         "client/test_custom_loss.py",
         "client/test_session.py",
+        "client/test_tokenizers.py::test_text",
     ],
     "sampling_client": ["client/test_samplers.py", "client/test_sampling.py", "client/test_clones.py"],
     "futures": ["client/test_futures.py", "client/test_waiting.py", "unit/test_loop.py", "client/test_what_a_failure_stops.py"],

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import tinker
+from tinker.observing import Event, RequestAttempt
 
 Connect = Callable[..., tinker.ServiceClient]
 ADAM = tinker.AdamParams()
@@ -153,3 +154,50 @@ def test_the_users_query_goes_with_every_request(connect: Connect, wire: Any) ->
     asked, other = (wire.sent(name)[0].request.url.params for name in ("sessions", "get_server_capabilities"))
     assert (asked["team"], asked.get_list("limit")) == ("blue", ["3"])
     assert dict(other) == {"team": "blue", "limit": "7"}
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_a_try_without_refused_fields_is_the_same_exchange(training: tinker.TrainingClient, wire: Any) -> None:
+    """When fields at their default are left out, every header stays but the length and the key of the body."""
+    refusal = [{"type": "extra_forbidden", "loc": ["body", "overwrite"], "msg": "Extra inputs", "input": False}]
+    wire.fail("save_weights", 422, body={"detail": refusal}, outside="a stricter server's")
+    name = "n" * 200_000
+    training.save_state(name).exception(10)
+    first, second = (dict(one.request.headers) for one in wire.sent("save_weights"))
+    for headers, body in zip((first, second), (one.body for one in wire.sent("save_weights")), strict=True):
+        assert headers.pop("content-length") == str(len(body))
+    assert first.pop("x-idempotency-key") != second.pop("x-idempotency-key")
+    assert first == second
+
+
+def test_errors_show_what_was_asked(training: tinker.TrainingClient, wire: Any) -> None:
+    """The request of an error has the headers that were sent, without the key, and no length, as it has no body."""
+    wire.fail("optim_step", 404)
+    error = training.optim_step(ADAM).exception(10)
+    assert isinstance(error, tinker.NotFoundError)
+    sent, shown = wire.sent("optim_step")[0].request.headers, error.request.headers
+    for name in ("accept", "content-type", "user-agent", "x-idempotency-key"):
+        assert shown[name] == sent[name]
+    assert "x-api-key" not in shown
+    assert shown.get("content-length", "0") == "0"
+
+
+@pytest.mark.parametrize("status", [None, 200, 400, 404, 503])
+def test_attempts_as_observers_hear_of_them(connect: Connect, wire: Any, status: int | None) -> None:
+    """An attempt tells its status, None where no answer came, and its error, None where it was a success."""
+    heard: list[RequestAttempt] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, RequestAttempt) and event.operation == "optim_step":
+            heard.append(event)
+
+    training = connect(observers=[listen]).create_lora_training_client("tinker/toy", rank=2).result(10)
+    if status is None:
+        wire.drop("optim_step", apply=False)
+    elif status != 200:
+        wire.fail("optim_step", status)
+    training.optim_step(ADAM).exception(10)
+    (told, *_) = heard
+    assert told.status == status
+    assert (told.error is None) == (status == 200)
+    assert getattr(told.error, "status_code", None) == (None if status == 200 else status)

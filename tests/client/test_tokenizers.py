@@ -136,15 +136,18 @@ with concurrent.futures.ThreadPoolExecutor(8) as pool:
 
 
 def test_text(run: Any) -> None:
-    """Clients encode and decode by their tokenizer, and a prompt is made of a text."""
+    """Clients encode and decode by their tokenizer, special tokens too unless told otherwise; a prompt is made of a text."""
     script = """
 import json
-client = service.create_sampling_client(base_model="Qwen/Qwen3-8B")
-tokens = client.encode("ab")
-prompt = tinker.ModelInput.from_text("ab", client.get_tokenizer()).to_ints()
-print(json.dumps([tokens, client.encode("ab", add_special_tokens=False), client.decode(tokens, skip_special_tokens=True), prompt]))
+def texts(client):
+    tokens = client.encode("ab")
+    prompt = tinker.ModelInput.from_text("ab", client.get_tokenizer()).to_ints()
+    spelt, skipped = client.decode(tokens), client.decode(tokens, skip_special_tokens=True)
+    return [tokens, client.encode("ab", add_special_tokens=False), spelt, skipped, prompt]
+sampling = service.create_sampling_client(base_model="Qwen/Qwen3-8B")
+print(json.dumps([texts(client) for client in (sampling, service.create_lora_training_client("Qwen/Qwen3-8B", rank=4))]))
 """
-    assert run(script)[0] == [[1, 97, 98], [97, 98], "ab", [1, 97, 98]]
+    assert run(script, "told")[0] == [[[1, 97, 98], [97, 98], "\x01ab", "ab", [1, 97, 98]]] * 2
 
 
 def test_without_transformers(run: Any) -> None:

@@ -16,6 +16,11 @@ MakeDatum = Callable[..., tinker.Datum]
 ADAM = tinker.AdamParams(learning_rate=0.05)
 
 
+@tinker.with_gradients
+def own_loss(data: Any, logprobs: Any) -> Any:
+    return 1.0, [0 * part - 1 for part in logprobs]
+
+
 def test_loss_falls(training: tinker.TrainingClient, datum: MakeDatum) -> None:
     """Steps submitted without waiting in between lower the loss."""
     losses = []
@@ -95,6 +100,7 @@ def test_every_calling_form(service: tinker.ServiceClient, datum: MakeDatum) -> 
             step = await client.optim_step_async(ADAM)
             assert (await future).loss == (await future.result_async()).loss
             await step
+            assert client is await client.result_async(10) is await client.coroutine()
             assert (await client.get_info_async()).lora_rank == 2
             sampler = await client.save_weights_and_get_sampling_client_async()
             response = await sampler.sample_async(
@@ -343,3 +349,53 @@ def test_numbers_of_numpy(training: tinker.TrainingClient, wire: Any) -> None:
     training.optim_step(tinker.AdamParams(learning_rate=rates[1], beta1=np.float32(0.5))).result(10)  # type: ignore[arg-type]
     sent = wire.sent("optim_step")[0].json["adam_params"]
     assert (sent["learning_rate"], sent["beta1"]) == (0.2, 0.5)
+
+
+def test_files_to_download(training: tinker.TrainingClient, wire: Any) -> None:
+    """Weights that are saved as files are so by the name, the time and the keys that were asked for; the result has the path."""
+    wire.fail("save_weights_external", 200, body={"request_id": "r"})
+    wire.fail("retrieve_future", 200, body={"path": "tinker://run/external_weights/kept", "type": "save_weights_external"})
+    future = training.save_weights_external("kept", ttl_seconds=7200, age_encryption_recipients=["age1abc"])
+    assert future.result(10).path == "tinker://run/external_weights/kept"
+    sent = wire.sent("save_weights_external")[0].json
+    assert (sent["path"], sent["ttl_seconds"], sent["age_encryption_recipients"]) == ("kept", 7200, ["age1abc"])
+
+
+def test_information_waits_for_the_model(service: tinker.ServiceClient) -> None:
+    """What is asked of a client at once, before its model exists, is answered when that exists."""
+    assert service.create_lora_training_client("tinker/toy", rank=2).get_info().lora_rank == 2
+    assert service.create_lora_training_client("tinker/toy", rank=2).model_id
+
+
+def test_twins_give_what_their_method_does(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Awaiting a twin gives the future that its method returns, and nothing else."""
+    batch = [datum()]
+
+    async def scenario() -> None:
+        losses = [
+            await training.forward_async(batch, "cross_entropy"),
+            await training.forward_backward_async(batch, "cross_entropy"),
+            await training.forward_backward_custom_async(batch, own_loss),
+        ]
+        assert all([(await one).loss for one in losses])
+        await (await training.optim_step_async(ADAM))
+        kept = await (await training.save_state_async("kept"))
+        assert kept.path.endswith("/kept")
+        assert (await (await training.save_weights_for_sampler_async("kept"))).path.endswith("/kept")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("saved", [False, True])
+def test_samplers_of_a_run_say_whether_to_record(
+    training: tinker.TrainingClient, wire: Any, recorded: bool, saved: bool
+) -> None:
+    """The samples of both kinds of samplers of a run ask for what the user asked for, which is nothing by default."""
+    asked: dict[str, Any] = {"record_stability_info": True} if recorded else {}
+    if saved:
+        sampler = training.create_sampling_client(training.save_weights_for_sampler("s").result(10).path, **asked)
+    else:
+        sampler = training.save_weights_and_get_sampling_client(**asked)
+    sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
+    assert wire.sent("asample")[0].json["record_stability_info"] is recorded

@@ -6,7 +6,17 @@ import pytest
 
 from tinker._training.chunks import split
 from tinker._training.combine import combine
-from tinker.types import Datum, ForwardBackwardOutput, ModelInput, TensorData
+from tinker.types import (
+    Datum,
+    DmelChunk,
+    EncodedTextChunk,
+    ForwardBackwardOutput,
+    ImageAssetPointerChunk,
+    ImageChunk,
+    ModelInput,
+    ModelInputChunk,
+    TensorData,
+)
 
 
 def result(count: int, **metrics: float) -> ForwardBackwardOutput:
@@ -81,3 +91,19 @@ def test_oversized_datum_goes_alone() -> None:
     small, large = datum(1), datum(100)
     chunks = [data for data, _ in split([small, large, small], 1024, 100)]
     assert chunks == [[small], [large], [small]]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "nbytes"),
+    [
+        (EncodedTextChunk(tokens=[1, 2, 3]), 12),
+        (ImageChunk(data=b"12345", format="png"), 5),
+        (DmelChunk(dmel=b"1234567"), 7),
+        (ImageAssetPointerChunk(location="gs://b/x.jpg", format="jpeg", expected_tokens=1), 12),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_kind_of_input_counts(chunk: ModelInputChunk, nbytes: int) -> None:
+    """A datum's estimate counts what its kind of input is sent as."""
+    ((_, estimate),) = split([Datum(ModelInput(chunks=[chunk]), {})], 1024, 60)
+    assert estimate == nbytes

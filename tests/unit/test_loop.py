@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -243,3 +245,71 @@ def test_the_loop_thread_knows_itself() -> None:
         assert asked.wait(SECONDS)
         assert answers == [True]
         assert not thread.is_current()
+
+
+def test_the_loop_ends_with_the_program() -> None:
+    """A program that has nothing else to do ends, although the thread that runs the loop never does by itself."""
+    with loop_of_its_own() as thread:
+        found: list[bool] = []
+        thread.call(lambda: found.append(threading.current_thread().daemon))
+        assert runs(thread)
+        assert found == [True]
+
+
+def test_a_failure_that_nobody_waits_for_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    """A task whose waiter has gone fails in silence: asyncio does not report it as forgotten."""
+
+    async def fail() -> None:
+        raise LookupError
+
+    with loop_of_its_own() as thread:
+        thread.call(lambda: thread.task(fail()))
+        assert runs(thread)
+        assert runs(thread)
+        gc.collect()
+        assert runs(thread)
+    assert caplog.messages == []
+
+
+def test_what_has_ended_is_not_kept() -> None:
+    """A loop keeps no task that has ended, however it ended: a program of days would grow by each."""
+    with loop_of_its_own() as thread:
+        kept: list[Any] = []
+        thread.call(lambda: kept.append(weakref.ref(thread.task(asyncio.sleep(0)))))
+        thread.call(lambda: kept.append(weakref.ref(thread.task(asyncio.sleep(0), settle=lambda task: None))))
+        for _ in range(4):
+            assert runs(thread)
+        gc.collect()
+        assert [one() for one in kept] == [None, None]
+
+
+def test_reports_end_with_the_interpreter(caplog: pytest.LogCaptureFixture) -> None:
+    """When the interpreter ends, what a connection says of being closed by that is not logged."""
+
+    def fail() -> None:
+        raise ValueError
+
+    with loop_of_its_own() as thread:
+        thread.end_reports()
+        assert runs(thread)
+        thread.end_reports()
+        thread.call(fail)
+        assert runs(thread)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("ending", [None, LookupError("x"), SystemExit(3)])
+def test_functions_of_the_user_run_beside_the_loop(ending: BaseException | None) -> None:
+    """A function of the user runs on another thread; its result or error comes back, and what would end a program as an error."""
+
+    def work() -> bool:
+        if ending is not None:
+            raise ending
+        return loop_thread().is_current()
+
+    future = start(APIFuture("a test"), partial(loop_thread().run_in_user_thread, work))
+    if ending is None:
+        assert future.result(SECONDS) is False
+    else:
+        with pytest.raises(LookupError if isinstance(ending, LookupError) else RuntimeError):
+            future.result(SECONDS)
