@@ -29,9 +29,9 @@ Handler: TypeAlias = Callable[[State, APICall], Awaitable[msgspec.Struct | Respo
 log: logging.Logger = logging.getLogger("tinker.local")
 #: By the id of the operation; the handler has that name, in the file of its tag.
 HANDLERS: Mapping[str, Handler] = {
-    name: handler
+    name: getattr(getattr(handlers, operation.tag), name)
     for name, operation in OPERATIONS.items()
-    if (handler := getattr(getattr(handlers, operation.tag), name, None)) is not None
+    if hasattr(getattr(handlers, operation.tag), name)
 }
 
 
