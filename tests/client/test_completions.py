@@ -204,3 +204,41 @@ def test_a_cancelled_sample_is_not_waited_for(sampler: tinker.SamplingClient, wi
     release()
     round_trips(wire)
     assert len(wire.sent("retrieve_futures")) == 1
+
+
+def test_quick_answers_are_paced_until_there_is_news(sampler: tinker.SamplingClient, wire: Any, clock: Any) -> None:
+    """While somebody waits, polls that come back at once make growing pauses; they are short again after a completion."""
+    accept(wire, "r1", "r2")
+    for cursor, name in ((1, "r1"), (2, "r2")):
+        for _ in range(3):
+            tell(wire, cursor - 1)
+        tell(wire, cursor, name)
+    tell(wire, 2)
+    results(wire, 2)
+    release = wire.hold("retrieve_futures")
+    futures = [sample(sampler), sample(sampler)]
+    wire.wait_for("asample", 2)
+    wire.wait_for("retrieve_futures")
+    round_trips(wire)
+    del clock.slept[:]
+    release()
+    assert all(future.result(10) for future in futures)
+    assert reported(wire, 2) == ["r1", "r2"]
+    round_trips(wire)
+    assert clock.slept == [0.02, 0.04, 0.08] * 2
+
+
+def test_what_a_refused_poll_reports_is_not_reported_again(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A report may be what the server refuses a poll for, so the polls of later samples are without it."""
+    accept(wire, "r1", "r2")
+    tell(wire, 1, "r1")
+    wire.fail("retrieve_futures", 403)
+    tell(wire, 2, "r2")
+    tell(wire, 2)
+    results(wire, 2)
+    assert sample(sampler).result(10)
+    wire.wait_for("retrieve_futures", 2)
+    round_trips(wire)
+    assert sample(sampler).result(10)
+    wire.wait_for("retrieve_futures", 4)
+    assert [names for _, names, _ in polls(wire)] == [[], ["r1"], [], ["r2"]]

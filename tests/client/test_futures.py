@@ -146,3 +146,13 @@ def test_future_made_of_another() -> None:
     assert three.cancel()
     assert given_up.cancelled()
     assert three.cancelled()
+
+
+@pytest.mark.parametrize(("operation", "named"), [("optim_step", "optim_step"), ("", "an operation")])
+def test_a_result_that_was_not_waited_for(operation: str, named: str) -> None:
+    """A name that only a result can have says whose result is to be waited for; a private name says nothing of that."""
+    future = tinker.APIFuture[Any](operation)
+    with pytest.raises(AttributeError, match=rf"has no attribute 'metrics': it is the future of {named}; call .result\(\)"):
+        _ = future.metrics  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="has no attribute '_metrics'$"):
+        _ = future._metrics  # type: ignore[attr-defined]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import tinker
+from tinker.observing import Event, QueueChange
 
 ADAM = tinker.AdamParams()
 
@@ -188,3 +190,22 @@ def test_unknown_fields_are_passed_over(training: tinker.TrainingClient, wire: A
     wire.fail("retrieve_future", 202, body=result, outside="a server of tomorrow")
     response = training.optim_step(ADAM).result(10)
     assert (response.metrics, response.type) == ({"a:sum": 1.0}, "optim_step_v2")
+
+
+def test_observers_hear_of_the_queue(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
+    """Whoever observes a service hears of every change of a queue, once, with the request that waits in it."""
+    heard: list[QueueChange] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, QueueChange):
+            heard.append(event)
+
+    training = connect(observers=[listen]).create_lora_training_client("tinker/toy", rank=2).result(10)
+    for state, reason in (("paused_capacity", "full"), ("active", None)):
+        body = {"type": "try_again", "request_id": "x", "queue_state": state, "queue_state_reason": reason}
+        wire.fail("retrieve_future", 200, body=body, times=2)
+    future = training.optim_step(ADAM)
+    future.result(10)
+    told = [(one.operation, one.request_id, one.state, one.reason) for one in heard]
+    name = str(future.request_id)
+    assert told == [("optim_step", name, "paused_capacity", "full"), ("optim_step", name, "active", None)]

@@ -174,3 +174,18 @@ def test_a_restart_before_the_second_session_has_beaten(
     with pytest.raises(tinker.SessionLostError):
         again.optim_step(ADAM).result(10)
     wire.faults.clear()
+
+
+def test_only_the_new_session_is_kept_alive(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, clock: Any, restart: Callable[[], None]
+) -> None:
+    """No heartbeat of the lost session follows when a new one has taken its place."""
+    restart()
+    service.create_sampling_client(base_model="tinker/toy").result(10)
+    wire.wait_for("session_heartbeat", 4)  # two of the lost session, the question whether it is lost, one of the new
+    _, new = (answer["session_id"] for answer in wire.answers("create_session"))
+    before = len(wire.sent("session_heartbeat"))
+    clock.advance(10)
+    wire.wait_for("session_heartbeat", before + 1)
+    service.get_server_capabilities()
+    assert [one.json["session_id"] for one in wire.sent("session_heartbeat")[before:]] == [new]

@@ -284,3 +284,36 @@ def test_a_server_that_is_not_there() -> None:
     rest = tinker.ServiceClient(base_url=f"http://127.0.0.1:{port}", patience_seconds=0).create_rest_client()
     with pytest.raises(tinker.APIConnectionError, match=rf"cannot connect to 127.0.0.1:{port}: {os.strerror(ECONNREFUSED)}"):
         rest.list_sessions().result(10)
+
+
+def test_what_waits_for_the_session_ends_with_its_client(connect: Connect, wire: Any, clock: Any) -> None:
+    """A client that is closed while the server does not answer its first request ends after some seconds, and says so."""
+    service = connect()
+    release = wire.hold("create_session")
+    training = service.create_lora_training_client("tinker/toy")
+    wire.wait_for("create_session")
+    closed = service.close()
+    clock.advance(5)
+    closed.result(10)
+    with pytest.raises(tinker.ClientClosedError):
+        training.result(10)
+    release()
+
+
+def test_what_comes_after_the_end(connect: Connect, wire: Any, datum: Callable[..., tinker.Datum]) -> None:
+    """A request that is made after the end says that the client is closed, not that it was closed meanwhile."""
+    service = connect()
+    training = service.create_lora_training_client("tinker/toy").result(10)
+    service.close().result(10)
+    sent = len(wire.exchanges)
+    with pytest.raises(tinker.ClientClosedError, match="is closed"):
+        training.forward_backward([datum()], "cross_entropy").result(10)
+    assert len(wire.exchanges) == sent
+
+
+def test_reports_are_sent_while_the_session_lasts(connect: Connect, wire: Any, clock: Any) -> None:
+    """Where the user allows reports, what there is to tell is told after ten seconds, not only at the end."""
+    service = connect(telemetry=True)
+    service.create_lora_training_client("tinker/toy").result(10)
+    clock.advance(10)
+    assert [event["event"] for event in wire.wait_for("telemetry")[0].json["events"]] == ["SESSION_START"]

@@ -357,6 +357,15 @@ def test_an_accepted_number_is_not_used_again(wire: Any, training: tinker.Traini
     assert [exchange.seq_id for exchange in wire.sent("optim_step")] == ([3] if asked == 2 else [3, 7])
 
 
+def test_a_number_left_behind_is_not_used_again(wire: Any, training: tinker.TrainingClient) -> None:
+    """A server that asked for a later number, and was sent that one, is not sent another request under the earlier one."""
+    wire.fail("optim_step", 400, body={"detail": "expected 7, got 2"})
+    assert training.optim_step(ADAM).result(10)
+    wire.fail("optim_step", 400, body={"detail": "expected 2, got 8"})
+    assert isinstance(training.optim_step(ADAM).exception(10), tinker.BadRequestError)
+    assert [exchange.seq_id for exchange in wire.sent("optim_step")] == [2, 7, 8]
+
+
 def test_an_unknown_fate_leaves_a_gap(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
     """A request that the server may have accepted keeps its number, also when a later attempt was turned away."""
     wire.drop("forward_backward", apply=True)
@@ -396,6 +405,20 @@ def test_a_batch_sent_together(wire: Any, connect: Any, state: State, datum: Mak
     assert training.forward_backward([datum(), datum(), datum()], "cross_entropy").exception(10)
     assert training.optim_step(ADAM).result(10)
     assert wire.sent("optim_step")[-1].seq_id == (1 if status == 401 else 4)
+
+
+@pytest.mark.parametrize("asked", [1, 2, 3])
+def test_a_number_of_a_batch_that_the_server_expects_again(
+    wire: Any, connect: Any, state: State, datum: MakeDatum, asked: int
+) -> None:
+    """When a batch sent together was turned away, a server that still expects one of its numbers is sent that one."""
+    state.settings = in_chunks(state.settings, together=True)
+    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
+    wire.fail("forward_backward", 422, times=2)
+    assert training.forward_backward([datum(), datum(), datum()], "cross_entropy").exception(10)
+    wire.fail("optim_step", 400, body={"detail": f"expected {asked}, got 4"})
+    assert training.optim_step(ADAM).result(10)
+    assert [exchange.seq_id for exchange in wire.sent("optim_step")] == [4, asked]
 
 
 @pytest.mark.parametrize("profile", ["official", "skyrl", "minimal-json"])
@@ -440,14 +463,17 @@ def test_an_error_nobody_looks_at_is_logged_once(
     assert lines[0].startswith("forward_backward failed, and its error was never looked at: UnprocessableEntityError")
 
 
-def test_an_error_nobody_looks_at_is_logged_at_exit() -> None:
-    """A failure whose future lives until the process ends is named in the log then, once."""
+@pytest.mark.parametrize("collected", [True, False])
+def test_an_error_nobody_looks_at_is_logged_at_exit(collected: bool) -> None:
+    """A failure whose future lives until the process ends, or is never collected, is named in the log then, once."""
     script = (
-        "import concurrent.futures, tinker\n"
+        "import concurrent.futures, threading, tinker\n"
         "service = tinker.ServiceClient(base_url='local://toy')\n"
         "client = service.create_lora_training_client('no/such-model')\n"
         "concurrent.futures.wait([client.future()])\n"
     )
+    if not collected:
+        script += "threading.Thread(target=lambda kept: threading.Event().wait(), args=(client,), daemon=True).start()\n"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.count("create_lora_training_client failed, and its error was never looked at: BadRequestError") == 1
 

@@ -152,7 +152,6 @@ class SessionPoller:
     def _give_up(self) -> None:
         """Leave everybody to poll for themselves, as the server has no such endpoint."""
         self._absent = True
-        self._fetched.clear()
         for waiter in self._waiting.values():
             if not waiter.done():
                 waiter.set_result(None)
