@@ -154,5 +154,5 @@ def test_a_result_that_was_not_waited_for(operation: str, named: str) -> None:
     future = tinker.APIFuture[Any](operation)
     with pytest.raises(AttributeError, match=rf"has no attribute 'metrics': it is the future of {named}; call .result\(\)"):
         _ = future.metrics  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match="has no attribute '_metrics'$"):
+    with pytest.raises(AttributeError, match=r"has no attribute '_metrics'$"):
         _ = future._metrics  # type: ignore[attr-defined]
