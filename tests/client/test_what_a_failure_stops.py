@@ -322,7 +322,7 @@ def test_it_pickles() -> None:
 
 
 def test_a_server_that_expects_the_number_again(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A server that counts only what it accepts says which number it expects, and is sent that one."""
+    """A server that counts only what it accepts says which number it expects, and is sent that one, once."""
 
     def refuse(request: httpx.Request, body: bytes) -> httpx.Response:
         return httpx.Response(400, json={"detail": "Sequence conflict: expected 2, got 3."})
@@ -334,6 +334,9 @@ def test_a_server_that_expects_the_number_again(wire: Any, training: tinker.Trai
     assert [exchange.seq_id for exchange in wire.sent("optim_step")] == [3, 2]
     assert training.save_state("kept").result(10).path
     assert wire.sent("save_weights")[-1].seq_id == 3
+    wire.fail("optim_step", 400, body={"detail": "expected 2, got 4"})
+    assert isinstance(training.optim_step(ADAM).exception(10), tinker.BadRequestError)
+    assert [exchange.seq_id for exchange in wire.sent("optim_step")] == [3, 2, 4]
 
 
 def test_a_number_that_the_server_has_seen(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
