@@ -106,6 +106,29 @@ def test_a_sample_that_is_done_before_it_is_accepted(sampler: tinker.SamplingCli
     wire.wait_for("retrieve_futures", 3)
 
 
+def test_what_is_kept_for_a_sample_is_its_size(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A sample that was done before it was accepted, with a size that nobody told, may be answered with its size first."""
+    accept(wire, "r1", "r2")
+    unknown = {"state": "archived", "request_id": "r2"}
+    wire.fail("retrieve_futures", 200, body={"completions": [unknown], "cursor": 1}, outside="a state of tomorrow")
+    tell(wire, 2, "r1")
+    tell(wire, 2)
+    results(wire, 2)
+    told = wire.hold("retrieve_futures")
+    first = sample(sampler)
+    wire.wait_for("retrieve_futures")
+    answered = wire.hold("asample")
+    second = sample(sampler)
+    wire.wait_for("asample", 2)
+    told()
+    assert first.result(10)
+    answered()
+    assert second.result(10)
+    asked = {one.json["request_id"]: one.json["allow_metadata_only"] for one in wire.sent("retrieve_future")}
+    assert asked == {"r1": False, "r2": True}
+    assert reported(wire, 2) == ["r1", "r2"]
+
+
 def test_what_is_fetched_during_a_poll_is_reported_by_the_next(sampler: tinker.SamplingClient, wire: Any) -> None:
     """Every fetched result is reported in one poll that is answered: neither left out nor said again."""
     accept(wire, "r1", "r2", "r3")
