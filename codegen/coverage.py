@@ -129,7 +129,7 @@ def inner_name(node: ast.AST, owner: str) -> str:
 
 
 def handlers(folder: Path) -> set[str]:
-    """Return the names of the server's handlers, which are those of their operations; none where there is no server."""
+    """Return the names of the server's handlers, which are those of their operations; an empty set without a server."""
     modules = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("handlers/*.py"))]
     return {node.name for module in modules for node in module.body if isinstance(node, ast.AsyncFunctionDef)}
 

@@ -150,7 +150,7 @@ def test_future_made_of_another() -> None:
 
 @pytest.mark.parametrize(("operation", "named"), [("optim_step", "optim_step"), ("", "an operation")])
 def test_a_result_that_was_not_waited_for(operation: str, named: str) -> None:
-    """A name that only a result can have says whose result is to be waited for; a private name says nothing of that."""
+    """A name that only a result can have says whose result must be waited for; a private name does not."""
     future = tinker.APIFuture[Any](operation)
     with pytest.raises(AttributeError, match=rf"has no attribute 'metrics': it is the future of {named}; call .result\(\)"):
         _ = future.metrics  # type: ignore[attr-defined]

@@ -351,7 +351,11 @@ REFUSALS = [
     case("nullable schema", f"{SCHEMA}/Cat", {"type": ["string", "null"]}, "not nullable"),
     case("default of a schema", f"{SCHEMA}/Text/default", "a", "belongs to the property"),
     case(
-        "constant that is no name", f"{SCHEMA}/Kind/x-constants", {"A-b": 1}, "snake_case", at=f"{SCHEMA}/Kind/x-constants/A-b"
+        "constant that is not a name",
+        f"{SCHEMA}/Kind/x-constants",
+        {"A-b": 1},
+        "snake_case",
+        at=f"{SCHEMA}/Kind/x-constants/A-b",
     ),
     case("empty enum", f"{SCHEMA}/Kind/enum", [], "non-empty enum", at=f"{SCHEMA}/Kind"),
     case("integer enum", f"{SCHEMA}/Kind", {"type": "integer", "enum": [1]}, "`type: string`"),

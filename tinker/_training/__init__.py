@@ -7,14 +7,13 @@ from tinker._training.chunks import PROMPT_TOKEN_NBYTES, chunk_nbytes
 from tinker._training.creation import NewAdapter, SavedAdapter
 from tinker._training.custom_loss import check_handle, create_handle, prepare_loss
 from tinker._training.loss_requests import LossJob
-from tinker._training.run import SavedForSampling, TrainingRun
+from tinker._training.run import TrainingRun
 from tinker._training.tracing import trace
 
 __all__ = [
     "LossJob",
     "NewAdapter",
     "PROMPT_TOKEN_NBYTES",
-    "SavedForSampling",
     "SavedAdapter",
     "TrainingRun",
     "check_handle",

@@ -136,7 +136,7 @@ class TrainingRun:
 
     @asynccontextmanager
     async def _preparation_of(self, turn: Turn, *, changes_run: bool = True) -> AsyncGenerator[SessionContext]:
-        """Hold what is done ahead of the turn, in the session; when it fails, the place is left."""
+        """Hold what is done ahead of the turn, in the session; when it fails, the turn is given up."""
         try:
             yield await self.runtime.session.ensure_started()
         except BaseException as error:

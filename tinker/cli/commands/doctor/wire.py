@@ -8,7 +8,7 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
 
-from tinker._http import UNEXPECTED_STATUS, UNSUPPORTED_FORMAT_STATUSES
+from tinker._http import is_format_refused, is_unexplained
 from tinker._session import Negotiation, Trial, WireFormat
 from tinker._wire import json, proto
 from tinker.cli.commands.doctor.prober import Prober
@@ -67,4 +67,4 @@ def _request_for_unknown_model(form: WireFormat) -> Request[Any]:
 
 def _is_about_the_format(error: APIStatusError) -> bool:
     """Whether a refusal may be about the format of the body. A server that names the model has read it."""
-    return error.status_code in UNSUPPORTED_FORMAT_STATUSES | {UNEXPECTED_STATUS} and _UNKNOWN_MODEL not in str(error.body)
+    return (is_format_refused(error) or is_unexplained(error)) and _UNKNOWN_MODEL not in str(error.body)
