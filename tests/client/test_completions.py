@@ -265,3 +265,28 @@ def test_what_a_refused_poll_reports_is_not_reported_again(sampler: tinker.Sampl
     assert sample(sampler).result(10)
     wire.wait_for("retrieve_futures", 4)
     assert [names for _, names, _ in polls(wire)] == [[], ["r1"], [], ["r2"]]
+
+
+def test_a_defect_in_a_poll_fails_who_waits(
+    sampler: tinker.SamplingClient, wire: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What no server and no transport should cause is an error of the sample, and in the log with its traceback."""
+    wire.blow_up("retrieve_futures")
+    with pytest.raises(tinker.TinkerError, match="a defect of the transport"):
+        sample(sampler).result(10)
+    (record,) = [one for one in caplog.records if "asking for completed samples failed" in one.message]
+    assert record.exc_info
+
+
+def test_a_refused_sample_leaves_nothing_behind(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """After a refused submission, what is told of samples that nobody asks about is forgotten all the same."""
+    wire.fail("asample", 422, body={"detail": "no"})
+    assert sample(sampler).exception(10)
+    accept(wire, "r1")
+    tell(wire, 1, "unknown", "r1")
+    tell(wire, 1)
+    results(wire, 1)
+    assert sample(sampler).result(10)
+    poller = sampler._sampler.completions
+    assert poller is not None
+    assert poller._early == {}

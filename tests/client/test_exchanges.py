@@ -103,6 +103,12 @@ def test_which_redirects_a_submission_follows(training: tinker.TrainingClient, w
     assert len({one.body for one in wire.sent("optim_step")}) == 1
 
 
+def test_a_poll_follows_a_redirect(training: tinker.TrainingClient, wire: Any) -> None:
+    """A proxy may send the client elsewhere for a result, too."""
+    wire.fail("retrieve_future", 307, headers={"location": "/api/v1/retrieve_future"}, outside=PROXY)
+    assert training.optim_step(ADAM).result(10)
+
+
 def test_repetitions_are_told_by_their_key(training: tinker.TrainingClient, wire: Any) -> None:
     """All attempts of one request carry one key, every other request another one, and questions none."""
     wire.fail("optim_step", 503, times=2)

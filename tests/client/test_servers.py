@@ -12,6 +12,7 @@ import tinker
 from tinker._wire import proto
 
 MakeDatum = Callable[..., tinker.Datum]
+Connect = Callable[..., tinker.ServiceClient]
 
 
 def sparse_datum() -> tinker.Datum:
@@ -46,6 +47,22 @@ def test_sparse_tensors_stay_sparse_where_they_are_read(training: tinker.Trainin
     training.forward_backward([datum()], "cross_entropy").result(10)
     training.forward_backward([sparse_datum()], "cross_entropy").result(10)
     assert shapes_sent(wire)[1:] == [(2, True)]
+
+
+def test_an_older_success_does_not_make_tensors_sparse_again(
+    service: tinker.ServiceClient, wire: Any, datum: MakeDatum
+) -> None:
+    """What was accepted before sparse tensors were refused, and had none, says nothing about them when it is answered late."""
+    first, second = (service.create_lora_training_client("tinker/toy").result(10) for _ in range(2))
+    answer = wire.hold("forward_backward")
+    early = first.forward_backward([datum()], "cross_entropy")
+    wire.wait_for("forward_backward")
+    wire.fail("forward_backward", 422, body={"detail": "Sparse loss_fn_input tensors are not supported"})
+    second.forward_backward([sparse_datum()], "cross_entropy").result(10)
+    answer()
+    early.result(10)
+    second.forward_backward([sparse_datum()], "cross_entropy").result(10)
+    assert [is_sparse for _, is_sparse in shapes_sent(wire)] == [False, True, False, False]
 
 
 def test_refusal_in_every_form_is_the_first_one(training: tinker.TrainingClient, wire: Any) -> None:
@@ -117,6 +134,17 @@ def test_protobuf_that_is_refused_is_sent_as_json(
     assert forms_sent(wire) == [("x-protobuf", 1), ("json", 1), ("json", 2)]
 
 
+@pytest.mark.parametrize("status", [415, 422])
+def test_json_that_is_refused_is_sent_as_protobuf(connect: Connect, wire: Any, datum: MakeDatum, status: int) -> None:
+    """Where nothing tells that a server reads protobuf it gets JSON first, and protobuf when it refuses that form."""
+    wire.fail("client/config", 404)
+    wire.fail("forward_backward", status, body={"detail": "protobuf only"} if status == 415 else NO_BODY, form="json")
+    training = connect().create_lora_training_client("tinker/toy").result(10)
+    for _ in range(2):
+        training.forward_backward([datum()], "cross_entropy").result(10)
+    assert forms_sent(wire) == [("json", 1), ("x-protobuf", 1), ("x-protobuf", 2)]
+
+
 def test_protobuf_that_makes_a_server_fail_is_sent_as_json(
     training: tinker.TrainingClient, wire: Any, clock: Any, datum: MakeDatum
 ) -> None:
@@ -166,9 +194,7 @@ def test_once_protobuf_was_read_it_is_never_doubted(training: tinker.TrainingCli
 
 
 @pytest.mark.parametrize("choice", ["proto", "json"])
-def test_a_chosen_form_is_never_changed(
-    connect: Callable[..., tinker.ServiceClient], wire: Any, datum: MakeDatum, choice: str
-) -> None:
+def test_a_chosen_form_is_never_changed(connect: Connect, wire: Any, datum: MakeDatum, choice: str) -> None:
     """Who sets the wire gets it, also where the server fails on it."""
     training = connect(wire=choice).create_lora_training_client("tinker/toy").result(10)
     wire.fail("forward_backward", 500, times=2)
@@ -212,7 +238,7 @@ LIMITS = (
 
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("value", [0, -1])
-def test_limits_that_let_nothing_pass(limit: str, value: int, connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
+def test_limits_that_let_nothing_pass(limit: str, value: int, connect: Connect, wire: Any) -> None:
     """A server whose settings would let no request pass is told about at once, with the setting's name."""
     wire.fail("client/config", 200, body={limit: value}, times=3, outside="no limit is below 1")
     with pytest.raises(tinker.APIResponseValidationError, match=f"{limit} must be at least 1, got {value}"):
