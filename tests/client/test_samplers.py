@@ -82,6 +82,18 @@ def test_a_failed_question_about_the_model_does_not_travel(service: tinker.Servi
     assert copy.deepcopy(fresh).get_base_model() == "tinker/toy"
 
 
+def test_the_base_model_of_a_run_that_is_being_created(service: tinker.ServiceClient, wire: Any) -> None:
+    """A sampler of a run whose model the server has not described yet waits for that, and then knows its base model."""
+    told = wire.hold("get_info")
+    training = service.create_lora_training_client("tinker/toy")
+    sampler = training.save_weights_and_get_sampling_client()
+    asked = sampler._sampler.base_model()
+    wire.wait_for("save_weights_for_sampler")
+    service.get_server_capabilities()
+    told()
+    assert asked.result(10) == "tinker/toy"
+
+
 def test_what_is_lost_is_asked_for_a_few_times(sampler: tinker.SamplingClient, wire: Any) -> None:
     """A result that is gone as often as allowed is asked for once more each time, and comes in the end."""
     wire.fail("retrieve_future", 410, body={"detail": "expired"}, times=RESUBMISSIONS)
