@@ -52,7 +52,7 @@ class Sequencer:
         turn.future.receipt.add_action(block.receive)
 
     def check(self, turn: Turn) -> None:
-        """Raise what keeps ``place``, whose turn it is, from being sent."""
+        """Raise what keeps the request whose turn it is from being sent."""
         if self._ended is not None:
             creation, error = self._ended
             turn.future.receipt.add_action(creation.receipt.mark_received)
