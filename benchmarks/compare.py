@@ -38,8 +38,11 @@ VARIANTS = {
         "awaited": ("one of 1,000 samples at once, awaited", 1000),
         "blocked": ("one of 1,000 samples at once, .result()", 1000),
     },
+    "memory": {
+        "samples": ("10,000 samples in flight", 1),
+    },
 }
-UNITS = {"cpu": ("CPU ms", 1e3), "wall": ("wall ms", 1e3), "modules": ("modules", 1.0)}
+UNITS = {"cpu": ("CPU ms", 1e3), "wall": ("wall ms", 1e3), "modules": ("modules", 1.0), "megabytes": ("MB", 1.0)}
 
 # (row, variant, quantity) -> client -> every value measured
 Values = dict[tuple[str, str, str], dict[str, list[float]]]
@@ -119,7 +122,7 @@ def lines(values: Values) -> list[Line]:
     for (row, variant, quantity), by_client in values.items():
         title, divisor = VARIANTS[row][variant]
         unit, scale = UNITS[quantity]
-        share = 1 if quantity == "modules" else divisor
+        share = divisor if quantity in ("cpu", "wall") else 1
         ours, official = (statistics.median(by_client[client]) * scale / share for client in CLIENTS)
         table.append(Line(title, unit, ours, official))
     return table

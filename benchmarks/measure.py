@@ -3,7 +3,7 @@
     python benchmarks/measure.py samples --base-url http://127.0.0.1:8000
 
 A row has variants. Each is a list of measurements ``{"cpu": s, "wall": s}``, import rows also ``"modules"``. CPU is that of the
-whole process, all threads, user and system. Only what both clients offer to users is used.
+whole process, all threads, user and system. The row "memory" has ``"megabytes"`` instead. Only what both clients offer to users is used.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import gc
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ Measurement = dict[str, float]
 
 DATUMS, TOKENS = 128, 4096
 SAMPLES, PROMPT_TOKENS, SAMPLED_TOKENS = 1000, 512, 128
+SAMPLES_IN_FLIGHT = 10_000
 STEP_REPETITIONS, SAMPLE_REPETITIONS = 5, 2
 
 NAMES = "ServiceClient Datum ModelInput TensorData SamplingParams"
@@ -170,7 +172,30 @@ def measure_samples(base_url: str) -> dict[str, list[Measurement]]:
     }
 
 
-ROWS = {"import": measure_import, "step": measure_step, "samples": measure_samples}
+# -------------------------------------------------------------------------------------------------------------------- memory
+
+
+def measure_memory(base_url: str) -> dict[str, list[Measurement]]:
+    """Asks for ten thousand samples at once; how far the peak of the resident memory rises until all of them are there."""
+    import tinker
+
+    params = tinker.SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0)
+    prompt = tinker.ModelInput.from_ints(list(range(PROMPT_TOKENS)))
+    sampler = tinker.ServiceClient(base_url=base_url).create_sampling_client(base_model="stub/model").result()
+    for future in [sampler.sample(prompt, 1, params) for _ in range(100)]:
+        future.result()  # also opens the connections
+    before = _peak_megabytes()
+    futures = [sampler.sample(prompt, 1, params) for _ in range(SAMPLES_IN_FLIGHT)]
+    for future in futures:
+        assert len(future.result().sequences[0].tokens) == SAMPLED_TOKENS
+    return {"samples": [{"megabytes": _peak_megabytes() - before}]}
+
+
+def _peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # kilobytes on Linux
+
+
+ROWS = {"import": measure_import, "step": measure_step, "samples": measure_samples, "memory": measure_memory}
 
 
 def main() -> None:
