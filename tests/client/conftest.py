@@ -17,62 +17,11 @@ import pytest
 from support.judge import Judge
 
 import tinker
-from tinker._clock import Clock
 from tinker._wire import proto
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
-
-
-class SteppedClock:
-    """Short sleeps take no time and move the clock; long ones (heartbeats) wait until a test advances it."""
-
-    LONG = 10.0
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.slept: list[float] = []
-        self._waiting: list[tuple[float, asyncio.Event, asyncio.AbstractEventLoop]] = []
-        self._changed = threading.Condition()
-
-    async def _sleep(self, seconds: float) -> None:
-        if seconds < self.LONG:
-            self.slept.append(seconds)
-            self.now += seconds
-            await asyncio.sleep(0)
-            return
-        await self._timer(seconds)
-
-    async def _timer(self, seconds: float) -> None:
-        waiting = self.now + seconds, asyncio.Event(), asyncio.get_running_loop()
-        with self._changed:
-            self._waiting.append(waiting)
-            self._changed.notify_all()
-        try:
-            await waiting[1].wait()
-        finally:
-            with self._changed:
-                self._waiting = [one for one in self._waiting if one is not waiting]
-
-    def advance(self, seconds: float) -> None:
-        """Move time on and wake who slept until then; waits first until there is somebody to wake."""
-        with self._changed:
-            until = self.now + seconds
-            assert self._changed.wait_for(lambda: any(due <= until for due, *_ in self._waiting), timeout=10)
-        self.wake(seconds)
-
-    def wake(self, seconds: float) -> None:
-        """Move time on and wake who slept until then, if anybody."""
-        with self._changed:
-            self.now += seconds
-            due = [one for one in self._waiting if one[0] <= self.now]
-            self._waiting = [one for one in self._waiting if one[0] > self.now]
-        for _, woken, loop in due:
-            loop.call_soon_threadsafe(woken.set)
-
-    def clock(self) -> Clock:
-        return Clock(
-            monotonic=lambda: self.now, wall=lambda: self.now, sleep=self._sleep, random=lambda: 0.99, timer=self._timer
-        )
+from tinker.testing import Fault, SteppedClock
+from tinker.testing.faults import OtherForms, status_fault
 
 
 @attrs.define
@@ -100,24 +49,30 @@ Answer = Callable[[httpx.Request, bytes], httpx.Response | None]
 
 
 @attrs.define
-class Fault:
-    """What to do instead of answering one operation, a number of times. ``apply`` lets the server see the request first.
+class ScriptedFault:
+    """What happens to the next ``times`` requests of an operation, after ``after`` others.
 
     ``outside`` says why the answer is none of the contract, where that is meant. ``form`` is that of the requests that are
     meant; without it, a training request that is refused as protobuf is refused as JSON too, and that counts as one.
     """
 
     operation: str
-    answer: Answer
-    apply: bool = False
+    fault: Fault
     times: int = 1
     outside: str | None = None
     after: int = 0
     form: str | None = None
+    answer: Answer | None = None  # in the place of the fault's
 
     def meets(self, exchange: Exchange) -> bool:
         form = exchange.request.headers.get("content-type", "")
         return self.operation == exchange.operation and self.times > 0 and (self.form is None or form.endswith(self.form))
+
+    def respond(self, request: httpx.Request, body: bytes) -> httpx.Response | None:
+        if self.answer is not None:
+            return self.answer(request, body)
+        answer = self.fault.answer
+        return None if answer is None else httpx.Response(answer.status, headers=answer.headers, content=answer.content)
 
 
 class Wire(httpx.AsyncBaseTransport):
@@ -131,11 +86,11 @@ class Wire(httpx.AsyncBaseTransport):
     def __init__(self, app: Any) -> None:
         self._inner = httpx.ASGITransport(app)
         self.exchanges: list[Exchange] = []
-        self.faults: list[Fault] = []
+        self.faults: list[ScriptedFault] = []
         self.judge = Judge()
         self._held: dict[str, concurrent.futures.Future[None]] = {}
         self._arrived = threading.Condition()
-        self._refused: dict[tuple[str, int], Fault] = {}
+        self._other_forms = OtherForms()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = await request.aread()
@@ -147,40 +102,35 @@ class Wire(httpx.AsyncBaseTransport):
         with self._arrived:
             self.exchanges.append(exchange)
             self._arrived.notify_all()
-        fault = self._same_request(exchange) or self._fault(exchange)
+        scripted = self._scripted(exchange)
         gate = self._held.pop(operation, None)
         response: httpx.Response | None = None
-        if fault is None or fault.apply:
+        if scripted is None or scripted.fault.applied:
             response = await self._inner.handle_async_request(request)
-        if fault is not None:
-            fault.times -= 1
-            response = fault.answer(request, body)
-            self._note_refusal(exchange, fault, response)
+        if scripted is not None:
+            scripted.times -= 1
+            response = scripted.respond(request, body)
+            if scripted.form is None:
+                self._other_forms.note(request.headers, body, scripted.fault)
         if response is None:
             raise httpx.ReadError("the connection broke", request=request)
         if gate is not None:
             await asyncio.shield(asyncio.wrap_future(gate))  # who gives up waiting does not open it
         exchange.status = response.status_code
         exchange.answer = await response.aread()
-        if is_api and (fault is None or fault.outside is None):
+        if is_api and (scripted is None or scripted.outside is None):
             self.judge.response(request, body, response)
         return response
 
-    def _same_request(self, exchange: Exchange) -> Fault | None:
-        """The fault of a training request in JSON whose protobuf form was refused."""
-        if exchange.operation not in ("forward_backward", "forward") or not self._refused:
+    def _scripted(self, exchange: Exchange) -> ScriptedFault | None:
+        same = self._other_forms.of(exchange.operation, exchange.body)
+        if same is not None and exchange.request.headers["content-type"] != proto.MEDIA_TYPE:
+            return ScriptedFault(exchange.operation, same)
+        scripted = next((one for one in self.faults if one.meets(exchange)), None)
+        if scripted is not None and scripted.after > 0:
+            scripted.after -= 1
             return None
-        if exchange.request.headers["content-type"] == proto.MEDIA_TYPE:
-            return None
-        return self._refused.get((exchange.json["model_id"], exchange.json.get("seq_id")))
-
-    def _note_refusal(self, exchange: Exchange, fault: Fault, response: httpx.Response | None) -> None:
-        refused = response is not None and response.status_code >= 400 and fault.form is None
-        if refused and exchange.request.headers.get("content-type") == proto.MEDIA_TYPE:
-            if "content-encoding" in exchange.request.headers:
-                return
-            call = proto.decode_forward_backward(exchange.body)
-            self._refused[call.model_id, call.seq_id] = attrs.evolve(fault, apply=False)
+        return scripted
 
     def fail(
         self,
@@ -196,27 +146,16 @@ class Wire(httpx.AsyncBaseTransport):
     ) -> None:
         """Answer the next requests of an operation like this; ``outside`` says why, where the contract has no such answer."""
 
-        def answer(_: httpx.Request, __: bytes) -> httpx.Response:
-            if isinstance(body, bytes):
-                return httpx.Response(status, headers=headers, content=body)
-            return httpx.Response(status, headers=headers, json=body if body is not None else {"detail": f"scripted {status}"})
-
-        self.faults.append(Fault(operation, answer, apply, times, outside, form=form))
-
-    def _fault(self, exchange: Exchange) -> Fault | None:
-        fault = next((one for one in self.faults if one.meets(exchange)), None)
-        if fault is not None and fault.after > 0:
-            fault.after -= 1
-            return None
-        return fault
+        fault = status_fault(status, headers, body, applied=apply)
+        self.faults.append(ScriptedFault(operation, fault, times, outside, form=form))
 
     def answer(self, operation: str, answer: Answer, *, after: int = 0) -> None:
         """Answer one request of an operation, after so many others, by a function."""
-        self.faults.append(Fault(operation, answer, after=after))
+        self.faults.append(ScriptedFault(operation, Fault(kind="status"), after=after, answer=answer))
 
     def drop(self, operation: str, *, apply: bool, times: int = 1) -> None:
         """Break the connection of the next requests, before or after the server saw them."""
-        self.faults.append(Fault(operation, lambda *_: None, apply, times))
+        self.faults.append(ScriptedFault(operation, Fault(kind="drop", applied=apply), times))
 
     def hold(self, operation: str) -> Callable[[], None]:
         """Keep back the answer to the next request of an operation, until the function that is returned is called."""
@@ -242,7 +181,7 @@ class Wire(httpx.AsyncBaseTransport):
         def answer(_: httpx.Request, __: bytes) -> httpx.Response:
             raise LookupError("a defect of the transport")
 
-        self.faults.append(Fault(operation, answer, times=times))
+        self.faults.append(ScriptedFault(operation, Fault(kind="status"), times, answer=answer))
 
     def sent(self, operation: str) -> list[Exchange]:
         return [exchange for exchange in self.exchanges if exchange.operation == operation]

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 import tinker
@@ -89,10 +90,14 @@ def test_changes_of_the_queue(service: tinker.ServiceClient, wire: Any, kind: st
         if kind == "sampling"
         else service.create_lora_training_client("tinker/toy")
     ).result(10)
-    for state, reason in (("paused_capacity", None), ("paused_capacity", "full"), ("active", None)):
-        wire.fail("retrieve_future", 200, body=waiting(state, reason), times=2)
-    watched, answer = threading.Event(), wire.faults[0].answer
-    wire.faults[0].answer = lambda *asked: answer(*asked) if watched.wait(10) else None
+    watched = threading.Event()
+
+    def answer_when_watched(_: httpx.Request, __: bytes) -> httpx.Response | None:
+        return httpx.Response(200, json=waiting("paused_capacity", None)) if watched.wait(10) else None
+
+    wire.answer("retrieve_future", answer_when_watched)
+    for state, reason, times in (("paused_capacity", None, 1), ("paused_capacity", "full", 2), ("active", None, 2)):
+        wire.fail("retrieve_future", 200, body=waiting(state, reason), times=times)
     if kind != "future":
         watch(client)
     future = client.sample(PROMPT, 1, PARAMS) if kind == "sampling" else client.optim_step(ADAM)

@@ -73,7 +73,7 @@ def test_heartbeats(connect: Connect, wire: Any, clock: Any) -> None:
     wire.wait_for("session_heartbeat", 5)
     for _ in range(3):
         service.get_server_capabilities()  # by now the answer was read, and one more heartbeat would have been sent
-        clock.wake(10)
+        clock.advance(10, idle=True)
     assert len(wire.sent("session_heartbeat")) == 5
 
 
