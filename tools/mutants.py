@@ -76,7 +76,12 @@ TESTS: dict[str, list[str]] = {
     ],
     "_training/order": ["unit/test_order.py", "client/test_turns.py", "client/test_what_a_failure_stops.py"],
     "_training/numbers": ["client/test_turns.py", "client/test_what_a_failure_stops.py"],
-    "_training/loss_requests": ["client/test_turns.py", "client/test_training.py", "client/test_custom_loss.py"],
+    "_training/loss_requests": [
+        "client/test_turns.py",
+        "client/test_training.py",
+        "client/test_custom_loss.py",
+        "client/test_what_a_failure_stops.py",
+    ],
     "_training/chunks": ["unit/test_combine.py", "client/test_samplers.py"],
     "_training/combine": ["unit/test_combine.py"],
     "_sampling/submit": [
@@ -84,6 +89,7 @@ TESTS: dict[str, list[str]] = {
         "client/test_sampling.py",
         "client/test_clones.py",
         "client/test_limits.py",
+        "client/test_training.py",
     ],
     "training_client": [
         "client/test_turns.py",

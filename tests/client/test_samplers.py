@@ -82,6 +82,19 @@ def test_a_failed_question_about_the_model_does_not_travel(service: tinker.Servi
     assert copy.deepcopy(fresh).get_base_model() == "tinker/toy"
 
 
+@pytest.mark.parametrize("question", ["base_model", "tokenizer"])
+def test_a_question_without_an_answer_is_asked_again(service: tinker.ServiceClient, wire: Any, question: str) -> None:
+    """A failure to find out what a sampler is made of is not kept; an answer is."""
+    training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
+    path = training.save_weights_for_sampler("s").result(10).path
+    sampler = service.create_sampling_client(model_path=path).result(10)._sampler
+    ask = getattr(sampler, question)
+    wire.fail(f"samplers/{sampler.session_id}", 403)
+    assert isinstance(ask().exception(10), tinker.PermissionDeniedError)
+    assert ask().result(10)
+    assert ask() is ask()
+
+
 def test_the_base_model_of_a_run_that_is_being_created(service: tinker.ServiceClient, wire: Any) -> None:
     """A sampler of a run whose model the server has not described yet waits for that, and then knows its base model."""
     told = wire.hold("get_info")

@@ -399,6 +399,22 @@ def test_part_of_a_batch(wire: Any, connect: Any, state: State, datum: MakeDatum
     assert wire.sent("optim_step")[-1].seq_id == 2
 
 
+@pytest.mark.parametrize(("operation", "accepted"), [("forward", 1), ("forward_backward", 0)])
+def test_a_batch_without_gradients(
+    wire: Any, connect: Any, state: State, datum: MakeDatum, operation: str, accepted: int
+) -> None:
+    """A batch of which nothing was accepted, or that computes no gradients, says nothing of gradients that count."""
+    state.settings = in_chunks(state.settings, together=False)
+    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
+    if accepted:
+        wire.answer("forward_backward", lambda *_: httpx.Response(413, json={"detail": "too large"}), after=accepted)
+    else:
+        wire.fail("forward_backward", 413)
+    with pytest.raises(tinker.APIStatusError) as caught:
+        getattr(training, operation)([datum(), datum(), datum()], "cross_entropy").result(10)
+    assert "gradients" not in str(getattr(caught.value, "__notes__", ""))
+
+
 @pytest.mark.parametrize("status", [401, 422])
 def test_a_batch_sent_together(wire: Any, connect: Any, state: State, datum: MakeDatum, status: int) -> None:
     """Where the requests of a batch are sent together and all are turned away, their numbers are used by what follows."""

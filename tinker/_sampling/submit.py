@@ -72,15 +72,16 @@ class Sampler:
         return run(runtime, "compute_logprobs", self._compute_logprobs, prompt, options, parent=self.created)
 
     def base_model(self) -> APIFuture[str]:
-        """Return the name of the base model; asked for once."""
-        if self._base_model is None:
-            self._base_model = run(self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created)
-        return self._base_model
+        """Return the name of the base model; asked for until there is an answer."""
+        known = self._base_model
+        if known is None or _has_failed(known):
+            known = self._base_model = run(self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created)
+        return known
 
     def tokenizer(self) -> APIFuture[_tokenizers.TokenizerSource]:
         """Find the tokenizer; asked for until there is an answer."""
         known = self._tokenizer
-        if known is None or (known.done() and known.exception() is not None):
+        if known is None or _has_failed(known):
             known = self._tokenizer = run(self._runtime_here(), "get_tokenizer", self._find_tokenizer, parent=self.created)
         return known
 
@@ -89,7 +90,7 @@ class Sampler:
         self.created.result()
         assert self._state is not None
         known = self._base_model
-        name = known.result() if known is not None and known.done() and known.exception() is None else None
+        name = known.result() if known is not None and known.done() and not _has_failed(known) else None
         return msgspec.structs.replace(self._state, base_model=name)
 
     def _runtime_here(self) -> Runtime:
@@ -235,3 +236,7 @@ def _check_answer(options: SampleOptions, response: SampleResponse) -> SampleRes
     if options.target_prompt_logprobs is not None and response.target_prompt_logprobs is None:
         raise _Unsupported("the server ignored target_prompt_logprobs; it does not know them")
     return response
+
+
+def _has_failed(known: APIFuture[Any]) -> bool:
+    return known.done() and (known.cancelled() or known.exception() is not None)
