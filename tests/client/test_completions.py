@@ -278,6 +278,21 @@ def test_a_defect_in_a_poll_fails_who_waits(
     assert record.exc_info
 
 
+def test_a_sample_that_waits_has_its_request_id(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """The future shows what the server calls the request, and when it took it, before anything is fetched."""
+    accept(wire, "r1")
+    tell(wire, 1, "r1")
+    tell(wire, 1)
+    results(wire, 1)
+    release = wire.hold("retrieve_futures")
+    future = sample(sampler)
+    wire.wait_for("retrieve_futures")
+    assert future.request_id == "r1"
+    assert future.timings.submitted is not None
+    release()
+    assert future.result(10)
+
+
 def test_a_refused_sample_leaves_nothing_behind(sampler: tinker.SamplingClient, wire: Any) -> None:
     """After a refused submission, what is told of samples that nobody asks about is forgotten all the same."""
     wire.fail("asample", 422, body={"detail": "no"})

@@ -48,6 +48,21 @@ def test_arguments_of_sample(sampler: tinker.SamplingClient, wire: Any, argument
     assert wire.sent("asample") == []
 
 
+def test_arguments_of_scores(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A prompt that is none is refused on the line that asks for its log-probabilities."""
+    with pytest.raises(TypeError, match="prompt must be a ModelInput, got list"):
+        sampler.compute_logprobs([1, 2])  # type: ignore[arg-type]
+    assert wire.sent("asample") == []
+
+
+@pytest.mark.parametrize("load", ["load_state", "load_state_with_optimizer"])
+def test_paths_of_states(training: tinker.TrainingClient, wire: Any, load: str) -> None:
+    """A path without a scheme is refused on the line of the call, and nothing is sent."""
+    with pytest.raises(ValueError, match="my-checkpoint"):
+        getattr(training, load)("my-checkpoint")
+    assert wire.sent("load_weights") == []
+
+
 def test_integers_of_numpy(sampler: tinker.SamplingClient) -> None:
     """A number of numpy is an integer."""
     assert len(sampler.sample(PROMPT, np.int64(2), PARAMS).result(10).sequences) == 2  # type: ignore[arg-type]
