@@ -54,6 +54,7 @@ class Config:
     patience_seconds: float | None = None
     fail_fast: bool = False
     telemetry: bool = False
+    trace_context: bool = True
 
     @property
     def is_hosted(self) -> bool:

@@ -12,8 +12,13 @@ Times are those of the client's monotonic clock, in seconds.
 from __future__ import annotations
 
 from tinker.observing.events import (
+    AttemptStarted,
+    ClientEvent,
+    CustomLossEvaluated,
+    CustomLossStarted,
     Event,
     FutureSettled,
+    FutureStarted,
     Observer,
     QueueCallback,
     QueueChange,
@@ -21,11 +26,20 @@ from tinker.observing.events import (
     QueueStateObserver,
     RequestAttempt,
     RequestRetry,
+    SessionLost,
     Timings,
+    TokensUsed,
 )
 from tinker.observing.metrics import Metrics, Snapshot, Summary
 
 __all__ = [
+    "TokensUsed",
+    "SessionLost",
+    "FutureStarted",
+    "CustomLossStarted",
+    "CustomLossEvaluated",
+    "ClientEvent",
+    "AttemptStarted",
     "Event",
     "FutureSettled",
     "Metrics",

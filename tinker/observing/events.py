@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
 import attrs
@@ -26,15 +27,56 @@ class Timings(NamedTuple):
     fetched: float | None = None
 
 
+_NO_METADATA: Mapping[str, object] = MappingProxyType({})
+
+
 @attrs.frozen(kw_only=True)
-class RequestAttempt:
+class ClientEvent:
+    """Say whose an event is; every kind of event has these attributes.
+
+    Attributes:
+        operation: The name of the method, or, for exchanges, that in the contract.
+        session_id: The session; None before there is one, and for clients without.
+        training_run_id: The training run; None before it exists, and for what belongs to none.
+        sampling_session_id: The sampling session; None before it exists, and for what belongs to none.
+        request_id: The server's id of the request; None before the server accepted it.
+        user_metadata: What you told of the session, and over it of the training run, as ``user_metadata``.
+    """
+
+    operation: str
+    session_id: str | None = None
+    training_run_id: str | None = None
+    sampling_session_id: str | None = None
+    request_id: str | None = None
+    user_metadata: Mapping[str, object] = attrs.field(default=_NO_METADATA, repr=False)
+
+
+@attrs.frozen(kw_only=True)
+class FutureStarted(ClientEvent):
+    """Report that an operation began: a method was called, and its work is at hand now."""
+
+
+@attrs.frozen(kw_only=True)
+class AttemptStarted(ClientEvent):
+    """Report that one exchange with the server begins.
+
+    Attributes:
+        started: When it began.
+        sent_nbytes: The size of the body that is sent.
+    """
+
+    started: float
+    sent_nbytes: int
+
+
+@attrs.frozen(kw_only=True)
+class RequestAttempt(ClientEvent):
     """Report that one exchange with the server ended.
 
     Waiting for a result takes several attempts of ``retrieve_future``; those with the status 408 only say that it is not there
     yet.
 
     Attributes:
-        operation: The name in the contract, such as ``optim_step`` or ``retrieve_future``.
         started: When the attempt began.
         seconds: How long the attempt took.
         sent_nbytes: The size of the body that was sent.
@@ -43,7 +85,6 @@ class RequestAttempt:
         error: The reason for a failure; None for success, and for an attempt that was given up.
     """
 
-    operation: str
     started: float
     seconds: float
     sent_nbytes: int
@@ -53,58 +94,111 @@ class RequestAttempt:
 
 
 @attrs.frozen(kw_only=True)
-class RequestRetry:
+class RequestRetry(ClientEvent):
     """Report that an attempt failed and another one will follow.
 
     Attributes:
-        operation: The name in the contract.
         failures: The number of failures in a row.
         delay_seconds: The time until the next attempt.
         error: The error of the failed attempt.
     """
 
-    operation: str
     failures: int
     delay_seconds: float
     error: Exception
 
 
 @attrs.frozen(kw_only=True)
-class QueueChange:
+class QueueChange(ClientEvent):
     """Report that the server said something new about a waiting request.
 
     Attributes:
-        operation: The name of the method.
-        request_id: The server's id of the request.
         state: The state of the queue: ``active``, ``paused_capacity``, ...
         reason: The server's reason for people; None where it gave none.
     """
 
-    operation: str
-    request_id: str
     state: str
     reason: str | None
 
 
 @attrs.frozen(kw_only=True)
-class FutureSettled:
+class FutureSettled(ClientEvent):
     """Report that a future has its outcome: a result when ``error`` is None and ``cancelled`` is False.
 
     Attributes:
-        operation: The name of the method.
-        request_id: The server's id of the request; None when it was never accepted.
         seconds: The time from the call to the outcome.
         timings: The times of the stages in between.
         error: The error of the operation; None for success.
         cancelled: Whether the future was cancelled.
     """
 
-    operation: str
-    request_id: str | None
     seconds: float
     timings: Timings
     error: BaseException | None
     cancelled: bool
+
+
+@attrs.frozen(kw_only=True)
+class TokensUsed(ClientEvent):
+    """Report the tokens of one request, as servers bill them.
+
+    Attributes:
+        base_model: The base model; None where it is not known.
+        trained: Tokens that went through ``forward`` or ``forward_backward``.
+        prefilled: Tokens of prompts that the server had to read.
+        cached: Tokens of prompts that the server says it had in its cache.
+        sampled: Tokens that the server generated.
+        is_confirmed: Whether the result came. False means that the server accepted the request and its outcome is not known,
+            as when you cancelled it: it may be billed.
+    """
+
+    base_model: str | None = None
+    trained: int = 0
+    prefilled: int = 0
+    cached: int = 0
+    sampled: int = 0
+    is_confirmed: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class CustomLossStarted(ClientEvent):
+    """Report that the loss function of a ``forward_backward_custom`` is called.
+
+    Attributes:
+        datum_count: The number of datums that it gets.
+    """
+
+    datum_count: int
+
+
+@attrs.frozen(kw_only=True)
+class CustomLossEvaluated(ClientEvent):
+    """Report that the loss function of a ``forward_backward_custom`` has returned.
+
+    Attributes:
+        seconds: How long it took, with its gradient.
+        loss: The loss; None when the function failed.
+        metrics: The metrics of the function.
+        error: The reason of a failure; None for success.
+    """
+
+    seconds: float
+    loss: float | None = None
+    metrics: Mapping[str, float] = attrs.field(factory=lambda: dict[str, float]())
+    error: BaseException | None = None
+
+
+@attrs.frozen(kw_only=True)
+class SessionLost(ClientEvent):
+    """Report that the session counts as lost: no heartbeat was accepted for longer than the settings allow, or it is unknown.
+
+    Attributes:
+        silent_seconds: The time since the server accepted the last heartbeat.
+        error: What the last heartbeat failed with.
+    """
+
+    silent_seconds: float
+    error: Exception
 
 
 QueueCallback: TypeAlias = Callable[[str, str | None], object]
@@ -124,5 +218,16 @@ class QueueStateObserver(Protocol):
 
 
 QueueObserver: TypeAlias = QueueCallback | QueueStateObserver
-Event: TypeAlias = RequestAttempt | RequestRetry | QueueChange | FutureSettled
+Event: TypeAlias = (
+    FutureStarted
+    | FutureSettled
+    | AttemptStarted
+    | RequestAttempt
+    | RequestRetry
+    | QueueChange
+    | TokensUsed
+    | CustomLossStarted
+    | CustomLossEvaluated
+    | SessionLost
+)
 Observer: TypeAlias = Callable[[Event], object]
