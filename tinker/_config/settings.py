@@ -114,6 +114,12 @@ def local_dir(environ: Mapping[str, str] | None = None) -> Path | None:
     return Path(env["TINKER_LOCAL_DIR"]) if env.get("TINKER_LOCAL_DIR") else None
 
 
+def prices_file(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Return the price list of commands, unless they are told another."""
+    env = os.environ if environ is None else environ
+    return Path(env["TINKER_PRICES"]) if env.get("TINKER_PRICES") else None
+
+
 def serve_api_key(environ: Mapping[str, str] | None = None) -> str | None:
     """Return the key that a server started here asks its clients for, unless it is told otherwise."""
     return (os.environ if environ is None else environ).get("TINKER_SERVE_API_KEY") or None

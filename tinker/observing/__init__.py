@@ -30,9 +30,12 @@ from tinker.observing.events import (
     Timings,
     TokensUsed,
 )
-from tinker.observing.metrics import Metrics, Snapshot, Summary
+from tinker.observing.logs import LogObserver
+from tinker.observing.metrics import HistogramSummary, Metrics, Snapshot, Summary
 
 __all__ = [
+    "HistogramSummary",
+    "LogObserver",
     "TokensUsed",
     "SessionLost",
     "FutureStarted",
