@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tinker import auth, types
     from tinker import observing as observing
+    from tinker import usage as usage
     from tinker.admin_client import AdminClient
     from tinker.custom_loss import LossHandle, PerDatumLossFn, with_gradients
     from tinker.errors import (
@@ -116,7 +117,7 @@ _HOMES: dict[str, str] = {
     "Timeout": "httpx",
     "TrainingClient": "tinker.training_client",
 }
-_MODULES = ("auth", "checkpoints", "errors", "lib", "observing", "types")
+_MODULES = ("auth", "checkpoints", "errors", "lib", "observing", "types", "usage")
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are those of the imports above)
     "APIConnectionError",

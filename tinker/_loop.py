@@ -17,6 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
@@ -65,9 +66,12 @@ class LoopThread:
         name: str | None = None,
         settle: Callable[[asyncio.Task[T]], object] | None = None,
     ) -> asyncio.Task[T]:
-        """Start a task of this thread, whose outcome goes to ``settle``; call only on the loop. See :meth:`background`."""
+        """Start a task of this thread, whose outcome goes to ``settle``; call only on the loop. See :meth:`background`.
+
+        It has a context of its own: what is set for the task that starts it is not set for this one.
+        """
         assert self._loop is not None
-        task = self._loop.create_task(coroutine, name=name)
+        task = self._loop.create_task(coroutine, name=name, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._retire if settle is None else partial(self._settle, settle))
         return task

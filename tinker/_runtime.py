@@ -14,11 +14,12 @@ import attrs
 
 from tinker._clock import Clock
 from tinker._config import Config
-from tinker._http import Auth, Observers, Transport, find_source, open_engine
+from tinker._futures import PRESENT, Subject
+from tinker._http import Auth, Observers, Transport, find_source, open_engine, read_trace_headers
 from tinker._loop import LoopThread, loop_thread
 from tinker._session import Description, ServerSettings, Session, Telemetry, shut_down
 from tinker.futures import APIFuture, failure_of, on_done, start
-from tinker.observing import FutureSettled, Observer
+from tinker.observing import FutureSettled, FutureStarted, Observer
 
 if TYPE_CHECKING:
     import httpx
@@ -55,11 +56,11 @@ def open_runtime(
     time = clock or Clock()
     thread = loop_thread()
     auth = Auth(find_source(config), time, thread)
-    watched = Observers(time, observers)
+    watched = Observers(time, observers, description.user_metadata)
     exchanges = Transport(config, time, auth, open_engine(config, transport, time), watched)
     telemetry = Telemetry(exchanges) if config.telemetry else None
     if telemetry is not None:
-        watched.add(telemetry)
+        watched.add_own(telemetry)
     server = ServerSettings(exchanges, thread)
     session = Session(exchanges, server, thread, description, telemetry)
     runtime = Runtime(config, time, thread, exchanges, server, session, telemetry)
@@ -73,23 +74,40 @@ def run(
     function: Callable[[APIFuture[T], *Ts], Coroutine[Any, Any, T]],
     *args: *Ts,
     parent: APIFuture[Any] | None = None,
+    subject: Subject | None = None,
 ) -> APIFuture[T]:
     """Start an operation: run the coroutine ``function(future, *args)`` on the loop thread, and return that future at once.
 
-    Operations start in the order of the calls. The observers of the runtime hear of the outcome, and those that observe the
-    queue of ``parent``, the creation of a client, hear of this request's too.
+    Operations start in the order of the calls. The observers of the runtime hear of its begin and its outcome. Those that
+    observe the queue of ``parent``, the creation of a client, hear of this request's too, which has the same ``subject``.
 
     Raises RuntimeError in a child made by ``fork``, where the runtime's thread does not run.
     """
     if not is_of_this_process(runtime):
         raise RuntimeError(f"{operation}: this client belongs to another process, the parent of this one")
     future: APIFuture[T] = APIFuture(operation)
-    future.progress.queued = runtime.clock.monotonic()
+    progress, observers = future.progress, runtime.transport.observers
+    progress.queued = runtime.clock.monotonic()
+    progress.subject = subject
     if parent is not None:
-        future.progress.observers = parent.progress.observers
-    if observers := runtime.transport.observers:
+        progress.observers, progress.subject = parent.progress.observers, parent.progress.subject
+    if runtime.config.trace_context:
+        progress.trace_headers = read_trace_headers()
+    if observers:
         on_done(future, partial(_tell_outcome, observers, future))
-    return start(future, function, future, *args)
+    elif progress.trace_headers is None:
+        return start(future, function, future, *args)
+    return start(future, _run_seen, observers, future, function, *args)
+
+
+async def _run_seen(
+    observers: Observers, future: APIFuture[T], function: Callable[[APIFuture[T], *Ts], Coroutine[Any, Any, T]], *args: *Ts
+) -> T:
+    """Run an operation whose exchanges can be told from others."""
+    PRESENT.set(future.progress)
+    if observers:
+        observers.notify(FutureStarted(operation=future.operation))
+    return await function(future, *args)
 
 
 def _tell_outcome(observers: Observers, future: APIFuture[Any], _: object) -> None:
@@ -103,7 +121,8 @@ def _tell_outcome(observers: Observers, future: APIFuture[Any], _: object) -> No
             timings=future.timings,
             error=failure_of(future),
             cancelled=future.cancelled(),
-        )
+        ),
+        future.progress,
     )
 
 

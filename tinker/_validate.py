@@ -197,3 +197,9 @@ def check_model_path(path: str) -> None:
     """Raise ValueError unless the path has a scheme; which schemes exist is the server's business."""
     if "://" not in path:
         raise ValueError(f"model_path must be a checkpoint path such as {SCHEME}<run>/sampler_weights/<name>, got {path!r}")
+
+
+def check_observer(observer: object) -> None:
+    """Raise TypeError unless an observer can be called."""
+    if not callable(observer):
+        raise TypeError(f"an observer must be a function of one event, got {type(observer).__name__}")

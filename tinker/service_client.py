@@ -18,7 +18,7 @@ from tinker._http import SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
 from tinker._training import NewAdapter, SavedAdapter, TrainingRun, create_handle, trace
-from tinker._validate import check_model_path
+from tinker._validate import check_model_path, check_observer
 from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import ClientClosedError
 from tinker.futures import APIFuture, immediate
@@ -70,6 +70,7 @@ class ServiceClient:
 
     Raises:
         ValueError: A base URL, a key or a time that cannot be used.
+        TypeError: An observer cannot be called.
 
     >>> service = ServiceClient(base_url="local://toy")
     >>> training = service.create_lora_training_client(base_model="tinker/babble", rank=8)
@@ -117,6 +118,8 @@ class ServiceClient:
         self._transport = transport
         self._clock = clock
         self._observers = tuple(observers)
+        for observer in self._observers:
+            check_observer(observer)
         self._opened: Runtime | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -342,6 +345,39 @@ class ServiceClient:
         Nothing is sent. Before the session exists it is the address of the list of sessions.
         """
         return console.session_url(None if self._opened is None else self._opened.session.session_id)
+
+    def add_observer(self, observer: Observer) -> None:
+        """Have a function called with every event of the client from now on, see :mod:`tinker.observing`.
+
+        Of an operation that runs already it hears what is still to come but the outcome, unless the client had observers.
+
+        Args:
+            observer: The function.
+
+        Raises:
+            TypeError: It cannot be called.
+        """
+        check_observer(observer)
+        with self._lock:
+            self._observers = (*self._observers, observer)
+            if self._opened is not None:
+                self._opened.transport.observers.add(observer)
+
+    def remove_observer(self, observer: Observer) -> None:
+        """Call a function with no event any more.
+
+        Args:
+            observer: One of the observers of this client.
+
+        Raises:
+            ValueError: It is none of them.
+        """
+        with self._lock:
+            if observer not in self._observers:
+                raise ValueError(f"{observer!r} is not an observer of this client")
+            self._observers = tuple(one for one in self._observers if one != observer)
+            if self._opened is not None:
+                self._opened.transport.observers.remove(observer)
 
     def get_telemetry(self) -> Telemetry | None:
         """Return the reporter of this client's failures; None when telemetry is off or nothing was asked of the server yet."""

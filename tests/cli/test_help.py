@@ -42,12 +42,15 @@ def test_every_command_has_help(path: tuple[str, ...]) -> None:
     assert f"Usage: main {' '.join(path)}" in result.stdout
 
 
+OURS = {("run", "usage")}
+
+
 def test_the_commands_of_the_official_client() -> None:
     """Every command that the official one has is there."""
     for group, names in OFFICIAL.items():
         found = main.get_command(click.Context(main), group)
         assert isinstance(found, LazyGroup)
-        assert found.list_commands(click.Context(found)) == names
+        assert [name for name in found.list_commands(click.Context(found)) if (group, name) not in OURS] == names
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,18 @@ def test_train(ask: Ask, call: Call, server: str, tmp_path: Path) -> None:
         {"tokens": [97, 98, 99, 100], "weights": [0, 0, 1, 1]},
     )
     value = ask("train", data, "--epochs", "4", "--batch-size", "5", "--learning-rate", "0.05", "--rank", "4", "--name", "x")
-    assert list(value) == ["training_run_id", "base_model", "examples", "steps", "losses", "checkpoint_path", "sampler_path"]
+    names = [
+        "training_run_id",
+        "base_model",
+        "examples",
+        "steps",
+        "losses",
+        "checkpoint_path",
+        "sampler_path",
+        "tokens",
+        "cost",
+    ]
+    assert list(value) == names
     assert (value["base_model"], value["examples"], value["steps"]) == ("tinker/toy", 5, 4)
     assert value["losses"][-1] < value["losses"][0]
     paths = {one["tinker_path"] for one in ask("checkpoint", "list", "--run-id", value["training_run_id"])["checkpoints"]}

@@ -13,7 +13,17 @@ import pytest
 
 import tinker
 from tinker._loop import loop_thread
-from tinker.observing import Event, FutureSettled, Metrics, QueueChange, RequestAttempt, RequestRetry, Timings
+from tinker.observing import (
+    AttemptStarted,
+    Event,
+    FutureSettled,
+    FutureStarted,
+    Metrics,
+    QueueChange,
+    RequestAttempt,
+    RequestRetry,
+    Timings,
+)
 from tinker.testing import SteppedClock, toy_server
 
 Connect = Callable[..., tinker.ServiceClient]
@@ -133,15 +143,17 @@ def test_events(connect: Connect, wire: Any, clock: Any) -> None:
     all_told()
     told = [event for event in events if "heartbeat" not in event.operation and "config" not in event.operation]
     kinds = [type(event) for event in told]
+    attempt = [AttemptStarted, RequestAttempt]
     assert kinds == [
-        *[RequestAttempt, RequestRetry] * 2,
-        RequestAttempt,
-        RequestAttempt,
+        FutureStarted,
+        *[*attempt, RequestRetry] * 2,
+        *attempt,
+        *attempt,
         QueueChange,
-        RequestAttempt,
+        *attempt,
         FutureSettled,
     ]
-    failed, retry, broken = told[0], told[1], told[2]
+    failed, retry, broken = [event for event in told if isinstance(event, RequestAttempt | RequestRetry)][:3]
     assert isinstance(failed, RequestAttempt)
     assert isinstance(failed.error, tinker.InternalServerError)
     assert (failed.status, failed.operation, failed.seconds) == (503, "optim_step", 0.0)

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from tinker._config.proxies import Proxies
-from tinker._config.settings import Config, WireChoice, check_given, is_sendable, load_config, local_dir, serve_api_key
+from tinker._config.settings import (
+    Config,
+    WireChoice,
+    check_given,
+    is_sendable,
+    load_config,
+    local_dir,
+    prices_file,
+    serve_api_key,
+)
 
 __all__ = [
     "Config",
@@ -13,5 +22,6 @@ __all__ = [
     "is_sendable",
     "load_config",
     "local_dir",
+    "prices_file",
     "serve_api_key",
 ]

@@ -54,6 +54,7 @@ class Config:
     patience_seconds: float | None = None
     fail_fast: bool = False
     telemetry: bool = False
+    trace_context: bool = True
 
     @property
     def is_hosted(self) -> bool:
@@ -111,6 +112,12 @@ def local_dir(environ: Mapping[str, str] | None = None) -> Path | None:
     """Return where servers of this machine keep checkpoints, unless they are told otherwise."""
     env = os.environ if environ is None else environ
     return Path(env["TINKER_LOCAL_DIR"]) if env.get("TINKER_LOCAL_DIR") else None
+
+
+def prices_file(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Return the price list of commands, unless they are told another."""
+    env = os.environ if environ is None else environ
+    return Path(env["TINKER_PRICES"]) if env.get("TINKER_PRICES") else None
 
 
 def serve_api_key(environ: Mapping[str, str] | None = None) -> str | None:

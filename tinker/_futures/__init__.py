@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinker._futures.progress import OperationProgress
+from tinker._futures.progress import PRESENT, OperationProgress, Subject
 from tinker._futures.receipt import Receipt
 
-__all__ = ["OperationProgress", "Receipt"]
+__all__ = ["OperationProgress", "PRESENT", "Receipt", "Subject"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from contextvars import ContextVar
 
 from tinker._loop import must_pass
 from tinker.observing import QueueCallback, Timings
@@ -10,10 +12,33 @@ from tinker.observing import QueueCallback, Timings
 logger = logging.getLogger("tinker")
 
 
+class Subject:
+    """What the operations of one client are about, shared by their futures and filled in as it comes to be known."""
+
+    __slots__ = ("base_model", "sampling_session_id", "training_run_id", "user_metadata")
+
+    def __init__(self) -> None:
+        self.training_run_id: str | None = None
+        self.sampling_session_id: str | None = None
+        self.base_model: str | None = None
+        self.user_metadata: Mapping[str, object] | None = None
+
+
 class OperationProgress:
     """What is known of one request; times are those of the client's monotonic clock."""
 
-    __slots__ = ("_fetched", "_running", "_submitted", "observers", "queue_state", "queue_state_reason", "queued", "request_id")
+    __slots__ = (
+        "_fetched",
+        "_running",
+        "_submitted",
+        "observers",
+        "queue_state",
+        "queue_state_reason",
+        "queued",
+        "request_id",
+        "subject",
+        "trace_headers",
+    )
 
     def __init__(self) -> None:
         self.request_id: str | None = None
@@ -24,6 +49,8 @@ class OperationProgress:
         self._running: float | None = None
         self._fetched: float | None = None
         self.observers: list[QueueCallback] = []
+        self.subject: Subject | None = None
+        self.trace_headers: Mapping[str, str] | None = None
 
     @property
     def timings(self) -> Timings:
@@ -58,3 +85,7 @@ class OperationProgress:
                     raise
                 logger.exception("an observer of the queue failed")
         return True
+
+
+#: The operation that a task of the loop works for; set only while somebody observes or traces.
+PRESENT: ContextVar[OperationProgress | None] = ContextVar("present operation", default=None)

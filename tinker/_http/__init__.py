@@ -51,6 +51,7 @@ from tinker._http.statuses import (
     is_user_fault,
     judge,
 )
+from tinker._http.tracing import read_trace_headers
 from tinker._http.transport import Reply, Transport
 
 __all__ = [
@@ -109,6 +110,7 @@ __all__ = [
     "open_engine",
     "open_files",
     "read_claims",
+    "read_trace_headers",
     "remove_default",
     "sampling_policy",
     "cool_down_for",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
 
 from tinker._clock import Clock
+from tinker._futures import PRESENT, OperationProgress, Subject
 from tinker._loop import must_pass
-from tinker.observing import Event, Observer
+from tinker.observing import ClientEvent, Event, Observer
 
 logger = logging.getLogger("tinker")
 NEWS_SECONDS = 30.0
@@ -16,31 +20,65 @@ NEWS_SECONDS = 30.0
 class Observers:
     """Tells every observer every event; false where there is none, so that no event need be made."""
 
-    def __init__(self, clock: Clock, observers: Iterable[Observer] = ()) -> None:
+    def __init__(
+        self, clock: Clock, observers: Iterable[Observer] = (), user_metadata: Mapping[str, object] | None = None
+    ) -> None:
         self.clock = clock
         self.given: tuple[Observer, ...] = tuple(observers)
-        self._all: list[Observer] = list(self.given)
+        self._own: tuple[Observer, ...] = ()
+        self._all = self.given
         self._failed: set[int] = set()
         self._told: dict[str, float] = {}
+        self._metadata: Mapping[str, object] = dict(user_metadata or {})
+        self.session_id: str | None = None
 
     def add(self, observer: Observer) -> None:
-        """Tell this one as well, which is not one of those that the user gave."""
-        self._all.append(observer)
+        """Tell this one of the user's as well, from now on."""
+        self.given = (*self.given, observer)
+        self._all = (*self.given, *self._own)
+
+    def remove(self, observer: Observer) -> None:
+        """Tell this one of the user's nothing any more."""
+        self.given = tuple(one for one in self.given if one != observer)
+        self._all = (*self.given, *self._own)
+
+    def add_own(self, observer: Observer) -> None:
+        """Tell a part of the client as well, which is not one of those that the user gave."""
+        self._own = (*self._own, observer)
+        self._all = (*self.given, *self._own)
 
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def notify(self, event: Event) -> None:
-        """Call each observer."""
+    def notify(self, event: Event, progress: OperationProgress | None = None) -> None:
+        """Call each observer with the event, and with whose it is: of this operation, or of the one that the task works for."""
+        told = self._identify(event, progress or PRESENT.get()) if isinstance(event, ClientEvent) else event  # pyright: ignore[reportUnnecessaryIsInstance]
         for observer in self._all:
             try:
-                observer(event)
+                observer(told)
             except BaseException as error:
                 if must_pass(error):
                     raise
                 if id(observer) not in self._failed:
                     self._failed.add(id(observer))
                     logger.exception("the observer %r failed; it is called again, and not reported again", observer)
+
+    def _identify(self, event: Event, progress: OperationProgress | None) -> Event:
+        subject = None if progress is None else progress.subject
+        known: dict[str, Any] = {
+            "session_id": self.session_id,
+            "training_run_id": None if subject is None else subject.training_run_id,
+            "sampling_session_id": None if subject is None else subject.sampling_session_id,
+            "request_id": None if progress is None else progress.request_id,
+            "user_metadata": self._metadata_of(subject),
+        }
+        return attrs.evolve(event, **{name: getattr(event, name) or value for name, value in known.items()})
+
+    def _metadata_of(self, subject: Subject | None) -> Mapping[str, object]:
+        """Return what the user said of the session, and over it of the run."""
+        if subject is None or not subject.user_metadata:
+            return self._metadata
+        return {**self._metadata, **subject.user_metadata}
 
     def should_log(self, subject: str, seconds: float = NEWS_SECONDS) -> bool:
         """Return whether the log has had no line on the subject for so long; if so, one is written now."""

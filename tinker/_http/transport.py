@@ -18,6 +18,7 @@ from tinker_wire.runtime import Binary, Request
 from tinker import errors
 from tinker._clock import Clock
 from tinker._config import Config
+from tinker._futures import PRESENT
 from tinker._http.auth import Auth, Credential
 from tinker._http.closing import Closing
 from tinker._http.messages import ExchangeFailed, HTTPEngine, PreparedRequest, Purpose, RawResponse
@@ -27,7 +28,7 @@ from tinker._http.responses import connection_error, decode_json, headers_withou
 from tinker._http.retry import Attempts, Policy, delay_before, read_requested_delay
 from tinker._http.statuses import UNAUTHENTICATED_STATUS, UNSUPPORTED_FORMAT_STATUSES, Verdict, is_absent, judge
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, json
-from tinker.observing import RequestAttempt
+from tinker.observing import AttemptStarted, RequestAttempt
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -280,6 +281,8 @@ class Transport:
         ``compress`` sends a body as zstd, where this installation can.
         """
         headers = {"Accept": ", ".join(request.accepts), **self.config.headers, **request.headers}
+        if (present := PRESENT.get()) is not None and present.trace_headers is not None:
+            headers |= present.trace_headers
         if request.method != "GET":
             headers[_IDEMPOTENCY_HEADER] = str(uuid.uuid4())
         body: tuple[Piece, ...] = ()
@@ -349,6 +352,8 @@ class _ObservedAttempt:
     def __init__(self, transport: Transport, prepared: PreparedRequest) -> None:
         self._transport, self._prepared = transport, prepared
         self._started = transport.clock.monotonic()
+        event = AttemptStarted(operation=prepared.operation, started=self._started, sent_nbytes=prepared.nbytes)
+        transport.observers.notify(event)
 
     def end(self, response: RawResponse | None, error: errors.APIError | None) -> None:
         """Tell the observers how it ended."""

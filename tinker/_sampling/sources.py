@@ -11,10 +11,16 @@ from tinker_wire.api import sampling as api
 from tinker._http import SUBMIT
 from tinker._runtime import Runtime
 from tinker._session import SessionContext
+from tinker.types.paths import ParsedCheckpointTinkerPath
 
 
 class SamplerSource(Protocol):
     """Opens the sampling session of one client."""
+
+    @property
+    def training_run_id(self) -> str | None:
+        """Return the run that the weights are of; None for a base model, and where it is not known yet."""
+        ...
 
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
         """Return the id of the sampling session."""
@@ -31,6 +37,16 @@ class StoredModel:
 
     base_model: str | None
     model_path: str | None
+
+    @property
+    def training_run_id(self) -> str | None:
+        """Return the run that the path names."""
+        if self.model_path is None:
+            return None
+        try:
+            return ParsedCheckpointTinkerPath.from_tinker_path(self.model_path).training_run_id
+        except ValueError:  # a path of another server's
+            return None
 
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
         """Create a sampling session and return its id."""
@@ -53,6 +69,7 @@ class SharedSession:
 
     sampling_session_id: str
     base_model: str | None
+    training_run_id: str | None = None
 
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
         """Return the id, which is known."""

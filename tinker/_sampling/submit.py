@@ -17,12 +17,13 @@ from tinker_wire.api import futures as futures_api
 from tinker_wire.api import sampling as api
 
 from tinker import _tokenizers
-from tinker._http import RESUBMISSIONS, SAMPLE, SUBMIT, Policy, Purpose, SampleAdmission, Verdict, judge
+from tinker._futures import Subject
+from tinker._http import RESUBMISSIONS, SAMPLE, SUBMIT, Policy, Purpose, Reply, SampleAdmission, Verdict, judge
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._sampling.request import SampleOptions
 from tinker._sampling.sources import SamplerSource
-from tinker._session import ServerConfig, SessionContext, SessionPoller, sample_response
+from tinker._session import ServerConfig, SessionContext, SessionPoller, meter, prompt_use, sample_response
 from tinker._training import PROMPT_TOKEN_NBYTES, chunk_nbytes
 from tinker.errors import APIError, APIStatusError, TinkerError
 from tinker.futures import APIFuture, wait_before
@@ -57,8 +58,10 @@ class Sampler:
         self._client_session_id = ""
         self._state: portable.SamplerState | None = None
         self._base_model: APIFuture[str] | None = None
+        self._naming: asyncio.Task[str | None] | None = None
         self._tokenizer: APIFuture[_tokenizers.TokenizerSource] | None = None
-        self.created: APIFuture[None] = run(runtime, operation, self._create)
+        self._subject = Subject()
+        self.created: APIFuture[None] = run(runtime, operation, self._create, subject=self._subject)
 
     # ----------------------------------------------------------------------------------------- operations, from any thread
 
@@ -121,6 +124,7 @@ class Sampler:
     def _note_created(self, client_session_id: str, session_id: str, server_config: ServerConfig) -> None:
         """Note what follows from the sampling session and this clone's number."""
         self._client_session_id, self.session_id = client_session_id, session_id
+        self._subject.sampling_session_id, self._subject.training_run_id = session_id, self._source.training_run_id
         self.numbers = itertools.count(self._clone_id * portable.SEQ_IDS_PER_CLONE)
         self._state = portable.SamplerState(
             base_url=self.runtime.config.base_url,
@@ -188,6 +192,8 @@ class Sampler:
     async def _submit(
         self, context: SessionContext, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions
     ) -> SampleResponse:
+        if observers := self.runtime.transport.observers:
+            await self._note_base_model()
         body = options.to_wire(
             prompt,
             sampling_session_id=self.session_id,
@@ -202,19 +208,45 @@ class Sampler:
             submission = await self.runtime.transport.send(request, self._policy, purpose=Purpose.SAMPLE, admit=admit)
             request_id = submission.value.request_id
             future.progress.note_submitted(request_id, self.runtime.clock.monotonic())
-            expected = sample_response(submission.value.sample_sequence_ids or [])
+            result = self._result(context, submission, number, future)
+            if observers:
+                use = prompt_use(future, prompt)
+                result = meter(observers, future, use, lambda value: prompt_use(future, prompt, value), result)
             try:
-                if completions is None:
-                    return await context.results.wait(submission, expected, future)
-                size = await completions.wait(request_id, number)
-                try:
-                    return await context.results.wait(submission, expected, future, result_nbytes=size)
-                finally:
-                    completions.note_fetched(request_id)
+                return await result
             except asyncio.CancelledError:
                 if context.server_config.dynamic.sample_cancel_enabled:
                     self.runtime.thread.background(self._cancel(request_id), "cancel of a sample")
                 raise
+
+    async def _result(
+        self, context: SessionContext, submission: Reply[models.UntypedAPIFuture], number: int, future: APIFuture[Any]
+    ) -> SampleResponse:
+        """Wait for the result of a sample: where one poller tells which are done, until it does, and then for the bytes."""
+        expected, completions = sample_response(submission.value.sample_sequence_ids or []), self.completions
+        if completions is None:
+            return await context.results.wait(submission, expected, future)
+        request_id = submission.value.request_id
+        size = await completions.wait(request_id, number)
+        try:
+            return await context.results.wait(submission, expected, future, result_nbytes=size)
+        finally:
+            completions.note_fetched(request_id)
+
+    async def _note_base_model(self) -> None:
+        """Note the base model, by which tokens are counted; None where the server does not say."""
+        if self._subject.base_model is None:
+            if self._naming is None:
+                self._naming = self.runtime.thread.task(self._ask_base_model(), name="base model of a sampler")
+            self._subject.base_model = await asyncio.shield(self._naming)
+
+    async def _ask_base_model(self) -> str | None:
+        assert self.session_id is not None
+        try:
+            return await self._source.find_base_model(self.runtime, self.session_id)
+        except (TinkerError, LookupError) as error:
+            logger.debug("the base model of %s is not known: %s", self.session_id, error)
+            return None
 
     async def _cancel(self, request_id: str) -> None:
         """Tell the server that nobody waits any more; a failure to do so is ignored."""

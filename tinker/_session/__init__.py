@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tinker._session.metering import count_tokens, meter, prompt_use, training_use
 from tinker._session.negotiation import Negotiation, Trial, WireFormat
 from tinker._session.results import ResultSpec, json_only, loss_output, report_pause, sample_response
 from tinker._session.server_config import ServerConfig, ServerSettings
@@ -21,9 +22,13 @@ __all__ = [
     "SessionContext",
     "Telemetry",
     "Trial",
+    "count_tokens",
     "json_only",
     "loss_output",
+    "meter",
+    "prompt_use",
     "report_pause",
     "sample_response",
     "shut_down",
+    "training_use",
 ]

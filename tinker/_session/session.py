@@ -229,6 +229,7 @@ class Session:
         return self._alive(reply.value.session_id, server_config)
 
     def _alive(self, session_id: str, server_config: ServerConfig) -> SessionContext:
+        self._transport.observers.session_id = session_id
         self.background_tasks.append(
             self._thread.background(_keep_alive(self._transport, session_id, self._beating), "session heartbeat")
         )

@@ -5,6 +5,7 @@ A server that cannot create a model by loading gets a fitting new one, into whic
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import attrs
@@ -30,6 +31,16 @@ DEFAULT_RANK = 32
 
 class Creation(Protocol):
     """Makes the model of a run."""
+
+    @property
+    def base_model(self) -> str | None:
+        """Return the name of the base model; None where the server is asked for it."""
+        ...
+
+    @property
+    def user_metadata(self) -> Mapping[str, object] | None:
+        """Return what the user says of the run."""
+        ...
 
     async def create(self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, /) -> str:
         """Make the model in the session and return its id; numbers of the run may be used for that."""

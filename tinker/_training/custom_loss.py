@@ -32,6 +32,7 @@ from tinker._training.tracing import LOGPROBS, TracedLoss
 from tinker._validate import check_data
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.futures import APIFuture
+from tinker.observing import CustomLossEvaluated, CustomLossStarted
 from tinker.types._arrays import is_torch
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
@@ -244,11 +245,30 @@ class CustomStep:
         """Do everything but waiting for the last results; holds the turn meanwhile."""
         output = await self.forward.result(await self.forward.submit(numbers, model_id), self.future)
         logprobs = _logprobs(self.prepared.reduced, output)
-        evaluated = await self.thread.run_in_user_thread(partial(self.prepared.evaluate, self.prepared.data, logprobs))
+        evaluated = await self._evaluate(logprobs)
         weighted = [_set_weights(*pair) for pair in zip(self.prepared.reduced, evaluated.gradients, strict=True)]
         backward = self.forward.again(weighted, _BACKWARD)
         await backward.encode()
         return SubmittedStep(evaluated, backward, await backward.submit(numbers, model_id))
+
+    async def _evaluate(self, logprobs: Logprobs) -> Evaluated:
+        """Call the user's function, on a thread beside the loop, and tell observers of its begin and end."""
+        call = partial(self.prepared.evaluate, self.prepared.data, logprobs)
+        observers, operation = self.forward.transport.observers, self.future.operation
+        if not observers:
+            return await self.thread.run_in_user_thread(call)
+        began = observers.clock.monotonic()
+        observers.notify(CustomLossStarted(operation=operation, datum_count=len(self.prepared.data)))
+        try:
+            evaluated = await self.thread.run_in_user_thread(call)
+        except BaseException as error:
+            seconds = observers.clock.monotonic() - began
+            observers.notify(CustomLossEvaluated(operation=operation, seconds=seconds, error=error))
+            raise
+        seconds = observers.clock.monotonic() - began
+        loss, metrics = evaluated.loss, evaluated.metrics
+        observers.notify(CustomLossEvaluated(operation=operation, seconds=seconds, loss=loss, metrics=metrics))
+        return evaluated
 
     async def result(self, submitted: SubmittedStep) -> ForwardBackwardOutput:
         """Return the result of the backward pass, with the user's loss and metrics in it."""

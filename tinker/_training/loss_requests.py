@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -17,7 +17,7 @@ from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
 
 from tinker._http import SUBMIT, PreparedRequest, Purpose, Reply, Transport
-from tinker._session import SessionContext, Trial, WireFormat, loss_output
+from tinker._session import SessionContext, Trial, WireFormat, loss_output, meter, training_use
 from tinker._training.chunks import datum_nbytes, split
 from tinker._training.combine import combine
 from tinker._training.numbers import Numbers
@@ -154,11 +154,18 @@ class LossRequests:
 
     async def result(self, accepted: Sequence[Submission], future: APIFuture[Any]) -> ForwardBackwardOutput:
         """Wait for the chunks and put their results together."""
-        expected = loss_output("Forward" if self.job.forward_only else "ForwardBackward")
-        wait = self.context.results.wait
         if len(accepted) == 1:
-            return combine([await wait(accepted[0], expected, future)])
-        return combine(await asyncio.gather(*(wait(one, expected, future) for one in accepted)))
+            return combine([await self._result(self.chunks[0], accepted[0], future)])
+        pairs = zip(self.chunks, accepted, strict=True)
+        return combine(await asyncio.gather(*(self._result(chunk, one, future) for chunk, one in pairs)))
+
+    def _result(self, chunk: _Chunk, accepted: Submission, future: APIFuture[Any]) -> Awaitable[ForwardBackwardOutput]:
+        expected = loss_output("Forward" if self.job.forward_only else "ForwardBackward")
+        result = self.context.results.wait(accepted, expected, future)
+        if not (observers := self.transport.observers):
+            return result
+        use = training_use(future, (datum.model_input for datum in chunk.data))
+        return meter(observers, future, use, lambda _: use, result)
 
     async def _send_chunk(self, chunk: _Chunk, model_id: str, number: int) -> Submission:
         """Submit one chunk; one that is refused is tried in the other forms the server may read, under the same number."""

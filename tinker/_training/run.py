@@ -14,6 +14,7 @@ import attrs
 from tinker_wire import models
 from tinker_wire.api import training as training_api
 
+from tinker._futures import Subject
 from tinker._http import SUBMIT, Fate, fate_of
 from tinker._runtime import Runtime, run
 from tinker._session import SessionContext
@@ -47,7 +48,10 @@ class TrainingRun:
         self.model: Model | None = None
         self._session_id: str | None = None
         self._order = Sequencer()
-        self.created: APIFuture[None] = run(runtime, operation, self._create, creation, self._order.now())
+        self._subject = Subject()
+        self._subject.user_metadata = creation.user_metadata
+        now = self._order.now()
+        self.created: APIFuture[None] = run(runtime, operation, self._create, creation, now, subject=self._subject)
 
     # ----------------------------------------------------------------------------------------- operations, from any thread
 
@@ -80,8 +84,12 @@ class TrainingRun:
     async def base_model(self) -> str:
         """Return the name of the base model, once the model is created."""
         await self.created
-        info = self.info()
-        return info.model_data.model_name or info.model_name or ""
+        self.info()
+        return self._base_model() or ""
+
+    def _base_model(self) -> str | None:
+        info = None if self.model is None else self.model.info
+        return None if info is None else info.model_data.model_name or info.model_name
 
     async def _create(self, future: APIFuture[None], creation: Creation, called: int) -> None:
         session = self.runtime.session
@@ -93,7 +101,9 @@ class TrainingRun:
                 raise
             self._session_id, model_id = created
             self.model = Model(model_id)
+            self._subject.training_run_id = model_id
         self.model = Model(model_id, await self._get_info(model_id))
+        self._subject.base_model = self._base_model() or creation.base_model
 
     async def _get_info(self, model_id: str) -> models.GetInfoResponse | None:
         request = training_api.get_info(models.GetInfoRequest(model_id=model_id))
@@ -186,6 +196,11 @@ class SavedForSampling:
 
     run: TrainingRun
     saved: APIFuture[str]
+
+    @property
+    def training_run_id(self) -> str | None:
+        """Return the run, once it is created."""
+        return None if self.run.model is None else self.run.model.model_id
 
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
         """Return the id of the sampling session, when the weights are saved."""

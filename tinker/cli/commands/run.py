@@ -24,6 +24,7 @@ PAGE = 100
 COMMANDS = {
     "info": Entry("tinker.cli.commands.run:info", "Show one training run."),
     "list": Entry("tinker.cli.commands.run:list_runs", "List training runs."),
+    "usage": Entry("tinker.cli.commands.run_usage:usage", "How many tokens a training run used, and what they cost."),
 }
 
 

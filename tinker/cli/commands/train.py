@@ -5,21 +5,24 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from tinker.cli.costs import cost_of, count_properties, prices_option, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, pass_options
 
 if TYPE_CHECKING:
     from tinker.cli.examples import ExampleRow
     from tinker.futures import APIFuture
+    from tinker.rest_client import RestClient
     from tinker.service_client import ServiceClient
     from tinker.training_client import TrainingClient
     from tinker.types import AdamParams, ForwardBackwardOutput, OptimStepResponse
+    from tinker.usage import Price, Usage
 
 # Steps in flight at once, so that the server never waits for the next one.
 STEPS_AHEAD = 2
@@ -60,6 +63,8 @@ class _StepReport(NamedTuple):
 @click.option("--tokenizer", "tokenizer_id", metavar="NAME", help="A name on the hub, or a folder. Default: the model's own.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order of the examples, and of the adapter.")
 @click.option("--name", default="final", show_default=True, help="The name of the checkpoints at the end.")
+@click.option("--estimate", is_flag=True, help="Train nothing: count the tokens that it would take, and what they cost.")
+@prices_option
 @pass_options
 def train(
     options: GlobalOptions,
@@ -75,6 +80,8 @@ def train(
     tokenizer_id: str | None,
     seed: int,
     name: str,
+    estimate: bool,
+    prices_path: Path | None,
 ) -> None:
     """Fine-tune a model on DATA, a file with an example on each line, and save it.
 
@@ -86,29 +93,63 @@ def train(
     {"tokens": [5, 17, 3], "weights": [0, 1, 1]}
 
     Answers are learned, prompts are not. Shows the loss per token of each step, on examples that the model has not seen in this
-    epoch. At the end it is saved twice: to train on, and to sample from.
+    epoch. At the end it is saved twice: to train on, and to sample from. The tokens that it used are shown, and with --prices
+    their cost; --estimate shows both before anything is spent.
     """
-    from tinker._tokenizers import load
+    from tinker._tokenizers import load, resolve
     from tinker.cli.clients import rest_client, service_client
     from tinker.cli.examples import read_examples
+    from tinker.usage import TokenCounts, Usage
 
     plan = _Plan(model, start, rank, learning_rate, batch_size, epochs, max_steps, seed, name)
-    models = rest_client(options).get_server_capabilities().result().supported_models
+    prices, rest = read_prices(prices_path), rest_client(options)
+    models = rest.get_server_capabilities().result().supported_models
+    if estimate:
+        base_model = _base_model(rest, plan, models)
+        examples = read_examples(data, load(tokenizer_id or resolve(base_model, None)), max_length)
+        _show_estimate(options, base_model, list(_batches(plan, examples)), prices)
+        return
+    usage = Usage()
     with service_client(options) as service:
+        service.add_observer(usage)
         training = _create_client(service, plan, models).result()
-        tokenizer = load(tokenizer_id) if tokenizer_id else training.get_tokenizer()
-        examples = read_examples(data, tokenizer, max_length)
+        cost_of(prices, {training.get_info().model_data.model_name: TokenCounts()})  # a price that lacks is noticed now
+        examples = read_examples(data, load(tokenizer_id) if tokenizer_id else training.get_tokenizer(), max_length)
         losses = _learn(options, training, plan, examples)
-        _report(options, training, plan, examples, losses)
+        _report(options, training, plan, examples, losses, usage, prices)
+
+
+def _base_model(rest: RestClient, plan: _Plan, models: Sequence[Any]) -> str:
+    """Return the model that would be trained: that of the checkpoint to start from, the given one, or the first."""
+    if plan.start is not None and plan.model is None:
+        return rest.get_weights_info_by_tinker_path(plan.start).result().base_model
+    return plan.model or _first_trainable(models)
+
+
+def _show_estimate(
+    options: GlobalOptions, base_model: str, batches: Sequence[Sequence[ExampleRow]], prices: Mapping[str, Price] | None
+) -> None:
+    from tinker.cli.output import show, show_properties
+    from tinker.usage import estimate_training
+
+    counts = estimate_training([example.datum() for batch in batches for example in batch])
+    cost = cost_of(prices, {base_model: counts})
+    value = {"base_model": base_model, "steps": len(batches), "tokens": to_value(counts), "cost": cost}
+    properties = [("Base Model", base_model), ("Steps", str(len(batches))), *count_properties(counts, cost)]
+    show(options, value, lambda: show_properties("Estimate", properties))
 
 
 def _create_client(service: ServiceClient, plan: _Plan, models: Sequence[Any]) -> TrainingClient:
     if plan.start is not None:
         return service.create_training_client_from_state_with_optimizer(plan.start, plan.model)
-    trainable = [entry.model_name for entry in models if entry.model_name is not None and entry.trainable is not False]
-    if plan.model is None and not trainable:
-        raise CommandFailed("The server offers no model to train")
-    return service.create_lora_training_client(plan.model or trainable[0], rank=plan.rank, seed=plan.seed)
+    return service.create_lora_training_client(plan.model or _first_trainable(models), rank=plan.rank, seed=plan.seed)
+
+
+def _first_trainable(models: Sequence[Any]) -> str:
+    for entry in models:
+        if entry.model_name is not None and entry.trainable is not False:
+            return str(entry.model_name)
+    raise CommandFailed("The server offers no model to train")
 
 
 def _learn(options: GlobalOptions, training: TrainingClient, plan: _Plan, examples: Sequence[ExampleRow]) -> list[float]:
@@ -168,12 +209,19 @@ def _likelihood(example: ExampleRow, logprobs: Sequence[float]) -> float:
 
 
 def _report(
-    options: GlobalOptions, training: TrainingClient, plan: _Plan, examples: Sequence[ExampleRow], losses: Sequence[float]
+    options: GlobalOptions,
+    training: TrainingClient,
+    plan: _Plan,
+    examples: Sequence[ExampleRow],
+    losses: Sequence[float],
+    usage: Usage,
+    prices: Mapping[str, Price] | None,
 ) -> None:
     from tinker.cli.output import show, show_properties
 
     state, sampler = training.save_state(plan.name), training.save_weights_for_sampler(plan.name)
     paths = state.result().path, sampler.result().path
+    cost = cost_of(prices, usage.by("base_model"))
     value = {
         "training_run_id": training.model_id,
         "base_model": training.get_info().model_data.model_name,
@@ -182,6 +230,8 @@ def _report(
         "losses": losses,
         "checkpoint_path": paths[0],
         "sampler_path": paths[1],
+        "tokens": to_value(usage.total),
+        "cost": cost,
     }
     properties = {
         "Training Run ID": training.model_id,
@@ -189,5 +239,6 @@ def _report(
         "Loss": f"{losses[0]:.4f} -> {losses[-1]:.4f}",
         "To train on": paths[0],
         "To sample from": paths[1],
+        **dict(count_properties(usage.total, cost)),
     }
     show(options, value, lambda: show_properties("Training", properties))

@@ -1,0 +1,238 @@
+"""Events say whose they are; ready-made observers count them and write them to the log."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import tinker
+from tinker._loop import loop_thread
+from tinker.observing import (
+    AttemptStarted,
+    CustomLossEvaluated,
+    CustomLossStarted,
+    Event,
+    FutureSettled,
+    FutureStarted,
+    LogObserver,
+    Metrics,
+    QueueChange,
+    RequestAttempt,
+    RequestRetry,
+    Timings,
+    TokensUsed,
+)
+
+Connect = Callable[..., tinker.ServiceClient]
+ADAM = tinker.AdamParams()
+PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)
+DATUM_INPUTS: Any = {"target_tokens": [2, 3], "weights": [1.0, 1.0]}
+DATUM = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), DATUM_INPUTS)
+
+
+def waiting(state: str, reason: str | None = None) -> dict[str, object]:
+    return {"type": "try_again", "request_id": "x", "queue_state": state, "queue_state_reason": reason}
+
+
+def all_told() -> None:
+    """Let the I/O thread tell observers what has happened."""
+    told = threading.Event()
+    loop_thread().call(told.set)
+    assert told.wait(10)
+
+
+@tinker.with_gradients
+def push_up(data: Any, logprobs: Any) -> Any:
+    return -sum(part.sum() for part in logprobs), [0 * part - 1 for part in logprobs], {"mine": 2.0}
+
+
+@tinker.with_gradients
+def broken(data: Any, logprobs: Any) -> Any:
+    raise ZeroDivisionError("mine")
+
+
+def test_events_say_whose_they_are(connect: Connect, wire: Any) -> None:
+    """Every event of an operation has the ids of its session, run, sampler and request, and the metadata of session and run."""
+    events: list[Event] = []
+    service = connect(observers=[events.append], user_metadata={"who": "me", "trial": 1})
+    training = service.create_lora_training_client("tinker/toy", rank=4, user_metadata={"trial": 2}).result(10)
+    sampler = training.save_weights_and_get_sampling_client().result(10)
+    all_told()
+    del events[:]
+    wire.fail("optim_step", 503)
+    wire.fail("retrieve_future", 200, body=waiting("active"))
+    step = training.optim_step(ADAM)
+    step.result(10)
+    sample = sampler.sample(PROMPT, 1, PARAMS)
+    sample.result(10)
+    all_told()
+    mine = [event for event in events if "heartbeat" not in event.operation and "config" not in event.operation]
+    (session_id,) = {event.session_id for event in mine}
+    assert session_id == training.model_id.partition(":")[0]
+    assert {event.training_run_id for event in mine} == {training.model_id}
+    assert {str(event.user_metadata) for event in mine if not event.sampling_session_id} == {"{'who': 'me', 'trial': 2}"}
+    of_step = [event for event in mine if event.request_id == step.request_id]
+    assert {type(event) for event in of_step} == {AttemptStarted, RequestAttempt, QueueChange, FutureSettled}
+    of_sample = [event for event in mine if event.request_id == sample.request_id]
+    assert {type(event) for event in of_sample} == {AttemptStarted, RequestAttempt, TokensUsed, FutureSettled}
+    assert len({event.sampling_session_id for event in of_sample}) == 1
+    assert of_sample[0].sampling_session_id is not None
+    started = [event for event in mine if isinstance(event, FutureStarted)]
+    assert [event.operation for event in started] == ["optim_step", "sample"]
+    assert started[0].request_id is None
+    assert [event.operation for event in mine if isinstance(event, RequestRetry)] == ["optim_step"]
+
+
+def test_operations_at_once_are_told_apart(connect: Connect) -> None:
+    """Two runs at work at the same time do not get one another's ids, and background work has those of no run."""
+    events: list[Event] = []
+    service = connect(observers=[events.append])
+    runs = [service.create_lora_training_client("tinker/toy", rank=4).result(10) for _ in range(2)]
+    all_told()
+    del events[:]
+    futures = [(run, run.optim_step(ADAM)) for _ in range(5) for run in runs]
+    owners = {future.request_id: run.model_id for run, future in futures if future.result(10)}
+    all_told()
+    told = [event for event in events if event.request_id in owners]
+    assert len(told) >= 3 * len(futures)
+    assert all(event.training_run_id == owners[event.request_id] for event in told)
+    assert {event.training_run_id for event in events if "heartbeat" in event.operation} <= {None}
+
+
+def test_custom_losses_are_told(connect: Connect) -> None:
+    """The begin and the end of the user's function are events, with its loss and metrics, or its error."""
+    events: list[Event] = []
+    training = connect(observers=[events.append]).create_lora_training_client("tinker/toy", rank=4)
+    output = training.forward_backward_custom([DATUM], push_up).result(10)
+    error = training.forward_backward_custom([DATUM, DATUM], broken).exception(10)
+    started, ended, started_again, failed = (e for e in events if isinstance(e, CustomLossStarted | CustomLossEvaluated))
+    assert isinstance(started, CustomLossStarted)
+    assert isinstance(started_again, CustomLossStarted)
+    assert (started.datum_count, started_again.datum_count) == (1, 2)
+    assert isinstance(ended, CustomLossEvaluated)
+    assert (ended.loss, ended.metrics, ended.error) == (output.metrics["loss:sum"], {"mine": 2.0}, None)
+    assert isinstance(failed, CustomLossEvaluated)
+    assert (failed.loss, failed.error) == (None, error)
+    assert failed.training_run_id == training.model_id
+
+
+def test_the_log_observer(connect: Connect, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Outcomes are lines of the user's logger, with ids as fields; failures are warnings; exchanges are there at DEBUG."""
+    service = connect(observers=[LogObserver("mine")], user_metadata={"who": "me"})
+    training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
+    wire.fail("optim_step", 503)
+    wire.fail("retrieve_future", 200, body=waiting("paused_capacity", "full"))
+    with caplog.at_level(logging.INFO, "mine"):
+        training.optim_step(ADAM).result(10)
+        training.forward_backward_custom([DATUM], broken).exception(10)
+        all_told()
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "mine"]
+    assert [level for level, _ in lines] == ["INFO", "INFO", "INFO", "WARNING"]
+    assert "optim_step failed 1 times, next in" in lines[0][1]
+    assert lines[1][1] == "optim_step is paused_capacity: full"
+    assert lines[2][1].startswith("optim_step took ")
+    assert "forward_backward_custom failed after" in lines[3][1]
+    record: Any = next(record for record in caplog.records if record.name == "mine")
+    assert (record.training_run_id, record.user_metadata) == (training.model_id, {"who": "me"})
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, "mine"):
+        training.forward_backward_custom([DATUM], push_up).result(10)
+        training.optim_step(ADAM).cancel()
+        all_told()
+    text = "\n".join(record.getMessage() for record in caplog.records if record.name == "mine")
+    for part in ("in your function", "used trained 2", "answered 200", "cancelled"):
+        assert part in text
+
+
+def settled(seconds: float, error: Exception | None = None) -> FutureSettled:
+    return FutureSettled(operation='a"b\nc', seconds=seconds, timings=Timings(), error=error, cancelled=False)
+
+
+def test_numbers_of_your_own() -> None:
+    """Counters add up and cannot fall; gauges are what they were set to; histograms have buckets and percentiles."""
+    metrics = Metrics()
+    metrics.increment("episodes")
+    metrics.increment("episodes", 2.5)
+    metrics.set_gauge("rate", 0.1)
+    metrics.set_gauge("rate", -1)
+    for value in range(1, 101):
+        metrics.record("length", value, buckets=(10, 50))
+    seen = metrics.snapshot()
+    assert (seen.counters, seen.gauges) == ({"episodes": 3.5}, {"rate": -1.0})
+    length = seen.histograms["length"]
+    assert (length.count, length.total, length.mean, length.smallest, length.largest) == (100, 5050, 50.5, 1, 100)
+    assert (length.p50, length.p95, length.p99) == (50, 95, 99)
+    assert length.buckets == {10: 10, 50: 50, math.inf: 100}
+    for wrong in (-1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="at least 0"):
+            metrics.increment("episodes", wrong)
+    for buckets in ((), (2, 1), (1, 1), (math.nan,)):
+        with pytest.raises(ValueError, match="buckets must rise"):
+            metrics.record("other", 1, buckets=buckets)
+    with pytest.raises(ValueError, match="NaN cannot be recorded"):
+        metrics.record("length", math.nan)
+    metrics.reset()
+    assert metrics.snapshot().counters == {}
+
+
+def test_durations_have_buckets() -> None:
+    """A summary says how many durations were at most so long, and how long the shortest was."""
+    metrics = Metrics()
+    for seconds in (0.001, 0.3, 100.0):
+        metrics(settled(seconds))
+    summary = metrics.snapshot().futures['a"b\nc']
+    assert (summary.shortest_seconds, summary.longest_seconds) == (0.001, 100.0)
+    assert (summary.buckets[0.001], summary.buckets[0.2], summary.buckets[60.0], summary.buckets[math.inf]) == (1, 1, 2, 3)
+
+
+def test_prometheus() -> None:
+    """The text is what Prometheus reads: families with a type, labels escaped, buckets that add up, names that are allowed."""
+    metrics = Metrics()
+    for seconds, error in ((0.5, None), (0.5, ValueError("x"))):
+        metrics(settled(seconds, error))
+    metrics(TokensUsed(operation="sample", prefilled=3, sampled=4))
+    metrics(TokensUsed(operation="sample", prefilled=100, is_confirmed=False))
+    metrics.increment("my episodes", 2)
+    metrics.set_gauge("0rate", math.nan)
+    metrics.record("length", 2, buckets=(1, 3))
+    lines = metrics.prometheus().splitlines()
+    for line in (
+        "# TYPE tinker_operation_seconds histogram",
+        'tinker_operation_seconds_bucket{operation="a\\"b\\nc",le="0.2"} 0',
+        'tinker_operation_seconds_bucket{operation="a\\"b\\nc",le="+Inf"} 2',
+        'tinker_operation_seconds_sum{operation="a\\"b\\nc"} 1',
+        'tinker_operation_seconds_count{operation="a\\"b\\nc"} 2',
+        'tinker_operation_failures_total{operation="a\\"b\\nc"} 1',
+        'tinker_tokens_total{kind="prefilled"} 3',
+        "# TYPE my_episodes counter",
+        "my_episodes 2",
+        "# TYPE _0rate gauge",
+        "_0rate NaN",
+        'length_bucket{le="1"} 0',
+        'length_bucket{le="+Inf"} 1',
+        "length_sum 2",
+    ):
+        assert line in lines
+    assert len(lines) == len(set(lines))
+
+
+def test_tables() -> None:
+    """Metrics print as a table and show as one in a notebook, whatever the names in them."""
+    metrics = Metrics()
+    metrics(settled(0.5))
+    metrics.increment("<i>", 1234)
+    metrics.record("[red]length", 2.5)
+    console = Console(record=True, width=160, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(metrics)
+    shown = console.export_text()
+    assert "1,234" in shown
+    assert "[red]length" in shown
+    html = metrics._repr_html_()
+    assert "&lt;i&gt;" in html
+    assert "0.5000 s" in html

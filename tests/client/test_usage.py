@@ -1,0 +1,243 @@
+"""Tokens that a client counts are those that the server bills, and cost what the user's price list says."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tinker_wire import models
+
+import tinker
+from tinker.local import State
+from tinker.observing import TokensUsed
+from tinker.testing import toy_server
+from tinker.usage import Price, TokenCounts, Usage, count_billing, estimate_sampling, estimate_training, load_prices, price_of
+
+Connect = Callable[..., tinker.ServiceClient]
+ADAM = tinker.AdamParams()
+PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=5)
+PRICE = Price(train=3, prefill=1, sample=2)
+
+
+def datum(length: int) -> tinker.Datum:
+    tokens = np.arange(1, length + 1) % 50
+    inputs: Any = {"target_tokens": tokens, "weights": np.ones(length, np.float32)}
+    return tinker.Datum(tinker.ModelInput.from_ints(tokens), inputs)
+
+
+@tinker.with_gradients
+def push_up(data: Any, logprobs: Any) -> Any:
+    return -sum(part.sum() for part in logprobs), [0 * part - 1 for part in logprobs]
+
+
+def billed(service: tinker.ServiceClient) -> dict[str | None, TokenCounts]:
+    """What the server bills for everything, by model."""
+    now = datetime.datetime.now(datetime.UTC).replace(minute=0, second=0, microsecond=0)
+    hour = datetime.timedelta(hours=1)
+    answer = service.create_rest_client().get_billing_usage(now - hour, now + 2 * hour).result(10)
+    return count_billing(answer)
+
+
+class Work:
+    """Every operation that uses tokens, each with its own numbers; samples end where the model ends them."""
+
+    def __init__(self, service: tinker.ServiceClient) -> None:
+        training = service.create_lora_training_client("tinker/toy", rank=4)
+        training.forward([datum(3)], "cross_entropy").result(10)
+        training.forward_backward([datum(5), datum(7)], "cross_entropy").result(10)
+        training.forward_backward_custom([datum(11)], push_up).result(10)
+        training.optim_step(ADAM).result(10)
+        own = training.save_weights_and_get_sampling_client()
+        of_run = own.sample(PROMPT, 2, PARAMS).result(10)
+        own.compute_logprobs(PROMPT).result(10)
+        path = training.save_weights_for_sampler("s").result(10).path
+        saved = service.create_sampling_client(path).sample(PROMPT, 1, PARAMS).result(10)
+        base = service.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 3, PARAMS).result(10)
+        self.model_id = training.model_id
+        self.of_base = sampled(base)
+        self.sampled = sampled(of_run) + sampled(saved) + self.of_base
+
+
+def sampled(response: tinker.SampleResponse) -> int:
+    return sum(len(one.tokens) for one in response.sequences)
+
+
+def test_counts_are_those_of_the_bill(connect: Connect) -> None:
+    """Losses, custom losses, samples and scores are counted by operation and run, and their sum is exactly what is billed."""
+    usage = Usage()
+    service = connect(observers=[usage])
+    done = Work(service)
+    assert usage.by("operation") == {
+        "forward": TokenCounts(trained=3),
+        "forward_backward": TokenCounts(trained=12),
+        "forward_backward_custom": TokenCounts(trained=22),
+        "sample": TokenCounts(prefilled=9, sampled=done.sampled),
+        "compute_logprobs": TokenCounts(prefilled=3, sampled=1),
+    }
+    runs = usage.by("training_run_id")
+    assert runs.keys() == {done.model_id, None}
+    assert runs[None] == TokenCounts(prefilled=3, sampled=done.of_base)
+    assert usage.by("base_model") == billed(service) == {"tinker/toy": usage.total}
+    assert usage.unconfirmed == TokenCounts()
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_chunks_and_retries_count_once(parallel: bool) -> None:
+    """What is cut into requests, and what is sent again after a failure, is counted as it is billed."""
+    usage = Usage()
+    config = models.ClientConfigResponse(fwdbwd_max_chunk_len=1, parallel_fwdbwd_chunks=parallel)
+    with toy_server(client_config=config) as server:
+        service = server.service(observers=[usage])
+        training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
+        server.fail_next("forward_backward", 503)
+        training.forward_backward([datum(5), datum(7), datum(2)], "cross_entropy").result(10)
+        sampler = service.create_sampling_client(base_model="tinker/toy")
+        server.fail_next("asample", 503)
+        count = sampled(sampler.sample(PROMPT, 2, PARAMS).result(10))
+        expected = {"tinker/toy": TokenCounts(trained=14, prefilled=3, sampled=count)}
+        assert usage.by("base_model") == billed(service) == expected
+        assert {line.operation: line.requests for line in usage.lines()} == {"forward_backward": 3, "sample": 1}
+
+
+def test_what_fails_on_the_server_uses_nothing(connect: Connect) -> None:
+    """A request that the server could not carry out is neither counted nor billed."""
+    usage = Usage()
+    service = connect(observers=[usage])
+    training = service.create_lora_training_client("tinker/toy", rank=4)
+    with pytest.raises(tinker.RequestFailedError):
+        training.forward_backward([datum(3)], "nonsense").result(10)
+    assert usage.total == usage.unconfirmed == TokenCounts()
+    assert billed(service) == {}
+
+
+def test_what_has_no_outcome_is_counted_apart(connect: Connect, wire: Any) -> None:
+    """A sample that is accepted and then cancelled may be billed: its prompt is counted as unconfirmed."""
+    usage = Usage()
+    service = connect(observers=[usage])
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    release = wire.hold("retrieve_future")
+    future = sampler.sample(PROMPT, 1, PARAMS)
+    wire.wait_for("retrieve_future")
+    future.cancel()
+    release()
+    service.create_rest_client().list_sessions().result(10)
+    assert usage.total == TokenCounts()
+    assert usage.unconfirmed == TokenCounts(prefilled=3)
+
+
+def test_cached_prompts_are_counted_apart(connect: Connect, wire: Any) -> None:
+    """Tokens that the server says it had in its cache are not among those it had to read, and have a price of their own."""
+    usage = Usage()
+    sampler = connect(observers=[usage]).create_sampling_client(base_model="tinker/toy").result(10)
+    answer = {
+        "type": "sample",
+        "sequences": [{"tokens": [7, 8], "logprobs": [-1.0, -1.0], "stop_reason": "length"}],
+        "prompt_cache_hit_tokens": 2,
+    }
+    wire.fail("retrieve_future", 200, body=answer)
+    sampler.sample(PROMPT, 1, PARAMS).result(10)
+    assert usage.total == TokenCounts(prefilled=1, cached=2, sampled=2)
+    dear = Price(train=0, prefill=1_000_000, sample=0, cached=100_000)
+    assert usage.cost({"tinker/toy": dear}) == 1.2
+
+
+def test_costs(connect: Connect) -> None:
+    """A cost is the sum over models of tokens times prices; a model without a price is a ValueError that names it."""
+    usage = Usage()
+    done = Work(connect(observers=[usage]))
+    expected = (37 * 3 + 12 * 1 + (done.sampled + 1) * 2) / 1e6
+    assert usage.cost({"tinker/toy": PRICE}) == pytest.approx(expected)
+    assert usage.cost({"*": PRICE, "other": Price(train=9, prefill=9, sample=9)}) == pytest.approx(expected)
+    with pytest.raises(ValueError, match="no price for tinker/toy; the price list has other"):
+        usage.cost({"other": PRICE})
+    with pytest.raises(ValueError, match="an unknown model"):
+        price_of({}, None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "match"),
+    [
+        ({"train": -1.0}, ValueError, "train must be at least 0"),
+        ({"sample": float("nan")}, ValueError, "sample must be at least 0"),
+        ({"prefill": "1"}, TypeError, "prefill must be a number, got str"),
+        ({"cached": True}, TypeError, "cached must be a number"),
+    ],
+)
+def test_prices_that_are_none(wrong: dict[str, Any], error: type[Exception], match: str) -> None:
+    """A price is a number of at least 0."""
+    with pytest.raises(error, match=match):
+        Price(**{"train": 1.0, "prefill": 1.0, "sample": 1.0, **wrong})
+
+
+def test_a_price_list_is_a_file(tmp_path: Path) -> None:
+    """TOML and JSON are read alike; what is no price list is refused with the name of the file, the model and the price."""
+    toml, other = tmp_path / "prices.toml", tmp_path / "prices.json"
+    toml.write_text('["a/b"]\ntrain = 3\nprefill = 1\nsample = 2.0\n')
+    other.write_text(json.dumps({"a/b": {"train": 3, "prefill": 1, "sample": 2}}))
+    assert load_prices(toml) == load_prices(str(other)) == {"a/b": PRICE}
+    for text, match in (
+        ("[", "prices.toml is not a price list"),
+        ("a = 1", "the price of a must have"),
+        ("[a]\ntrain = 1", "the price of a: .*missing"),
+        ("[a]\ntrain = -1\nprefill = 1\nsample = 1", "the price of a: train must be at least 0"),
+    ):
+        toml.write_text(text)
+        with pytest.raises(ValueError, match=match):
+            load_prices(toml)
+    other.write_text("[]")
+    with pytest.raises(ValueError, match="an object for each model"):
+        load_prices(other)
+
+
+def test_estimates(connect: Connect) -> None:
+    """What is estimated before a run is what it uses; samples may use less."""
+    usage = Usage()
+    training = connect(observers=[usage]).create_lora_training_client("tinker/toy", rank=4)
+    data = [datum(5), datum(7)]
+    for _ in range(3):
+        training.forward_backward(data, "cross_entropy").result(10)
+    assert usage.total == estimate_training(data, passes=3) == TokenCounts(trained=36)
+    assert estimate_sampling([PROMPT, PROMPT], max_tokens=5, num_samples=2) == TokenCounts(prefilled=6, sampled=20)
+    with pytest.raises(ValueError, match="passes must be at least 0"):
+        estimate_training(data, passes=-1)
+    with pytest.raises(ValueError, match="max_tokens must be at least 0"):
+        estimate_sampling([PROMPT], max_tokens=-1)
+
+
+def test_tables(connect: Connect) -> None:
+    """A ledger prints as a table and shows as one in a notebook, whatever the names in it; a reset empties it."""
+    usage = Usage()
+    usage(TokensUsed(operation="<b>", base_model="m", trained=1234))
+    assert usage.__rich__().row_count == 1
+    assert "&lt;b&gt;" in usage._repr_html_()
+    assert "1,234" in usage._repr_html_()
+    assert "1234" in repr(usage)
+    with pytest.raises(ValueError, match="name must be base_model"):
+        usage.by("model")  # type: ignore[arg-type]
+    usage.reset()
+    assert usage.lines() == ()
+
+
+def test_observers_come_and_go(connect: Connect, state: State) -> None:
+    """An observer can be added before and after the first request, and hears nothing once it is removed."""
+    service, early, late = connect(), Usage(), Usage()
+    service.add_observer(early)
+    sampler = service.create_sampling_client(base_model="tinker/toy")
+    sampler.compute_logprobs(PROMPT).result(10)
+    service.add_observer(late)
+    sampler.compute_logprobs(PROMPT).result(10)
+    service.remove_observer(early)
+    for _ in range(2):
+        sampler.compute_logprobs(PROMPT).result(10)
+    assert (early.total.prefilled, late.total.prefilled) == (6, 9)
+    with pytest.raises(ValueError, match="is not an observer of this client"):
+        service.remove_observer(early)
+    with pytest.raises(TypeError, match="an observer must be a function of one event, got int"):
+        service.add_observer(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="an observer must be a function"):
+        connect(observers=[None])

@@ -1,0 +1,29 @@
+"""The trace that a call belongs to, by W3C Trace Context: the headers that OpenTelemetry makes of the span at work."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+
+logger = logging.getLogger("tinker")
+_MODULE = "opentelemetry.trace"
+
+
+def read_trace_headers() -> Mapping[str, str] | None:
+    """Return ``traceparent`` and ``tracestate`` of the caller's span; None without one.
+
+    A program that has not imported OpenTelemetry has no span, so it is not imported for that.
+    """
+    return _inject() if _MODULE in sys.modules else None
+
+
+def _inject() -> Mapping[str, str] | None:
+    headers: dict[str, str] = {}
+    try:
+        from opentelemetry.trace.propagation import tracecontext
+
+        tracecontext.TraceContextTextMapPropagator().inject(headers)
+    except Exception as error:  # noqa: BLE001 - a program whose tracing is broken still trains
+        logger.debug("no trace context: %s", error)
+    return headers or None

@@ -1,0 +1,59 @@
+"""Observe a client: its attempts, retries, queue states and futures, as values for programs, and counts made of them.
+
+    service = tinker.ServiceClient(observers=[print])
+
+An observer is called with one value after the other, on the thread of this package that does all I/O (for a cancelled future,
+on the thread that cancels it), so it must not block. An exception of an observer is logged once and otherwise ignored. A client
+without observers pays nothing.
+
+Times are those of the client's monotonic clock, in seconds.
+"""
+
+from __future__ import annotations
+
+from tinker.observing.events import (
+    AttemptStarted,
+    ClientEvent,
+    CustomLossEvaluated,
+    CustomLossStarted,
+    Event,
+    FutureSettled,
+    FutureStarted,
+    Observer,
+    QueueCallback,
+    QueueChange,
+    QueueObserver,
+    QueueStateObserver,
+    RequestAttempt,
+    RequestRetry,
+    SessionLost,
+    Timings,
+    TokensUsed,
+)
+from tinker.observing.logs import LogObserver
+from tinker.observing.metrics import HistogramSummary, Metrics, Snapshot, Summary
+
+__all__ = [
+    "HistogramSummary",
+    "LogObserver",
+    "TokensUsed",
+    "SessionLost",
+    "FutureStarted",
+    "CustomLossStarted",
+    "CustomLossEvaluated",
+    "ClientEvent",
+    "AttemptStarted",
+    "Event",
+    "FutureSettled",
+    "Metrics",
+    "Observer",
+    "QueueCallback",
+    "QueueChange",
+    "QueueObserver",
+    "QueueStateObserver",
+    "RequestAttempt",
+    "RequestRetry",
+    "Snapshot",
+    "Summary",
+    "Timings",
+]

@@ -1,0 +1,233 @@
+"""What an observer is told: one class for each kind of event, and what observers may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, TypeAlias
+
+import attrs
+
+
+class Timings(NamedTuple):
+    """Hold the times of a request; None for a stage that it did not reach, or not yet.
+
+    Where an operation makes several requests, ``submitted`` and ``running`` are of the first of them, ``fetched`` of the last.
+
+    Attributes:
+        queued: When the method was called.
+        submitted: When the server had accepted the request.
+        running: When the server first said that it is working on the request, which it need not say.
+        fetched: When the result was here.
+    """
+
+    queued: float | None = None
+    submitted: float | None = None
+    running: float | None = None
+    fetched: float | None = None
+
+
+_NO_METADATA: Mapping[str, object] = MappingProxyType({})
+
+
+@attrs.frozen(kw_only=True)
+class ClientEvent:
+    """Say whose an event is; every kind of event has these attributes.
+
+    Attributes:
+        operation: The name of the method, or, for exchanges, that in the contract.
+        session_id: The session; None before there is one, and for clients without.
+        training_run_id: The training run; None before it exists, and for what belongs to none.
+        sampling_session_id: The sampling session; None before it exists, and for what belongs to none.
+        request_id: The server's id of the request; None before the server accepted it.
+        user_metadata: What you told of the session, and over it of the training run, as ``user_metadata``.
+    """
+
+    operation: str
+    session_id: str | None = None
+    training_run_id: str | None = None
+    sampling_session_id: str | None = None
+    request_id: str | None = None
+    user_metadata: Mapping[str, object] = attrs.field(default=_NO_METADATA, repr=False)
+
+
+@attrs.frozen(kw_only=True)
+class FutureStarted(ClientEvent):
+    """Report that an operation began: a method was called, and its work is at hand now."""
+
+
+@attrs.frozen(kw_only=True)
+class AttemptStarted(ClientEvent):
+    """Report that one exchange with the server begins.
+
+    Attributes:
+        started: When it began.
+        sent_nbytes: The size of the body that is sent.
+    """
+
+    started: float
+    sent_nbytes: int
+
+
+@attrs.frozen(kw_only=True)
+class RequestAttempt(ClientEvent):
+    """Report that one exchange with the server ended.
+
+    Waiting for a result takes several attempts of ``retrieve_future``; those with the status 408 only say that it is not there
+    yet.
+
+    Attributes:
+        started: When the attempt began.
+        seconds: How long the attempt took.
+        sent_nbytes: The size of the body that was sent.
+        status: The HTTP status; None when no answer came.
+        received_nbytes: The size of the body of the answer.
+        error: The reason for a failure; None for success, and for an attempt that was given up.
+    """
+
+    started: float
+    seconds: float
+    sent_nbytes: int
+    status: int | None
+    received_nbytes: int
+    error: Exception | None
+
+
+@attrs.frozen(kw_only=True)
+class RequestRetry(ClientEvent):
+    """Report that an attempt failed and another one will follow.
+
+    Attributes:
+        failures: The number of failures in a row.
+        delay_seconds: The time until the next attempt.
+        error: The error of the failed attempt.
+    """
+
+    failures: int
+    delay_seconds: float
+    error: Exception
+
+
+@attrs.frozen(kw_only=True)
+class QueueChange(ClientEvent):
+    """Report that the server said something new about a waiting request.
+
+    Attributes:
+        state: The state of the queue: ``active``, ``paused_capacity``, ...
+        reason: The server's reason for people; None where it gave none.
+    """
+
+    state: str
+    reason: str | None
+
+
+@attrs.frozen(kw_only=True)
+class FutureSettled(ClientEvent):
+    """Report that a future has its outcome: a result when ``error`` is None and ``cancelled`` is False.
+
+    Attributes:
+        seconds: The time from the call to the outcome.
+        timings: The times of the stages in between.
+        error: The error of the operation; None for success.
+        cancelled: Whether the future was cancelled.
+    """
+
+    seconds: float
+    timings: Timings
+    error: BaseException | None
+    cancelled: bool
+
+
+@attrs.frozen(kw_only=True)
+class TokensUsed(ClientEvent):
+    """Report the tokens of one request, as servers bill them.
+
+    Attributes:
+        base_model: The base model; None where it is not known.
+        trained: Tokens that went through ``forward`` or ``forward_backward``.
+        prefilled: Tokens of prompts that the server had to read.
+        cached: Tokens of prompts that the server says it had in its cache.
+        sampled: Tokens that the server generated.
+        is_confirmed: Whether the result came. False means that the server accepted the request and its outcome is not known,
+            as when you cancelled it: it may be billed.
+    """
+
+    base_model: str | None = None
+    trained: int = 0
+    prefilled: int = 0
+    cached: int = 0
+    sampled: int = 0
+    is_confirmed: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class CustomLossStarted(ClientEvent):
+    """Report that the loss function of a ``forward_backward_custom`` is called.
+
+    Attributes:
+        datum_count: The number of datums that it gets.
+    """
+
+    datum_count: int
+
+
+@attrs.frozen(kw_only=True)
+class CustomLossEvaluated(ClientEvent):
+    """Report that the loss function of a ``forward_backward_custom`` has returned.
+
+    Attributes:
+        seconds: How long it took, with its gradient.
+        loss: The loss; None when the function failed.
+        metrics: The metrics of the function.
+        error: The reason of a failure; None for success.
+    """
+
+    seconds: float
+    loss: float | None = None
+    metrics: Mapping[str, float] = attrs.field(factory=lambda: dict[str, float]())
+    error: BaseException | None = None
+
+
+@attrs.frozen(kw_only=True)
+class SessionLost(ClientEvent):
+    """Report that the session counts as lost: no heartbeat was accepted for longer than the settings allow, or it is unknown.
+
+    Attributes:
+        silent_seconds: The time since the server accepted the last heartbeat.
+        error: What the last heartbeat failed with.
+    """
+
+    silent_seconds: float
+    error: Exception
+
+
+QueueCallback: TypeAlias = Callable[[str, str | None], object]
+
+
+class QueueStateObserver(Protocol):
+    """Define the object that :meth:`APIFuture.observe_queue` accepts instead of a function."""
+
+    def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
+        """Receive a state of the queue.
+
+        Args:
+            queue_state: The state, such as ``paused_capacity``.
+            queue_state_reason: The server's reason for people; None where it gave none.
+        """
+        ...
+
+
+QueueObserver: TypeAlias = QueueCallback | QueueStateObserver
+Event: TypeAlias = (
+    FutureStarted
+    | FutureSettled
+    | AttemptStarted
+    | RequestAttempt
+    | RequestRetry
+    | QueueChange
+    | TokensUsed
+    | CustomLossStarted
+    | CustomLossEvaluated
+    | SessionLost
+)
+Observer: TypeAlias = Callable[[Event], object]

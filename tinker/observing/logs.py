@@ -1,0 +1,73 @@
+"""An observer that writes to the log."""
+
+from __future__ import annotations
+
+import logging
+
+from tinker.observing.events import (
+    CustomLossEvaluated,
+    Event,
+    FutureSettled,
+    QueueChange,
+    RequestAttempt,
+    RequestRetry,
+    SessionLost,
+    TokensUsed,
+)
+
+
+class LogObserver:
+    """Write a line for each event of interest to a logger of yours, with what it belongs to as fields of the record.
+
+    Outcomes, retries and news of the queue are written at ``level``, failures at WARNING, single exchanges at DEBUG. Each
+    record has the attributes ``session_id``, ``training_run_id``, ``sampling_session_id``, ``request_id`` and ``user_metadata``
+    for formatters that write JSON.
+
+    Args:
+        logger: The logger, or its name.
+        level: The level of what goes well.
+
+    >>> import logging, tinker
+    >>> from tinker.observing import LogObserver
+    >>> service = tinker.ServiceClient(base_url="local://toy", observers=[LogObserver("my.run", level=logging.DEBUG)])
+    """
+
+    def __init__(self, logger: logging.Logger | str = "tinker.events", *, level: int = logging.INFO) -> None:
+        self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
+        self._level = level
+
+    def __call__(self, event: Event) -> None:
+        """Write the line of one event, where it has one."""
+        level, text = self._describe(event)
+        if text is not None and self._logger.isEnabledFor(level):
+            about = {
+                "session_id": event.session_id,
+                "training_run_id": event.training_run_id,
+                "sampling_session_id": event.sampling_session_id,
+                "request_id": event.request_id,
+                "user_metadata": dict(event.user_metadata),
+            }
+            self._logger.log(level, "%s %s", event.operation, text, extra=about)
+
+    def _describe(self, event: Event) -> tuple[int, str | None]:
+        match event:
+            case FutureSettled(error=None, cancelled=False):
+                return self._level, f"took {event.seconds:.3f} s"
+            case FutureSettled():
+                return logging.WARNING, f"failed after {event.seconds:.3f} s: {event.error or 'cancelled'}"
+            case RequestRetry():
+                return self._level, f"failed {event.failures} times, next in {event.delay_seconds:.1f} s: {event.error}"
+            case QueueChange():
+                return self._level, f"is {event.state}" + (f": {event.reason}" if event.reason else "")
+            case SessionLost():
+                return logging.WARNING, f"lost its session, silent for {event.silent_seconds:.0f} s: {event.error}"
+            case CustomLossEvaluated():
+                outcome = f"loss {event.loss:g}" if event.loss is not None else f"failed: {event.error}"
+                return logging.DEBUG, f"{outcome}, {event.seconds:.3f} s in your function"
+            case TokensUsed():
+                counts = {name: getattr(event, name) for name in ("trained", "prefilled", "cached", "sampled")}
+                return logging.DEBUG, "used " + ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+            case RequestAttempt():
+                return logging.DEBUG, f"answered {event.status or 'nothing'} in {event.seconds:.3f} s"
+            case _:
+                return logging.DEBUG, None

@@ -1,0 +1,28 @@
+"""Count the tokens that a client uses, by model, run and operation, and say what they cost by your own price list.
+
+    usage = tinker.usage.Usage()
+    service = tinker.ServiceClient(observers=[usage])
+    ...
+    print(usage.total, usage.cost({"Qwen/Qwen3-8B": Price(train=0.40, prefill=0.13, sample=0.40)}))
+
+Counts are made of what was sent and what came back, so they need no rights to see the bills of an organization.
+"""
+
+from __future__ import annotations
+
+from tinker.usage.counts import TokenCounts, count_billing, estimate_sampling, estimate_training
+from tinker.usage.ledger import Usage, UsageLine
+from tinker.usage.prices import ANY_MODEL, Price, load_prices, price_of
+
+__all__ = [
+    "ANY_MODEL",
+    "Price",
+    "TokenCounts",
+    "Usage",
+    "UsageLine",
+    "count_billing",
+    "estimate_sampling",
+    "estimate_training",
+    "load_prices",
+    "price_of",
+]

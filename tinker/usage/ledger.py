@@ -1,0 +1,162 @@
+"""The tokens of clients, counted as they are used."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import attrs
+
+from tinker.observing import Event, TokensUsed
+from tinker.usage.counts import TokenCounts
+from tinker.usage.prices import Price, price_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+UsageKeyName: TypeAlias = Literal["base_model", "training_run_id", "session_id", "operation"]
+_COLUMNS = ("Model", "Run", "Operation", "Requests", "Trained", "Prefilled", "Cached", "Sampled", "Unconfirmed")
+
+
+@attrs.frozen(kw_only=True)
+class UsageLine:
+    """Hold what one operation used of one model in one run.
+
+    Attributes:
+        base_model: The base model; None where it is not known.
+        training_run_id: The run that was trained, or whose weights were sampled from; None for a base model.
+        session_id: The session.
+        operation: The name of the method.
+        requests: The number of requests whose result came.
+        tokens: Their tokens.
+        unconfirmed: The tokens of requests that were accepted and whose outcome is not known, as of cancelled ones.
+    """
+
+    base_model: str | None
+    training_run_id: str | None
+    session_id: str | None
+    operation: str
+    requests: int = 0
+    tokens: TokenCounts = attrs.field(factory=TokenCounts)
+    unconfirmed: TokenCounts = attrs.field(factory=TokenCounts)
+
+    @property
+    def cells(self) -> Sequence[str]:
+        """Return the line as text, one for each column of a table."""
+        counts = self.tokens
+        numbers = (self.requests, counts.trained, counts.prefilled, counts.cached, counts.sampled, self.unconfirmed.total)
+        return (self.base_model or "?", self.training_run_id or "-", self.operation, *(f"{number:,}" for number in numbers))
+
+
+class Usage:
+    """Observe clients and count the tokens that they use.
+
+    Give it to ``ServiceClient(observers=[...])`` or ``add_observer``; one may observe several clients. Printing it with rich,
+    and showing it in a notebook, gives a table.
+
+    >>> import tinker
+    >>> usage = Usage()
+    >>> service = tinker.ServiceClient(base_url="local://toy", observers=[usage])
+    >>> sampler = service.create_sampling_client(base_model="tinker/toy")
+    >>> prompt = tinker.ModelInput.from_ints([1, 2, 3])
+    >>> scores = sampler.compute_logprobs(prompt).result(timeout=30)
+    >>> usage.total
+    TokenCounts(trained=0, prefilled=3, cached=0, sampled=1)
+    >>> usage.cost({"tinker/toy": Price(train=3, prefill=1, sample=2)})
+    5e-06
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: dict[tuple[str | None, ...], UsageLine] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Count the tokens of one event."""
+        if not isinstance(event, TokensUsed):
+            return
+        counts = TokenCounts(trained=event.trained, prefilled=event.prefilled, cached=event.cached, sampled=event.sampled)
+        key = (event.base_model, event.training_run_id, event.session_id, event.operation)
+        with self._lock:
+            line = self._lines.get(key) or UsageLine(
+                base_model=event.base_model,
+                training_run_id=event.training_run_id,
+                session_id=event.session_id,
+                operation=event.operation,
+            )
+            self._lines[key] = _add(line, counts, confirmed=event.is_confirmed)
+
+    def lines(self) -> tuple[UsageLine, ...]:
+        """Return what was used so far, by model, run and operation, in the order of first use."""
+        with self._lock:
+            return tuple(self._lines.values())
+
+    def reset(self) -> None:
+        """Count from zero again."""
+        with self._lock:
+            self._lines.clear()
+
+    @property
+    def total(self) -> TokenCounts:
+        """Return all tokens of requests whose result came."""
+        return sum((line.tokens for line in self.lines()), TokenCounts())
+
+    @property
+    def unconfirmed(self) -> TokenCounts:
+        """Return the tokens of requests whose outcome is not known: they may be billed."""
+        return sum((line.unconfirmed for line in self.lines()), TokenCounts())
+
+    def by(self, name: UsageKeyName) -> dict[str | None, TokenCounts]:
+        """Return the tokens by one of the attributes of :class:`UsageLine`.
+
+        Args:
+            name: ``base_model``, ``training_run_id``, ``session_id`` or ``operation``.
+
+        Raises:
+            ValueError: For any other name.
+        """
+        if name not in ("base_model", "training_run_id", "session_id", "operation"):
+            raise ValueError(f"name must be base_model, training_run_id, session_id or operation, got {name!r}")
+        found: dict[str | None, TokenCounts] = defaultdict(TokenCounts)
+        for line in self.lines():
+            found[getattr(line, name)] += line.tokens
+        return dict(found)
+
+    def cost(self, prices: Mapping[str, Price]) -> float:
+        """Return what the tokens cost by a price list.
+
+        Args:
+            prices: The price of each base model; ``*`` stands for every other one.
+
+        Raises:
+            ValueError: A model that was used has no price.
+        """
+        return sum(price_of(prices, model).cost(counts) for model, counts in self.by("base_model").items())
+
+    def __repr__(self) -> str:
+        return f"<Usage {self.total}>"
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(*_COLUMNS, title="Tokens")
+        for cells in self._rows():
+            table.add_row(*map(Text, cells))
+        return table
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>" for cells in self._rows())
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        return (line.cells for line in self.lines())
+
+
+def _add(line: UsageLine, counts: TokenCounts, *, confirmed: bool) -> UsageLine:
+    if not confirmed:
+        return attrs.evolve(line, unconfirmed=line.unconfirmed + counts)
+    return attrs.evolve(line, requests=line.requests + 1, tokens=line.tokens + counts)

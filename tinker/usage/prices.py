@@ -1,0 +1,114 @@
+"""The price list of a user, and what tokens cost by it. The client knows no prices of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+
+from tinker.usage.counts import TokenCounts
+
+MILLION = 1_000_000
+#: The name of a price that is meant for every model without one of its own.
+ANY_MODEL = "*"
+
+
+def _check_price(price: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is None and attribute.default is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{attribute.name} must be a number, got {type(value).__name__}")
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{attribute.name} must be at least 0, got {value}")
+
+
+@attrs.frozen(kw_only=True)
+class Price:
+    """Say what a million tokens of one model cost, in a currency of yours.
+
+    Attributes:
+        train: For tokens that are trained.
+        prefill: For tokens of prompts.
+        sample: For tokens that are generated.
+        cached: For tokens of prompts that the server had in its cache; None means that they cost what others do.
+
+    >>> Price(train=0.40, prefill=0.13, sample=0.40).cost(TokenCounts(trained=2_500_000))
+    1.0
+    """
+
+    train: float = attrs.field(validator=_check_price)
+    prefill: float = attrs.field(validator=_check_price)
+    sample: float = attrs.field(validator=_check_price)
+    cached: float | None = attrs.field(default=None, validator=_check_price)
+
+    def cost(self, counts: TokenCounts) -> float:
+        """Return what tokens cost.
+
+        Args:
+            counts: The tokens.
+        """
+        cached = self.prefill if self.cached is None else self.cached
+        parts = (
+            counts.trained * self.train,
+            counts.prefilled * self.prefill,
+            counts.cached * cached,
+            counts.sampled * self.sample,
+        )
+        return math.fsum(parts) / MILLION
+
+
+def price_of(prices: Mapping[str, Price], base_model: str | None) -> Price:
+    """Return the price of a model.
+
+    Args:
+        prices: The price list, by base model; ``*`` stands for every other one.
+        base_model: The model; None is one that is not known.
+
+    Raises:
+        ValueError: The list has no price for it.
+    """
+    price = prices.get(base_model or "") or prices.get(ANY_MODEL)
+    if price is None:
+        known = ", ".join(prices) or "no model"
+        raise ValueError(f"there is no price for {base_model or 'an unknown model'}; the price list has {known}")
+    return price
+
+
+def load_prices(path: str | Path) -> dict[str, Price]:
+    """Read a price list from a file.
+
+    Args:
+        path: A TOML file with a table for each model, or a JSON file with an object for each, of ``train``, ``prefill``,
+            ``sample`` and, where you like, ``cached``: prices of a million tokens.
+
+    Returns:
+        The prices by base model.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is not a price list; the message names the model and the price.
+    """
+    file = Path(path)
+    text = file.read_text(encoding="utf-8")
+    try:
+        values: object = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{file} is not a price list: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} is not a price list: it must have an object for each model")
+    return {name: _read_price(file, name, entry) for name, entry in cast("dict[str, object]", values).items()}
+
+
+def _read_price(file: Path, name: str, entry: object) -> Price:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{file}: the price of {name} must have train, prefill and sample")
+    try:
+        return Price(**cast("dict[str, Any]", entry))
+    except (TypeError, ValueError) as error:
+        reason = str(error).replace("Price.__init__() ", "")
+        raise ValueError(f"{file}: the price of {name}: {reason}") from None
