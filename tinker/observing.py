@@ -121,6 +121,32 @@ class FutureSettled:
     cancelled: bool
 
 
+@attrs.frozen(kw_only=True)
+class LossTerm:
+    """Report that a term of a loss made by :func:`tinker.regularizers.regularized` was computed, or failed.
+
+    Attributes:
+        name: The name of the term.
+        step: The step of the loss, from 0, by which a schedule sets the weight.
+        weight: The weight of the term at that step; None where it could not be had.
+        value: The value of the term without its weight; None when it failed.
+        contribution: The weight times the value; None when it failed.
+        grad_norm: The L2 norm of the gradient of the value by all log-probabilities; None when the term failed or does not
+            depend on them.
+        seconds: How long the function of the term ran.
+        error: The error of the term; None for success.
+    """
+
+    name: str
+    step: int
+    weight: float | None
+    value: float | None
+    contribution: float | None
+    grad_norm: float | None
+    seconds: float
+    error: Exception | None
+
+
 QueueCallback: TypeAlias = Callable[[str, str | None], object]
 
 
@@ -138,7 +164,7 @@ class QueueStateObserver(Protocol):
 
 
 QueueObserver: TypeAlias = QueueCallback | QueueStateObserver
-Event: TypeAlias = RequestAttempt | RequestRetry | QueueChange | FutureSettled
+Event: TypeAlias = RequestAttempt | RequestRetry | QueueChange | FutureSettled | LossTerm
 Observer: TypeAlias = Callable[[Event], object]
 
 
