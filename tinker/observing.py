@@ -133,7 +133,7 @@ class LossTerm:
         contribution: The weight times the value; None when it failed.
         grad_norm: The L2 norm of the gradient of the value by all log-probabilities; None when the term failed or does not
             depend on them.
-        seconds: How long the function of the term ran.
+        seconds: How long the function of the term ran; None when it failed.
         error: The error of the term; None for success.
     """
 
@@ -143,7 +143,7 @@ class LossTerm:
     value: float | None
     contribution: float | None
     grad_norm: float | None
-    seconds: float
+    seconds: float | None
     error: Exception | None
 
 
