@@ -255,6 +255,8 @@ class Metrics:
                     self._queue_changes[event.state] += 1
                 case FutureSettled():
                     self._futures[event.operation].add(event.seconds, failed=event.error is not None)
+                case LossTerm():
+                    pass  # its numbers are metrics of the step
 
     def snapshot(self) -> Snapshot:
         """Return the present counts."""

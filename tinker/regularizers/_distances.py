@@ -140,9 +140,11 @@ class JS:
 
 
 def _cosine_distance(ours: Tensor, theirs: Tensor) -> torch.Tensor:
-    norms = ours.norm().clamp(min=1e-8) * theirs.norm().clamp(min=1e-8)
-    similarity: torch.Tensor = (ours * theirs).sum() / norms
-    return 1 - similarity
+    import torch
+
+    norms = [torch.linalg.vector_norm(part).clamp(min=1e-8) for part in (ours, theirs)]
+    product: torch.Tensor = norms[0] * norms[1]
+    return 1 - (ours * theirs).sum() / product
 
 
 @attrs.frozen

@@ -87,5 +87,5 @@ class Entropy:
         ours = logprobs.where(kept, logprobs.new_zeros(()))
         rows = spread(-ours.exp() * ours, kept, cells)
         if self.normalize:
-            rows = rows / cells.sum(-1)[cells.any(-1)].clamp(min=2).log()  # a row of one candidate has no entropy
+            rows = rows / cells.sum(-1)[cells.any(-1)].clamp(min=2).to(rows).log()  # a row of one candidate has no entropy
         return rows

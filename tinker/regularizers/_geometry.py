@@ -62,10 +62,12 @@ class Orthogonality:
 
     def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Return the value and the metrics."""
+        import torch
+
         self.check(data)
         matrix = self._matrix(logprobs).double()
         if self.normalize:
-            matrix = matrix / matrix.norm(dim=1, keepdim=True).clamp(min=SHORTEST)
+            matrix = matrix / torch.linalg.vector_norm(matrix, dim=1, keepdim=True).clamp(min=SHORTEST)
         count, width = matrix.shape
         gram = matrix @ matrix.T if count <= width else matrix.T @ matrix  # their squares add up to the same
         diagonal = matrix.square().sum(1)
@@ -145,5 +147,6 @@ def _gradient_norm(loss: Tensor, points: list[Tensor]) -> torch.Tensor:
     if not loss.requires_grad:
         raise ValueError("loss_fn does not depend on the log-probabilities, so it has no gradient to penalize")
     found = torch.autograd.grad(loss, points, create_graph=True, allow_unused=True)
-    norm: torch.Tensor = torch.cat([one.flatten() for one in found if one is not None]).norm()
+    slopes: list[torch.Tensor | None] = list(found)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat([one.flatten() for one in slopes if one is not None]))
     return norm
