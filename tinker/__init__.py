@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tinker import auth, types
     from tinker import observing as observing
+    from tinker import regularizers as regularizers
     from tinker import usage as usage
     from tinker.admin_client import AdminClient
     from tinker.custom_loss import LossHandle, PerDatumLossFn, with_gradients
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         ConflictError,
         ExperimentalWarning,
         InternalServerError,
+        LossTermError,
         NotFoundError,
         PermissionDeniedError,
         PrecedingRequestFailed,
@@ -91,7 +93,7 @@ _ERRORS = (
     "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError AuthenticationError "
     "BadRequestError BillingError ClientClosedError ConflictError ExperimentalWarning InternalServerError NotFoundError "
     "PermissionDeniedError PrecedingRequestFailed RateLimitError RequestFailedError SessionLostError TinkerError "
-    "UnknownIdentityError UnprocessableEntityError"
+    "LossTermError UnknownIdentityError UnprocessableEntityError"
 )
 _TYPES = (
     "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk "
@@ -117,7 +119,7 @@ _HOMES: dict[str, str] = {
     "Timeout": "httpx",
     "TrainingClient": "tinker.training_client",
 }
-_MODULES = ("auth", "checkpoints", "errors", "lib", "observing", "types", "usage")
+_MODULES = ("auth", "checkpoints", "errors", "lib", "observing", "regularizers", "types", "usage")
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are those of the imports above)
     "APIConnectionError",
@@ -151,6 +153,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "LoraConfig",
     "LossFnType",
     "LossHandle",
+    "LossTermError",
     "ModelID",
     "ModelInput",
     "ModelInputChunk",

@@ -48,9 +48,12 @@ class LossWithGradients:
 
     Attributes:
         fn: The wrapped function.
+        check: A function of the data that raises for what the loss cannot use; it is called before anything is sent. None
+            checks nothing.
     """
 
     fn: GradientLossFn
+    check: Callable[[list[Datum]], object] | None = None
 
 
 def with_gradients(fn: GradientLossFn) -> LossWithGradients:

@@ -18,6 +18,7 @@
     │       └── APITimeoutError             not in time
     ├── RequestFailedError              an accepted request failed on the server
     ├── PrecedingRequestFailed          a request was not sent, because one before it failed
+    ├── LossTermError                   a term of a regularized loss failed
     ├── UnknownIdentityError            nothing says whose the credential is
     └── ClientClosedError               the client was closed before the request was made
     FutureWarning
@@ -210,6 +211,20 @@ class PrecedingRequestFailed(TinkerError):
         super().__init__(message)
         self.operation: str | None = operation
         self.failed_operation = failed_operation
+
+
+class LossTermError(TinkerError):
+    """A term of a loss made by ``tinker.regularizers.regularized`` failed, so the step has no gradient.
+
+    ``__cause__`` is the error of the term.
+
+    Attributes:
+        term: The name of the term.
+    """
+
+    def __init__(self, message: str, term: str) -> None:
+        super().__init__(message)
+        self.term = term
 
 
 class UnknownIdentityError(TinkerError, RuntimeError):

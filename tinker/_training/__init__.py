@@ -6,20 +6,46 @@ from tinker._training import requests
 from tinker._training.chunks import PROMPT_TOKEN_NBYTES, chunk_nbytes
 from tinker._training.creation import NewAdapter, SavedAdapter
 from tinker._training.custom_loss import check_handle, create_handle, prepare_loss
+from tinker._training.evaluation import (
+    Evaluate,
+    Evaluated,
+    Logprobs,
+    check_evaluation,
+    evaluator,
+    is_tuple,
+    make_leaves,
+    number,
+    read_gradients,
+    read_metrics,
+    report,
+    require_torch,
+)
 from tinker._training.loss_requests import LossJob
 from tinker._training.run import TrainingRun
 from tinker._training.tracing import trace
 
 __all__ = [
+    "Evaluate",
+    "Evaluated",
+    "Logprobs",
     "LossJob",
     "NewAdapter",
     "PROMPT_TOKEN_NBYTES",
     "SavedAdapter",
     "TrainingRun",
+    "check_evaluation",
     "check_handle",
     "chunk_nbytes",
     "create_handle",
+    "evaluator",
+    "is_tuple",
+    "make_leaves",
+    "number",
     "prepare_loss",
+    "read_gradients",
+    "read_metrics",
+    "report",
     "requests",
+    "require_torch",
     "trace",
 ]

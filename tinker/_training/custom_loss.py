@@ -9,11 +9,9 @@ they may be called at once. Numbers are given as requests are sent, so a step th
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -22,137 +20,24 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 
 from tinker._http import Transport
-from tinker._installation import install_command
 from tinker._loop import LoopThread
 from tinker._runtime import Runtime
 from tinker._session import SessionContext, json_only
+from tinker._training.evaluation import Evaluate, Evaluated, Logprobs, evaluate_with_reports, evaluator
 from tinker._training.loss_requests import LossJob, LossRequests, Submission, prepare_loss_requests
 from tinker._training.numbers import Numbers
 from tinker._training.tracing import LOGPROBS, TracedLoss
 from tinker._validate import check_data
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.futures import APIFuture
-from tinker.observing import CustomLossEvaluated, CustomLossStarted
-from tinker.types._arrays import is_torch
+from tinker.observing import CustomLossEvaluated, CustomLossStarted, Event
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData, dimensions
 
-if TYPE_CHECKING:
-    import torch
-
-Logprobs: TypeAlias = list[NDArray[np.float32]]
-
 _FORWARD = LossJob("cross_entropy", None, forward_only=True)
 _BACKWARD = LossJob("cross_entropy", None, forward_only=False)
 _LOSS, _SURROGATE = "loss:sum", "surrogate_loss:sum"
-
-
-@attrs.frozen
-class Evaluated:
-    """What the user's function gave: the loss, its gradient by the log-probabilities of each datum, and metrics."""
-
-    loss: float
-    gradients: Logprobs
-    metrics: Mapping[str, float]
-
-
-Evaluate: TypeAlias = Callable[[list[Datum], Logprobs], Evaluated]
-
-
-# ------------------------------------------------------------------------------------------------------ the user's function
-
-
-def evaluator(loss_fn: CustomLossFn | LossWithGradients | LossHandle) -> Evaluate:
-    """Choose how to evaluate a loss. ImportError when torch is needed and missing, TypeError for what is not a loss."""
-    if isinstance(loss_fn, LossWithGradients):
-        return partial(_with_gradients, loss_fn)
-    function = partial(_sum_losses, loss_fn) if isinstance(loss_fn, LossHandle) else loss_fn
-    if not callable(function):
-        raise TypeError(f"loss_fn must be a function, with_gradients(function) or a LossHandle, got {type(loss_fn).__name__}")
-    if importlib.util.find_spec("torch") is None:
-        raise ImportError(
-            f"PyTorch is not installed. Cannot run custom forward_backward. Install it with: {install_command('torch')}, "
-            "or let the loss compute its gradient: tinker.with_gradients(loss_fn)"
-        )
-    return partial(_by_torch, function)
-
-
-def _with_gradients(loss_fn: LossWithGradients, data: list[Datum], logprobs: Logprobs) -> Evaluated:
-    returned: Any = loss_fn.fn(data, logprobs)
-    if not _is_tuple(returned, 2, 3):
-        raise ValueError("the custom loss must return (loss, gradients) or (loss, gradients, metrics)")
-    loss, gradients = float(returned[0]), [np.asarray(gradient, np.float32) for gradient in returned[1]]
-    return _check_evaluation(Evaluated(loss, gradients, _numbers(returned[2] if len(returned) == 3 else {})), logprobs)
-
-
-def _is_tuple(value: object, *lengths: int) -> bool:
-    return isinstance(value, tuple) and len(cast("Sequence[object]", value)) in lengths
-
-
-def _by_torch(loss_fn: CustomLossFn, data: list[Datum], logprobs: Logprobs) -> Evaluated:
-    import torch
-
-    leaves = [torch.from_numpy(part).requires_grad_() for part in logprobs]  # pyright: ignore[reportUnknownMemberType]
-    with torch.enable_grad():
-        returned: Any = loss_fn(data, leaves)
-        if not _is_tuple(returned, 2):
-            raise ValueError("the custom loss must return (loss, metrics)")
-        loss, metrics = cast("tuple[torch.Tensor, Mapping[str, float]]", returned)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError("the custom loss must return the loss as a tensor with one value")
-        if not loss.requires_grad:
-            raise ValueError("the custom loss does not depend on the log-probabilities, or was detached from them")
-        loss.backward()  # type: ignore[no-untyped-call]
-    gradients = [_gradient(index, leaf) for index, leaf in enumerate(leaves)]
-    return _check_evaluation(Evaluated(_number(loss), gradients, _numbers(metrics)), logprobs)
-
-
-def _gradient(index: int, leaf: torch.Tensor) -> NDArray[np.float32]:
-    if leaf.grad is None:
-        raise ValueError(
-            f"No gradient computed for logprob tensor {index}: the loss does not depend on data[{index}]; leave the datum out, "
-            f"or add 0 * logprobs[{index}].sum()"
-        )
-    return leaf.grad.numpy()
-
-
-def _check_evaluation(evaluated: Evaluated, logprobs: Logprobs) -> Evaluated:
-    if len(evaluated.gradients) != len(logprobs):
-        raise ValueError(f"the custom loss returned {len(evaluated.gradients)} gradients for {len(logprobs)} datums")
-    for index, (gradient, part) in enumerate(zip(evaluated.gradients, logprobs, strict=True)):
-        if gradient.shape != part.shape:
-            shapes = f"shape {list(gradient.shape)}, the log-probabilities have {list(part.shape)}"
-            raise ValueError(f"the gradient of the custom loss for data[{index}] has {shapes}")
-        if not np.isfinite(gradient).all():
-            raise ValueError(f"the gradient of the custom loss for data[{index}] holds NaN or infinity")
-    return evaluated
-
-
-def _numbers(metrics: object) -> dict[str, float]:
-    if not isinstance(metrics, Mapping):
-        raise ValueError(f"the metrics of the custom loss must be a mapping, got {type(metrics).__name__}")
-    return {str(name): _number(value) for name, value in cast("Mapping[str, Any]", metrics).items()}
-
-
-def _number(value: Any) -> float:
-    return float(value.detach() if is_torch(value) else value)
-
-
-def _sum_losses(handle: LossHandle, data: list[Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return a loss per datum over all of them: losses added up, metrics as their names say."""
-    import torch
-
-    losses: list[torch.Tensor] = []
-    totals: dict[str, float] = {}
-    for datum, leaf in zip(data, logprobs, strict=True):
-        inputs = [datum.loss_fn_inputs[name].to_torch() for name in handle.input_names]
-        loss, metrics = handle.graph(leaf, *inputs)
-        losses.append(loss)
-        for name, value in metrics.items():
-            totals[name] = totals.get(name, 0.0) + _number(value)
-    means = {name: total / len(data) for name, total in totals.items() if name.endswith(":mean")}
-    return torch.stack(losses).sum(), {**totals, **means}
 
 
 def check_handle(handle: LossHandle, data: Sequence[Datum], session_id: str | None) -> None:
@@ -218,6 +103,8 @@ def prepare_loss(data: Sequence[Datum], loss_fn: CustomLossFn | LossWithGradient
     evaluate = evaluator(loss_fn)
     reduced = [_to_cross_entropy(datum) for datum in data]
     check_data(reduced, "cross_entropy")
+    if isinstance(loss_fn, LossWithGradients) and loss_fn.check is not None:
+        loss_fn.check(list(data))
     return PreparedLoss(list(data), reduced, evaluate)
 
 
@@ -252,23 +139,25 @@ class CustomStep:
         return SubmittedStep(evaluated, backward, await backward.submit(numbers, model_id))
 
     async def _evaluate(self, logprobs: Logprobs) -> Evaluated:
-        """Call the user's function, on a thread beside the loop, and tell observers of its begin and end."""
-        call = partial(self.prepared.evaluate, self.prepared.data, logprobs)
+        """Call the user's function, on a thread beside the loop; observers hear of its begin, what it reports, and its end."""
         observers, operation = self.forward.transport.observers, self.future.operation
         if not observers:
-            return await self.thread.run_in_user_thread(call)
-        began = observers.clock.monotonic()
+            return await self.thread.run_in_user_thread(partial(self.prepared.evaluate, self.prepared.data, logprobs))
+        began, reports = observers.clock.monotonic(), list[Event]()
         observers.notify(CustomLossStarted(operation=operation, datum_count=len(self.prepared.data)))
+        evaluate = partial(evaluate_with_reports, reports, self.prepared.evaluate, self.prepared.data, logprobs)
+        ended = partial(CustomLossEvaluated, operation=operation)
         try:
-            evaluated = await self.thread.run_in_user_thread(call)
+            evaluated = await self.thread.run_in_user_thread(evaluate)
+            ended = partial(ended, loss=evaluated.loss, metrics=evaluated.metrics)
+            return evaluated
         except BaseException as error:
-            seconds = observers.clock.monotonic() - began
-            observers.notify(CustomLossEvaluated(operation=operation, seconds=seconds, error=error))
+            ended = partial(ended, error=error)
             raise
-        seconds = observers.clock.monotonic() - began
-        loss, metrics = evaluated.loss, evaluated.metrics
-        observers.notify(CustomLossEvaluated(operation=operation, seconds=seconds, loss=loss, metrics=metrics))
-        return evaluated
+        finally:
+            for event in reports:
+                observers.notify(event)
+            observers.notify(ended(seconds=observers.clock.monotonic() - began))
 
     async def result(self, submitted: SubmittedStep) -> ForwardBackwardOutput:
         """Return the result of the backward pass, with the user's loss and metrics in it."""

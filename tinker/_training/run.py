@@ -136,7 +136,8 @@ class TrainingRun:
     ) -> ForwardBackwardOutput:
         turn = self._order.take_turn(future, called)
         async with self._preparation_of(turn) as context:
-            step = CustomStep(self.runtime.thread, prepared, await prepared.forward(self.runtime.transport, context), future)
+            forward = await prepared.forward(self.runtime.transport, context)
+            step = CustomStep(self.runtime.thread, prepared, forward, future)
         async with self._turn(turn) as (numbers, model_id):
             submitted = await step.submit(numbers, model_id)
         async with self._result_of(turn):

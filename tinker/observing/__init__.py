@@ -19,6 +19,7 @@ from tinker.observing.events import (
     Event,
     FutureSettled,
     FutureStarted,
+    LossTerm,
     Observer,
     QueueCallback,
     QueueChange,
@@ -36,6 +37,7 @@ from tinker.observing.metrics import HistogramSummary, Metrics, Snapshot, Summar
 __all__ = [
     "HistogramSummary",
     "LogObserver",
+    "LossTerm",
     "TokensUsed",
     "SessionLost",
     "FutureStarted",

@@ -189,6 +189,32 @@ class CustomLossEvaluated(ClientEvent):
 
 
 @attrs.frozen(kw_only=True)
+class LossTerm(ClientEvent):
+    """Report that a term of a loss made by :func:`tinker.regularizers.regularized` was computed, or failed.
+
+    Attributes:
+        name: The name of the term.
+        step: The step of the loss, from 0, by which a schedule sets the weight.
+        weight: The weight of the term at that step; None where it could not be had.
+        value: The value of the term without its weight; None when it failed.
+        contribution: The weight times the value; None when it failed.
+        grad_norm: The L2 norm of the gradient of the value by all log-probabilities; None when the term failed or does not
+            depend on them.
+        seconds: How long the function of the term ran; None when it failed.
+        error: The error of the term; None for success.
+    """
+
+    name: str
+    step: int
+    weight: float | None
+    value: float | None
+    contribution: float | None
+    grad_norm: float | None
+    seconds: float | None
+    error: Exception | None
+
+
+@attrs.frozen(kw_only=True)
 class SessionLost(ClientEvent):
     """Report that the session counts as lost: no heartbeat was accepted for longer than the settings allow, or it is unknown.
 
@@ -228,6 +254,7 @@ Event: TypeAlias = (
     | TokensUsed
     | CustomLossStarted
     | CustomLossEvaluated
+    | LossTerm
     | SessionLost
 )
 Observer: TypeAlias = Callable[[Event], object]

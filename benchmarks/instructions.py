@@ -1,0 +1,170 @@
+"""Count the instructions that one operation costs, under callgrind: unlike a time, the count is the same on a busy machine.
+
+    python benchmarks/instructions.py                              print the counts
+    python benchmarks/instructions.py --official B/bin/python      beside those of the official client in another environment
+    python benchmarks/instructions.py --check                      fail when a count is off the recorded one by more than 5 %
+    python benchmarks/instructions.py --record                     write the counts to instructions.json
+
+Each row runs twice in a fresh process, with more operations the second time; the difference, divided by the operations added, is
+the figure, so that imports, connections and the first operations are not part of it. Everything in the process is counted: the
+interpreter, the client, aiohttp and asyncio. Needs valgrind. Counts belong to one version of CPython, which is recorded with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RECORD = HERE / "instructions.json"
+ALLOWED = 0.05
+#: Of each row: operations of the first and of the second process.
+COUNTS = {"samples": (100, 300), "steps": (2, 6)}
+DATUMS, TOKENS, PROMPT_TOKENS, SAMPLED_TOKENS = 128, 4096, 512, 128
+
+
+# ------------------------------------------------------------------------------------------------------------- what is counted
+
+
+def take_samples(base_url: str, count: int) -> None:
+    """Ask for samples at once, a hundred at a time, and read each."""
+    import tinker
+
+    params = tinker.SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0)
+    sampler = tinker.ServiceClient(base_url=base_url).create_sampling_client(base_model="stub/model").result()
+    for _ in range(count // 100):
+        prompts = [tinker.ModelInput.from_ints(list(range(i, i + PROMPT_TOKENS))) for i in range(100)]
+        for future in [sampler.sample(prompt, 1, params) for prompt in prompts]:
+            assert len(future.result().sequences[0].tokens) == SAMPLED_TOKENS
+
+
+def take_steps(base_url: str, count: int) -> None:
+    """Make datums from arrays once, then take steps one after the other."""
+    import numpy as np
+
+    import tinker
+
+    training = tinker.ServiceClient(base_url=base_url).create_lora_training_client(base_model="stub/model").result()
+    tokens = np.arange(TOKENS + 1)
+    floats = np.linspace(-1, 1, TOKENS, dtype=np.float32)
+    data = [
+        tinker.Datum(
+            model_input=tinker.ModelInput.from_ints(tokens[:-1].tolist()),
+            loss_fn_inputs={
+                "target_tokens": tinker.TensorData.from_numpy(tokens[1:].astype(np.int64)),
+                "logprobs": tinker.TensorData.from_numpy(floats.copy()),
+                "advantages": tinker.TensorData.from_numpy(floats.copy()),
+            },
+        )
+        for _ in range(DATUMS)
+    ]
+    for _ in range(count):
+        loss = training.forward_backward(data, "importance_sampling")
+        training.optim_step(tinker.AdamParams()).result()
+        assert len([output["logprobs"].to_numpy() for output in loss.result().loss_fn_outputs]) == DATUMS
+
+
+WORK: dict[str, Callable[[str, int], None]] = {"samples": take_samples, "steps": take_steps}
+
+
+# ------------------------------------------------------------------------------------------------------------------- counting
+
+
+@contextmanager
+def stub_server() -> Iterator[str]:
+    """Run the stub server; its URL."""
+    with subprocess.Popen([sys.executable, str(HERE / "stub_server.py")], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+        finally:
+            server.kill()
+
+
+def count_process(python: str, row: str, count: int, base_url: str) -> int:
+    """The instructions of one process that does so many operations."""
+    command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", python, "-P", __file__]
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "TINKER_API_KEY": "tml-bench", "TINKER_TELEMETRY": "0"}
+    done = subprocess.run(
+        [*command, "--work", row, "--count", str(count), "--base-url", base_url], env=environment, capture_output=True, text=True
+    )
+    collected = re.search(r"Collected : (\d+)", done.stderr)
+    if done.returncode or collected is None:
+        raise SystemExit(f"{row}: the process failed\n{done.stdout}{done.stderr}")
+    return int(collected[1])
+
+
+def count_row(python: str, row: str, base_url: str) -> int:
+    """The instructions of one operation."""
+    few, many = COUNTS[row]
+    added = count_process(python, row, many, base_url) - count_process(python, row, few, base_url)
+    return added // (many - few)
+
+
+def count_all(python: str) -> dict[str, int]:
+    """The instructions of one operation of each row."""
+    with stub_server() as base_url:
+        return {row: count_row(python, row, base_url) for row in COUNTS}
+
+
+# ------------------------------------------------------------------------------------------------------------------ reporting
+
+
+def check(counts: dict[str, int]) -> int:
+    """Compare with the record; the exit status."""
+    record = json.loads(RECORD.read_text())
+    version = ".".join(platform.python_version_tuple()[:2])
+    if record["python"] != version:
+        print(f"the recorded counts are those of CPython {record['python']}, this is {version}: use --record")
+        return 1
+    status = 0
+    for row, count in counts.items():
+        change = count / record["instructions"][row] - 1
+        within = abs(change) <= ALLOWED
+        print(f"{row}: {change:+.1%} of the record{'' if within else f', which is more than {ALLOWED:.0%}'}")
+        status |= not within
+    return status
+
+
+def write_record(counts: dict[str, int]) -> None:
+    """Replace the record."""
+    version = ".".join(platform.python_version_tuple()[:2])
+    RECORD.write_text(json.dumps({"python": version, "instructions": counts}, indent=2) + "\n")
+
+
+def main() -> int:
+    """Count, and print, check or record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--official", help="the interpreter of an environment with the official client")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--work", choices=WORK, help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--base-url", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        WORK[options.work](options.base_url, options.count)
+        return 0
+    if shutil.which("valgrind") is None:
+        raise SystemExit("valgrind is not installed")
+    counts = count_all(sys.executable)
+    official = count_all(options.official) if options.official else {}
+    for row, count in counts.items():
+        beside = f"   official {official[row] / 1e6:.2f} million: {count / official[row]:.3f} of it" if official else ""
+        print(f"{row}: {count / 1e6:.2f} million instructions each{beside}", flush=True)
+    if options.record:
+        write_record(counts)
+    return check(counts) if options.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,517 @@
+"""Every formula of ``tinker.regularizers`` against numpy written anew, and every gradient against finite differences of that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+pytest.importorskip("torch")
+
+import torch
+
+import tinker
+from tinker.regularizers import (
+    JS,
+    KL,
+    L1,
+    L2,
+    Consistency,
+    ConstantWeight,
+    DecayWeight,
+    ElasticNet,
+    Entropy,
+    GradientPenalty,
+    LinearWeight,
+    LossInput,
+    Orthogonality,
+    WarmUpWeight,
+    regularized,
+)
+
+Array = NDArray[np.float64]
+STEP = 1e-6
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@attrs.frozen
+class Batch:
+    """Random datums: log-probabilities, those of a reference, and a mask that leaves something."""
+
+    parts: list[Array]
+    references: list[Array]
+    masks: list[Array]
+    data: list[tinker.Datum]
+
+
+def log_softmax(values: Array) -> Array:
+    return np.asarray(values - np.log(np.exp(values).sum(-1, keepdims=True)))
+
+
+def make_batch(seed: int, *, rows: bool, ragged: bool = True) -> Batch:
+    """One to three datums of one to four tokens; with ``rows`` two to four candidates for each."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 5, size=rng.integers(1, 4)) if ragged else np.full(rng.integers(2, 4), rng.integers(2, 5))
+    width = (int(rng.integers(2, 5)),) if rows else ()
+    batch = Batch([], [], [], [])
+    for length in lengths:
+        shape = (int(length), *width)
+        for parts in (batch.parts, batch.references):
+            parts.append(log_softmax(rng.normal(size=shape) * 2) if rows else -rng.uniform(0.05, 4, size=shape))
+        batch.masks.append((rng.random(int(length)) < 0.6).astype(float))
+    batch.masks[0][0] = 1.0
+    for reference, mask in zip(batch.references, batch.masks, strict=True):
+        inputs = {"target_tokens": np.zeros(reference.shape, np.int64), "ref": reference.astype(np.float32), "mask": mask}
+        batch.data.append(tinker.Datum(model_input=tinker.ModelInput.from_ints([0] * len(reference)), loss_fn_inputs=inputs))
+        reference[:] = reference.astype(np.float32)  # what a datum can hold
+    return batch
+
+
+def evaluate(term: Any, batch: Batch) -> tuple[float, list[Array], dict[str, float]]:
+    """The term in double precision: value, gradient, metrics."""
+    leaves = [torch.tensor(part, dtype=torch.float64, requires_grad=True) for part in batch.parts]
+    value, metrics = term(batch.data, leaves)
+    gradients = torch.autograd.grad(value, leaves, allow_unused=True)
+    return value.item(), [np.zeros(p.shape) if g is None else g.numpy() for g, p in zip(gradients, batch.parts)], metrics
+
+
+def differentiate(function: Callable[[list[Array]], float], parts: list[Array]) -> list[Array]:
+    """By central differences."""
+    gradients = [np.zeros_like(part) for part in parts]
+    for index, part in enumerate(parts):
+        for cell in np.ndindex(part.shape):
+            sides = []
+            for sign in (1, -1):
+                moved = [one.copy() for one in parts]
+                moved[index][cell] += sign * STEP
+                sides.append(function(moved))
+            gradients[index][cell] = (sides[0] - sides[1]) / (2 * STEP)
+    return gradients
+
+
+def hold(term: Any, batch: Batch, expected: Callable[[list[Array]], float]) -> dict[str, float]:
+    """The term has the value of the function, and the gradient of its finite differences."""
+    value, gradients, metrics = evaluate(term, batch)
+    assert value == pytest.approx(expected(batch.parts), rel=1e-9, abs=1e-9)
+    for found, wanted in zip(gradients, differentiate(expected, batch.parts), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6 * (1 + np.abs(wanted).max()))
+    assert all(type(number) is float for number in metrics.values())
+    return metrics  # type: ignore[no-any-return]
+
+
+def kept(parts: list[Array], masks: list[Array] | None) -> list[float]:
+    """The numbers that count, one by one."""
+    found = []
+    for index, part in enumerate(parts):
+        for token in range(len(part)):
+            if masks is None or masks[index][token] != 0:
+                found += [float(one) for one in np.atleast_1d(part[token])]
+    return found
+
+
+def kept_rows(parts: list[Array], masks: list[Array] | None) -> list[list[float]]:
+    """The rows that count."""
+    return [
+        [float(one) for one in row]
+        for index, part in enumerate(parts)
+        for token, row in enumerate(part)
+        if masks is None or masks[index][token] != 0
+    ]
+
+
+def together(values: list[float], reduction: str) -> float:
+    return sum(values) if reduction == "sum" else sum(values) / len(values)
+
+
+each_reduction = pytest.mark.parametrize("reduction", ["sum", "mean"])
+each_mask = pytest.mark.parametrize("mask", [None, "mask"])
+few = settings(max_examples=10, deadline=None)
+
+# --------------------------------------------------------------------------------------------------------------------- norms
+
+
+@each_reduction
+@each_mask
+@pytest.mark.parametrize("target", ["logprobs", "probs"])
+@few
+@given(seed=SEEDS, rows=st.booleans())
+def test_norms(seed: int, rows: bool, target: Any, mask: Any, reduction: Any) -> None:
+    """L1, L2 and the elastic net are what their names say, of everything that counts in all datums."""
+    batch = make_batch(seed, rows=rows)
+    masks = batch.masks if mask else None
+
+    def values(parts: list[Array]) -> list[float]:
+        return [math.exp(x) if target == "probs" else x for x in kept(parts, masks)]
+
+    common: Any = {"target": target, "mask": mask, "reduction": reduction}
+    found = hold(L1(**common), batch, lambda parts: together([abs(x) for x in values(parts)], reduction))
+    assert found == {"mean": pytest.approx(np.mean(np.abs(values(batch.parts))))}
+    found = hold(L2(**common), batch, lambda parts: together([x * x for x in values(parts)], reduction))
+    assert found == {"mean": pytest.approx(np.mean(np.square(values(batch.parts)))), "center": 0.0}
+    hold(
+        ElasticNet(l1_ratio=0.3, **common),
+        batch,
+        lambda parts: together([0.3 * abs(x) + 0.7 * x * x for x in values(parts)], reduction),
+    )
+
+
+@each_reduction
+@each_mask
+@few
+@given(seed=SEEDS, rows=st.booleans())
+def test_centers(seed: int, rows: bool, mask: Any, reduction: Any) -> None:
+    """L2 is taken from a number, from the mean of what counts, or from an input of the datums, and cut where it is asked for."""
+    batch = make_batch(seed, rows=rows)
+    masks = batch.masks if mask else None
+    common: Any = {"mask": mask, "reduction": reduction}
+
+    def from_mean(parts: list[Array]) -> float:
+        values = kept(parts, masks)
+        return together([(x - sum(values) / len(values)) ** 2 for x in values], reduction)
+
+    def from_input(parts: list[Array]) -> float:
+        pairs = zip(kept(parts, masks), kept(batch.references, masks), strict=True)
+        return together([(x - c) ** 2 for x, c in pairs], reduction)
+
+    def cut(parts: list[Array]) -> float:
+        return together([min(max(x + 1.5, -0.7), 0.7) ** 2 for x in kept(parts, masks)], reduction)
+
+    assert hold(L2(center="mean", **common), batch, from_mean)["center"] == pytest.approx(np.mean(kept(batch.parts, masks)))
+    assert "center" not in hold(L2(center=LossInput("ref"), **common), batch, from_input) or len(kept(batch.parts, masks)) == 1
+    if all(abs(abs(x + 1.5) - 0.7) > 1e-4 for x in kept(batch.parts, masks)):  # not at the edge, where there is no derivative
+        hold(L2(center=-1.5, clip=0.7, **common), batch, cut)
+
+
+def test_inputs_are_measured_and_train_nothing() -> None:
+    """An input as the target gives its value, and no gradient."""
+    batch = make_batch(3, rows=False)
+    leaves = [torch.tensor(part, requires_grad=True) for part in batch.parts]
+    value, _ = L1(target=LossInput("ref"))(batch.data, leaves)
+    assert float(value) == pytest.approx(sum(abs(x) for x in kept(batch.references, None)), rel=1e-6)
+    assert not value.requires_grad
+
+
+# ------------------------------------------------------------------------------------------------------------- distributions
+
+
+def divergence(ours: list[float], theirs: list[float]) -> float:
+    return sum(math.exp(p) * (p - q) for p, q in zip(ours, theirs, strict=True) if math.exp(p) > 1e-10)
+
+
+def shannon(ours: list[float], theirs: list[float]) -> float:
+    middle = [math.log((math.exp(p) + math.exp(q)) / 2) for p, q in zip(ours, theirs, strict=True)]
+    return 0.5 * divergence(ours, middle) + 0.5 * divergence(theirs, middle)
+
+
+@each_reduction
+@each_mask
+@few
+@given(seed=SEEDS)
+def test_distances_of_distributions(seed: int, mask: Any, reduction: Any) -> None:
+    """KL in its three directions, the Jensen-Shannon divergence, and consistency by KL, row by row of all datums."""
+    batch = make_batch(seed, rows=True)
+    masks = batch.masks if mask else None
+    references = kept_rows(batch.references, masks)
+
+    def by(function: Callable[[list[float], list[float]], float]) -> Callable[[list[Array]], float]:
+        return lambda parts: together(
+            [function(*one) for one in zip(kept_rows(parts, masks), references, strict=True)], reduction
+        )
+
+    def symmetric(a: list[float], b: list[float]) -> float:
+        return (divergence(a, b) + divergence(b, a)) / 2
+
+    common: Any = {"mask": mask, "reduction": reduction}
+    metrics = hold(KL("ref", **common), batch, by(divergence))
+    rows = [divergence(*one) for one in zip(kept_rows(batch.parts, masks), references, strict=True)]
+    assert metrics == pytest.approx({"mean": np.mean(rows), "min": min(rows), "max": max(rows)})
+    hold(KL("ref", direction="forward", **common), batch, by(divergence))
+    hold(KL("ref", direction="reverse", **common), batch, by(lambda a, b: divergence(b, a)))
+    hold(KL("ref", direction="symmetric", **common), batch, by(symmetric))
+    hold(JS("ref", **common), batch, by(shannon))
+    hold(Consistency("ref", metric="kl", **common), batch, by(symmetric))
+
+
+@each_reduction
+@each_mask
+@few
+@given(seed=SEEDS)
+def test_estimates(seed: int, mask: Any, reduction: Any) -> None:
+    """With one log-probability for each token KL is estimated by k1, k2 or k3, and entropy by the mean surprise."""
+    batch = make_batch(seed, rows=False)
+    masks = batch.masks if mask else None
+    references = kept(batch.references, masks)
+    formulas: dict[Any, Callable[[float], float]] = {
+        "k1": lambda d: d,
+        "k2": lambda d: d * d / 2,
+        "k3": lambda d: math.exp(-d) - 1 + d,
+        None: lambda d: math.exp(-d) - 1 + d,
+    }
+    common: Any = {"mask": mask, "reduction": reduction}
+    for estimator, formula in formulas.items():
+
+        def expected(parts: list[Array], formula: Callable[[float], float] = formula) -> float:
+            return together([formula(x - q) for x, q in zip(kept(parts, masks), references, strict=True)], reduction)
+
+        hold(KL("ref", estimator=estimator, **common), batch, expected)
+
+    def surprise(parts: list[Array]) -> float:
+        return together([-x for x in kept(parts, masks)], reduction)
+
+    hold(Entropy(estimator="mean", **common), batch, surprise)
+    hold(Entropy(estimator="mean", mode="maximize", **common), batch, lambda parts: -surprise(parts))
+    value, gradients, _ = evaluate(Entropy(**common), batch)
+    assert value == pytest.approx(surprise(batch.parts))
+    _, slopes, _ = evaluate(Entropy(estimator="mean", **common), batch)
+    for gradient, slope, part in zip(gradients, slopes, batch.parts, strict=True):
+        np.testing.assert_allclose(gradient, slope * part)
+
+
+@few
+@given(seed=SEEDS)
+def test_what_estimates_train_on_average(seed: int) -> None:
+    """Over all tokens a model can draw, the gradients of k2, k3 and of the entropy's score are those of the exact quantities, and
+    that of k1 is 0: what the guide says of each."""
+    rng = np.random.default_rng(seed)
+    logits, reference = rng.normal(size=4), log_softmax(rng.normal(size=4))
+
+    def exact(function: Callable[[Array], float]) -> Array:
+        return differentiate(lambda parts: function(log_softmax(parts[0])), [logits])[0]
+
+    def on_average(term: Any) -> Array:
+        """The expected gradient by the logits, of tokens drawn with these logits."""
+        logprobs, total = log_softmax(logits), np.zeros(4)
+        for token in range(4):
+            inputs = {"target_tokens": [token], "ref": reference[[token]].astype(np.float64)}
+            data = [tinker.Datum(model_input=tinker.ModelInput.from_ints([0]), loss_fn_inputs=inputs)]
+            leaf = torch.tensor(logprobs[[token]], requires_grad=True)
+            value, _ = term(data, [leaf])
+            (slope,) = torch.autograd.grad(value, [leaf])
+            total += math.exp(logprobs[token]) * float(slope) * (np.eye(4)[token] - np.exp(logprobs))
+        return total
+
+    def kl(ours: Array, theirs: Array) -> float:
+        return float((np.exp(ours) * (ours - theirs)).sum())
+
+    exactly = {"rtol": 1e-3, "atol": 1e-5}
+    np.testing.assert_allclose(on_average(KL("ref", estimator="k1")), 0.0, atol=1e-6)
+    np.testing.assert_allclose(on_average(KL("ref", estimator="k2")), exact(lambda lp: kl(lp, reference)), **exactly)
+    np.testing.assert_allclose(on_average(KL("ref", estimator="k3")), exact(lambda lp: kl(reference, lp)), **exactly)
+    np.testing.assert_allclose(on_average(Entropy()), exact(lambda lp: -float((np.exp(lp) * lp).sum())), **exactly)
+    np.testing.assert_allclose(on_average(Entropy(estimator="mean")), 0.0, atol=1e-6)
+
+
+@each_reduction
+@each_mask
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])
+@pytest.mark.parametrize("normalize", [False, True])
+@settings(max_examples=3, deadline=None)
+@given(seed=SEEDS)
+def test_entropy_of_distributions(seed: int, normalize: bool, temperature: float, mask: Any, reduction: Any) -> None:
+    """The entropy of each row, at a temperature, as a share of the largest one, to be lowered or raised."""
+    batch = make_batch(seed, rows=True)
+    masks = batch.masks if mask else None
+
+    def entropy(row: list[float]) -> float:
+        if temperature != 1.0:
+            scaled = [one / temperature for one in row]
+            total = math.log(sum(math.exp(one) for one in scaled))
+            row = [one - total for one in scaled]
+        found = -sum(math.exp(one) * one for one in row)
+        return found / math.log(len(row)) if normalize else found
+
+    def expected(parts: list[Array]) -> float:
+        return together([entropy(row) for row in kept_rows(parts, masks)], reduction)
+
+    common: Any = {"mask": mask, "reduction": reduction, "temperature": temperature, "normalize": normalize}
+    hold(Entropy(**common), batch, expected)
+    metrics = hold(Entropy(mode="maximize", **common), batch, lambda parts: -expected(parts))
+    assert metrics["max"] >= metrics["mean"] >= metrics["min"] > 0
+
+
+@each_reduction
+@each_mask
+@few
+@given(seed=SEEDS, rows=st.booleans())
+def test_consistency(seed: int, rows: bool, mask: Any, reduction: Any) -> None:
+    """The squared and the absolute difference for each token, and the cosine distance for each datum."""
+    batch = make_batch(seed, rows=rows)
+    masks = batch.masks if mask else None
+    references = kept(batch.references, masks)
+
+    def cosine(parts: list[Array]) -> float:
+        found = []
+        for index, part in enumerate(parts):
+            only = None if masks is None else [masks[index]]
+            a, b = kept([part], only), kept([batch.references[index]], only)
+            if a:
+                lengths = [max(math.sqrt(sum(x * x for x in one)), 1e-8) for one in (a, b)]
+                found.append(1 - sum(x * y for x, y in zip(a, b, strict=True)) / (lengths[0] * lengths[1]))
+        return together(found, reduction)
+
+    def by(function: Callable[[float, float], float]) -> Callable[[list[Array]], float]:
+        return lambda parts: together([function(*one) for one in zip(kept(parts, masks), references, strict=True)], reduction)
+
+    common: Any = {"mask": mask, "reduction": reduction}
+    hold(Consistency("ref", **common), batch, by(lambda a, b: (a - b) ** 2))
+    hold(Consistency("ref", metric="l1", **common), batch, by(lambda a, b: abs(a - b)))
+    hold(Consistency("ref", metric="cosine", **common), batch, cosine)
+
+
+def test_impossible_tokens() -> None:
+    """A candidate of probability 0, in the model or in the reference, gives finite values and gradients."""
+    ours, theirs = np.log([[0.5, 0.5, 1e-30]]), np.log([[0.5, 1e-300, 0.5]])
+    ours[0, 2] = -np.inf
+    inputs = {"target_tokens": np.zeros((1, 3), np.int64), "mask": np.ones(1)}
+    data = [tinker.Datum(model_input=tinker.ModelInput.from_ints([0]), loss_fn_inputs=inputs)]
+    terms: list[Any] = [KL([theirs], direction=d) for d in ("forward", "reverse", "symmetric")] + [JS([theirs]), Entropy()]  # type: ignore[arg-type]
+    for term in terms:
+        value, gradients, _ = evaluate(term, Batch([ours], [theirs], [], data))
+        assert math.isfinite(value), term
+        assert np.isfinite(gradients[0]).all(), term
+    assert evaluate(KL([theirs]), Batch([ours], [theirs], [], data))[0] == pytest.approx(0.5 * 100)
+
+
+def test_sparse_targets() -> None:
+    """Of sparse targets only the candidates that are stored count."""
+    targets = tinker.TensorData([5, 6, 7], "int64", [2, 3], [0, 2, 3], [0, 2, 1])
+    reference = np.log(np.full((2, 3), 0.25))
+    datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": targets})
+    leaf = torch.tensor(np.log([[0.5, 0.9, 0.25], [0.9, 0.125, 0.9]]), requires_grad=True)
+    value, _ = KL([reference], reduction="sum")([datum], [leaf])
+    assert float(value) == pytest.approx(0.5 * math.log(2) + 0.25 * math.log(1) + 0.125 * math.log(0.5))
+    value, _ = L1()([datum], [leaf])
+    assert float(value) == pytest.approx(-math.log(0.5) - math.log(0.25) - math.log(0.125))
+
+
+# ------------------------------------------------------------------------------------------------------------------ geometry
+
+
+@pytest.mark.parametrize("axis", ["rows", "sequence", "vocabulary"])
+@pytest.mark.parametrize("mode", ["soft", "hard", "spectral"])
+@pytest.mark.parametrize("normalize", [True, False])
+@settings(max_examples=3, deadline=None)
+@given(seed=SEEDS, rows=st.booleans())
+def test_orthogonality(seed: int, rows: bool, normalize: bool, mode: Any, axis: Any) -> None:
+    """The products of all pairs of rows of the matrix that the datums make, by each of its axes."""
+    batch = make_batch(seed, rows=rows, ragged=False)
+
+    def matrix(parts: list[Array]) -> Array:
+        if not rows:
+            return np.array(parts) if axis == "rows" else np.array(parts).T
+        if axis == "sequence":
+            return np.hstack(parts)
+        return np.vstack(parts) if axis == "rows" else np.vstack(parts).T
+
+    def expected(parts: list[Array]) -> float:
+        lines = [line / max(np.sqrt((line**2).sum()), 1e-8) if normalize else line for line in matrix(parts)]
+        total, trace = 0.0, 0.0
+        for i, a in enumerate(lines):
+            for j, b in enumerate(lines):
+                product = float((a * b).sum())
+                trace += product if i == j else 0.0
+                if i != j:
+                    total += product**2
+                elif mode == "hard":
+                    total += (product - 1) ** 2
+        return total + ((trace - len(lines)) ** 2 if mode == "spectral" else 0.0)
+
+    metrics = hold(Orthogonality(mode=mode, normalize=normalize, axis=axis), batch, expected)
+    assert metrics["rows"] == len(matrix(batch.parts))
+
+
+def cubes(data: Any, logprobs: Any) -> Any:
+    return sum((part**3).sum() for part in logprobs), {}
+
+
+@few
+@given(seed=SEEDS, rows=st.booleans())
+def test_gradient_penalty(seed: int, rows: bool) -> None:
+    """The length of the gradient of a loss over all datums, at the log-probabilities or between them and a reference."""
+    batch = make_batch(seed, rows=rows)
+    share = float(np.random.default_rng(7).random())
+
+    def penalty(points: list[Array], target: float) -> float:
+        return (math.sqrt(sum((3 * x**2) ** 2 for x in kept(points, None))) - target) ** 2
+
+    def between(parts: list[Array]) -> float:
+        mixed = [share * a + (1 - share) * b for a, b in zip(parts, batch.references, strict=True)]
+        return penalty(mixed, 0.5)
+
+    hold(GradientPenalty(cubes), batch, lambda parts: penalty(parts, 1.0))
+    mixing = GradientPenalty(cubes, mode="interpolated", reference="ref", target_norm=0.5, seed=7)
+    assert hold(mixing, batch, between)["share"] == share
+    assert evaluate(mixing, batch)[2]["share"] != share  # drawn anew
+
+
+# --------------------------------------------------------------------------------------------------------- losses by name
+
+
+def formula(name: str, x: float, q: float, a: float, fixed: float) -> float:
+    """The documented formula for one token; ``fixed`` is the ratio where it counts as a constant."""
+    ratio = math.exp(x - q)
+    if name == "cross_entropy":
+        return -x
+    if name == "importance_sampling":
+        return -ratio * a
+    if name == "ppo":
+        return -min(ratio * a, min(max(ratio, 0.9), 1.3) * a)
+    if name == "cispo":
+        return -min(max(fixed, 0.9), 1.3) * x * a
+    return -(x * a - 0.5 * 0.2 * (x - q) ** 2)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro"])
+@few
+@given(seed=SEEDS)
+def test_losses_by_name(seed: int, name: str) -> None:
+    """Each is the sum of its documented formula times the weights, with the gradient of that."""
+    batch = make_batch(seed, rows=False)
+    rng = np.random.default_rng(seed)
+    data, sampled, advantages, weights = [], [], [], []
+    for part in batch.parts:
+        sampled.append((part + rng.normal(size=part.shape) * 0.4).astype(np.float32))
+        advantages.append(rng.normal(size=part.shape).astype(np.float32))
+        weights.append(rng.choice([0.0, 0.5, 1.0], size=part.shape).astype(np.float32))
+        inputs = {"target_tokens": np.zeros(part.shape, np.int64), "weights": weights[-1]}
+        if name != "cross_entropy":
+            inputs |= {"logprobs": sampled[-1], "advantages": advantages[-1]}
+        data.append(tinker.Datum(model_input=tinker.ModelInput.from_ints([0] * len(part)), loss_fn_inputs=inputs))
+
+    def expected(parts: list[Array]) -> float:
+        total = 0.0
+        for index, part in enumerate(parts):
+            for token, x in enumerate(part):
+                q, a = float(sampled[index][token]), float(advantages[index][token])
+                fixed = math.exp(batch.parts[index][token] - q)
+                total += float(weights[index][token]) * formula(name, float(x), q, a, fixed)
+        return total
+
+    config = {"ppo": {"clip_low_threshold": 0.9, "clip_high_threshold": 1.3}, "dro": {"beta": 0.2}}
+    config["cispo"] = config["ppo"]
+    loss, gradients, metrics = regularized(name, [], loss_fn_config=config.get(name)).fn(data, batch.parts)  # type: ignore[arg-type,misc]
+    assert loss == metrics["base/loss"] == pytest.approx(expected(batch.parts), rel=1e-6, abs=1e-6)
+    for found, wanted in zip(gradients, differentiate(expected, batch.parts), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------------ schedules
+
+
+@given(step=st.integers(0, 1000), steps=st.integers(1, 100), start=st.floats(0, 10), end=st.floats(0, 10))
+def test_schedules(step: int, steps: int, start: float, end: float) -> None:
+    """Weights are on the line, or the curve, that the schedule names, and within its ends."""
+    on_line = start + (end - start) * min(step, steps) / steps
+    assert LinearWeight(start, end, steps)(step) == pytest.approx(on_line)
+    assert WarmUpWeight(end, steps)(step) == pytest.approx(end * min(step, steps) / steps)
+    assert ConstantWeight(start)(step) == start
+    assert DecayWeight(start, steps)(step) == pytest.approx(start * 2 ** (-step / steps))
+    floor = min(start, end)
+    assert DecayWeight(max(start, end), steps, floor)(step) >= floor * (1 - 1e-12)

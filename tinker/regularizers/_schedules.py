@@ -1,0 +1,113 @@
+"""Weights that change from step to step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import attrs
+
+WeightSchedule: TypeAlias = Callable[[int], float]
+"""From the step of the loss, 0 at first, to the weight of a term."""
+
+
+def check_weight(what: str, value: object) -> float:
+    """Return a weight as a number; TypeError or ValueError unless it is finite and not negative."""
+    if isinstance(value, bool) or not hasattr(type(value), "__float__"):
+        raise TypeError(f"{what} must be a number, got {value!r}")
+    found = float(value)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportUnknownArgumentType]
+    if not math.isfinite(found) or found < 0:
+        raise ValueError(f"{what} must be finite and not negative, got {value!r}")
+    return found
+
+
+def _weight(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    check_weight(attribute.name, value)
+
+
+def _steps(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{attribute.name} must be an integer, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{attribute.name} must be at least 1, got {value}")
+
+
+@attrs.frozen
+class ConstantWeight:
+    """Weigh every step alike; the same as giving the number.
+
+    Attributes:
+        weight: The weight, 0 or more.
+    """
+
+    weight: float = attrs.field(validator=_weight)
+
+    def __call__(self, step: int) -> float:
+        """Return the weight."""
+        return self.weight
+
+
+@attrs.frozen
+class LinearWeight:
+    """Go from one weight to another on a straight line, and stay there.
+
+    Attributes:
+        start: The weight at step 0.
+        end: The weight from step ``steps`` on.
+        steps: The number of steps from one to the other, 1 or more.
+
+    >>> [LinearWeight(1.0, 0.0, steps=4)(step) for step in (0, 1, 4, 9)]
+    [1.0, 0.75, 0.0, 0.0]
+    """
+
+    start: float = attrs.field(validator=_weight)
+    end: float = attrs.field(validator=_weight)
+    steps: int = attrs.field(validator=_steps)
+
+    def __call__(self, step: int) -> float:
+        """Return the weight at a step."""
+        share = min(step / self.steps, 1.0)
+        return self.start * (1.0 - share) + self.end * share
+
+
+@attrs.frozen
+class WarmUpWeight:
+    """Rise from 0 to a weight on a straight line, and stay there.
+
+    Attributes:
+        weight: The weight from step ``steps`` on.
+        steps: The number of steps until then, 1 or more.
+
+    >>> [WarmUpWeight(0.5, steps=10)(step) for step in (0, 5, 10, 11)]
+    [0.0, 0.25, 0.5, 0.5]
+    """
+
+    weight: float = attrs.field(validator=_weight)
+    steps: int = attrs.field(validator=_steps)
+
+    def __call__(self, step: int) -> float:
+        """Return the weight at a step."""
+        return self.weight * min(step / self.steps, 1.0)
+
+
+@attrs.frozen
+class DecayWeight:
+    """Halve a weight again and again, down to a floor.
+
+    Attributes:
+        weight: The weight at step 0.
+        half_life_steps: The number of steps in which what is above the floor halves, 1 or more.
+        floor: The weight that is approached.
+
+    >>> [DecayWeight(1.0, half_life_steps=10)(step) for step in (0, 10, 20)]
+    [1.0, 0.5, 0.25]
+    """
+
+    weight: float = attrs.field(validator=_weight)
+    half_life_steps: int = attrs.field(validator=_steps)
+    floor: float = attrs.field(default=0.0, validator=_weight)
+
+    def __call__(self, step: int) -> float:
+        """Return the weight at a step."""
+        return self.floor + (self.weight - self.floor) * math.pow(0.5, step / self.half_life_steps)
