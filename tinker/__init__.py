@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tinker import auth, types
     from tinker import observing as observing
     from tinker.admin_client import AdminClient
+    from tinker.circuit_breaker import CircuitBreaker
     from tinker.custom_loss import LossHandle, PerDatumLossFn, with_gradients
     from tinker.errors import (
         APIConnectionError,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         AuthenticationError,
         BadRequestError,
         BillingError,
+        CircuitOpenError,
         ClientClosedError,
         ConflictError,
         ExperimentalWarning,
@@ -88,9 +90,9 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError AuthenticationError "
-    "BadRequestError BillingError ClientClosedError ConflictError ExperimentalWarning InternalServerError NotFoundError "
-    "PermissionDeniedError PrecedingRequestFailed RateLimitError RequestFailedError SessionLostError TinkerError "
-    "UnknownIdentityError UnprocessableEntityError"
+    "BadRequestError BillingError CircuitOpenError ClientClosedError ConflictError ExperimentalWarning InternalServerError "
+    "NotFoundError PermissionDeniedError PrecedingRequestFailed RateLimitError RequestFailedError SessionLostError "
+    "TinkerError UnknownIdentityError UnprocessableEntityError"
 )
 _TYPES = (
     "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk "
@@ -110,13 +112,14 @@ _HOMES: dict[str, str] = {
     "PerDatumLossFn": "tinker.custom_loss",
     "with_gradients": "tinker.custom_loss",
     "AdminClient": "tinker.admin_client",
+    "CircuitBreaker": "tinker.circuit_breaker",
     "RestClient": "tinker.rest_client",
     "SamplingClient": "tinker.sampling_client",
     "ServiceClient": "tinker.service_client",
     "Timeout": "httpx",
     "TrainingClient": "tinker.training_client",
 }
-_MODULES = ("auth", "checkpoints", "errors", "lib", "observing", "types")
+_MODULES = ("auth", "checkpoints", "circuit_breaker", "errors", "lib", "observing", "types")
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are those of the imports above)
     "APIConnectionError",
@@ -135,6 +138,8 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "BillingError",
     "Checkpoint",
     "CheckpointType",
+    "CircuitBreaker",
+    "CircuitOpenError",
     "ClientClosedError",
     "ConflictError",
     "Datum",

@@ -18,6 +18,7 @@
     │       └── APITimeoutError             not in time
     ├── RequestFailedError              an accepted request failed on the server
     ├── PrecedingRequestFailed          a request was not sent, because one before it failed
+    ├── CircuitOpenError                the server failed again and again, so the call was not made
     ├── UnknownIdentityError            nothing says whose the credential is
     └── ClientClosedError               the client was closed before the request was made
     FutureWarning
@@ -210,6 +211,23 @@ class PrecedingRequestFailed(TinkerError):
         super().__init__(message)
         self.operation: str | None = operation
         self.failed_operation = failed_operation
+
+
+class CircuitOpenError(TinkerError):
+    """The call was not made, because a circuit breaker is open: calls of its kind have failed again and again.
+
+    ``__cause__`` is the last failure of a request that was being tried again when the circuit opened. Whether the server has
+    accepted that request is as uncertain as its failure leaves it.
+
+    Attributes:
+        circuit: The name of the circuit.
+        retry_after: The time in seconds after which a call is tried again.
+    """
+
+    def __init__(self, message: str, circuit: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.circuit = circuit
+        self.retry_after = retry_after
 
 
 class UnknownIdentityError(TinkerError, RuntimeError):

@@ -15,7 +15,7 @@ import math
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import attrs
 
@@ -121,6 +121,22 @@ class FutureSettled:
     cancelled: bool
 
 
+@attrs.frozen(kw_only=True)
+class CircuitChange:
+    """Report that a circuit breaker changed its state.
+
+    Attributes:
+        circuit: The name of the circuit; a client has one for each server, credential and kind of call.
+        state: The new state, ``closed``, ``open`` or ``half_open``.
+        failures: The number of failures in a row.
+    """
+
+    circuit: str
+    state: CircuitState
+    failures: int
+
+
+CircuitState: TypeAlias = Literal["closed", "open", "half_open"]
 QueueCallback: TypeAlias = Callable[[str, str | None], object]
 
 
@@ -138,7 +154,7 @@ class QueueStateObserver(Protocol):
 
 
 QueueObserver: TypeAlias = QueueCallback | QueueStateObserver
-Event: TypeAlias = RequestAttempt | RequestRetry | QueueChange | FutureSettled
+Event: TypeAlias = RequestAttempt | RequestRetry | QueueChange | FutureSettled | CircuitChange
 Observer: TypeAlias = Callable[[Event], object]
 
 
