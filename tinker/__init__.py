@@ -119,7 +119,7 @@ _HOMES: dict[str, str] = {
     "Timeout": "httpx",
     "TrainingClient": "tinker.training_client",
 }
-_MODULES = ("auth", "checkpoints", "circuit_breaker", "errors", "lib", "observing", "types")
+_MODULES = ("auth", "checkpoints", "circuit_breaker", "errors", "lib", "observing", "recovery", "types")
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are those of the imports above)
     "APIConnectionError",

@@ -136,6 +136,27 @@ class CircuitChange:
     failures: int
 
 
+@attrs.frozen(kw_only=True)
+class RecoveryChange:
+    """Report a stage of the recovery of a training run, see :mod:`tinker.recovery`.
+
+    Attributes:
+        run_id: The run that was lost.
+        stage: What happened: the loss was ``detected``, an attempt ``started``, ``failed`` or ``completed``, or no attempt is
+            left and the recovery is ``exhausted``. ``unknown`` means that a monitor could not ask for the run's state.
+        attempt: The number of the attempt, from 1; 0 before the first.
+        path: The checkpoint of the attempt; None for a run that begins anew, and where there is no attempt.
+        error: The loss, or the failure of the attempt; None where it started or completed.
+    """
+
+    run_id: str
+    stage: RecoveryStage
+    attempt: int = 0
+    path: str | None = None
+    error: Exception | None = None
+
+
+RecoveryStage: TypeAlias = Literal["detected", "started", "failed", "completed", "exhausted", "unknown"]
 CircuitState: TypeAlias = Literal["closed", "open", "half_open"]
 QueueCallback: TypeAlias = Callable[[str, str | None], object]
 
@@ -154,7 +175,7 @@ class QueueStateObserver(Protocol):
 
 
 QueueObserver: TypeAlias = QueueCallback | QueueStateObserver
-Event: TypeAlias = RequestAttempt | RequestRetry | QueueChange | FutureSettled | CircuitChange
+Event: TypeAlias = RequestAttempt | RequestRetry | QueueChange | FutureSettled | CircuitChange | RecoveryChange
 Observer: TypeAlias = Callable[[Event], object]
 
 
