@@ -94,13 +94,18 @@ class RenewableRun:
 
     def replace(self, run: TrainingRun) -> None:
         """Let another run do what comes; nothing is remembered of the one before, whose failures need not be looked at."""
+        self.dismiss()
         with self._lock:
             self.present = run
+        if self.on_replaced is not None:
+            self.on_replaced(run.created)
+
+    def dismiss(self) -> None:
+        """Forget every request: its failure is told in another way."""
+        with self._lock:
             calls, self._tracked = list(self._tracked.values()), {}
         for call in calls:
             call.future.receipt.mark_passed_on()
-        if self.on_replaced is not None:
-            self.on_replaced(run.created)
 
     def forget(self, call: TrackedCall) -> None:
         """Remember one request no longer."""

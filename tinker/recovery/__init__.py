@@ -13,15 +13,20 @@ Nothing of this is used unless you ask for it.
 from __future__ import annotations
 
 from tinker.recovery.client import RecoveringTrainingClient
+from tinker.recovery.many import RecoveredRun, RecoveryExecutor, RecoveryMonitor, RunMarkedCorrupted
 from tinker.recovery.policy import CheckpointChoice, Recovery, RecoveryFailedError, RecoveryPolicy, Save
 from tinker.recovery.steps import Step, Steps
 
 __all__ = [
     "CheckpointChoice",
     "RecoveringTrainingClient",
+    "RecoveredRun",
     "Recovery",
+    "RecoveryExecutor",
     "RecoveryFailedError",
+    "RecoveryMonitor",
     "RecoveryPolicy",
+    "RunMarkedCorrupted",
     "Save",
     "Step",
     "Steps",

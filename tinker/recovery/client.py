@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 from tinker._training import TrainingRun
 from tinker.futures import APIFuture
-from tinker.recovery.keeper import RunKeeper, SaveCall, check_function
-from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, Save
+from tinker.recovery.keeper import RunKeeper, SaveCall
+from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, Save, check_function
 from tinker.recovery.steps import Steps
 from tinker.training_client import TrainingClient
 from tinker.types.results import SaveWeightsResponse

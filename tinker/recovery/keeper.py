@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
 
 import attrs
 
@@ -13,11 +11,8 @@ from tinker._training import Creation, NewAdapter, RenewableRun, SavedAdapter, T
 from tinker.errors import TinkerError
 from tinker.futures import APIFuture, failure_of
 from tinker.recovery.attempts import NewRun, RecoveryAttempts, adapter_of, is_loss, root_of
-from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, Save
+from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, Save, call_user
 from tinker.types.results import SaveWeightsResponse
-
-logger: logging.Logger = logging.getLogger("tinker")
-T = TypeVar("T")
 
 
 @attrs.frozen(kw_only=True)
@@ -88,10 +83,11 @@ class RunKeeper:
         """Return the recovery whose future is done, after the user's functions have heard of it."""
         failure = failure_of(future)
         if isinstance(failure, RecoveryFailedError):
-            _call(self._on_failure, failure)
+            self.run.dismiss()
+            call_user(self._on_failure, failure)
         recovery = future.result()
         if recovery is not None:
-            _call(self._on_recovery, recovery)
+            call_user(self._on_recovery, recovery)
         return recovery
 
     async def _recover(self, _: APIFuture[Recovery | None], error: BaseException, loop: object | None) -> Recovery | None:
@@ -126,19 +122,3 @@ class RunKeeper:
             with_optimizer=new.save is not None and self._policy.with_optimizer,
             error=root if isinstance(root, Exception) else error,
         )
-
-
-def _call(function: Callable[[T], object] | None, value: T) -> None:
-    """Call a function of the user, whose failure does not undo what has happened."""
-    if function is None:
-        return
-    try:
-        function(value)
-    except Exception:
-        logger.exception("%r failed; the recovery goes on", function)
-
-
-def check_function(name: str, value: Any) -> None:
-    """Raise TypeError unless a value is a function or None."""
-    if value is not None and not callable(value):
-        raise TypeError(f"{name} must be a function, got {type(value).__name__}")

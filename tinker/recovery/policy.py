@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 
 from tinker._validate import check_model_path
 from tinker.errors import TinkerError
 
+logger: logging.Logger = logging.getLogger("tinker")
+T = TypeVar("T")
 LATEST = "latest"
 
 
@@ -80,10 +83,31 @@ def _check_attempts(_: object, attribute: attrs.Attribute[Any], value: object) -
 
 
 def _check_seconds(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    check_seconds(attribute.name, value)
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Raise TypeError or ValueError unless a value is a time in seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{attribute.name} must be a number, got {type(value).__name__}")
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{attribute.name} must be a time in seconds, 0 or more, got {value}")
+        raise ValueError(f"{name} must be a time in seconds, 0 or more, got {value}")
+
+
+def check_function(name: str, value: object) -> None:
+    """Raise TypeError unless a value is a function or None."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a function, got {type(value).__name__}")
+
+
+def call_user(function: Callable[[T], object] | None, value: T) -> None:
+    """Call a function of the user, whose failure does not undo what has happened."""
+    if function is None:
+        return
+    try:
+        function(value)
+    except Exception:
+        logger.exception("%r failed; the recovery goes on", function)
 
 
 def _check_choice(_: object, __: object, value: object) -> None:

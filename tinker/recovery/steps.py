@@ -121,12 +121,15 @@ class Steps:
         return lost
 
     def _begin(self) -> Waits:
-        """Save what was done before the loop, unless it is saved; a loss of that is nothing that the loop can repeat."""
+        """Save what was done before the loop, unless it is saved. The failures of that are not the loop's."""
         self._begun = True
         if not self._keeper.adopt_last_save(self):
             save = self._call_save(f"{self._offset:06}-start")
             yield save
             save.result(0)
+        for call in self._keeper.run.tracked:
+            if call.error is not None:
+                self._keeper.run.forget(call)
         return False
 
     def _look(self) -> Waits:
