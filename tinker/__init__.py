@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tinker import regularizers as regularizers
     from tinker import usage as usage
     from tinker.admin_client import AdminClient
+    from tinker.circuit_breaker import CircuitBreaker
     from tinker.custom_loss import LossHandle, PerDatumLossFn, with_gradients
     from tinker.errors import (
         APIConnectionError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         AuthenticationError,
         BadRequestError,
         BillingError,
+        CircuitOpenError,
         ClientClosedError,
         ConflictError,
         ExperimentalWarning,
@@ -91,9 +93,9 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError AuthenticationError "
-    "BadRequestError BillingError ClientClosedError ConflictError ExperimentalWarning InternalServerError NotFoundError "
-    "PermissionDeniedError PrecedingRequestFailed RateLimitError RequestFailedError SessionLostError TinkerError "
-    "LossTermError UnknownIdentityError UnprocessableEntityError"
+    "BadRequestError BillingError CircuitOpenError ClientClosedError ConflictError ExperimentalWarning InternalServerError "
+    "LossTermError NotFoundError PermissionDeniedError PrecedingRequestFailed RateLimitError RequestFailedError "
+    "SessionLostError TinkerError UnknownIdentityError UnprocessableEntityError"
 )
 _TYPES = (
     "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk "
@@ -113,13 +115,25 @@ _HOMES: dict[str, str] = {
     "PerDatumLossFn": "tinker.custom_loss",
     "with_gradients": "tinker.custom_loss",
     "AdminClient": "tinker.admin_client",
+    "CircuitBreaker": "tinker.circuit_breaker",
     "RestClient": "tinker.rest_client",
     "SamplingClient": "tinker.sampling_client",
     "ServiceClient": "tinker.service_client",
     "Timeout": "httpx",
     "TrainingClient": "tinker.training_client",
 }
-_MODULES = ("auth", "checkpoints", "errors", "lib", "observing", "regularizers", "types", "usage")
+_MODULES = (
+    "auth",
+    "checkpoints",
+    "circuit_breaker",
+    "errors",
+    "lib",
+    "observing",
+    "recovery",
+    "regularizers",
+    "types",
+    "usage",
+)
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are those of the imports above)
     "APIConnectionError",
@@ -138,6 +152,8 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "BillingError",
     "Checkpoint",
     "CheckpointType",
+    "CircuitBreaker",
+    "CircuitOpenError",
     "ClientClosedError",
     "ConflictError",
     "Datum",

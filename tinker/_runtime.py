@@ -15,7 +15,16 @@ import attrs
 from tinker._clock import Clock
 from tinker._config import Config
 from tinker._futures import PRESENT, Subject
-from tinker._http import Auth, Observers, Transport, find_source, open_engine, read_trace_headers
+from tinker._http import (
+    Auth,
+    CircuitRegistry,
+    Circuits,
+    Observers,
+    Transport,
+    find_source,
+    open_engine,
+    read_trace_headers,
+)
 from tinker._loop import LoopThread, loop_thread
 from tinker._session import Description, ServerSettings, Session, Telemetry, shut_down
 from tinker.futures import APIFuture, failure_of, on_done, start
@@ -48,6 +57,7 @@ def open_runtime(
     transport: httpx.AsyncBaseTransport | None = None,
     clock: Clock | None = None,
     observers: Iterable[Observer] = (),
+    registry: CircuitRegistry | None = None,
 ) -> Runtime:
     """Wire a runtime; no I/O. When the last client that holds it is gone, its heartbeat stops and its connections close.
 
@@ -57,7 +67,8 @@ def open_runtime(
     thread = loop_thread()
     auth = Auth(find_source(config), time, thread)
     watched = Observers(time, observers, description.user_metadata)
-    exchanges = Transport(config, time, auth, open_engine(config, transport, time), watched)
+    circuits = None if registry is None else Circuits(registry, config, watched)
+    exchanges = Transport(config, time, auth, open_engine(config, transport, time), watched, circuits)
     telemetry = Telemetry(exchanges) if config.telemetry else None
     if telemetry is not None:
         watched.add_own(telemetry)

@@ -29,7 +29,7 @@ from tinker._checkpoints import hub as _hub
 from tinker._http import is_absent, is_lost, open_files
 from tinker._runtime import Runtime, run
 from tinker._validate import MIN_TTL_SECONDS
-from tinker.errors import APIError, APIStatusError, TinkerError
+from tinker.errors import APIError, APIStatusError, CircuitOpenError, TinkerError
 from tinker.futures import APIFuture
 from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
 
@@ -345,11 +345,11 @@ async def _temporary_export(service: ServiceClient, rest: RestClient, tinker_pat
     try:
         yield saved.path
     finally:
-        with suppress(APIError):  # many servers free it with the session only
+        with suppress(APIError, CircuitOpenError):  # many servers free it with the session only
             await training.unload_model()
         try:
             await rest.delete_checkpoint_from_tinker_path(saved.path)
-        except APIError as error:
+        except (APIError, CircuitOpenError) as error:
             logger.warning("the export %s was not deleted, and expires within the hour: %s", saved.path, error)
 
 

@@ -19,6 +19,7 @@
     ├── RequestFailedError              an accepted request failed on the server
     ├── PrecedingRequestFailed          a request was not sent, because one before it failed
     ├── LossTermError                   a term of a regularized loss failed
+    ├── CircuitOpenError                the server failed again and again, so the call was not made
     ├── UnknownIdentityError            nothing says whose the credential is
     └── ClientClosedError               the client was closed before the request was made
     FutureWarning
@@ -225,6 +226,23 @@ class LossTermError(TinkerError):
     def __init__(self, message: str, term: str) -> None:
         super().__init__(message)
         self.term = term
+
+
+class CircuitOpenError(TinkerError):
+    """The call was not made, because a circuit breaker is open: calls of its kind have failed again and again.
+
+    ``__cause__`` is the last failure of a request that was being tried again when the circuit opened. Whether the server has
+    accepted that request is as uncertain as its failure leaves it.
+
+    Attributes:
+        circuit: The name of the circuit.
+        retry_after: The time in seconds after which a call is tried again.
+    """
+
+    def __init__(self, message: str, circuit: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.circuit = circuit
+        self.retry_after = retry_after
 
 
 class UnknownIdentityError(TinkerError, RuntimeError):

@@ -19,6 +19,7 @@ from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
 from tinker._training import NewAdapter, SavedAdapter, TrainingRun, create_handle, trace
 from tinker._validate import check_model_path, check_observer
+from tinker.circuit_breaker import CircuitBreaker, registry_of
 from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import ClientClosedError
 from tinker.futures import APIFuture, immediate
@@ -64,6 +65,8 @@ class ServiceClient:
         telemetry: Whether to report failing calls to the server, see :meth:`get_telemetry`; None means ``TINKER_TELEMETRY``,
             else False.
         observers: Functions called with every event of the client, see :mod:`tinker.observing`.
+        circuit_breaker: What stops requests for a while after failures in a row, see :mod:`tinker.circuit_breaker`; None stops
+            none.
         transport: An httpx transport to send through instead of real connections; None opens connections.
         clock: The source of time, which tests replace; None means the clock of the system.
         **kwargs: Ignored, with a FutureWarning.
@@ -91,6 +94,7 @@ class ServiceClient:
         fail_fast: bool | None = None,
         telemetry: bool | None = None,
         observers: Iterable[Observer] = (),
+        circuit_breaker: CircuitBreaker | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
         **kwargs: object,
@@ -99,6 +103,8 @@ class ServiceClient:
             names = ", ".join(sorted(kwargs))
             warnings.warn(f"ServiceClient ignores unsupported arguments: {names}", FutureWarning, stacklevel=2)
         check_given(base_url=base_url, api_key=api_key, patience_seconds=patience_seconds)
+        if circuit_breaker is not None and not isinstance(circuit_breaker, CircuitBreaker):
+            raise TypeError(f"circuit_breaker must be a CircuitBreaker, got {type(circuit_breaker).__name__}")
 
         def load() -> Config:  # a function, as the repr of a partial would show the key
             return load_config(
@@ -120,6 +126,7 @@ class ServiceClient:
         self._observers = tuple(observers)
         for observer in self._observers:
             check_observer(observer)
+        self._circuits = None if circuit_breaker is None else registry_of(circuit_breaker)
         self._opened: Runtime | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -428,6 +435,7 @@ class ServiceClient:
                     transport=self._transport,
                     clock=self._clock,
                     observers=self._observers,
+                    registry=self._circuits,
                 )
             return self._opened
 

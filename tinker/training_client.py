@@ -12,7 +12,7 @@ from tinker import _tokenizers
 from tinker._clients import ReadyClient, awaiting_twin_of, twin_of
 from tinker._http import sampling_policy
 from tinker._sampling import Sampler
-from tinker._training import LossJob, TrainingRun, check_handle, prepare_loss, requests
+from tinker._training import LossJob, Run, check_handle, prepare_loss, requests
 from tinker._validate import (
     check_data,
     check_loss_config,
@@ -59,7 +59,7 @@ class TrainingClient(ReadyClient):
     would have changed the run, later ones fail with PrecedingRequestFailed until the error was received.
     """
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
         self._ready = run.created
 

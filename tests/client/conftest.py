@@ -261,3 +261,19 @@ def datum() -> Callable[..., tinker.Datum]:
         )
 
     return make
+
+
+@pytest.fixture
+def restart(wire: Wire, clock: SteppedClock, tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Replaces the server's process by a new one on the same folder."""
+    states: list[State] = []
+
+    def restarted() -> None:
+        clock.advance(10)
+        wire.wait_for("session_heartbeat")
+        states.append(State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2)))
+        wire.change_application(create_app(states[-1]))
+
+    yield restarted
+    for state in states:
+        state.close()

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import tinker
-from tinker.local import Settings, State, create_app
-from tinker.local.engines.toy import ToyEngine
 
 MakeDatum = Callable[..., tinker.Datum]
 ADAM = tinker.AdamParams(learning_rate=0.01)
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
 PARAMS = tinker.SamplingParams(max_tokens=2)
-
-
-@pytest.fixture
-def restart(wire: Any, clock: Any, tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Replaces the server's process by a new one on the same folder."""
-    states: list[State] = []
-
-    def restarted() -> None:
-        clock.advance(10)
-        wire.wait_for("session_heartbeat")
-        states.append(State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2)))
-        wire.change_application(create_app(states[-1]))
-
-    yield restarted
-    for state in states:
-        state.close()
 
 
 OPERATIONS: dict[str, Callable[[tinker.TrainingClient, tinker.SamplingClient, tinker.Datum], Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tinker._http.auth import Auth, Credential, CredentialSource, find_command, find_source, read_claims
+from tinker._http.circuits import Circuit, CircuitRegistry, CircuitRules, Circuits, Permit
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
 from tinker._http.engines import open_engine, open_files
 from tinker._http.limits import (
@@ -46,6 +47,7 @@ from tinker._http.statuses import (
     is_format_refused,
     is_lost,
     is_pending,
+    is_server_failure,
     is_session_over,
     is_unexplained,
     is_user_fault,
@@ -60,6 +62,10 @@ __all__ = [
     "Attempts",
     "Auth",
     "Budget",
+    "Circuit",
+    "CircuitRegistry",
+    "CircuitRules",
+    "Circuits",
     "Credential",
     "DISPATCH_SLOTS",
     "DOWNLOAD",
@@ -71,6 +77,7 @@ __all__ = [
     "Observers",
     "PENDING_STATUSES",
     "POLL",
+    "Permit",
     "Policy",
     "PreparedRequest",
     "Purpose",
@@ -103,6 +110,7 @@ __all__ = [
     "is_format_refused",
     "is_lost",
     "is_pending",
+    "is_server_failure",
     "is_session_over",
     "is_unexplained",
     "is_user_fault",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import attrs
 
@@ -145,6 +146,22 @@ class Limits:
     cool_down: CoolDown
     sleep: Callable[[float], Awaitable[None]]
     fails_fast: bool = False
+
+
+class Admission(Protocol):
+    """What each attempt of a request holds while it is made."""
+
+    async def __aenter__(self) -> None:
+        """Take what it needs for one attempt."""
+        ...
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Give it back."""
+        ...
+
+    def note_cool_down(self, error: APIStatusError, seconds: float) -> None:
+        """Note that the server asked for fewer requests, for so long."""
+        ...
 
 
 class SampleAdmission:

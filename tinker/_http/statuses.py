@@ -18,7 +18,14 @@ from __future__ import annotations
 
 import enum
 
-from tinker.errors import APIConnectionError, APIError, APIResponseValidationError, APIStatusError
+from tinker.errors import (
+    APIConnectionError,
+    APIError,
+    APIResponseValidationError,
+    APIStatusError,
+    CircuitOpenError,
+    RequestFailedError,
+)
 
 
 class Verdict(enum.Enum):
@@ -51,6 +58,8 @@ _BY_STATUS = {
 }
 # An optional endpoint that answers one of these does not exist on this server.
 ABSENT_STATUSES = frozenset({404, 405, 501})
+# These say of a request that the server does not offer what it asks for.
+_UNOFFERED_STATUSES = frozenset({501, 505})
 # What gateways answer for a server that they do not reach.
 GATEWAY_STATUSES = frozenset({502, 503, 504})
 # The path exists, but not for this method.
@@ -104,6 +113,8 @@ def judge(error: BaseException) -> Verdict:
 
 def fate_of(error: BaseException) -> Fate:
     """Return the fate of a request over all attempts: one that may have been accepted is not refused by a later one."""
+    if isinstance(error, CircuitOpenError) and error.__cause__ is not None:
+        return fate_of(error.__cause__)
     if not isinstance(error, APIError):
         return Fate.UNSEEN  # nothing was sent
     return Fate.UNKNOWN if error.may_have_arrived else _last_fate(error)
@@ -175,3 +186,14 @@ def is_about_format(error: APIStatusError) -> bool:
 def is_user_fault(error: BaseException) -> bool:
     """Return whether the answer says that the request was wrong."""
     return isinstance(error, APIStatusError) and 400 <= error.status_code < 500 and not is_pending(error)
+
+
+def is_server_failure(error: BaseException) -> bool:
+    """Return whether a failure is the server's, or of the way to it; an answer to a wrong or an early request is none."""
+    if isinstance(error, RequestFailedError):
+        return error.category == "server"
+    if not isinstance(error, APIStatusError):
+        return isinstance(error, APIError)
+    if judge(error) is Verdict.MALFORMED or is_pending(error):
+        return True
+    return error.status_code >= UNEXPECTED_STATUS and error.status_code not in _UNOFFERED_STATUSES

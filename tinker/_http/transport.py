@@ -20,7 +20,9 @@ from tinker._clock import Clock
 from tinker._config import Config
 from tinker._futures import PRESENT
 from tinker._http.auth import Auth, Credential
+from tinker._http.circuits import Circuits
 from tinker._http.closing import Closing
+from tinker._http.limits import Admission
 from tinker._http.messages import ExchangeFailed, HTTPEngine, PreparedRequest, Purpose, RawResponse
 from tinker._http.observers import Observers
 from tinker._http.refused_fields import RefusedFields
@@ -52,22 +54,6 @@ class Reply(Generic[T]):
     value: T
     elapsed_seconds: float
     attempts: int
-
-
-class Admission(Protocol):
-    """What each attempt of a request holds while it is made."""
-
-    async def __aenter__(self) -> None:
-        """Take what it needs for one attempt."""
-        ...
-
-    async def __aexit__(self, *exc: object) -> None:
-        """Give it back."""
-        ...
-
-    def note_cool_down(self, error: errors.APIStatusError, seconds: float) -> None:
-        """Note that the server asked for fewer requests, for so long."""
-        ...
 
 
 class Variants(Protocol[T_co]):
@@ -105,6 +91,7 @@ class Transport:
     auth: Auth
     engine: HTTPEngine
     observers: Observers
+    circuits: Circuits | None = None
     refused: RefusedFields = attrs.field(factory=RefusedFields)
     _closing: Closing = attrs.field(factory=Closing, init=False)
     _secret_headers: frozenset[str] = attrs.field(
@@ -143,21 +130,22 @@ class Transport:
         errors. ``check`` says what is wrong with an answer that decodes and is nevertheless of no use.
         """
         prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
+        guard = None if self.circuits is None else self.circuits.guard(request.operation, purpose, policy, admit)
+        held = guard or admit
         failures: Attempts | None = None
         began = self.clock.monotonic()
         while True:
             try:
-                if admit is None:
-                    response = await self.send_once(prepared)
+                if held is None:
+                    value = _decode(await self.send_once(prepared), request.reply, check)
                 else:
-                    async with admit:
-                        response = await self.send_once(prepared)
-                value = _decode(response, request.reply, check)
+                    async with held:
+                        value = _decode(await self.send_once(prepared), request.reply, check)
                 return Reply(value, self.clock.monotonic() - began, 1 if failures is None else failures.count + 1)
             except errors.APIError as error:
                 failures = failures or self._submission_attempts(policy, request.operation, began)
                 delay = self._next_delay(failures, error, admit)
-            await self.sleep(delay)
+            await (self.sleep(delay) if guard is None else guard.sleep(self.sleep, delay))
 
     async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
         """Send as :meth:`send` does, to an endpoint that not every server has: None where it is absent."""
@@ -170,17 +158,22 @@ class Transport:
 
     async def send_variants(self, variants: Variants[T], policy: Policy) -> Reply[T]:
         """Send as :meth:`send` does, a request that can be written in several forms; an attempt may take several of them."""
+        guard = None if self.circuits is None else self.circuits.guard(variants.operation, Purpose.UPLOAD, policy, None)
         failures: Attempts | None = None
         began = self.clock.monotonic()
         while True:
             try:
-                value = decode_json(await self._send_first_accepted(variants), variants.reply)
+                if guard is None:
+                    value = decode_json(await self._send_first_accepted(variants), variants.reply)
+                else:
+                    async with guard:
+                        value = decode_json(await self._send_first_accepted(variants), variants.reply)
                 variants.accept()
                 return Reply(value, self.clock.monotonic() - began, 1 if failures is None else failures.count + 1)
             except errors.APIError as error:
                 failures = failures or self._submission_attempts(policy, variants.operation, began)
                 delay = failures.next_delay(error)
-            await self.sleep(delay)
+            await (self.sleep(delay) if guard is None else guard.sleep(self.sleep, delay))
 
     async def _send_first_accepted(self, variants: Variants[T]) -> RawResponse:
         prepared = await variants.first()

@@ -25,7 +25,7 @@ from tinker._sampling.request import SampleOptions
 from tinker._sampling.sources import SamplerSource
 from tinker._session import ServerConfig, SessionContext, SessionPoller, meter, prompt_use, sample_response
 from tinker._training import PROMPT_TOKEN_NBYTES, chunk_nbytes
-from tinker.errors import APIError, APIStatusError, TinkerError
+from tinker.errors import APIError, APIStatusError, CircuitOpenError, TinkerError
 from tinker.futures import APIFuture, wait_before
 from tinker.types.model_input import ModelInput
 from tinker.types.results import SampleResponse
@@ -253,7 +253,7 @@ class Sampler:
         request = futures_api.cancel_future(models.CancelFutureRequest(request_id=request_id))
         try:
             await self.runtime.transport.send(request, SUBMIT)
-        except APIError as error:
+        except (APIError, CircuitOpenError) as error:
             logger.debug("cancel of %s: %s", request_id, error)
 
 

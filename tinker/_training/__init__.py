@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tinker._training import requests
 from tinker._training.chunks import PROMPT_TOKEN_NBYTES, chunk_nbytes
-from tinker._training.creation import NewAdapter, SavedAdapter
+from tinker._training.creation import Creation, NewAdapter, SavedAdapter
 from tinker._training.custom_loss import check_handle, create_handle, prepare_loss
 from tinker._training.evaluation import (
     Evaluate,
@@ -21,16 +21,20 @@ from tinker._training.evaluation import (
     require_torch,
 )
 from tinker._training.loss_requests import LossJob
-from tinker._training.run import TrainingRun
+from tinker._training.renewable import RenewableRun
+from tinker._training.run import Run, TrainingRun
 from tinker._training.tracing import trace
 
 __all__ = [
     "Evaluate",
     "Evaluated",
     "Logprobs",
+    "Creation",
     "LossJob",
     "NewAdapter",
     "PROMPT_TOKEN_NBYTES",
+    "RenewableRun",
+    "Run",
     "SavedAdapter",
     "TrainingRun",
     "check_evaluation",

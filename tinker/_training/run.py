@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import attrs
 from tinker_wire import models
@@ -40,12 +40,52 @@ class Model:
     info: models.GetInfoResponse | None = None
 
 
+class Run(Protocol):
+    """What a training client needs of its run."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """What the clients of the session share."""
+        ...
+
+    @property
+    def model(self) -> Model | None:
+        """The model, None before it exists."""
+        ...
+
+    @property
+    def created(self) -> APIFuture[None]:
+        """The creation of the run."""
+        ...
+
+    def info(self) -> models.GetInfoResponse:
+        """Return what the model is."""
+        ...
+
+    def send(self, request: RunRequest[T]) -> APIFuture[T]:
+        """Send one request in its turn and wait for its result."""
+        ...
+
+    def compute_loss(self, operation: str, data: list[Datum], job: LossJob) -> APIFuture[ForwardBackwardOutput]:
+        """Compute a loss that the server knows."""
+        ...
+
+    def compute_custom_loss(self, prepared: PreparedLoss) -> APIFuture[ForwardBackwardOutput]:
+        """Compute a loss of the user's."""
+        ...
+
+    def save_for_sampling(self, kind: models.SamplingClientKind) -> SavedForSampling:
+        """Save the weights under no name, for a sampling client."""
+        ...
+
+
 class TrainingRun:
     """A run that is being created from now on. ``created`` is the future of that; operations wait for it by their order."""
 
     def __init__(self, runtime: Runtime, operation: str, creation: Creation) -> None:
         self.runtime: Runtime = runtime
         self.model: Model | None = None
+        self.creation = creation
         self._session_id: str | None = None
         self._order = Sequencer()
         self._subject = Subject()

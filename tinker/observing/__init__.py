@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from tinker.observing.events import (
     AttemptStarted,
+    CircuitChange,
+    CircuitState,
     ClientEvent,
     CustomLossEvaluated,
     CustomLossStarted,
@@ -25,6 +27,8 @@ from tinker.observing.events import (
     QueueChange,
     QueueObserver,
     QueueStateObserver,
+    RecoveryChange,
+    RecoveryStage,
     RequestAttempt,
     RequestRetry,
     SessionLost,
@@ -41,6 +45,10 @@ __all__ = [
     "TokensUsed",
     "SessionLost",
     "FutureStarted",
+    "CircuitChange",
+    "CircuitState",
+    "RecoveryChange",
+    "RecoveryStage",
     "CustomLossStarted",
     "CustomLossEvaluated",
     "ClientEvent",

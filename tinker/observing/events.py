@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import attrs
 
@@ -227,6 +227,49 @@ class SessionLost(ClientEvent):
     error: Exception
 
 
+CircuitState: TypeAlias = Literal["closed", "open", "half_open"]
+
+
+@attrs.frozen(kw_only=True)
+class CircuitChange(ClientEvent):
+    """Report that a circuit breaker changed its state.
+
+    Attributes:
+        circuit: The name of the circuit; a client has one for each server, credential and kind of call.
+        state: The new state, ``closed``, ``open`` or ``half_open``.
+        failures: The number of failures in a row.
+    """
+
+    operation: str = "circuit_breaker"
+    circuit: str
+    state: CircuitState
+    failures: int
+
+
+RecoveryStage: TypeAlias = Literal["detected", "started", "failed", "completed", "exhausted", "unknown"]
+
+
+@attrs.frozen(kw_only=True)
+class RecoveryChange(ClientEvent):
+    """Report a stage of the recovery of a training run, see :mod:`tinker.recovery`.
+
+    Attributes:
+        run_id: The run that was lost.
+        stage: What happened: the loss was ``detected``, an attempt ``started``, ``failed`` or ``completed``, or no attempt is
+            left and the recovery is ``exhausted``. ``unknown`` means that a monitor could not ask for the run's state.
+        attempt: The number of the attempt, from 1; 0 before the first.
+        path: The checkpoint of the attempt; None for a run that begins anew, and where there is no attempt.
+        error: The loss, or the failure of the attempt; None where it started or completed.
+    """
+
+    operation: str = "recovery"
+    run_id: str
+    stage: RecoveryStage
+    attempt: int = 0
+    path: str | None = None
+    error: Exception | None = None
+
+
 QueueCallback: TypeAlias = Callable[[str, str | None], object]
 
 
@@ -256,5 +299,7 @@ Event: TypeAlias = (
     | CustomLossEvaluated
     | LossTerm
     | SessionLost
+    | CircuitChange
+    | RecoveryChange
 )
 Observer: TypeAlias = Callable[[Event], object]

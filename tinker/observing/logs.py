@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 
 from tinker.observing.events import (
+    CircuitChange,
     CustomLossEvaluated,
     Event,
     FutureSettled,
     QueueChange,
+    RecoveryChange,
     RequestAttempt,
     RequestRetry,
     SessionLost,
@@ -61,6 +63,10 @@ class LogObserver:
                 return self._level, f"is {event.state}" + (f": {event.reason}" if event.reason else "")
             case SessionLost():
                 return logging.WARNING, f"lost its session, silent for {event.silent_seconds:.0f} s: {event.error}"
+            case CircuitChange():
+                return logging.WARNING, f"{event.circuit} is {event.state} after {event.failures} failures in a row"
+            case RecoveryChange():
+                return logging.WARNING, f"of {event.run_id} {event.stage}" + (f": {event.error}" if event.error else "")
             case CustomLossEvaluated():
                 outcome = f"loss {event.loss:g}" if event.loss is not None else f"failed: {event.error}"
                 return logging.DEBUG, f"{outcome}, {event.seconds:.3f} s in your function"

@@ -170,5 +170,12 @@ def _success(term: Regularizer, step: int, weight: float, result: TermResult) ->
 def _failure(term: Regularizer, step: int, error: LossTermError) -> LossTerm:
     return LossTerm(
         operation="forward_backward_custom",
-        name=term.name, step=step, weight=None, value=None, contribution=None, grad_norm=None, seconds=None, error=error
+        name=term.name,
+        step=step,
+        weight=None,
+        value=None,
+        contribution=None,
+        grad_norm=None,
+        seconds=None,
+        error=error,
     )

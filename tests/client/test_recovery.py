@@ -1,0 +1,468 @@
+"""A recovering client: what counts as a loss, what is repeated, from where, and when it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tinker
+from tinker.observing import Event, RecoveryChange
+from tinker.recovery import RecoveringTrainingClient, Recovery, RecoveryFailedError, RecoveryPolicy, Save
+
+Connect = Callable[..., tinker.ServiceClient]
+MakeDatum = Callable[..., tinker.Datum]
+Restart = Callable[[], None]
+PARAMS = tinker.AdamParams(learning_rate=0.05)
+POLICY = RecoveryPolicy(backoff_seconds=1)
+
+
+def datum(step: int) -> tinker.Datum:
+    tokens = [3 + step, 5 + 2 * step, 7 + step, 2]
+    return tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]})
+
+
+def begin(client: tinker.TrainingClient, step: int) -> Any:
+    """Begin a step; the future of its loss."""
+    loss = client.forward_backward([datum(step)], "cross_entropy")
+    client.optim_step(PARAMS)
+    return loss
+
+
+def probe(client: tinker.TrainingClient) -> list[float]:
+    """What tells one set of weights from another, to the last bit."""
+    output = client.forward([datum(n) for n in range(8)], "cross_entropy").result(10)
+    return [value for one in output.loss_fn_outputs for value in one["logprobs"].tolist()]
+
+
+@pytest.fixture
+def first(service: tinker.ServiceClient) -> tinker.TrainingClient:
+    return service.create_lora_training_client("tinker/toy", rank=4, seed=3).result(10)
+
+
+@pytest.fixture
+def recoveries() -> list[Recovery]:
+    return []
+
+
+@pytest.fixture
+def client(first: tinker.TrainingClient, recoveries: list[Recovery]) -> RecoveringTrainingClient:
+    return RecoveringTrainingClient(first, POLICY, on_recovery=recoveries.append)
+
+
+def undisturbed(steps: int) -> list[float]:
+    """The probe of a run that nothing happens to."""
+    with tinker.ServiceClient(base_url="local://toy") as service:
+        client = service.create_lora_training_client("tinker/toy", rank=4, seed=3)
+        for step in range(steps):
+            begin(client, step)
+        return probe(client)
+
+
+def loop(client: RecoveringTrainingClient, steps: int, body: Callable[[int], Any], **given: Any) -> None:
+    """Do the same in each step, in a block of its own."""
+    for step in client.steps(steps, **given):
+        with step:
+            body(step)
+
+
+def train(client: RecoveringTrainingClient, steps: int, at: dict[int, Callable[[], None]], **given: Any) -> list[int]:
+    """Train in a loop that looks at every loss, with something that happens once in some steps; the steps taken."""
+    taken = list[int]()
+    for step in client.steps(steps, **given):
+        with step:
+            taken.append(step)
+            at.pop(step, lambda: None)()
+            begin(client, step).result(10)
+    return taken
+
+
+def test_exactly_the_lost_steps_are_repeated(
+    client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]
+) -> None:
+    """After a restart the loop goes on behind the last save, in the same object, and ends with the weights of no restart."""
+    before = client.model_id
+    taken = train(client, 9, {}, save_every=3)
+    assert taken == list(range(9))
+    restart()
+    with pytest.raises(tinker.SessionLostError) as caught:
+        client.optim_step(PARAMS).result(10)
+    recovery = client.recover(caught.value)
+    assert recoveries == [recovery]
+    assert (recovery.run_id, recovery.new_run_id) == (before, client.model_id)
+    assert recovery.save == client.saves[-1] == Save(path=f"tinker://{before}/weights/step-000009", step=9)
+    assert (recovery.step, recovery.attempt, recovery.with_optimizer, recovery.error) == (9, 1, True, caught.value)
+    assert probe(client) == undisturbed(9)
+
+
+def test_a_loop_that_looks_at_results(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
+    """An error inside the block of a step ends the block; the steps since the save come again."""
+    client.steps(1)  # one that is never begun changes nothing
+    taken = train(client, 8, {4: restart}, save_every=3)
+    assert taken == [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
+    assert [one.step for one in recoveries] == [3]
+    assert probe(client) == undisturbed(8)
+
+
+def test_a_loop_that_looks_at_nothing(client: RecoveringTrainingClient, restart: Restart) -> None:
+    """Calls alone are enough: the loop notices by itself, no later than at the next save, and needs no block."""
+    taken = list[int]()
+    for step in client.steps(8, save_every=4):
+        taken.append(step)
+        begin(client, step)
+        if taken == [0, 1, 2, 3, 4, 5]:
+            restart()
+    assert taken[:6] == [0, 1, 2, 3, 4, 5]
+    assert taken[-4:] == [4, 5, 6, 7]
+    assert probe(client) == undisturbed(8)
+
+
+def test_a_loop_in_a_coroutine(client: RecoveringTrainingClient, restart: Restart) -> None:
+    """``async for`` and ``async with`` do the same without blocking the event loop."""
+
+    async def all_of_it() -> list[int]:
+        taken = list[int]()
+        async for step in client.steps(6, save_every=2):
+            async with step:
+                taken.append(step)
+                if taken == [0, 1, 2, 3]:
+                    await asyncio.to_thread(restart)
+                await begin(client, step)
+        return taken
+
+    taken = asyncio.run(all_of_it())
+    assert taken[:4] == [0, 1, 2, 3]
+    assert taken[-4:] == [2, 3, 4, 5]
+    assert probe(client) == undisturbed(6)
+
+
+def test_before_the_first_save(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
+    """A loss before anything was saved begins with a new run, made as the first one was."""
+    assert train(client, 4, {1: restart}, save_every=4) == [0, 1, 0, 1, 2, 3]
+    assert (recoveries[0].save, recoveries[0].step, recoveries[0].with_optimizer) == (None, 0, False)
+    assert probe(client) == undisturbed(4)
+
+
+def test_what_was_done_before_the_loop_is_saved_first(client: RecoveringTrainingClient, restart: Restart) -> None:
+    """Training by hand before a loop is not lost with the run, though the loop cannot repeat it."""
+    begin(client, 0).result(10)
+    begin(client, 1).result(10)
+    taken = list[int]()
+    for step in client.steps(2):
+        with step:
+            taken.append(step)
+            if taken == [0]:
+                restart()
+            begin(client, step + 2).result(10)
+    assert taken == [0, 0, 1]
+    assert probe(client) == undisturbed(4)
+    assert client.saves[0].path.endswith("/step-000000-start")
+
+
+def test_a_second_loop_begins_where_the_first_ended(client: RecoveringTrainingClient, restart: Restart, wire: Any) -> None:
+    """The last save of one loop is the beginning of the next: nothing is saved twice, and no name is used twice."""
+    train(client, 3, {})
+    taken = list[int]()
+    for step in client.steps(3):
+        with step:
+            taken.append(step)
+            if taken == [0, 1]:
+                restart()
+            begin(client, step + 3).result(10)
+    assert taken == [0, 1, 0, 1, 2]
+    assert probe(client) == undisturbed(6)
+    assert [one.json["path"] for one in wire.sent("save_weights")] == ["step-000003", "step-000006"]
+
+
+def test_several_losses_in_one_loop(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
+    """As many as come, as long as something is saved in between; also twice in the same step."""
+    train(client, 10, {1: restart, 3: restart, 7: restart, 8: restart}, save_every=2)
+    assert [one.attempt for one in recoveries] == [1, 1, 1, 1]
+    assert probe(client) == undisturbed(10)
+
+
+def test_a_sampler_of_the_lost_session(client: RecoveringTrainingClient, restart: Restart) -> None:
+    """The error of a sampler that was made in the step counts like one of the run."""
+    taken = list[int]()
+    for step in client.steps(4, save_every=2):
+        with step:
+            taken.append(step)
+            begin(client, step).result(10)
+            sampler = client.save_weights_and_get_sampling_client().result(10)
+            if taken == [0, 1, 2]:
+                restart()
+            sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
+    assert taken == [0, 1, 2, 2, 3]
+
+
+# What is a loss
+
+
+def fail_with_category(wire: Any, category: str) -> None:
+    wire.fail("retrieve_future", 200, body={"error": "a device failed", "category": category})
+
+
+def test_a_run_that_is_marked_corrupted(client: RecoveringTrainingClient, wire: Any, recoveries: list[Recovery]) -> None:
+    """A request that failed on the server is a loss if the server says that the run is corrupted."""
+    run_id = client.model_id
+    body = {
+        "training_run_id": run_id,
+        "base_model": "tinker/toy",
+        "model_owner": "me",
+        "is_lora": True,
+        "corrupted": True,
+        "last_request_time": "2026-01-01T00:00:00Z",
+    }
+    taken = list[int]()
+    for step in client.steps(4, save_every=2):
+        with step:
+            taken.append(step)
+            if taken == [0, 1, 2]:
+                fail_with_category(wire, "server")
+                wire.fail(f"training_runs/{run_id}", 200, body=body)
+            begin(client, step).result(10)
+    assert taken == [0, 1, 2, 2, 3]
+    assert isinstance(recoveries[0].error, tinker.RequestFailedError)
+    assert probe(client) == undisturbed(4)
+
+
+@pytest.mark.parametrize("category", ["server", "user"])
+def test_a_failure_of_a_sound_run(client: RecoveringTrainingClient, wire: Any, category: str) -> None:
+    """A request that failed is raised as it is where the run is sound."""
+    fail_with_category(wire, category)
+    with pytest.raises(tinker.RequestFailedError, match="a device failed"):
+        loop(client, 4, lambda step: begin(client, step).result(10))
+
+
+def test_a_result_that_is_gone(client: RecoveringTrainingClient, wire: Any) -> None:
+    """A result that the server no longer keeps leaves open what the run has done, which is a loss."""
+    gone = {1: lambda: wire.fail("retrieve_future", 410)}
+    taken = list[int]()
+    for step in client.steps(3, save_every=1):
+        with step:
+            taken.append(step)
+            gone.pop(step, lambda: None)()
+            begin(client, step).result(10)
+    assert taken == [0, 1, 1, 2]
+    assert probe(client) == undisturbed(3)
+
+
+def test_a_run_that_the_server_does_not_know(client: RecoveringTrainingClient, wire: Any) -> None:
+    """A 404 is a loss if the server does not know the run any more, though it knows the session."""
+    taken = list[int]()
+    for step in client.steps(3, save_every=1):
+        with step:
+            taken.append(step)
+            if taken == [0, 1]:
+                wire.fail("optim_step", 404)
+                wire.fail("get_info", 404)
+            client.forward_backward([datum(step)], "cross_entropy")
+            client.optim_step(PARAMS).result(10)
+    assert taken == [0, 1, 1, 2]
+    assert probe(client) == undisturbed(3)
+
+
+def test_an_unknown_checkpoint_is_no_loss(client: RecoveringTrainingClient) -> None:
+    """A 404 about something else is raised."""
+    with pytest.raises(tinker.TinkerError) as caught:
+        loop(client, 1, lambda _: client.load_state("tinker://none/weights/none").result(10))
+    assert not isinstance(caught.value, RecoveryFailedError)
+
+
+def test_errors_of_the_user_pass(client: RecoveringTrainingClient) -> None:
+    """What the body of a step raises by itself leaves the loop, and so does the end of the program."""
+
+    def fail(error: BaseException) -> None:
+        raise error
+
+    for error in (LookupError("mine"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            loop(client, 1, lambda _, error=error: fail(error))  # type: ignore[misc]
+
+
+def test_a_failure_that_nobody_looked_at(client: RecoveringTrainingClient) -> None:
+    """The loop raises it at the next save; one that the body has looked at is the body's business."""
+    with pytest.raises(tinker.TinkerError, match="no_such_loss"):
+        loop(client, 1, lambda _: client.forward_backward([datum(0)], "no_such_loss"))
+    handled = 0
+    for _ in client.steps(2):
+        try:
+            client.forward_backward([datum(0)], "no_such_loss").result(10)
+        except tinker.TinkerError:
+            handled += 1
+    assert handled == 2
+
+
+def test_recover_raises_what_is_no_loss(client: RecoveringTrainingClient) -> None:
+    """By hand, too, an error that means no loss comes back as it is."""
+    for error in (ValueError("mine"), tinker.ClientClosedError()):
+        with pytest.raises(type(error)) as caught:
+            client.recover(error)
+        assert caught.value is error
+
+    async def wait() -> None:
+        await client.recover_async(ValueError("mine"))
+
+    with pytest.raises(ValueError, match="mine"):
+        asyncio.run(wait())
+
+
+# Policies
+
+
+def test_a_given_checkpoint(first: tinker.TrainingClient, restart: Restart, wire: Any) -> None:
+    """The policy's path is loaded; if it is none of the loop's saves the loop begins anew."""
+    path = first.save_state("origin").result(10).path
+    client = RecoveringTrainingClient(first, RecoveryPolicy(checkpoint=path))
+    assert train(client, 4, {3: restart}, save_every=2) == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert wire.sent("load_weights")[-1].json["path"] == path
+    assert probe(client) == undisturbed(4)
+
+
+def test_the_best_checkpoint(first: tinker.TrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
+    """A function of the user chooses among the saves of the loop, and the loop goes back to that one."""
+    policy = RecoveryPolicy(checkpoint=lambda save: -abs((save.step or 0) - 2))
+    client = RecoveringTrainingClient(first, policy, on_recovery=recoveries.append)
+    assert train(client, 7, {6: restart}, save_every=2) == [0, 1, 2, 3, 4, 5, 6, 2, 3, 4, 5, 6]
+    assert recoveries[0].step == 2
+    assert probe(client) == undisturbed(7)
+
+
+def test_a_fresh_optimizer(first: tinker.TrainingClient, restart: Restart, wire: Any, recoveries: list[Recovery]) -> None:
+    """Without the optimizer's state the weights alone are loaded."""
+    client = RecoveringTrainingClient(first, RecoveryPolicy(with_optimizer=False), on_recovery=recoveries.append)
+    train(client, 2, {1: restart}, save_every=1)
+    assert wire.sent("load_weights")[-1].json["optimizer"] is False
+    assert not recoveries[0].with_optimizer
+
+
+def test_saves_by_hand(client: RecoveringTrainingClient, restart: Restart) -> None:
+    """What was saved by hand can be recovered from by hand, and carries the text that it was saved with."""
+    begin(client, 0)
+    client.save_state("mine", user_metadata={"score": "7"}).result(10)
+    begin(client, 1).result(10)
+    restart()
+    lost = begin(client, 2).exception(10)
+    recovery = client.recover(lost)
+    assert recovery.save is not None
+    assert (recovery.save.path.rpartition("/")[2], recovery.save.user_metadata) == ("mine", {"score": "7"})
+    assert recovery.step is None
+    assert probe(client) == undisturbed(1)
+
+
+# Failing
+
+
+def test_it_gives_up(connect: Connect, restart: Restart, wire: Any, clock: Any) -> None:
+    """After as many attempts as the policy says the error says so, the user's function hears of it, and so do observers."""
+    events: list[Event] = []
+    failures: list[RecoveryFailedError] = []
+    training = connect(observers=[events.append]).create_lora_training_client("tinker/toy", rank=4, seed=3).result(10)
+    client = RecoveringTrainingClient(training, RecoveryPolicy(attempts=3, backoff_seconds=2), on_failure=failures.append)
+    run_id = client.model_id
+
+    def body(step: int) -> None:
+        begin(client, step).result(10)
+        if step == 1:
+            restart()
+            wire.fail("load_weights", 403, times=3)
+
+    with pytest.raises(RecoveryFailedError, match=r"3 attempts since the last save") as caught:
+        loop(client, 4, body, save_every=1)
+    assert failures == [caught.value]
+    assert (caught.value.run_id, caught.value.attempts) == (run_id, 3)
+    assert isinstance(caught.value.__cause__, tinker.PermissionDeniedError)
+    told = [event for event in events if isinstance(event, RecoveryChange)]
+    assert [(event.stage, event.attempt) for event in told] == [
+        ("detected", 0),
+        *((stage, attempt) for attempt in (1, 2, 3) for stage in ("started", "failed")),
+        ("exhausted", 3),
+    ]
+    assert {event.path for event in told if event.stage == "started"} == {f"tinker://{run_id}/weights/step-000001"}
+    assert clock.slept[-2:] == [2.0, 4.0]
+
+
+def test_losses_without_progress_end(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
+    """A step that loses the run each time is not repeated for ever."""
+
+    def body(step: int) -> None:
+        if step == 3:
+            restart()
+        begin(client, step).result(10)
+
+    with pytest.raises(RecoveryFailedError):
+        loop(client, 4, body, save_every=2)
+    assert [one.attempt for one in recoveries] == [1, 2, 3]
+
+
+def test_functions_of_the_user_that_fail(
+    first: tinker.TrainingClient, restart: Restart, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception of ``on_recovery`` is logged, and the loop goes on."""
+
+    def broken(_: Recovery) -> None:
+        raise LookupError("a defect of the user's")
+
+    client = RecoveringTrainingClient(first, POLICY, on_recovery=broken)
+    with caplog.at_level(logging.ERROR, "tinker"):
+        train(client, 2, {1: restart}, save_every=1)
+    assert "a defect of the user's" in caplog.text
+
+
+def test_no_failure_of_the_lost_run_is_logged(
+    client: RecoveringTrainingClient, restart: Restart, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What failed with the run was taken care of: nothing says that nobody looked at it."""
+    with caplog.at_level(logging.ERROR, "tinker"):
+        taken = list[int]()
+        for step in client.steps(4, save_every=2):
+            taken.append(step)
+            if taken == [0, 1, 2]:
+                restart()
+            begin(client, step)
+    assert "never looked at" not in caplog.text
+
+
+# Wrong use
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"attempts": 0}, ValueError, "attempts must be 1 or more, got 0"),
+        ({"attempts": 1.5}, TypeError, "attempts must be a whole number, got float"),
+        ({"backoff_seconds": -1}, ValueError, "backoff_seconds must be a time in seconds, 0 or more"),
+        ({"backoff_seconds": "5"}, TypeError, "backoff_seconds must be a number, got str"),
+        ({"max_backoff_seconds": float("nan")}, ValueError, "max_backoff_seconds"),
+        ({"checkpoint": "step-1"}, ValueError, "tinker://"),
+        ({"checkpoint": 5}, TypeError, "checkpoint must be 'latest', a path or a function of a Save, got int"),
+        ({"with_optimizer": 1}, TypeError, "with_optimizer must be True or False, got int"),
+        ({"tries": 5}, TypeError, "tries"),
+    ],
+)
+def test_wrong_policies(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    """A policy that cannot be right is refused where it is written, by the name of the value."""
+    with pytest.raises(error, match=message):
+        RecoveryPolicy(**arguments)
+
+
+def test_wrong_arguments(first: tinker.TrainingClient, client: RecoveringTrainingClient) -> None:
+    """So are a client, functions and loops that cannot be right; nothing is sent."""
+    wrong: Any = 5
+    for make, error, message in [
+        (lambda: RecoveringTrainingClient(wrong), TypeError, "training must be a TrainingClient"),
+        (lambda: RecoveringTrainingClient(client), TypeError, "training must be a TrainingClient"),
+        (lambda: RecoveringTrainingClient(first, wrong), TypeError, "policy must be a RecoveryPolicy, got int"),
+        (lambda: RecoveringTrainingClient(first, on_recovery=wrong), TypeError, "on_recovery must be a function"),
+        (lambda: RecoveringTrainingClient(first, on_failure=wrong), TypeError, "on_failure must be a function"),
+        (lambda: client.steps(-1), ValueError, "count must be 0 or more, got -1"),
+        (lambda: client.steps(wrong / 2), TypeError, "count must be a whole number, got float"),
+        (lambda: client.steps(1, save_every=0), ValueError, "save_every must be 1 or more"),
+        (lambda: client.steps(1, name="a/b"), ValueError, "name"),
+        (lambda: client.steps(1, ttl_seconds=5), ValueError, "ttl_seconds"),
+    ]:
+        with pytest.raises(error, match=message):
+            make()

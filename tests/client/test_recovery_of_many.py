@@ -1,0 +1,223 @@
+"""Runs that no loop of this process trains: the executor makes new ones of them, the monitor notices that it must."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tinker
+from tinker.observing import Event, RecoveryChange
+from tinker.recovery import (
+    RecoveredRun,
+    RecoveryExecutor,
+    RecoveryFailedError,
+    RecoveryMonitor,
+    RecoveryPolicy,
+    RunMarkedCorrupted,
+)
+
+Connect = Callable[..., tinker.ServiceClient]
+PARAMS = tinker.AdamParams(learning_rate=0.05)
+POLL_SECONDS = 20.0
+
+
+def save(training: tinker.TrainingClient, *names: str, **metadata: str) -> list[str]:
+    """Step and save under each name; the paths."""
+    paths = []
+    for name in names:
+        training.optim_step(PARAMS)
+        paths.append(training.save_state(name, user_metadata=metadata or None).result(10).path)
+    return paths
+
+
+def description(run_id: str, *, corrupted: bool, path: str | None = None) -> dict[str, object]:
+    """What a server says of a run."""
+    last = {"checkpoint_id": "weights/x", "checkpoint_type": "training", "time": "2026-01-01T00:00:00Z", "tinker_path": path}
+    return {
+        "training_run_id": run_id,
+        "base_model": "tinker/toy",
+        "model_owner": "me",
+        "is_lora": True,
+        "corrupted": corrupted,
+        "last_request_time": "2026-01-01T00:00:00Z",
+        "last_checkpoint": last if path else None,
+    }
+
+
+def test_the_last_checkpoint(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+    """A new client continues from what the server calls the run's last checkpoint."""
+    _, last = save(training, "a", "b")
+    heard: list[RecoveredRun] = []
+    recovered = RecoveryExecutor(service, on_recovery=heard.append).recover(training.model_id).result(10)
+    assert heard == [recovered]
+    assert recovered.recovery.save is not None
+    assert (recovered.recovery.save.path, recovered.recovery.run_id) == (last, training.model_id)
+    assert recovered.client.model_id == recovered.recovery.new_run_id != training.model_id
+    assert recovered.client.optim_step(PARAMS).result(10)
+
+
+def test_the_best_checkpoint_of_the_run(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+    """A function of the policy sees every checkpoint that can be trained on, with the text that was stored with it."""
+    save(training, "a", score="3")
+    (best,) = save(training, "b", score="9")
+    save(training, "c", score="5")
+    training.save_weights_for_sampler("sampler").result(10)
+    policy = RecoveryPolicy(checkpoint=lambda one: float(one.user_metadata["score"]))
+    recovered = RecoveryExecutor(service, policy).recover(training.model_id).result(10)
+    assert recovered.recovery.save is not None
+    assert recovered.recovery.save.path == best
+
+
+def test_a_given_checkpoint(service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any) -> None:
+    """A path needs no question."""
+    given, _ = save(training, "a", "b")
+    RecoveryExecutor(service, RecoveryPolicy(checkpoint=given)).recover(training.model_id).result(10)
+    RecoveryExecutor(service).recover(training.model_id, last_checkpoint=given).result(10)
+    assert [one.json["path"] for one in wire.sent("load_weights")] == [given, given]
+    assert wire.sent(f"training_runs/{training.model_id}") == []
+
+
+def test_a_run_without_a_checkpoint(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+    """There is nothing to recover from, which both the future and the user's function say."""
+    failures: list[RecoveryFailedError] = []
+    executor = RecoveryExecutor(service, RecoveryPolicy(attempts=2, backoff_seconds=1), on_failure=failures.append)
+    with pytest.raises(RecoveryFailedError, match="has no checkpoint that it can be recovered from"):
+        executor.recover(training.model_id).result(10)
+    assert [one.attempts for one in failures] == [2]
+
+
+def test_so_many_at_once(service: tinker.ServiceClient, wire: Any) -> None:
+    """Another run waits while as many are recovered as may be; the same run is not recovered twice at the same time."""
+    runs = [service.create_lora_training_client("tinker/toy", rank=4) for _ in range(3)]
+    paths = [save(one, "a")[0] for one in runs]
+    executor = RecoveryExecutor(service, at_once=2)
+    release = wire.hold("load_weights")
+    first = executor.recover(runs[0].model_id)
+    wire.wait_for("load_weights")
+    assert executor.recover(runs[0].model_id) is first
+    second = wire.hold("load_weights")
+    others = [executor.recover(one.model_id) for one in runs[1:]]
+    wire.wait_for("load_weights", 2)
+    assert not wire.arrives("load_weights", 3, seconds=0.1)
+    release()
+    second()
+    found = [one.result(10).recovery.save for one in (first, *others)]
+    assert [one.path for one in found if one is not None] == paths
+    assert executor.recover(runs[0].model_id) is not first
+
+
+class Heard:
+    """What a monitor's executor and its observers were told, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.recovered: list[RecoveredRun] = []
+        self.unknown: list[RecoveryChange] = []
+        self._changed = threading.Condition()
+
+    def note(self, recovered: RecoveredRun) -> None:
+        with self._changed:
+            self.recovered.append(recovered)
+            self._changed.notify_all()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RecoveryChange) and event.stage == "unknown":
+            with self._changed:
+                self.unknown.append(event)
+                self._changed.notify_all()
+
+    def wait(self, recovered: int = 0, unknown: int = 0) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.recovered) >= recovered and len(self.unknown) >= unknown, timeout=10)
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def watched(connect: Connect, heard: Heard) -> tuple[RecoveryMonitor, tinker.TrainingClient]:
+    """A monitor, and a run to watch."""
+    service = connect(observers=[heard])
+    training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
+    return RecoveryMonitor(RecoveryExecutor(service, on_recovery=heard.note), poll_seconds=POLL_SECONDS), training
+
+
+def ask_again(wire: Any, clock: Any, question: str) -> None:
+    """Let time pass until the monitor, which may be about to go to sleep, has asked once more."""
+    count = len(wire.sent(question)) + 1
+    for _ in range(100):
+        clock.wake(POLL_SECONDS)
+        if wire.arrives(question, count, seconds=0.1):
+            return
+    pytest.fail("the monitor does not ask")
+
+
+Watched = tuple[RecoveryMonitor, tinker.TrainingClient]
+
+
+def test_a_corrupted_run_is_recovered_once(watched: Watched, wire: Any, clock: Any, heard: Heard) -> None:
+    """The monitor asks at its pace, hands a corrupted run to the executor, and watches it no longer."""
+    monitor, training = watched
+    run_id, (path,) = training.model_id, save(training, "a")
+    question = f"training_runs/{run_id}"
+    with monitor:
+        monitor.watch(run_id)
+        wire.wait_for(question)
+        wire.fail(question, 200, body=description(run_id, corrupted=True, path=path))
+        ask_again(wire, clock, question)
+        heard.wait(recovered=1)
+        assert monitor.watched == {}
+    error = heard.recovered[0].recovery.error
+    assert isinstance(error, RunMarkedCorrupted)
+    assert error.run_id == run_id
+    assert len(wire.sent(question)) == 2
+
+
+def test_a_run_that_is_gone_is_recovered(watched: Watched, wire: Any, clock: Any, heard: Heard) -> None:
+    """A server that does not know a run any more cannot name its checkpoint; the last one it named is taken."""
+    monitor, training = watched
+    run_id, (path,) = training.model_id, save(training, "a")
+    with monitor:
+        monitor.watch(run_id)
+        wire.wait_for(f"training_runs/{run_id}")
+        wire.fail(f"training_runs/{run_id}", 404)
+        ask_again(wire, clock, f"training_runs/{run_id}")
+        heard.wait(recovered=1)
+    assert heard.recovered[0].recovery.save is not None
+    assert heard.recovered[0].recovery.save.path == path
+
+
+def test_a_question_that_fails_is_asked_again(watched: Watched, wire: Any, clock: Any, heard: Heard) -> None:
+    """Observers hear of it, and the run is watched as before."""
+    monitor, training = watched
+    wire.fail(f"training_runs/{training.model_id}", 403)
+    with monitor:
+        monitor.watch(training.model_id)
+        heard.wait(unknown=1)
+        assert isinstance(heard.unknown[0].error, tinker.PermissionDeniedError)
+        ask_again(wire, clock, f"training_runs/{training.model_id}")
+        assert list(monitor.watched) == [training.model_id]
+        monitor.unwatch(training.model_id)
+        monitor.unwatch("none")
+        assert monitor.watched == {}
+    assert heard.recovered == []
+
+
+def test_wrong_values(service: tinker.ServiceClient) -> None:
+    """What cannot be right is refused by name."""
+    executor, wrong = RecoveryExecutor(service), 5
+    for make, error, message in [
+        (lambda: RecoveryExecutor(service, wrong), TypeError, "policy must be a RecoveryPolicy, got int"),
+        (lambda: RecoveryExecutor(service, at_once=0), ValueError, "at_once must be 1 or more, got 0"),
+        (lambda: RecoveryExecutor(service, at_once=1.5), TypeError, "at_once must be a whole number"),
+        (lambda: RecoveryExecutor(service, on_recovery=wrong), TypeError, "on_recovery must be a function"),
+        (lambda: RecoveryMonitor(wrong), TypeError, "executor must be a RecoveryExecutor, got int"),
+        (lambda: RecoveryMonitor(executor, poll_seconds=-1), ValueError, "poll_seconds must be a time"),
+        (lambda: RecoveryMonitor(executor).watch(wrong), TypeError, "run_id must be text, got int"),
+    ]:
+        with pytest.raises(error, match=message):
+            make()  # type: ignore[no-untyped-call]

@@ -1,0 +1,339 @@
+"""A circuit breaker by itself: what opens it, who passes while it is half open, and what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+import tinker
+from tinker.circuit_breaker import CircuitStatus
+from tinker.errors import status_error_type
+from tinker.observing import CircuitChange
+
+REQUEST = httpx.Request("POST", "http://server/api/v1/x")
+
+
+class Time:
+    """Moves when it is told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def breaker(time: Time) -> tinker.CircuitBreaker:
+    """Opens after three failures, for ten seconds."""
+    return tinker.CircuitBreaker(failures=3, reset_seconds=10, clock=time)
+
+
+def fail(error: BaseException | None = None) -> None:
+    raise error or ConnectionError("down")
+
+
+def try_to(breaker: tinker.CircuitBreaker, error: BaseException | None = None, times: int = 1) -> None:
+    """Call what fails, so often."""
+    for _ in range(times):
+        with pytest.raises(type(error) if error is not None else ConnectionError):
+            breaker.call(fail, error)
+
+
+def status(code: int, body: object = "why", **headers: str) -> tinker.APIStatusError:
+    response = httpx.Response(code, headers=headers, request=REQUEST)
+    return status_error_type(code)(f"Error code: {code}", response=response, body=body)
+
+
+def test_failures_in_a_row_open_it(breaker: tinker.CircuitBreaker) -> None:
+    """The third failure opens it; the next call is not made, and says for how long."""
+    try_to(breaker, times=3)
+    with pytest.raises(tinker.CircuitOpenError, match=r"the circuit of 'fail' is open \(after 3 failures in a row\)") as caught:
+        breaker.call(fail)
+    assert (caught.value.circuit, caught.value.retry_after) == ("fail", 10.0)
+    assert breaker.circuits() == [CircuitStatus(circuit="fail", state="open", failures=3, retry_after=10.0)]
+
+
+def test_a_success_starts_the_count_again(breaker: tinker.CircuitBreaker) -> None:
+    """Failures count only when nothing succeeds in between."""
+    for _ in range(5):
+        try_to(breaker, times=2)
+        with breaker.guard("fail"):
+            pass
+    assert breaker.state("fail") == "closed"
+
+
+def test_circuits_are_apart(breaker: tinker.CircuitBreaker) -> None:
+    """An open circuit stops no call of another name."""
+    try_to(breaker, times=3)
+    assert breaker.call(lambda: 7) == 7
+    assert breaker.state("fail") == "open"
+
+
+def test_time_makes_it_half_open_and_a_probe_decides(breaker: tinker.CircuitBreaker, time: Time) -> None:
+    """After the reset time one call passes: its failure opens the circuit for as long again, its success closes it."""
+    try_to(breaker, times=3)
+    time.now += 9.9
+    with pytest.raises(tinker.CircuitOpenError) as caught:
+        breaker.call(fail)
+    assert caught.value.retry_after == pytest.approx(0.1)
+    time.now += 0.1
+    assert breaker.state("fail") == "half_open"
+    try_to(breaker)
+    assert breaker.state("fail") == "open"
+    time.now += 10
+    with breaker.guard("fail"):
+        assert breaker.state("fail") == "half_open"
+    assert breaker.circuits()[0] == CircuitStatus(circuit="fail", state="closed", failures=0, retry_after=0.0)
+
+
+@pytest.mark.parametrize("probes", [1, 3])
+def test_half_open_admits_exactly_the_probes(time: Time, probes: int) -> None:
+    """Of forty threads that come at the same moment as many pass as there are probes, and the others are told to wait."""
+    breaker = tinker.CircuitBreaker(failures=1, probes=probes, reset_seconds=10, clock=time)
+    try_to(breaker)
+    time.now += 10
+    count, passed, refused = 40, [], []
+    together, all_came = threading.Barrier(count), threading.Event()
+
+    def come() -> None:
+        together.wait(10)
+        try:
+            with breaker.guard("fail"):
+                passed.append(1)
+                assert all_came.wait(10)
+        except tinker.CircuitOpenError as error:
+            refused.append(error.retry_after)
+        if len(refused) == count - probes:
+            all_came.set()
+
+    threads = [threading.Thread(target=come) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert (len(passed), len(refused)) == (probes, count - probes)
+    assert set(refused) == {1.0}
+    assert breaker.state("fail") == "closed"
+
+
+def test_a_probe_without_an_outcome_does_not_block_for_ever(breaker: tinker.CircuitBreaker, time: Time) -> None:
+    """A probe that hangs is not waited for longer than the reset time, and its late success still counts."""
+    try_to(breaker, times=3)
+    time.now += 10
+    with breaker.guard("fail"):
+        with pytest.raises(tinker.CircuitOpenError, match="tried by others"):
+            breaker.call(fail)
+        time.now += 10
+        another = breaker.guard("fail")
+        another.__enter__()
+    assert breaker.state("fail") == "closed"
+    another.__exit__(None, None, None)
+
+
+def test_a_probe_that_is_given_up_makes_room(breaker: tinker.CircuitBreaker, time: Time) -> None:
+    """A cancelled probe is neither a success nor a failure; another one takes its place."""
+    try_to(breaker, times=3)
+    time.now += 10
+    with pytest.raises(asyncio.CancelledError), breaker.guard("fail"):
+        raise asyncio.CancelledError
+    assert breaker.state("fail") == "half_open"
+    with breaker.guard("fail"):
+        pass
+    assert breaker.state("fail") == "closed"
+
+
+def test_what_began_before_it_opened_changes_nothing_after(breaker: tinker.CircuitBreaker) -> None:
+    """A call that was let pass while the circuit was closed neither closes it when it succeeds late, nor prolongs it."""
+    with breaker.guard("fail"):
+        try_to(breaker, times=3)
+    assert breaker.circuits()[0] == CircuitStatus(circuit="fail", state="open", failures=3, retry_after=10.0)
+
+
+FAILURES: dict[str, BaseException] = {
+    "no connection": tinker.APIConnectionError(request=REQUEST),
+    "no answer in time": tinker.APITimeoutError(REQUEST),
+    "an answer that cannot be read": tinker.APIResponseValidationError(httpx.Response(200, request=REQUEST), None),
+    "a request that failed on the server": tinker.RequestFailedError("why", "id", "server"),
+    "408": status(408),
+    "a proxy's 400": status(400, None),
+    "500": status(500),
+    "503 that must not be retried": status(503, **{"x-should-retry": "false"}),
+    "another package's": OSError("disk"),
+}
+SUCCESSES: dict[str, BaseException] = {
+    f"{code}": status(code) for code in (400, 401, 402, 403, 404, 409, 410, 422, 425, 429, 501, 505)
+}
+NEITHER: dict[str, BaseException] = {
+    "a wrong argument": ValueError("x"),
+    "a wrong type": TypeError("x"),
+    "a closed client": tinker.ClientClosedError(),
+    "a user's failure": tinker.RequestFailedError("why", "id", "user"),
+    "another circuit": tinker.CircuitOpenError("open", "other", 1.0),
+    "the end of the program": KeyboardInterrupt(),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_failures_of_the_server_count(breaker: tinker.CircuitBreaker, name: str) -> None:
+    """What the other side, or the way to it, is to blame for."""
+    try_to(breaker, FAILURES[name], times=3)
+    assert breaker.state("fail") == "open"
+
+
+@pytest.mark.parametrize("name", SUCCESSES)
+def test_an_answer_about_the_request_is_a_success(breaker: tinker.CircuitBreaker, name: str) -> None:
+    """A server that refuses a request is there: it ends a row of failures."""
+    try_to(breaker, times=2)
+    try_to(breaker, SUCCESSES[name])
+    try_to(breaker, times=2)
+    assert breaker.state("fail") == "closed"
+
+
+@pytest.mark.parametrize("name", NEITHER)
+def test_what_says_nothing_about_the_server(breaker: tinker.CircuitBreaker, name: str) -> None:
+    """Neither ends a row of failures nor adds to it."""
+    try_to(breaker, times=2)
+    try_to(breaker, NEITHER[name], times=3)
+    assert breaker.state("fail") == "closed"
+    try_to(breaker)
+    assert breaker.state("fail") == "open"
+
+
+def test_the_user_says_what_counts(time: Time) -> None:
+    """A function of the user's decides, also against the default."""
+    breaker = tinker.CircuitBreaker(failures=1, clock=time, counts=lambda error: isinstance(error, KeyError))
+    try_to(breaker, ConnectionError("down"), times=3)
+    assert breaker.state("fail") == "closed"
+    try_to(breaker, KeyError("x"))
+    assert breaker.state("fail") == "open"
+
+
+def test_a_function_of_the_user_that_fails_keeps_no_place(time: Time) -> None:
+    """When ``counts`` itself raises, that is what the caller gets, and the probe's place is free again."""
+
+    def broken(_: BaseException) -> bool:
+        raise LookupError("a defect")
+
+    verdicts: list[Callable[[BaseException], bool]] = [lambda _: True, broken, lambda _: False]
+    breaker = tinker.CircuitBreaker(failures=1, clock=time, counts=lambda error: verdicts.pop(0)(error))
+    try_to(breaker)
+    time.now += 30
+    with pytest.raises(LookupError):
+        breaker.call(fail)
+    try_to(breaker)
+    assert breaker.state("fail") == "half_open"
+
+
+def test_changes_are_told(time: Time, caplog: pytest.LogCaptureFixture) -> None:
+    """The user's function hears of every change in order; when it raises, that is logged and the call goes on."""
+    changes: list[CircuitChange] = []
+
+    def note(change: CircuitChange) -> None:
+        changes.append(change)
+        raise RuntimeError("a defect of on_change")
+
+    breaker = tinker.CircuitBreaker(failures=2, clock=time, on_change=note)
+    with caplog.at_level(logging.ERROR, "tinker"):
+        try_to(breaker, times=2)
+        time.now += 30
+        with breaker.guard("fail"):
+            pass
+        breaker.reset()
+    assert [(change.circuit, change.state, change.failures) for change in changes] == [
+        ("fail", "open", 2),
+        ("fail", "half_open", 2),
+        ("fail", "closed", 0),
+    ]
+    assert "on_change of a circuit breaker failed; the circuit 'fail' is open" in caplog.text
+
+
+def test_reset(breaker: tinker.CircuitBreaker) -> None:
+    """Closes the circuits of one name, or all of them."""
+    for name in ("a", "b"):
+        for _ in range(3):
+            with pytest.raises(OSError, match="down"), breaker.guard(name):
+                fail()
+    breaker.reset("a")
+    assert (breaker.state("a"), breaker.state("b")) == ("closed", "open")
+    breaker.reset()
+    assert [one.failures for one in breaker.circuits()] == [0, 0]
+
+
+def test_it_guards_coroutines(breaker: tinker.CircuitBreaker) -> None:
+    """The outcome of what is awaited counts, and the result is returned."""
+
+    async def work(error: Exception | None) -> int:
+        if error is not None:
+            raise error
+        return 7
+
+    async def all_of_it() -> None:
+        assert await breaker.call_async(work, None) == 7
+        for _ in range(3):
+            with pytest.raises(ConnectionError):
+                await breaker.call_async(work, ConnectionError("down"))
+        with pytest.raises(tinker.CircuitOpenError):
+            await breaker.call_async(work, None)
+        with pytest.raises(OSError, match="down"):
+            async with breaker.guard("other"):
+                fail()
+
+    asyncio.run(all_of_it())
+    assert breaker.circuits()[1].failures == 1
+
+
+def test_a_block_is_for_one_call_at_a_time(breaker: tinker.CircuitBreaker) -> None:
+    """Entering one that is in use is refused, as its outcomes would be mixed up."""
+    block = breaker.guard("x")
+    with block, pytest.raises(RuntimeError, match="in use"), block:
+        pass
+    with block:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"failures": 0}, ValueError, "failures must be 1 or more, got 0"),
+        ({"failures": 2.0}, TypeError, "failures must be a whole number, got float"),
+        ({"failures": True}, TypeError, "failures must be a whole number, got bool"),
+        ({"probes": 0}, ValueError, "probes must be 1 or more"),
+        ({"probes": "1"}, TypeError, "probes must be a whole number"),
+        ({"reset_seconds": 0}, ValueError, "reset_seconds must be a time in seconds above 0, got 0"),
+        ({"reset_seconds": float("nan")}, ValueError, "reset_seconds"),
+        ({"reset_seconds": float("inf")}, ValueError, "reset_seconds"),
+        ({"reset_seconds": "30"}, TypeError, "reset_seconds must be a number"),
+        ({"counts": 5}, TypeError, "counts must be a function, got int"),
+        ({"on_change": 5}, TypeError, "on_change must be a function"),
+        ({"clock": 5}, TypeError, "clock must be a function"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    """What can never be right is refused at once, by name."""
+    with pytest.raises(error, match=message):
+        tinker.CircuitBreaker(**arguments)
+
+
+def test_wrong_names_and_breakers(breaker: tinker.CircuitBreaker) -> None:
+    """A circuit's name is text; a service client takes breakers only."""
+    with pytest.raises(TypeError, match="name must be text, got int"):
+        breaker.guard(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="circuit_breaker must be a CircuitBreaker, got int"):
+        tinker.ServiceClient(circuit_breaker=5)  # type: ignore[arg-type]
+
+
+def test_its_repr(breaker: tinker.CircuitBreaker) -> None:
+    """Says how it is set."""
+    try_to(breaker)
+    assert repr(breaker) == "CircuitBreaker(failures=3, reset_seconds=10, probes=1, circuits=1)"

@@ -1,0 +1,268 @@
+"""Circuits: what has failed again and again is not tried for a while, then by a few, and by all when one of those succeeds.
+
+A :class:`Circuit` counts and may be used from any thread. A :class:`CircuitGuard` is what one request of a client holds of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import attrs
+
+from tinker._config import Config
+from tinker._http.limits import Admission
+from tinker._http.messages import Purpose
+from tinker._http.observers import Observers
+from tinker._http.retry import ONE_SHOT, Policy
+from tinker._http.statuses import is_server_failure
+from tinker.errors import APIError, APIStatusError, CircuitOpenError
+from tinker.observing import CircuitChange, CircuitState
+
+Tell: TypeAlias = Callable[[CircuitChange], object]
+# Who comes while others are probing should ask again about then.
+PROBE_SECONDS = 1.0
+# What waits for accepted work, and what keeps a session alive, goes on while a circuit is open.
+_EXEMPT = frozenset({Purpose.POLL, Purpose.HEARTBEAT})
+
+
+@attrs.frozen(kw_only=True)
+class CircuitRules:
+    """When circuits change their state. ``is_failure`` None means failures of the server, and any of other code."""
+
+    failures: int
+    reset_seconds: float
+    probes: int
+    monotonic: Callable[[], float]
+    is_failure: Callable[[BaseException], bool] | None = None
+
+    def judge(self, error: BaseException | None) -> bool | None:
+        """Return True for a success, False for a failure, None for what says nothing about the other side."""
+        if error is None:
+            return True
+        if not isinstance(error, Exception) or isinstance(error, CircuitOpenError):
+            return None
+        if (self.is_failure or is_server_failure)(error):
+            return False
+        return True if isinstance(error, APIStatusError) else None
+
+
+@attrs.frozen(eq=False)
+class Permit:
+    """The right to one call, given at a time in one state of a circuit."""
+
+    given: float
+    era: int
+
+
+class Circuit:
+    """One circuit. What a call is told in one state has no effect in a later one."""
+
+    def __init__(self, name: str, rules: CircuitRules) -> None:
+        self.name = name
+        self._rules = rules
+        self._lock = threading.Lock()
+        self._state: CircuitState = "closed"
+        self._failures = 0
+        self._era = 0
+        self._changed_at = 0.0
+        self._probing: set[Permit] = set()
+        self._sleepers: set[Callable[[], object]] = set()
+
+    def admit(self, tell: Tell) -> Permit:
+        """Let one call pass, which must be settled; CircuitOpenError otherwise."""
+        now = self._rules.monotonic()
+        with self._lock:
+            change = self._change("half_open") if self._is_due(now) else None
+            admitted = self._state == "closed" or (self._state == "half_open" and self._has_room(now))
+            permit = Permit(now, self._era)
+            if admitted and self._state == "half_open":
+                self._probing.add(permit)
+        if change is not None:
+            tell(change)
+        if not admitted:
+            raise self.error()
+        return permit
+
+    def settle(self, permit: Permit, success: bool | None, tell: Tell) -> None:
+        """Note the outcome of a call."""
+        with self._lock:
+            self._probing.discard(permit)
+            change = None if permit.era != self._era or success is None else self._note(success)
+            sleepers = tuple(self._sleepers) if self._state == "open" and change is not None else ()
+        if change is not None:
+            tell(change)
+        for wake in sleepers:
+            wake()
+
+    def reset(self, tell: Tell) -> None:
+        """Close it, and count from zero."""
+        with self._lock:
+            self._failures = 0
+            change = None if self._state == "closed" else self._change("closed")
+        if change is not None:
+            tell(change)
+
+    @property
+    def state(self) -> CircuitState:
+        """The state now; an open circuit that would let a call pass is half open."""
+        with self._lock:
+            return "half_open" if self._is_due(self._rules.monotonic()) else self._state
+
+    @property
+    def failures(self) -> int:
+        """The failures in a row."""
+        return self._failures
+
+    @property
+    def retry_after(self) -> float:
+        """The seconds until a call may pass."""
+        now = self._rules.monotonic()
+        with self._lock:
+            if self._state == "open":
+                return max(0.0, self._changed_at + self._rules.reset_seconds - now)
+            is_full = self._state == "half_open" and not self._has_room(now)
+            return min(PROBE_SECONDS, self._rules.reset_seconds) if is_full else 0.0
+
+    def error(self) -> CircuitOpenError:
+        """Return what a call gets that may not pass."""
+        seconds, state = self.retry_after, self.state
+        why = "it is tried by others just now" if state == "half_open" else f"after {self._failures} failures in a row"
+        return CircuitOpenError(
+            f"the circuit of {self.name!r} is open ({why}); try again in {seconds:.3g} s", self.name, seconds
+        )
+
+    def listen(self, wake: Callable[[], object]) -> Callable[[], None]:
+        """Have ``wake()`` called when it opens, on whatever thread; returns what ends that."""
+        with self._lock:
+            self._sleepers.add(wake)
+        return lambda: self._forget(wake)
+
+    def _forget(self, wake: Callable[[], object]) -> None:
+        with self._lock:
+            self._sleepers.discard(wake)
+
+    def _is_due(self, now: float) -> bool:
+        return self._state == "open" and now - self._changed_at >= self._rules.reset_seconds
+
+    def _has_room(self, now: float) -> bool:
+        """Whether another probe may go; one that has no outcome for as long as a circuit stays open does not count."""
+        recent = [one for one in self._probing if now - one.given < self._rules.reset_seconds]
+        return len(recent) < self._rules.probes
+
+    def _note(self, success: bool) -> CircuitChange | None:
+        self._failures = 0 if success else self._failures + 1
+        if success:
+            return self._change("closed") if self._state == "half_open" else None
+        return self._change("open") if self._state == "half_open" or self._failures >= self._rules.failures else None
+
+    def _change(self, state: CircuitState) -> CircuitChange:
+        self._state, self._changed_at = state, self._rules.monotonic()
+        self._era += 1
+        self._probing.clear()
+        return CircuitChange(circuit=self.name, state=state, failures=self._failures)
+
+
+class CircuitRegistry:
+    """The circuits of one breaker, made as they are asked for."""
+
+    def __init__(self, rules: CircuitRules, on_change: Tell | None) -> None:
+        self.rules = rules
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._circuits: dict[tuple[str, str | None], Circuit] = {}
+
+    def circuit(self, name: str, credential: str | None = None) -> Circuit:
+        """Return the circuit of a name, under one credential."""
+        with self._lock:
+            found = self._circuits.get((name, credential))
+            if found is None:
+                found = self._circuits[name, credential] = Circuit(name, self.rules)
+            return found
+
+    @property
+    def circuits(self) -> list[Circuit]:
+        """All circuits that were used."""
+        with self._lock:
+            return list(self._circuits.values())
+
+    def tell(self, change: CircuitChange) -> None:
+        """Tell the user's function of a change."""
+        if self._on_change is not None:
+            self._on_change(change)
+
+
+@attrs.frozen
+class Circuits:
+    """The circuits of one client: one for each kind of call, which it shares with clients of the same server and key."""
+
+    registry: CircuitRegistry
+    config: Config
+    observers: Observers
+
+    def guard(self, operation: str, purpose: Purpose, policy: Policy, admit: Admission | None) -> CircuitGuard | None:
+        """Return what guards a request, which holds ``admit`` too; None for a request that no circuit may stop."""
+        if purpose in _EXEMPT or policy is ONE_SHOT:
+            return None
+        from tinker_wire.operations import OPERATIONS  # a long table, for those who have a breaker
+
+        credential = self.config.api_key or self.config.credential_cmd
+        circuit = self.registry.circuit(f"{self.config.base_url} {OPERATIONS[operation].tag}", credential)
+        return CircuitGuard(circuit, self.registry.rules, self._tell, admit)
+
+    def _tell(self, change: CircuitChange) -> None:
+        if self.observers:
+            self.observers.notify(change)
+        self.registry.tell(change)
+
+
+@attrs.define(eq=False)
+class CircuitGuard:
+    """What each attempt of one request holds: what it needs otherwise, then a permit. Used on the loop only."""
+
+    _circuit: Circuit
+    _rules: CircuitRules
+    _tell: Tell
+    _admit: Admission | None
+    _permit: Permit | None = None
+    _last: BaseException | None = None
+
+    async def __aenter__(self) -> None:
+        if self._admit is not None:
+            await self._admit.__aenter__()
+        try:
+            self._permit = self._circuit.admit(self._tell)
+        except CircuitOpenError as error:
+            if self._admit is not None:
+                await self._admit.__aexit__(None, None, None)
+            raise error from self._last
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        permit, self._permit, self._last = self._permit, None, error
+        assert permit is not None
+        says: bool | None = None
+        try:
+            says = self._rules.judge(error) if error is None or isinstance(error, APIError) else None
+        finally:
+            self._circuit.settle(permit, says, self._tell)
+            if self._admit is not None:
+                await self._admit.__aexit__(kind, error, traceback)
+
+    async def sleep(self, sleep: Callable[[float], Awaitable[None]], seconds: float) -> None:
+        """Sleep until the next attempt; CircuitOpenError as soon as the circuit is open."""
+        loop, sleeping = asyncio.get_running_loop(), asyncio.ensure_future(sleep(seconds))
+        stop_listening = self._circuit.listen(lambda: loop.call_soon_threadsafe(sleeping.cancel))
+        try:
+            if self._circuit.state == "open":
+                raise self._circuit.error() from self._last
+            await sleeping
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if sleeping.cancelled() and (task is None or not task.cancelling()):
+                raise self._circuit.error() from self._last
+            raise
+        finally:
+            stop_listening()
+            sleeping.cancel()

@@ -1,0 +1,274 @@
+"""Stop calling what fails: a circuit breaker, for a client or around any call.
+
+    breaker = tinker.CircuitBreaker(failures=5, reset_seconds=30)
+    service = tinker.ServiceClient(circuit_breaker=breaker)
+
+A circuit is *closed* while calls pass. After so many failures in a row it is *open*: calls raise CircuitOpenError at once.
+When the reset time is over it is *half open*: a few calls pass as probes, the others do not. The first probe that succeeds
+closes the circuit, one that fails opens it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+import attrs
+
+from tinker._http import Circuit, CircuitRegistry, CircuitRules, Permit, is_server_failure
+from tinker.errors import CircuitOpenError, TinkerError
+from tinker.observing import CircuitChange, CircuitState
+
+__all__ = ["CircuitBlock", "CircuitBreaker", "CircuitOpenError", "CircuitStatus"]
+
+logger: logging.Logger = logging.getLogger("tinker")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True)
+class CircuitStatus:
+    """Describe a circuit at one time.
+
+    Attributes:
+        circuit: The name of the circuit.
+        state: The state, ``closed``, ``open`` or ``half_open``.
+        failures: The number of failures in a row.
+        retry_after: The time in seconds until a call may pass; 0 where one may pass now.
+    """
+
+    circuit: str
+    state: CircuitState
+    failures: int
+    retry_after: float
+
+
+class CircuitBreaker:
+    """Keep circuits, which stop calls that would probably fail.
+
+    Given to ``ServiceClient(circuit_breaker=...)``, it has one circuit for each server, credential and kind of call, where the
+    kinds are the tags of the contract (``training``, ``sampling``, ``service``, ...). Clients that are given the same breaker
+    share its circuits. By itself it guards any call, under a name of yours. It may be used from any thread and any event loop.
+
+    Args:
+        failures: The number of failures in a row that opens a circuit, 1 or more.
+        reset_seconds: The time in seconds for which a circuit stays open.
+        probes: The number of calls that may be under way while a circuit is half open, 1 or more. One without an outcome for
+            ``reset_seconds`` counts no longer.
+        counts: A function that says of an exception whether it is a failure of the other side. None counts what the client
+            would: no connection, no answer in time, answers that cannot be read, and statuses that blame the server; of code
+            that is not this package's, every exception but ValueError and TypeError. An answer that blames the request counts
+            as a success, as the server is there.
+        on_change: A function called with every :class:`tinker.observing.CircuitChange`, on the thread of the call that brought
+            it about; what it raises is logged. None calls nothing. Observers of a client hear of the changes by its calls too.
+        clock: A function that returns the time in seconds, for tests.
+
+    Raises:
+        TypeError: A number is none, or a function cannot be called.
+        ValueError: A number is out of its range.
+
+    >>> now = [0.0]
+    >>> breaker = CircuitBreaker(failures=2, reset_seconds=30, clock=lambda: now[0])
+    >>> def fetch():
+    ...     raise ConnectionError("nobody answers")
+    >>> for _ in range(3):
+    ...     try:
+    ...         breaker.call(fetch)
+    ...     except (ConnectionError, CircuitOpenError) as error:
+    ...         print(error)
+    nobody answers
+    nobody answers
+    the circuit of 'fetch' is open (after 2 failures in a row); try again in 30 s
+    >>> now[0] = 31.0
+    >>> breaker.state("fetch")
+    'half_open'
+    >>> with breaker.guard("fetch"):
+    ...     answer = "somebody answers again"
+    >>> breaker.state("fetch")
+    'closed'
+    """
+
+    def __init__(
+        self,
+        failures: int = 5,
+        reset_seconds: float = 30.0,
+        probes: int = 1,
+        *,
+        counts: Callable[[BaseException], bool] | None = None,
+        on_change: Callable[[CircuitChange], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        _check_count("failures", failures)
+        _check_count("probes", probes)
+        _check_seconds("reset_seconds", reset_seconds)
+        for name, function in (("counts", counts), ("on_change", on_change), ("clock", clock)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} must be a function, got {type(function).__name__}")
+        rules = CircuitRules(
+            failures=failures, reset_seconds=float(reset_seconds), probes=probes, monotonic=clock, is_failure=counts or _counts
+        )
+        self._registry = CircuitRegistry(rules, None if on_change is None else _Told(on_change))
+
+    def __repr__(self) -> str:
+        rules = self._registry.rules
+        return (
+            f"CircuitBreaker(failures={rules.failures}, reset_seconds={rules.reset_seconds:g}, probes={rules.probes}, "
+            f"circuits={len(self._registry.circuits)})"
+        )
+
+    def guard(self, name: str) -> CircuitBlock:
+        """Return a block, for ``with`` or ``async with``, whose outcome counts for a circuit.
+
+        Args:
+            name: The name of the circuit.
+
+        Returns:
+            The block; entering it raises CircuitOpenError where the circuit lets nothing pass.
+
+        Raises:
+            TypeError: The name is no text.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"name must be text, got {type(name).__name__}")
+        return CircuitBlock(self._registry, self._registry.circuit(name))
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function, under the circuit of its name.
+
+        Args:
+            function: The function.
+            *args: Its arguments.
+            **kwargs: Its arguments by name.
+
+        Returns:
+            What it returns.
+
+        Raises:
+            CircuitOpenError: The circuit lets nothing pass, so the function was not called.
+            Exception: What the function raises.
+        """
+        with self.guard(_name_of(function)):
+            return function(*args, **kwargs)
+
+    async def call_async(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Await what a function returns, a coroutine or a future of a client, under the circuit of its name.
+
+        Args:
+            function: The function.
+            *args: Its arguments.
+            **kwargs: Its arguments by name.
+
+        Returns:
+            The result.
+
+        Raises:
+            CircuitOpenError: The circuit lets nothing pass, so the function was not called.
+            Exception: What the function raises.
+        """
+        async with self.guard(_name_of(function)):
+            return await function(*args, **kwargs)
+
+    def state(self, name: str) -> CircuitState:
+        """Return the state of the circuit of a name, ``closed`` where none was used.
+
+        Args:
+            name: The name of the circuit, as of :meth:`guard`.
+
+        Returns:
+            The state, ``closed``, ``open`` or ``half_open``.
+        """
+        return next((one.state for one in self._registry.circuits if one.name == name), "closed")
+
+    def circuits(self) -> list[CircuitStatus]:
+        """Return what every circuit is like that was used, in the order of their first uses."""
+        return [
+            CircuitStatus(circuit=one.name, state=one.state, failures=one.failures, retry_after=one.retry_after)
+            for one in self._registry.circuits
+        ]
+
+    def reset(self, name: str | None = None) -> None:
+        """Close circuits, and count from zero.
+
+        Args:
+            name: The name of the circuits; None means all.
+        """
+        for one in self._registry.circuits:
+            if name is None or one.name == name:
+                one.reset(self._registry.tell)
+
+
+class CircuitBlock:
+    """Count the outcome of a block for a circuit; made by :meth:`CircuitBreaker.guard`, and used once at a time."""
+
+    def __init__(self, registry: CircuitRegistry, circuit: Circuit) -> None:
+        self._registry = registry
+        self._circuit = circuit
+        self._permit: Permit | None = None
+
+    def __enter__(self) -> None:
+        if self._permit is not None:
+            raise RuntimeError(f"the block of the circuit {self._circuit.name!r} is in use; make one for each call")
+        self._permit = self._circuit.admit(self._registry.tell)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        permit, self._permit = self._permit, None
+        assert permit is not None
+        says: bool | None = None
+        try:
+            says = self._registry.rules.judge(error)
+        finally:
+            self._circuit.settle(permit, says, self._registry.tell)
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+
+def registry_of(breaker: CircuitBreaker) -> CircuitRegistry:
+    """Return the circuits of a breaker, for the clients of this package."""
+    return breaker._registry  # pyright: ignore[reportPrivateUsage]
+
+
+@attrs.frozen
+class _Told:
+    """Calls the user's function, whose failures are not those of the call."""
+
+    function: Callable[[CircuitChange], object]
+
+    def __call__(self, change: CircuitChange) -> None:
+        try:
+            self.function(change)
+        except Exception:
+            logger.exception("on_change of a circuit breaker failed; the circuit %r is %s", change.circuit, change.state)
+
+
+def _counts(error: BaseException) -> bool:
+    if isinstance(error, TinkerError):
+        return is_server_failure(error)
+    return not isinstance(error, ValueError | TypeError)
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be 1 or more, got {value}")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be a time in seconds above 0, got {value}")

@@ -1,0 +1,155 @@
+"""RecoveringTrainingClient: a training client whose run is made anew from a checkpoint when it is lost."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Mapping
+
+from tinker._training import TrainingRun
+from tinker.futures import APIFuture
+from tinker.recovery.keeper import RunKeeper, SaveCall
+from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, Save, check_function
+from tinker.recovery.steps import Steps
+from tinker.training_client import TrainingClient
+from tinker.types.results import SaveWeightsResponse
+
+
+class RecoveringTrainingClient(TrainingClient):
+    """Train one run, and go on with another one from its last checkpoint when the server has lost it.
+
+    It takes over a training client that was just made, and stays the same object whatever happens to the run. A run counts as
+    lost when the server was restarted, does not know the run or its session, has marked the run as corrupted, or has failed so
+    that nobody knows what it has done. Nothing runs in the background: a loss is noticed by the request that meets it.
+
+    :meth:`steps` is a training loop that repeats exactly what was lost. In a loop of your own, call :meth:`recover` with the
+    error, and repeat what you did after the save that it names.
+
+    Args:
+        training: A training client; do not use it any more yourself.
+        policy: How often to try, and from which checkpoint; None means ``RecoveryPolicy()``.
+        on_recovery: A function called with each :class:`Recovery`, on the thread of the loop. None calls nothing.
+        on_failure: A function called with the RecoveryFailedError before it is raised. None calls nothing.
+
+    Raises:
+        TypeError: An argument of the wrong kind.
+
+    >>> import tinker
+    >>> service = tinker.ServiceClient(base_url="local://toy")
+    >>> client = RecoveringTrainingClient(service.create_lora_training_client("tinker/toy", rank=4, seed=1))
+    >>> for step in client.steps(4, save_every=2):
+    ...     with step:
+    ...         done = client.optim_step(tinker.AdamParams()).result(timeout=30)
+    >>> [save.step for save in client.saves]
+    [2, 4]
+    """
+
+    def __init__(
+        self,
+        training: TrainingClient,
+        policy: RecoveryPolicy | None = None,
+        *,
+        on_recovery: Callable[[Recovery], object] | None = None,
+        on_failure: Callable[[RecoveryFailedError], object] | None = None,
+    ) -> None:
+        first = training._run if isinstance(training, TrainingClient) else None
+        if not isinstance(first, TrainingRun):
+            raise TypeError(f"training must be a TrainingClient that a service client made, got {type(training).__name__}")
+        if policy is not None and not isinstance(policy, RecoveryPolicy):
+            raise TypeError(f"policy must be a RecoveryPolicy, got {type(policy).__name__}")
+        check_function("on_recovery", on_recovery)
+        check_function("on_failure", on_failure)
+        self._keeper = RunKeeper(first, policy or RecoveryPolicy(), on_recovery, on_failure)
+        self._keeper.run.on_replaced = self._note_ready
+        super().__init__(self._keeper.run)
+
+    def _note_ready(self, ready: APIFuture[None]) -> None:
+        self._ready = ready
+
+    @property
+    def saves(self) -> list[Save]:
+        """Return the checkpoints that the run can be recovered from, in the order in which they were saved."""
+        return self._keeper.saves()
+
+    def steps(self, count: int, *, save_every: int = 10, name: str = "step", ttl_seconds: int | None = None) -> Steps:
+        """Iterate over the numbers of steps, 0 to ``count - 1``, and repeat those that were lost with the run.
+
+        After every ``save_every`` steps, and after the last one, the loop waits for the results of all requests and saves. When
+        a request says that the run is lost, the run is recovered, and the loop goes on after the step of the save.
+
+        Use it with ``for``, or with ``async for`` in a coroutine. A body that looks at results is a block of the step, ``with
+        step:`` or ``async with step:``: an error that means a loss ends the block, and not the loop. The failure of a request
+        whose future nobody looked at is raised by the loop, no later than at the next save.
+
+        Args:
+            count: The number of steps.
+            save_every: The number of steps from one save to the next, 1 or more.
+            name: The checkpoints are called by it and the number of steps done: ``step-000010``.
+            ttl_seconds: Seconds until a checkpoint expires, an hour to ten years; None keeps it forever.
+
+        Returns:
+            An iterator of steps, which are numbers.
+
+        Raises:
+            TypeError: A number is none.
+            ValueError: A number is out of its range, or a name cannot be one.
+            RecoveryFailedError: From the loop, when the run could not be recovered.
+        """
+        return Steps(self._keeper, self._save, count, save_every, name, ttl_seconds)
+
+    def recover(self, error: BaseException) -> Recovery:
+        """Put a new run in the place of a lost one, and block until it is there.
+
+        Args:
+            error: The error of a request of this client, or of a sampler that was made of it.
+
+        Returns:
+            What was lost: repeat what you did after its ``save``.
+
+        Raises:
+            RecoveryFailedError: No attempt is left.
+            BaseException: The error itself, when it does not mean that the run is lost.
+        """
+        future = self._keeper.start(error)
+        concurrent.futures.wait([future])
+        return self._end(future, error)
+
+    async def recover_async(self, error: BaseException) -> Recovery:
+        """Await what :meth:`recover` returns."""
+        future = self._keeper.start(error)
+        await future.wait()
+        return self._end(future, error)
+
+    def _end(self, future: APIFuture[Recovery | None], error: BaseException) -> Recovery:
+        recovery = self._keeper.finish(future)
+        if recovery is None:
+            raise error
+        return recovery
+
+    def save_state(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> APIFuture[SaveWeightsResponse]:
+        """Save the weights and the optimizer state under a name, as TrainingClient does, as something to recover from.
+
+        Args:
+            name: The last part of the checkpoint's path, without ``/``.
+            ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
+            overwrite: Whether to replace a checkpoint of the same name; otherwise the future fails with ConflictError.
+            user_metadata: Text by name, stored with the checkpoint and part of its :class:`Save`; None stores none.
+
+        Returns:
+            A future whose result has the ``path``.
+
+        Raises:
+            ValueError: At once, for a name or a time that cannot be right.
+        """
+        future = super().save_state(name, ttl_seconds, overwrite, user_metadata)
+        self._keeper.note_save(SaveCall(future=future, loop=None, step=None, user_metadata=dict(user_metadata or {})))
+        return future
+
+    def _save(self, name: str, ttl_seconds: int | None) -> APIFuture[SaveWeightsResponse]:
+        """Save for a loop, which remembers it itself."""
+        return super().save_state(name, ttl_seconds)

@@ -1,0 +1,304 @@
+"""Recovery of many runs that no loop of this process trains: a bounded executor, and a monitor that asks for their state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import attrs
+from tinker_wire import models
+from tinker_wire.api import training as training_api
+from tinker_wire.api import weights as weights_api
+
+from tinker._http import SUBMIT, Budget, is_absent
+from tinker._runtime import Runtime, run
+from tinker._training import Creation
+from tinker.errors import APIError, ClientClosedError, TinkerError
+from tinker.futures import APIFuture, on_done
+from tinker.observing import RecoveryChange
+from tinker.recovery.attempts import RecoveryAttempts, adapter_of
+from tinker.recovery.policy import (
+    LATEST,
+    Recovery,
+    RecoveryFailedError,
+    RecoveryPolicy,
+    Save,
+    call_user,
+    check_function,
+    check_seconds,
+)
+from tinker.training_client import TrainingClient
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from tinker.service_client import ServiceClient
+
+logger: logging.Logger = logging.getLogger("tinker")
+
+
+class RunMarkedCorrupted(TinkerError):
+    """The server has marked a training run as one that cannot go on.
+
+    Attributes:
+        run_id: The run.
+    """
+
+    def __init__(self, message: str, run_id: str) -> None:
+        super().__init__(message)
+        self.run_id = run_id
+
+
+RunMarkedCorrupted.__module__ = "tinker.recovery"
+
+
+@attrs.frozen(kw_only=True)
+class RecoveredRun:
+    """Hold the client of a run that took the place of a lost one.
+
+    Attributes:
+        client: The training client of the new run.
+        recovery: What was lost, and from which checkpoint the new run starts.
+    """
+
+    client: TrainingClient
+    recovery: Recovery
+
+
+class RecoveryExecutor:
+    """Recover runs by their ids, so many at a time, each into a training client of its own.
+
+    It knows of a run what the server says: the last checkpoint, or, for a policy with a function, every checkpoint that can be
+    trained on.
+
+    Args:
+        service: The service client that the new runs belong to.
+        policy: How often to try, and from which checkpoint; None means ``RecoveryPolicy()``.
+        at_once: The number of runs that are recovered at the same time, 1 or more; the others wait.
+        on_recovery: A function called with each :class:`RecoveredRun`, on the thread that does all I/O, so it must not block.
+            None calls nothing.
+        on_failure: A function called with each RecoveryFailedError, on that thread. None calls nothing.
+
+    Raises:
+        TypeError: An argument of the wrong kind.
+        ValueError: A number out of its range.
+
+    >>> import tinker
+    >>> service = tinker.ServiceClient(base_url="local://toy")
+    >>> training = service.create_lora_training_client("tinker/toy", rank=4)
+    >>> saved = training.save_state("before-the-loss").result(timeout=30)
+    >>> recovered = RecoveryExecutor(service, at_once=2).recover(training.model_id).result(timeout=30)
+    >>> recovered.recovery.save.path == saved.path
+    True
+    """
+
+    def __init__(
+        self,
+        service: ServiceClient,
+        policy: RecoveryPolicy | None = None,
+        *,
+        at_once: int = 1,
+        on_recovery: Callable[[RecoveredRun], object] | None = None,
+        on_failure: Callable[[RecoveryFailedError], object] | None = None,
+    ) -> None:
+        if policy is not None and not isinstance(policy, RecoveryPolicy):
+            raise TypeError(f"policy must be a RecoveryPolicy, got {type(policy).__name__}")
+        if isinstance(at_once, bool) or not isinstance(at_once, int):
+            raise TypeError(f"at_once must be a whole number, got {type(at_once).__name__}")
+        if at_once < 1:
+            raise ValueError(f"at_once must be 1 or more, got {at_once}")
+        check_function("on_recovery", on_recovery)
+        check_function("on_failure", on_failure)
+        self.runtime: Runtime = service._runtime()  # pyright: ignore[reportPrivateUsage]
+        self._policy = policy or RecoveryPolicy()
+        self._slots = Budget(at_once)
+        self._on_recovery, self._on_failure = on_recovery, on_failure
+        self._pending: dict[str, APIFuture[RecoveredRun]] = {}
+
+    def recover(
+        self, run_id: str, error: Exception | None = None, *, last_checkpoint: str | None = None
+    ) -> APIFuture[RecoveredRun]:
+        """Recover a run.
+
+        Args:
+            run_id: The id of the run.
+            error: Why it is lost, for the record; None where nobody knows.
+            last_checkpoint: The path of its last checkpoint; None asks the server.
+
+        Returns:
+            A future of the new run; the same one while a recovery of the run is under way or waits. It fails with
+                RecoveryFailedError.
+        """
+        pending = self._pending.get(run_id)
+        if pending is not None and not pending.done():
+            return pending
+        why = error or TinkerError(f"the training run {run_id} is lost")
+        future = self._pending[run_id] = run(self.runtime, "recover", self._recover, run_id, why, last_checkpoint)
+        on_done(future, lambda _: self._pending.pop(run_id, None))
+        return future
+
+    async def _recover(
+        self, _: APIFuture[RecoveredRun], run_id: str, error: Exception, last_checkpoint: str | None
+    ) -> RecoveredRun:
+        async with self._slots.take():
+            attempts = RecoveryAttempts(self.runtime, self._policy)
+            try:
+                new = await attempts.make(run_id, error, lambda: self._choose(run_id, last_checkpoint))
+            except RecoveryFailedError as failure:
+                call_user(self._on_failure, failure)
+                raise
+        client = TrainingClient(new.run)
+        assert new.run.model is not None
+        recovery = Recovery(
+            run_id=run_id,
+            new_run_id=new.run.model.model_id,
+            save=new.save,
+            step=None,
+            attempt=new.attempt,
+            with_optimizer=self._policy.with_optimizer,
+            error=error,
+        )
+        recovered = RecoveredRun(client=client, recovery=recovery)
+        call_user(self._on_recovery, recovered)
+        return recovered
+
+    async def _choose(self, run_id: str, last_checkpoint: str | None) -> tuple[Save | None, Creation]:
+        """Return the checkpoint that the policy wants of the run; TinkerError where there is none."""
+        if callable(self._policy.checkpoint):
+            saves = await self._list(run_id)
+        elif self._policy.checkpoint == LATEST and last_checkpoint is None:
+            found = (await self.runtime.transport.send(training_api.get_training_run(training_run_id=run_id), SUBMIT)).value
+            saves = [] if found.last_checkpoint is None else [_save_of(found.last_checkpoint)]
+        else:
+            saves = [] if last_checkpoint is None else [Save(path=last_checkpoint)]
+        save = self._policy.choose(saves)
+        if save is None:
+            raise TinkerError(f"the training run {run_id} has no checkpoint that it can be recovered from")
+        return save, adapter_of(save, self._policy, None)
+
+    async def _list(self, run_id: str) -> list[Save]:
+        answer = (await self.runtime.transport.send(weights_api.list_checkpoints(training_run_id=run_id), SUBMIT)).value
+        found = [one for one in answer.checkpoints if one.checkpoint_type == "training"]
+        return [_save_of(one) for one in sorted(found, key=lambda one: one.time)]
+
+
+class RecoveryMonitor:
+    """Ask for the state of runs now and then, and have the executor recover those that are corrupted or gone.
+
+    It works while something is watched, in the background, and ends with its block or :meth:`close`. A run that is handed to
+    the executor is watched no longer; nor is it recovered twice. A failed question is an event for observers, and is asked
+    again.
+
+    Args:
+        executor: What recovers the runs.
+        poll_seconds: The time in seconds from one question to the next.
+
+    Raises:
+        TypeError: An argument of the wrong kind.
+        ValueError: A time out of its range.
+
+    >>> import tinker
+    >>> service = tinker.ServiceClient(base_url="local://toy")
+    >>> training = service.create_lora_training_client("tinker/toy", rank=4)
+    >>> with RecoveryMonitor(RecoveryExecutor(service), poll_seconds=30) as monitor:
+    ...     monitor.watch(training.model_id)
+    ...     len(monitor.watched)
+    1
+    """
+
+    def __init__(self, executor: RecoveryExecutor, *, poll_seconds: float = 30.0) -> None:
+        if not isinstance(executor, RecoveryExecutor):
+            raise TypeError(f"executor must be a RecoveryExecutor, got {type(executor).__name__}")
+        check_seconds("poll_seconds", poll_seconds)
+        self._executor = executor
+        self._poll_seconds = poll_seconds
+        self._watched: dict[str, str | None] = {}  # the last checkpoint that the server named, by run
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def watched(self) -> Mapping[str, str | None]:
+        """Return the last known checkpoint of each run that is watched, by the id of the run."""
+        return dict(self._watched)
+
+    def watch(self, run_id: str) -> None:
+        """Ask for the state of a run from now on.
+
+        Args:
+            run_id: The id of the run.
+
+        Raises:
+            TypeError: The id is no text.
+        """
+        if not isinstance(run_id, str):
+            raise TypeError(f"run_id must be text, got {type(run_id).__name__}")
+        self._watched[run_id] = None
+        self._executor.runtime.thread.call(self._ensure_watching)
+
+    def unwatch(self, run_id: str) -> None:
+        """Ask no longer for the state of a run; nothing happens where none is watched.
+
+        Args:
+            run_id: The id of the run.
+        """
+        self._watched.pop(run_id, None)
+
+    def close(self) -> None:
+        """Watch nothing any more. Recoveries that have begun go on."""
+        self._watched.clear()
+        self._executor.runtime.thread.call(self._stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def _ensure_watching(self) -> None:
+        if self._watched and (self._watching is None or self._watching.done()):
+            self._watching = self._executor.runtime.thread.background(self._poll(), "recovery monitor")
+
+    def _stop(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _poll(self) -> None:
+        """Ask for one run after the other, until none is watched."""
+        while self._watched:
+            for run_id in list(self._watched):
+                try:
+                    await self._ask(run_id)
+                except ClientClosedError:
+                    return
+                except TinkerError as error:
+                    self._tell(run_id, error)
+            await self._executor.runtime.clock.timer(self._poll_seconds)
+
+    async def _ask(self, run_id: str) -> None:
+        lost: TinkerError
+        request = training_api.get_training_run(training_run_id=run_id)
+        try:
+            found = (await self._executor.runtime.transport.send(request, SUBMIT)).value
+        except APIError as error:
+            if not is_absent(error) or self._watched.get(run_id) is None:
+                raise
+            lost = error
+        else:
+            if run_id in self._watched:
+                self._watched[run_id] = None if found.last_checkpoint is None else found.last_checkpoint.tinker_path
+            if not found.corrupted:
+                return
+            lost = RunMarkedCorrupted(f"the server has marked the training run {run_id} as corrupted", run_id)
+        if run_id in self._watched:
+            self._executor.recover(run_id, lost, last_checkpoint=self._watched.pop(run_id))
+
+    def _tell(self, run_id: str, error: TinkerError) -> None:
+        logger.debug("the state of the training run %s is not known: %s", run_id, error)
+        if observers := self._executor.runtime.transport.observers:
+            observers.notify(RecoveryChange(run_id=run_id, stage="unknown", error=error))
+
+
+def _save_of(checkpoint: models.Checkpoint) -> Save:
+    return Save(path=checkpoint.tinker_path, user_metadata=dict(checkpoint.user_metadata or {}))

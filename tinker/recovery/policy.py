@@ -1,0 +1,172 @@
+"""What a recovery is to do, what it did, and the error when it could not."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import attrs
+
+from tinker._validate import check_model_path
+from tinker.errors import TinkerError
+
+logger: logging.Logger = logging.getLogger("tinker")
+T = TypeVar("T")
+LATEST = "latest"
+
+
+@attrs.frozen(kw_only=True)
+class Save:
+    """Describe a checkpoint that a run can be recovered from.
+
+    Attributes:
+        path: The path of the checkpoint.
+        step: The number of steps done when it was saved; None for one that was not saved by :meth:`steps`.
+        user_metadata: The text that was stored with it.
+    """
+
+    path: str
+    step: int | None = None
+    user_metadata: Mapping[str, str] = attrs.field(factory=dict[str, str])
+
+
+@attrs.frozen(kw_only=True)
+class Recovery:
+    """Tell what was lost, and from where on work has to be repeated.
+
+    Attributes:
+        run_id: The run that was lost.
+        new_run_id: The run that took its place.
+        save: The checkpoint that the new run starts from; None for a new run, from which all work has to be repeated.
+        step: The number of steps that the new run has done: the loop goes on with the step of this number. None where the
+            checkpoint is not one of the loop's.
+        attempt: The number of the attempt that succeeded, from 1.
+        with_optimizer: Whether the optimizer's state was restored too.
+        error: The error that the loss was noticed by.
+    """
+
+    run_id: str
+    new_run_id: str
+    save: Save | None
+    step: int | None
+    attempt: int
+    with_optimizer: bool
+    error: Exception
+
+
+class RecoveryFailedError(TinkerError):
+    """A lost run could not be recovered in as many attempts as the policy allows; ``__cause__`` is the last failure.
+
+    Attributes:
+        run_id: The run that was lost.
+        attempts: The number of attempts since the last save.
+    """
+
+    def __init__(self, message: str, run_id: str, attempts: int) -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.attempts = attempts
+
+
+RecoveryFailedError.__module__ = "tinker.recovery"
+
+CheckpointChoice: TypeAlias = str | Callable[[Save], float]
+
+
+def _check_attempts(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{attribute.name} must be a whole number, got {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{attribute.name} must be 1 or more, got {value}")
+
+
+def _check_seconds(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    check_seconds(attribute.name, value)
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Raise TypeError or ValueError unless a value is a time in seconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be a time in seconds, 0 or more, got {value}")
+
+
+def check_function(name: str, value: object) -> None:
+    """Raise TypeError unless a value is a function or None."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a function, got {type(value).__name__}")
+
+
+def call_user(function: Callable[[T], object] | None, value: T) -> None:
+    """Call a function of the user, whose failure does not undo what has happened."""
+    if function is None:
+        return
+    try:
+        function(value)
+    except Exception:
+        logger.exception("%r failed; the recovery goes on", function)
+
+
+def _check_choice(_: object, __: object, value: object) -> None:
+    if callable(value) or value == LATEST:
+        return
+    if not isinstance(value, str):
+        raise TypeError(f"checkpoint must be 'latest', a path or a function of a Save, got {type(value).__name__}")
+    check_model_path(value)
+
+
+def _check_flag(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{attribute.name} must be True or False, got {type(value).__name__}")
+
+
+@attrs.frozen(kw_only=True)
+class RecoveryPolicy:
+    """Say how lost runs are recovered.
+
+    Args:
+        attempts: The number of attempts in a row without a save in between, 1 or more.
+        backoff_seconds: The time in seconds before the second attempt; each later one waits twice as long as the one before.
+        max_backoff_seconds: The longest of these times.
+        checkpoint: ``latest`` for the last save, a path for that checkpoint, or a function: the save of which it returns the
+            greatest number is taken.
+        with_optimizer: Whether the state of the optimizer is restored; False begins with a fresh one.
+
+    Raises:
+        TypeError: A value of the wrong kind.
+        ValueError: A value out of its range, or a path without a scheme.
+
+    >>> [RecoveryPolicy(backoff_seconds=5).delay(attempt) for attempt in (1, 2, 3, 9)]
+    [0.0, 5.0, 10.0, 60.0]
+    """
+
+    attempts: int = attrs.field(default=3, validator=_check_attempts)
+    backoff_seconds: float = attrs.field(default=5.0, validator=_check_seconds)
+    max_backoff_seconds: float = attrs.field(default=60.0, validator=_check_seconds)
+    checkpoint: CheckpointChoice = attrs.field(default=LATEST, validator=_check_choice)
+    with_optimizer: bool = attrs.field(default=True, validator=_check_flag)
+
+    def delay(self, attempt: int) -> float:
+        """Return the time in seconds before an attempt, 0 before the first.
+
+        Args:
+            attempt: The number of the attempt, from 1.
+        """
+        if attempt == 1:
+            return 0.0
+        return float(min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** min(attempt - 2, 32)))
+
+    def choose(self, saves: list[Save]) -> Save | None:
+        """Return the save to recover from; None where there is none.
+
+        Args:
+            saves: The saves of the run, the last one at the end.
+        """
+        if isinstance(self.checkpoint, str):
+            if self.checkpoint != LATEST:
+                return next((save for save in saves if save.path == self.checkpoint), Save(path=self.checkpoint))
+            return saves[-1] if saves else None
+        return max(reversed(saves), key=self.checkpoint, default=None)

@@ -1,0 +1,184 @@
+"""The loop over steps that goes back to the last save when the run is lost; for ``for`` and for ``async for``."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tinker._validate import check_name, check_ttl
+from tinker.errors import copy_error
+from tinker.futures import APIFuture
+from tinker.recovery.keeper import RunKeeper, SaveCall
+from tinker.types.results import SaveWeightsResponse
+
+if TYPE_CHECKING:
+    from typing import Self
+
+# What the loop waits for: whoever drives it comes back when the future is done. It returns whether the run was lost.
+Waits: TypeAlias = Generator[APIFuture[Any], None, bool]
+
+
+class Step(int):
+    """The number of a step, from 0, and the block in which the step is done.
+
+    An error that leaves the block and means that the run is lost ends the block; after that, the loop goes on with the first
+    step that has to be repeated.
+    """
+
+    _loop: Steps
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> bool:
+        return isinstance(error, Exception) and _drive(self._loop.recover(error))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        return isinstance(error, Exception) and await _drive_async(self._loop.recover(error))
+
+
+class Steps:
+    """Iterate over steps, see :meth:`RecoveringTrainingClient.steps`."""
+
+    def __init__(
+        self,
+        keeper: RunKeeper,
+        save: Callable[[str, int | None], APIFuture[SaveWeightsResponse]],
+        count: int,
+        save_every: int,
+        name: str,
+        ttl_seconds: int | None,
+    ) -> None:
+        _check_number("count", count, 0)
+        _check_number("save_every", save_every, 1)
+        check_name(name)
+        check_ttl(ttl_seconds)
+        self._keeper, self._save_as = keeper, save
+        self._count, self._save_every = count, save_every
+        self._name, self._ttl_seconds = name, ttl_seconds
+        self._done = 0  # the steps whose body has run, without those that were lost
+        self._offset = keeper.steps_done
+        self._begun = self._rewound = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Step:
+        _drive(self._advance())
+        if self._done >= self._count:
+            raise StopIteration
+        return self._step()
+
+    async def __anext__(self) -> Step:
+        await _drive_async(self._advance())
+        if self._done >= self._count:
+            raise StopAsyncIteration
+        return self._step()
+
+    def recover(self, error: BaseException) -> Waits:
+        """Recover the run and go back to the first lost step, if the error means that; returns whether it does.
+
+        Args:
+            error: What a request failed with.
+        """
+        future = self._keeper.start(error, self)
+        yield future
+        recovery = self._keeper.finish(future)
+        if recovery is None:
+            return False
+        self._done = recovery.step or 0
+        self._rewound = True
+        return True
+
+    def _step(self) -> Step:
+        step = Step(self._done)
+        step._loop = self
+        return step
+
+    def _advance(self) -> Waits:
+        """End the step before, and do what lies between it and the next one."""
+        if not self._begun:
+            return (yield from self._begin())
+        if self._rewound:
+            self._rewound = False
+            return True
+        if self._done >= self._count:
+            return False
+        self._done += 1
+        is_boundary = self._done % self._save_every == 0 or self._done == self._count
+        lost = yield from self._save(f"{self._offset + self._done:06}") if is_boundary else self._look()
+        self._rewound = False
+        return lost
+
+    def _begin(self) -> Waits:
+        """Save what was done before the loop, unless it is saved. The failures of that are not the loop's."""
+        self._begun = True
+        if not self._keeper.adopt_last_save(self):
+            save = self._call_save(f"{self._offset:06}-start")
+            yield save
+            save.result(0)
+        for call in self._keeper.run.tracked:
+            if call.error is not None:
+                self._keeper.run.forget(call)
+        return False
+
+    def _look(self) -> Waits:
+        """Recover if a request has failed by now so that the run is lost; raise another failure that nobody has looked at."""
+        for call in self._keeper.run.tracked:
+            if (error := call.error) is None:
+                continue
+            if (yield from self.recover(error)):
+                return True
+            self._keeper.run.forget(call)
+            if not call.received:
+                call.future.receipt.mark_received()
+                raise copy_error(error)
+        return False
+
+    def _save(self, name: str) -> Waits:
+        """Save and wait for everything, then look at what has failed."""
+        self._call_save(name)
+        for call in self._keeper.run.tracked:
+            yield call.future
+        lost = yield from self._look()
+        if not lost:
+            self._keeper.steps_done = self._offset + self._done
+        return lost
+
+    def _call_save(self, name: str) -> APIFuture[SaveWeightsResponse]:
+        future = self._save_as(f"{self._name}-{name}", self._ttl_seconds)
+        self._keeper.note_save(SaveCall(future=future, loop=self, step=self._done, user_metadata={}))
+        return future
+
+
+def _drive(waits: Waits) -> bool:
+    try:
+        while True:
+            concurrent.futures.wait([next(waits)])
+    except StopIteration as end:
+        return bool(end.value)
+
+
+async def _drive_async(waits: Waits) -> bool:
+    try:
+        while True:
+            await next(waits).wait()
+    except StopIteration as end:
+        return bool(end.value)
+
+
+def _check_number(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} must be {least} or more, got {value}")
