@@ -118,7 +118,8 @@ def _read_modules(folder: Path) -> set[str]:
     names = _read_header(file)
     modules = {name.partition(".lora_")[0] for name in names if ".lora_" in name}
     if strange := sorted(name for name in names if ".lora_" not in name):
-        raise ValueError(f"{WEIGHTS} holds {strange[0]}, which is not part of a LoRA adapter")
+        advice = "save the adapter with save_embedding_layers=False, which leaves weights of the base model out"
+        raise ValueError(f"{WEIGHTS} holds {strange[0]}, which is not part of a LoRA adapter; {advice}")
     if not modules:
         raise ValueError(f"{WEIGHTS} holds no weights")
     return modules
