@@ -1,4 +1,4 @@
-"""Download checkpoints as files, and put them onto a model hub.
+"""Download checkpoints as files, upload adapters, and put checkpoints onto a model hub.
 
 import tinker.checkpoints
 
@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
+from tinker_wire import models
 
-from tinker._checkpoints import FileSource, Watch, fetch
+from tinker._checkpoints import FileSource, LocalAdapter, Uploading, Watch, fetch, read_adapter
 from tinker._checkpoints import archives as _archives
 from tinker._checkpoints import hub as _hub
 from tinker._http import is_absent, is_lost, open_files
@@ -38,7 +39,17 @@ if TYPE_CHECKING:
     from tinker.rest_client import RestClient
     from tinker.service_client import ServiceClient
 
-__all__ = ["Download", "DownloadSource", "Progress", "PushedCheckpoint", "download", "folder_name", "push_to_hub"]
+__all__ = [
+    "Download",
+    "DownloadSource",
+    "Progress",
+    "PushedCheckpoint",
+    "UploadedCheckpoint",
+    "download",
+    "folder_name",
+    "push_to_hub",
+    "upload",
+]
 
 logger: logging.Logger = logging.getLogger("tinker")
 
@@ -54,10 +65,10 @@ _ARCHIVE = "archive"
 
 @attrs.frozen(kw_only=True)
 class Progress:
-    """Say how far a download is.
+    """Say how far a download or an upload is.
 
     Attributes:
-        done_nbytes: The bytes that are on the disk.
+        done_nbytes: The bytes that are on the disk, or have been sent.
         total_nbytes: The bytes of all files; None until the length of every file is known.
         files: The number of files.
     """
@@ -101,6 +112,23 @@ class PushedCheckpoint:
     revision: str | None
     public: bool
     url: str
+
+
+@attrs.frozen(kw_only=True)
+class UploadedCheckpoint:
+    """Describe an adapter that was brought into the service.
+
+    Attributes:
+        checkpoint_path: The path of the checkpoint, which can be trained on.
+        base_model: The base model of the adapter.
+        files: The names of the files that were sent.
+        nbytes: The bytes of all files together.
+    """
+
+    checkpoint_path: str
+    base_model: str
+    files: tuple[str, ...]
+    nbytes: int
 
 
 def folder_name(tinker_path: str) -> str:
@@ -187,6 +215,68 @@ def download(
         return run(_runtime_of(service), "download", job.run, service)
     own = _open_service(base_url, api_key)
     return run(_runtime_of(own), "download", job.run_and_close, own)
+
+
+def upload(
+    directory: str | os.PathLike[str],
+    *,
+    base_model: str | None = None,
+    lora_config: models.LoraConfig | None = None,
+    project_id: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    service: ServiceClient | None = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+) -> APIFuture[UploadedCheckpoint]:
+    """Bring a LoRA adapter on this machine into the service, as a checkpoint to go on training from.
+
+    The folder is what PEFT's ``save_pretrained`` writes: ``adapter_config.json`` and ``adapter_model.safetensors``. Both are
+    checked before anything is sent, without reading the weights. Then each file is sent to a signed URL, without a credential
+    and with its SHA-256, and the server makes a checkpoint of the files it has checked. The checkpoint has weights and no
+    optimizer state.
+
+    A file is sent again for five minutes where a retry can help. An upload that was broken off goes on when the function is
+    called again: a note beside the folder, ``.<folder>.tinker-upload.json``, says which files the server has.
+
+    Args:
+        directory: The folder of the adapter.
+        base_model: The base model, as the service calls it; None takes the name in ``adapter_config.json``.
+        lora_config: The rank and the kinds of modules that are adapted; None reads them from the files.
+        project_id: The project of the checkpoint; None means the client's (``TINKER_PROJECT_ID``), else the user's default.
+        progress: A function called with every piece, on a thread of this package, so it should return soon. An exception of it
+            ends the upload. None reports nothing.
+        service: The client whose credential is used; None makes a client for this upload and closes it.
+        base_url: The server, as for ServiceClient; only without ``service``.
+        api_key: The credential, as for ServiceClient; only without ``service``.
+
+    Returns:
+        A future of the description of the checkpoint.
+
+    Raises:
+        FileNotFoundError: At once, when the folder or a file of the adapter is not there.
+        ValueError: At once, for files that are damaged or hold another kind of adapter, naming the file and the field.
+        TinkerError: From the future, when the server asks for a file that is not there; also the errors of RestClient, such as
+            BadRequestError for an adapter that does not fit the base model.
+
+    >>> import tempfile, tinker
+    >>> service = tinker.ServiceClient(base_url="local://toy")
+    >>> training = service.create_lora_training_client("tinker/toy", rank=4)
+    >>> saved = training.save_weights_external("doctest-of-upload", ttl_seconds=3600).result(timeout=30)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     files = download(saved.path, folder, service=service).result(timeout=30).destination
+    ...     adapter = tinker.LoraConfig(rank=4)
+    ...     brought = upload(files, base_model="tinker/toy", lora_config=adapter, service=service).result(timeout=30)
+    >>> service.create_training_client_from_state(brought.checkpoint_path).get_info().lora_rank
+    4
+    """
+    adapter = read_adapter(Path(directory), base_model, lora_config)
+    if service is not None and (base_url is not None or api_key is not None):
+        raise ValueError("base_url and api_key are those of the service client; give neither")
+    job = _UploadJob(adapter, project_id, progress or _ignore_progress)
+    if service is not None:
+        return run(_runtime_of(service), "upload", job.run, service)
+    own = _open_service(base_url, api_key)
+    return run(_runtime_of(own), "upload", job.run_and_close, own)
 
 
 def push_to_hub(
@@ -310,6 +400,34 @@ class _Job:
         else:
             await _export(fetching, service, rest, tinker_path, may_be_archive=self.form == "auto")
         return await asyncio.to_thread(fetching.put_in_place, tinker_path, self.overwrite)
+
+
+@attrs.frozen
+class _UploadJob:
+    """One upload, checked."""
+
+    adapter: LocalAdapter
+    project_id: str | None
+    progress: Callable[[Progress], None]
+
+    async def run_and_close(self, future: APIFuture[UploadedCheckpoint], service: ServiceClient) -> UploadedCheckpoint:
+        """Run with a service client that lives as long as this."""
+        async with service:
+            return await self.run(future, service)
+
+    async def run(self, _: APIFuture[UploadedCheckpoint], service: ServiceClient) -> UploadedCheckpoint:
+        """Send the files and finish."""
+        runtime = _runtime_of(service)
+        counts = _Counts(self.progress)
+        path, sizes = await Uploading(
+            adapter=self.adapter,
+            project_id=self.project_id or runtime.config.project_id,
+            transport=runtime.transport,
+            operations=service.create_rest_client(),
+            watch=counts.note,
+        ).run()
+        base_model, nbytes = self.adapter.base_model, sum(sizes.values())
+        return UploadedCheckpoint(checkpoint_path=path, base_model=base_model, files=tuple(sizes), nbytes=nbytes)
 
 
 async def _export(
@@ -494,16 +612,17 @@ class _Counts:
     def watch(self, name: str) -> Watch:
         """Return the function that one file reports its progress to."""
 
-        def note(done: int, total: int | None) -> None:
-            self._files[name] = (done, total)
-            totals = [total for _, total in self._files.values()]
-            known = [total for total in totals if total is not None]
-            self._progress(
-                Progress(
-                    done_nbytes=sum(done for done, _ in self._files.values()),
-                    total_nbytes=sum(known) if len(known) == len(totals) else None,
-                    files=len(self._files),
-                )
-            )
+        return partial(self.note, name)
 
-        return note
+    def note(self, name: str, done: int, total: int | None) -> None:
+        """Note how far one file is, and report the sum."""
+        self._files[name] = (done, total)
+        totals = [total for _, total in self._files.values()]
+        known = [total for total in totals if total is not None]
+        self._progress(
+            Progress(
+                done_nbytes=sum(done for done, _ in self._files.values()),
+                total_nbytes=sum(known) if len(known) == len(totals) else None,
+                files=len(self._files),
+            )
+        )

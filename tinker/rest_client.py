@@ -171,6 +171,20 @@ class RestClient(AdminMethods, RestOperations):
         path = _parse_path(tinker_path)
         return self.get_checkpoint_archive_url(path.training_run_id, path.checkpoint_id)
 
+    def search_checkpoints(self, request: models.CheckpointSearchRequest) -> APIFuture[models.CheckpointSearchResponse]:
+        """Find the checkpoints that meet every condition of a request, newest first.
+
+        The operation may change without notice, so it warns with ExperimentalWarning.
+
+        Args:
+            request: The conditions; its ``cursor`` is the ``next_cursor`` of the page before.
+
+        Returns:
+            A future of one page of checkpoints.
+        """
+        warnings.warn("RestClient.search_checkpoints may change without notice", ExperimentalWarning, stacklevel=2)
+        return self._rest.ask(weights_api.search_checkpoints(request))
+
     # ------------------------------------------------------------------------------------------------------------- sessions
 
     def search_sessions(self, request: models.SessionSearchRequest) -> APIFuture[models.SessionSearchResponse]:

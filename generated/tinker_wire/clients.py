@@ -409,6 +409,58 @@ class RestOperations(Operations):
         """Await :meth:`get_external_weights_urls` and return its result."""
         return await self.get_external_weights_urls(tinker_path)
 
+    def external_weights_upload_start(
+        self, base_model: str, lora_config: models.LoraConfig, destination_project_id: str | None = None
+    ) -> APIFuture[models.ExternalWeightsUploadStartResult]:
+        """Begin to bring an adapter into the service, and get a signed URL for each of its files.
+
+        The files are those that an external checkpoint of this base model and adapter has. Each is sent to its URL
+        by HTTP PUT, without credentials; then `external_weights_upload_finish` makes a checkpoint of them.
+        `tinker.checkpoints.upload` does all of it.
+
+        Args:
+            base_model: The base model of the adapter.
+            lora_config: The shape of the adapter.
+            destination_project_id: The project of the checkpoint; the user's default when missing.
+
+        Returns:
+            A future of the id of the upload, the URLs by file name, and the time until which they are valid.
+        """
+        self._check(base_model=base_model, lora_config=lora_config, destination_project_id=destination_project_id)
+        return self._ask(
+            weights_api.external_weights_upload_start(
+                models.ExternalWeightsUploadStartRequest(
+                    base_model=base_model, lora_config=lora_config, destination_project_id=destination_project_id
+                )
+            )
+        )
+
+    async def external_weights_upload_start_async(
+        self, base_model: str, lora_config: models.LoraConfig, destination_project_id: str | None = None
+    ) -> models.ExternalWeightsUploadStartResult:
+        """Await :meth:`external_weights_upload_start` and return its result."""
+        return await self.external_weights_upload_start(base_model, lora_config, destination_project_id)
+
+    def external_weights_upload_finish(self, upload_id: str) -> APIFuture[models.ExternalWeightsUploadFinishResult]:
+        """Make a checkpoint of the files of an upload, all of which have been sent.
+
+        The server checks the files. Finishing an upload again gives the same checkpoint.
+
+        Args:
+            upload_id: The upload, as `external_weights_upload_start` named it.
+
+        Returns:
+            A future of the path of the checkpoint.
+        """
+        self._check(upload_id=upload_id)
+        return self._ask(
+            weights_api.external_weights_upload_finish(models.ExternalWeightsUploadFinishRequest(upload_id=upload_id))
+        )
+
+    async def external_weights_upload_finish_async(self, upload_id: str) -> models.ExternalWeightsUploadFinishResult:
+        """Await :meth:`external_weights_upload_finish` and return its result."""
+        return await self.external_weights_upload_finish(upload_id)
+
     def get_sampler(self, sampler_id: str) -> APIFuture[models.GetSamplerResponse]:
         """Get the model or checkpoint that a sampling session samples from.
 

@@ -212,6 +212,12 @@ COPY_WEIGHTS_REQUEST_MODEL_SEQ_ID_MINIMUM: Final = 0
 CHECKPOINT_SIZE_BYTES_MINIMUM: Final = 0
 """`minimum` of `Checkpoint.size_bytes`."""
 
+CHECKPOINT_SEARCH_REQUEST_LIMIT_MINIMUM: Final = 1
+"""`minimum` of `CheckpointSearchRequest.limit`."""
+
+CHECKPOINT_SEARCH_REQUEST_LIMIT_MAXIMUM: Final = 200
+"""`maximum` of `CheckpointSearchRequest.limit`."""
+
 CURSOR_OFFSET_MINIMUM: Final = 0
 """`minimum` of `Cursor.offset`."""
 

@@ -36,6 +36,9 @@ __all__ = [
     "Checkpoint",
     "CheckpointArchiveUrlResponse",
     "CheckpointBillingEvent",
+    "CheckpointSearchCursor",
+    "CheckpointSearchRequest",
+    "CheckpointSearchResponse",
     "CheckpointType",
     "CheckpointsListResponse",
     "ClientConfigRequest",
@@ -74,6 +77,10 @@ __all__ = [
     "EncodedTextChunk",
     "ErrorDetail",
     "ErrorResponse",
+    "ExternalWeightsUploadFinishRequest",
+    "ExternalWeightsUploadFinishResult",
+    "ExternalWeightsUploadStartRequest",
+    "ExternalWeightsUploadStartResult",
     "ExternalWeightsUrlsResponse",
     "FailedSessionStatusQuery",
     "FinishSessionRequest",
@@ -1329,6 +1336,78 @@ class Checkpoint(_Record, frozen=True, kw_only=True, omit_defaults=True):
     user_metadata: StringMap | None = None
     expires_at: datetime.datetime | None = None
     """Never when missing or null."""
+    base_model: str | None = None
+
+
+class CheckpointSearchCursor(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The last checkpoint of a page; opaque to clients."""
+
+    __module__ = "tinker.types"
+
+    last_created_at: datetime.datetime
+    """With a time zone."""
+    last_checkpoint_uuid: str
+
+
+class CheckpointSearchRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
+    project_ids: Sequence[str] | None = None
+    """Any of them; every project whose checkpoints the user may list when missing."""
+    user_metadata: StringMap = _field(default_factory=lambda: {})
+    """Pairs that a checkpoint must have, among others."""
+    checkpoint_type: CheckpointType | None = None
+    owner: SearchOwner = _field(default_factory=lambda: OwnSearchOwner())
+    base_models: Sequence[str] | None = None
+    """Any of them; none matches an empty list."""
+    limit: int = _field(default_factory=lambda: 50)
+    cursor: CheckpointSearchCursor | None = None
+
+
+class CheckpointSearchResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
+    checkpoints: list[Checkpoint]
+    next_cursor: CheckpointSearchCursor | None = None
+
+
+class ExternalWeightsUploadStartRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
+    base_model: str
+    """The base model of the adapter."""
+    lora_config: LoraConfig
+    """The shape of the adapter."""
+    destination_project_id: str | None = None
+    """The project of the checkpoint; the user's default when missing."""
+
+
+class ExternalWeightsUploadStartResult(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
+    upload_id: str
+    """The upload."""
+    urls: StringMap
+    """Relative file name to signed URL."""
+    expires: datetime.datetime
+    _secret_fields: ClassVar[frozenset[str]] = frozenset(
+        {
+            "urls",
+        }
+    )
+
+
+class ExternalWeightsUploadFinishRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
+    upload_id: str
+    """The upload, as `external_weights_upload_start` named it."""
+
+
+class ExternalWeightsUploadFinishResult(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    __module__ = "tinker.types"
+
+    tinker_path: str
 
 
 class Cursor(_Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -19,7 +19,7 @@ from tinker.cli.lazy import LazyGroup
 OFFICIAL = {
     "auth": ["login", "logout", "status", "whoami"],
     "billing": ["checkpoint-storage", "usage"],
-    "checkpoint": ["delete", "download", "info", "list", "publish", "push-hf", "set-ttl", "unpublish"],
+    "checkpoint": ["delete", "download", "info", "list", "publish", "push-hf", "search", "set-ttl", "unpublish", "upload"],
     "model": ["list"],
     "run": ["info", "list"],
     "session": ["export-trace"],

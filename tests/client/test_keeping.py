@@ -135,6 +135,21 @@ def test_sessions(rest: tinker.RestClient, service: tinker.ServiceClient, traini
         rest.export_session_trace("nothing").result(10)
 
 
+def test_search_of_checkpoints(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+    """Checkpoints are found by their metadata and base model, page by page, with a warning on the caller's line."""
+    rest = service.create_rest_client()
+    paths = [training.save_state(name, user_metadata={"team": "red"}).result(10).path for name in ("one", "two")]
+    training.save_state("three").result(10)
+    request = types.CheckpointSearchRequest(user_metadata={"team": "red"}, base_models=["tinker/toy"], limit=1)
+    with pytest.warns(tinker.ExperimentalWarning, match="search_checkpoints") as caught:
+        first = rest.search_checkpoints(request).result(10)
+    with pytest.warns(tinker.ExperimentalWarning):
+        rest_of_it = rest.search_checkpoints(request.model_copy(update={"cursor": first.next_cursor})).result(10)
+    assert caught[0].filename == __file__
+    assert [page.checkpoints[0].tinker_path for page in (first, rest_of_it)] == paths[::-1]
+    assert (first.checkpoints[0].base_model, rest_of_it.next_cursor) == ("tinker/toy", None)
+
+
 def test_books(service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum) -> None:
     """What was done is in the audit log, and what was used is on the bill, by the hour."""
     admin = tinker.AdminClient(service._runtime())

@@ -22,7 +22,7 @@ from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
 import tinker
-from tinker import types
+from tinker import checkpoints, types
 from tinker._config import settings as _config
 from tinker.cli import main
 from tinker.local import Settings, State, create_app
@@ -173,6 +173,13 @@ def keeping(place: Place) -> None:
     ]
     for call in calls:
         call().result(SECONDS)
+    upload = rest.external_weights_upload_start("tinker/toy", tinker.LoraConfig(rank=4), "p").result(SECONDS)
+    with pytest.raises(tinker.BadRequestError, match="missing"):
+        rest.external_weights_upload_finish(upload.upload_id).result(SECONDS)
+    folder = checkpoints.download(str(external), place.folder, service=service).result(SECONDS).destination
+    checkpoints.upload(folder, base_model="tinker/toy", lora_config=tinker.LoraConfig(rank=32), service=service).result(SECONDS)
+    with pytest.warns(tinker.errors.ExperimentalWarning):
+        rest.search_checkpoints(models.CheckpointSearchRequest(checkpoint_type="training", limit=5)).result(SECONDS)
     with pytest.warns(tinker.errors.ExperimentalWarning):
         rest.search_sessions(models.SessionSearchRequest(statuses=[models.ActiveSessionStatusQuery()], limit=5)).result(SECONDS)
     service.close().result(SECONDS)

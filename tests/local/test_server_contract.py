@@ -46,6 +46,17 @@ def test_headers_have_their_declared_types(api: Api, name: str, value: str) -> N
     assert api.retrieve(future, headers={name: "3"}).status_code == 200
 
 
+def uploaded(api: Api, model: str) -> str:
+    """An upload whose one file has been sent: the adapter of a model, exported."""
+    api.result(api.ok("save_weights_external", {"model_id": model, "seq_id": 3, "path": "sent"}))
+    links = api.ok("get_external_weights_urls", training_run_id=model, checkpoint_id="external_weights/sent")
+    upload = api.ok("external_weights_upload_start", {"base_model": "tinker/toy", "lora_config": {"rank": 4}})
+    for name, url in upload["urls"].items():
+        content = api.runner.run(api.client.get(links["urls"][name])).content
+        assert api.runner.run(api.client.put(url, content=content)).is_success
+    return upload["upload_id"]
+
+
 def test_every_answer_is_of_the_promised_type(api: Api) -> None:
     """The body of each operation's answer decodes as the record that the contract names."""
     session = api.session()
@@ -53,7 +64,7 @@ def test_every_answer_is_of_the_promised_type(api: Api) -> None:
     loss = {"loss_fn": "cross_entropy", "data": []}
     for name, seq_id in (("kept", 1), ("deleted", 2)):
         api.result(api.save(model, seq_id, name))
-    external = {"model_id": model, "seq_id": 3, "path": "e"}
+    external = {"model_id": model, "seq_id": 4, "path": "e"}
     path = f"tinker://{model}/weights/kept"
     bodies: dict[str, Any] = {
         "client_config": {"sdk_version": "1"},
@@ -62,17 +73,20 @@ def test_every_answer_is_of_the_promised_type(api: Api) -> None:
         "create_session": {"tags": ["a"], "sdk_version": "1", "user_metadata": {"k": "v"}},
         "session_heartbeat": {"session_id": session},
         "search_sessions": {"user_metadata": {}},
+        "search_checkpoints": {"user_metadata": {}},
+        "external_weights_upload_start": {"base_model": "tinker/toy", "lora_config": {"rank": 4}},
+        "external_weights_upload_finish": {"upload_id": uploaded(api, model)},
         "set_session_project": {"project_id": "p"},
         "create_model": {"session_id": session, "model_seq_id": 1, "base_model": "tinker/toy"},
         "get_info": {"model_id": model},
         "save_weights_external": external,
-        "forward_backward": {"model_id": model, "seq_id": 4, "forward_backward_input": loss},
-        "forward": {"model_id": model, "seq_id": 5, "forward_input": loss},
-        "optim_step": {"model_id": model, "seq_id": 6},
+        "forward_backward": {"model_id": model, "seq_id": 5, "forward_backward_input": loss},
+        "forward": {"model_id": model, "seq_id": 6, "forward_input": loss},
+        "optim_step": {"model_id": model, "seq_id": 7},
         "create_custom_loss": custom_loss_body(session),
-        "save_weights": {"model_id": model, "seq_id": 7, "path": "a"},
-        "save_weights_for_sampler": {"model_id": model, "seq_id": 8, "path": "a"},
-        "load_weights": {"model_id": model, "seq_id": 9, "path": "tinker://a/weights/b", "optimizer": False},
+        "save_weights": {"model_id": model, "seq_id": 8, "path": "a"},
+        "save_weights_for_sampler": {"model_id": model, "seq_id": 9, "path": "a"},
+        "load_weights": {"model_id": model, "seq_id": 10, "path": "tinker://a/weights/b", "optimizer": False},
         "weights_info": {"tinker_path": path},
         "copy_weights": {"source_path": path, "destination_project_id": "p"},
         "set_checkpoint_ttl": {"ttl_seconds": None},
@@ -136,7 +150,7 @@ def test_unknown_paths_and_methods_have_a_detail(api: Api) -> None:
 
 
 NO_BODIES = [b"", b"{", b"3x", b"\xff\xfe", b"[1]", b'"text"', b"null", b"{}"]
-TAKE_AN_EMPTY_OBJECT = frozenset({"auth_token", "search_sessions"})
+TAKE_AN_EMPTY_OBJECT = frozenset({"auth_token", "search_checkpoints", "search_sessions"})
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ for needed in ("torch", "transformers", "peft"):
 import peft
 import torch
 import transformers
+from support.tiny_models import write_tiny_llama
 
 from tinker.local.engines import (
     PACKAGED_FOLDER,
@@ -50,25 +51,7 @@ Expected = Callable[[torch.Tensor, dict[str, torch.Tensor]], torch.Tensor]
 @pytest.fixture(scope="session")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer Llama with tied embeddings, and the packaged tokenizer."""
-    torch.manual_seed(0)
-    directory = tmp_path_factory.mktemp("models") / "random-llama"
-    config = transformers.LlamaConfig(
-        vocab_size=258,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-        eos_token_id=256,
-        pad_token_id=257,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(directory)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (directory / name).write_bytes((PACKAGED_FOLDER / name).read_bytes())
-    return directory
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "random-llama")
 
 
 @pytest.fixture(scope="session")

@@ -259,7 +259,7 @@ class _Checks:
     """The checksum that the server gives for the whole file, and what came so far."""
 
     def __init__(self, headers: Mapping[str, str], *, whole: bool) -> None:
-        given = _read_checksums(headers, whole=whole)
+        given = read_checksums(headers, whole=whole)
         self._name = next((name for name in _DIGESTS if name in given), None)
         self._expected = b"" if self._name is None else given[self._name]
         self._digest = None if self._name is None else _DIGESTS[self._name]()
@@ -281,7 +281,7 @@ class _Checks:
         return self._name if self._digest is not None and self._digest.digest() != self._expected else None
 
 
-def _read_checksums(headers: Mapping[str, str], *, whole: bool) -> dict[str, bytes]:
+def read_checksums(headers: Mapping[str, str], *, whole: bool) -> dict[str, bytes]:
     """Return checksums by algorithm. Those of the content sent are used only where that is the whole file."""
     found: dict[str, str] = {}
     for header in ("x-goog-hash", "digest", "repr-digest", *(("content-digest",) if whole else ())):

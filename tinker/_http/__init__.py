@@ -20,6 +20,7 @@ from tinker._http.responses import connection_error, decode_json, invalid_respon
 from tinker._http.retry import (
     ARCHIVE,
     DOWNLOAD,
+    FILE_UPLOAD,
     ONE_SHOT,
     POLL,
     REST,
@@ -71,6 +72,7 @@ __all__ = [
     "DOWNLOAD",
     "ExchangeFailed",
     "FAILED_STATUSES",
+    "FILE_UPLOAD",
     "Fate",
     "Limits",
     "ONE_SHOT",

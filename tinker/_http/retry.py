@@ -81,6 +81,7 @@ REST = Policy(name="REST call", total_seconds=60.0, cool_down_seconds_total=HINT
 ARCHIVE = Policy(name="archive", total_seconds=600.0, base_delay=30.0, max_delay=30.0, pause_seconds_total=0.0)
 # Files; counted from the last byte that came.
 DOWNLOAD = Policy(name="download", total_seconds=300.0, pause_seconds_total=0.0)
+FILE_UPLOAD = Policy(name="upload of a file", total_seconds=300.0, pause_seconds_total=0.0)
 
 
 class RetrySettings(Protocol):

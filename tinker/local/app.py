@@ -24,6 +24,7 @@ from tinker.local.call import APICall, read_credential, receive
 from tinker.local.downloads import download_route
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
+from tinker.local.uploads import upload_route
 
 Handler: TypeAlias = Callable[[State, APICall], Awaitable[msgspec.Struct | Response | None]]
 log: logging.Logger = logging.getLogger("tinker.local")
@@ -59,7 +60,11 @@ def create_app(state: State) -> Starlette:
         await state.aclose()
 
     routes = [_route(state, path) for path in sorted({row.path for row in OPERATIONS.values()}, key=_generality)]
-    app = Starlette(routes=[*routes, download_route(state)], lifespan=lifespan, exception_handlers={HTTPException: _no_route})
+    app = Starlette(
+        routes=[*routes, download_route(state), upload_route(state)],
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _no_route},
+    )
     app.router.redirect_slashes = False  # such a redirect decodes the path once more
     return app
 

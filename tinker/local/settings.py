@@ -55,6 +55,8 @@ class Settings:
     ``gap_seconds``: requests of a model run by number. A number that fails to arrive (its client had an error after
     taking it) is given up after this long, and the requests behind it go on.
 
+    ``max_uploads``: adapters that clients are sending at once (429). ``max_upload_bytes``: largest file of one (413).
+
     ``client_config``, ``client_dynamic_config``: what clients are told when they ask for their settings. Where the first
     one says ``pjwt_auth_enabled``, clients must exchange their key for tokens, which are good for ``token_seconds``.
     ``link_seconds``: how long a link to a file is good. ``public_url``: where clients reach this server, where that is not
@@ -85,6 +87,8 @@ class Settings:
     max_custom_losses: int = 1000
     sample_batch_tokens: int = 1 << 16
     gap_seconds: float = 120.0
+    max_uploads: int = 16
+    max_upload_bytes: int = 4 << 30
     max_telemetry_events: int = 1000
     max_audit_entries: int = 10_000
     max_trace_spans: int = 10_000

@@ -33,6 +33,7 @@ from tinker.local.storage import (
     Snapshots,
     Store,
     TraceExports,
+    Uploads,
     UsageMeter,
 )
 
@@ -71,6 +72,7 @@ class State:
         self._owner = Owner(self.settings.data_dir)
         self.checkpoints: Checkpoints = Checkpoints(self.settings.data_dir, now, self._owner)
         self.snapshots: Snapshots = Snapshots(self.settings.data_dir, self._owner)
+        self.uploads: Uploads = Uploads(self.settings.data_dir, self._owner, now)
         self.telemetry: deque[models.TelemetryEvent] = deque(maxlen=self.settings.max_telemetry_events)
         self.other_model_names: set[str] = set()  # of base models, which clients were given another one for
         self.samples: SampleQueue = SampleQueue(self.futures, self.settings.sample_batch_tokens)
@@ -105,6 +107,17 @@ class State:
                 raise APIProblem(503 if self._closed else 500, f"the engine could not be started: {outcome.error}")
         assert self._worker.engine is not None
         return self._worker.engine
+
+    async def run_in_engine(self, work: Callable[[Engine], None]) -> None:
+        """Do something with the engine, between two steps. Raises APIProblem 400 when it refuses, 500 when it fails."""
+        done = ServerFuture("engine")
+        with self.lock:
+            self.require_open()
+            self._worker.submit_task(lambda open_engine: _work(open_engine, work, done))
+        outcome = await done.wait()
+        if isinstance(outcome, RequestFailure):
+            status = 503 if self._closed else 400 if outcome.category == "user" else 500
+            raise APIProblem(status, outcome.error)
 
     def new_queue(self) -> ModelQueue:
         """Add a queue for the requests of one more model."""
@@ -149,6 +162,7 @@ class State:
         self.begin_close()
         self._worker.join()
         self.snapshots.clear()
+        self.uploads.clear()
         if self._codecs is not None:
             self._codecs.shutdown()
         self._owner.release()
@@ -174,6 +188,15 @@ def _open(open_engine: OpenEngine, opened: ServerFuture) -> None:
         opened.resolve(to_failure(error))
     else:
         opened.resolve(models.HealthResponse(status="ok"))
+
+
+def _work(open_engine: OpenEngine, work: Callable[[Engine], None], done: ServerFuture) -> None:
+    try:
+        work(open_engine())
+    except Exception as error:  # noqa: BLE001 - the reason goes to whoever asked
+        done.resolve(to_failure(error))
+    else:
+        done.resolve(models.HealthResponse(status="ok"))
 
 
 def _refuse() -> Engine:

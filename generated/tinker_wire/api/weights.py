@@ -258,3 +258,54 @@ def get_checkpoint_archive(*, training_run_id: str, checkpoint_id: str) -> Reque
         path=f"/api/v1/training_runs/{path_value('training_run_id', training_run_id)}/checkpoints/{path_value('checkpoint_id', checkpoint_id)}/archive",
         reply=models.CheckpointArchiveUrlResponse,
     )
+
+
+def search_checkpoints(body: models.CheckpointSearchRequest) -> Request[models.CheckpointSearchResponse]:
+    """Find checkpoints by metadata, owner, project, kind or base model.
+
+    Every condition given must hold. Results are ordered by creation, newest first; `next_cursor` goes into `cursor`
+    for the next page and is absent on the last one.
+
+    `POST /api/v1/checkpoints/search`; servers may lack it.
+    """
+    return Request(
+        operation="search_checkpoints",
+        method="POST",
+        path="/api/v1/checkpoints/search",
+        reply=models.CheckpointSearchResponse,
+        body=body,
+    )
+
+
+def external_weights_upload_start(
+    body: models.ExternalWeightsUploadStartRequest,
+) -> Request[models.ExternalWeightsUploadStartResult]:
+    """Signed URLs to which the files of an adapter are sent.
+
+    The files are sent by HTTP PUT without credentials. What is not finished when the URLs expire is forgotten.
+
+    `POST /api/v1/external_weights_upload_start`; servers may lack it.
+    """
+    return Request(
+        operation="external_weights_upload_start",
+        method="POST",
+        path="/api/v1/external_weights_upload_start",
+        reply=models.ExternalWeightsUploadStartResult,
+        body=body,
+    )
+
+
+def external_weights_upload_finish(
+    body: models.ExternalWeightsUploadFinishRequest,
+) -> Request[models.ExternalWeightsUploadFinishResult]:
+    """Make a checkpoint of uploaded files.
+
+    `POST /api/v1/external_weights_upload_finish`; servers may lack it.
+    """
+    return Request(
+        operation="external_weights_upload_finish",
+        method="POST",
+        path="/api/v1/external_weights_upload_finish",
+        reply=models.ExternalWeightsUploadFinishResult,
+        body=body,
+    )

@@ -201,6 +201,18 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def adapter_files(self) -> frozenset[str]:
+        """The names of the files that :meth:`import_adapter` reads."""
+        ...
+
+    def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
+        """Read an adapter that was made elsewhere and write it into an existing folder as :meth:`save` does.
+
+        Raises EngineError when the files are damaged, or do not fit the specification or the base model.
+        """
+        ...
+
     def snapshot(self, adapter_id: str) -> object:
         """Freeze the adapter's present weights for sampling; later steps do not change the snapshot."""
         ...

@@ -13,16 +13,20 @@ from tinker_wire import models
 from tinker.local.call import APICall
 from tinker.local.engines import Engine, EngineError
 from tinker.local.errors import APIProblem, conflict, make_not_found
+from tinker.local.naming import check_base_model
 from tinker.local.operations import (
     Save,
     check_ttl,
     find_addressed,
     find_checkpoint,
+    finish_upload,
     load_into_model,
     load_into_new_model,
+    open_upload,
     optimizer_config,
     public_checkpoint,
     require_checkpoint,
+    search_records,
 )
 from tinker.local.scheduling import enqueue_idempotent, fingerprint
 from tinker.local.state import State
@@ -127,6 +131,27 @@ async def list_user_checkpoints(state: State, call: APICall) -> models.Checkpoin
     page = [public_checkpoint(record) for record in records[offset : offset + limit]]
     cursor = models.Cursor(offset=offset, limit=limit, total_count=len(records))
     return models.CheckpointsListResponse(checkpoints=page, cursor=cursor)
+
+
+async def search_checkpoints(state: State, call: APICall) -> models.CheckpointSearchResponse:
+    """Return a page of the checkpoints that meet every condition, the newest first."""
+    request = call.read(models.CheckpointSearchRequest)
+    return search_records(request, await state.offload_always(state.checkpoints.list))
+
+
+async def external_weights_upload_start(state: State, call: APICall) -> models.ExternalWeightsUploadStartResult:
+    """Return a link for each file of an adapter; they end after ``link_seconds``."""
+    request = call.read(models.ExternalWeightsUploadStartRequest)
+    engine = await state.engine()
+    upload = open_upload(state, engine, check_base_model(state, engine, request.base_model), request)
+    urls = {name: state.links.upload_url(call.base_url, upload.upload_id, name) for name in sorted(upload.names)}
+    return models.ExternalWeightsUploadStartResult(upload_id=upload.upload_id, urls=urls, expires=state.links.expires_at())
+
+
+async def external_weights_upload_finish(state: State, call: APICall) -> models.ExternalWeightsUploadFinishResult:
+    """Make a checkpoint to train from of the files that were sent."""
+    request = call.read(models.ExternalWeightsUploadFinishRequest)
+    return models.ExternalWeightsUploadFinishResult(tinker_path=await finish_upload(state, request.upload_id))
 
 
 async def weights_info(state: State, call: APICall) -> models.WeightsInfoResponse:

@@ -17,6 +17,8 @@ from tinker.local.operations.loss_requests import LossRequest, check_custom_loss
 from tinker.local.operations.optimizers import optimizer_config, optimizer_family, step_params
 from tinker.local.operations.samples import count_prompt_tokens, count_tokens, to_job, to_response
 from tinker.local.operations.saves import Save
+from tinker.local.operations.search import search_records
+from tinker.local.operations.uploads import finish_upload, open_upload
 
 __all__ = [
     "LossRequest",
@@ -35,13 +37,16 @@ __all__ = [
     "describe_model",
     "find_addressed",
     "find_checkpoint",
+    "finish_upload",
     "list_runs",
     "load_into_model",
     "load_into_new_model",
+    "open_upload",
     "optimizer_config",
     "optimizer_family",
     "public_checkpoint",
     "require_checkpoint",
+    "search_records",
     "step_params",
     "summarize_session",
     "to_job",

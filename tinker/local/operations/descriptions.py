@@ -23,6 +23,7 @@ def public_checkpoint(record: CheckpointRecord) -> models.Checkpoint:
         public=record.public,
         user_metadata=to_string_map(record.user_metadata),
         expires_at=None if record.expires_at is None else to_utc(record.expires_at),
+        base_model=record.base_model,
     )
 
 

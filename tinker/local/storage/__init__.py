@@ -24,6 +24,7 @@ from tinker.local.storage.signing import InvalidToken, Signer
 from tinker.local.storage.snapshots import Snapshots
 from tinker.local.storage.store import Store
 from tinker.local.storage.trace import TRACE_MEDIA_TYPE
+from tinker.local.storage.uploads import AdapterUpload, Uploads
 from tinker.local.storage.usage import GIGABYTE, HOUR, UsageKey, UsageMeter, to_utc
 
 __all__ = [
@@ -63,6 +64,8 @@ __all__ = [
     "TRACE_MEDIA_TYPE",
     "TraceExports",
     "USER_EMAIL",
+    "AdapterUpload",
+    "Uploads",
     "USER_NAME",
     "UsageKey",
     "check_name",

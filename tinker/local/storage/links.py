@@ -35,6 +35,10 @@ class Links:
         """Return a link to a tar.gz of all files of a checkpoint."""
         return self._checkpoint_url(base_url, "archive", record, f"{record.name}.tar.gz")
 
+    def upload_url(self, base_url: str, upload_id: str, name: str) -> str:
+        """Return the link to which one file of an upload is sent."""
+        return self._url(base_url, {"what": "upload", "upload": upload_id, "file": name}, name)
+
     def trace_url(self, base_url: str, session_id: str) -> str:
         """Return a link to the exported trace of a session."""
         return self._url(base_url, {"what": "trace", "session": session_id}, "trace.json")

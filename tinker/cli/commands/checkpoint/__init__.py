@@ -14,14 +14,16 @@ COMMANDS = {
     "list": Entry(f"{_HERE}.show:list_checkpoints", "List the checkpoints of a run, or of all."),
     "publish": Entry(f"{_HERE}.change:publish", "Let everybody use a checkpoint."),
     "push-hf": Entry(f"{_HERE}.files:push_hf", "Put a checkpoint onto the Hugging Face Hub."),
+    "search": Entry(f"{_HERE}.search:search", "Find checkpoints by metadata, kind, model or project."),
     "set-ttl": Entry(f"{_HERE}.change:set_ttl", "Set when a checkpoint expires."),
     "unpublish": Entry(f"{_HERE}.change:unpublish", "Make a public checkpoint private again."),
+    "upload": Entry(f"{_HERE}.upload:upload", "Bring a LoRA adapter on this machine into the service."),
 }
 
 
 @click.group(cls=LazyGroup, entries=COMMANDS)
 def checkpoint() -> None:
-    """List, change, delete and download checkpoints.
+    """List, find, change, delete, download and upload checkpoints.
 
     A checkpoint is called tinker://RUN/KIND/NAME, where KIND is weights, sampler_weights or external_weights.
     """

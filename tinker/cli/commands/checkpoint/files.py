@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _SourceName: TypeAlias = Literal["auto", "external", "archive"]
 
 
-def _report_to(advance: Advance) -> Callable[[checkpoints.Progress], None]:
+def report_to(advance: Advance) -> Callable[[checkpoints.Progress], None]:
+    """Return a function that shows the progress of files."""
+
     def tell(now: checkpoints.Progress) -> None:
         advance(now.done_nbytes, total=now.total_nbytes)
 
@@ -64,7 +66,7 @@ def download(
             progress(options, f"Downloading {path}", None, nbytes=True) as advance,
         ):
             done = checkpoints.download(
-                path, output, form=form, overwrite=force, progress=_report_to(advance), service=service
+                path, output, form=form, overwrite=force, progress=report_to(advance), service=service
             ).result()
     except FileExistsError as error:
         raise CommandFailed(str(error), "Use --force to replace it, or --output for another place.") from None
@@ -126,7 +128,7 @@ def push_hf(
             allow_patterns=allow_patterns,
             ignore_patterns=ignore_patterns,
             model_card=not no_model_card,
-            progress=_report_to(advance),
+            progress=report_to(advance),
             service=service,
         )
     show(options, _as_record(pushed), lambda: _show_pushed(pushed))

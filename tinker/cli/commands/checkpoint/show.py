@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tinker.types.paths import ParsedCheckpointTinkerPath
 
 PAGE = 1000
-_COLUMNS = ("Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Path")
+COLUMNS = ("Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Path")
 
 
 @click.command("list")
@@ -43,7 +43,7 @@ def list_checkpoints(options: GlobalOptions, run_id: str | None, limit: int) -> 
     else:
         listing = _fetch_newest(options, rest, limit)
         value = {"checkpoints": listing.items}
-    show(options, value, lambda: show_table(_COLUMNS, map(_row, listing.items), listing.title("checkpoint")))
+    show(options, value, lambda: show_table(COLUMNS, map(row, listing.items), listing.title("checkpoint")))
 
 
 def _fetch_newest(options: GlobalOptions, rest: RestClient, limit: int) -> Listing[Checkpoint]:
@@ -55,7 +55,8 @@ def _fetch_newest(options: GlobalOptions, rest: RestClient, limit: int) -> Listi
         return fetch_pages(page, limit, PAGE, advance)
 
 
-def _row(checkpoint: Checkpoint) -> Sequence[str]:
+def row(checkpoint: Checkpoint) -> Sequence[str]:
+    """Return the cells of one checkpoint."""
     return (
         checkpoint.checkpoint_id,
         checkpoint.checkpoint_type,

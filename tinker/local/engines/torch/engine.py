@@ -41,6 +41,7 @@ from tinker.local.engines.torch.decoding import DecodingRun, generate, start_run
 from tinker.local.engines.torch.loading import directory_names, end_of_text_ids, load_model, public_name
 from tinker.local.engines.torch.lora import LoraSlots, LoraWeights
 from tinker.local.engines.torch.losses import TORCH_LOSSES, TorchLoss
+from tinker.local.engines.torch.peft_files import PEFT_FILES, read_peft_adapter
 from tinker.local.engines.torch.prompts import MAX_LOGITS, PromptScores, needs_prompt_scores
 from tinker.local.engines.torch.training import LossMetrics, TorchAdapter, accumulate, gradient_norm, step_adam, step_dimuon
 
@@ -118,6 +119,14 @@ class TorchEngine:
                 }
         self._adapters[adapter_id] = adapter
         return adapter.weights.spec
+
+    @property
+    def adapter_files(self) -> frozenset[str]:
+        return PEFT_FILES
+
+    def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
+        """Take PEFT's two files; see :mod:`tinker.local.engines.torch.peft_files`."""
+        write_weights(directory, self._slots, read_peft_adapter(source, self._slots, spec), self._name)
 
     def _adapter(self, adapter_id: str) -> TorchAdapter:
         if adapter_id not in self._adapters:

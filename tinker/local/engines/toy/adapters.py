@@ -15,6 +15,7 @@ from tinker.local.engines import Adam, AdapterSpec, Dimuon, EngineError, orthogo
 from tinker.local.engines.toy.bigram import Tensors
 
 ADAPTER_FILE, OPTIMIZER_FILE = "toy_adapter.npz", "toy_optimizer.npz"
+MAX_ADAPTER_NBYTES = 1 << 26
 
 
 @attrs.define(eq=False)
@@ -62,6 +63,17 @@ def moment_names(tensors: Tensors) -> set[str]:
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     np.savez(path, allow_pickle=False, **dict(arrays))
+
+
+def check_archive(path: Path) -> None:
+    """Raise EngineError for a file that is no archive of arrays, or one that unpacks to more than any adapter."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            nbytes = sum(member.file_size for member in archive.infolist())
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise EngineError(f"{path.name} cannot be read: it is missing or damaged") from error
+    if nbytes > MAX_ADAPTER_NBYTES:
+        raise EngineError(f"{path.name} unpacks to more than {MAX_ADAPTER_NBYTES} bytes")
 
 
 def read_arrays(path: Path, names: set[str]) -> dict[str, NDArray[np.float64]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -44,6 +45,7 @@ from tinker.local.engines.toy.adapters import (
     ADAPTER_FILE,
     OPTIMIZER_FILE,
     ToyAdapter,
+    check_archive,
     moment_names,
     read_arrays,
     step_adam,
@@ -144,12 +146,31 @@ class ToyEngine:
         self._adapters[adapter_id] = adapter
         return adapter.spec
 
+    @property
+    def adapter_files(self) -> frozenset[str]:
+        return frozenset({ADAPTER_FILE})
+
+    def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
+        """Check the file and copy it; it says itself what adapter it holds."""
+        check_archive(source / ADAPTER_FILE)
+        found, tensors = self._read_adapter(source)
+        wanted = {name: tensor.shape for name, tensor in self._net.fresh(spec.rank, 0).items()}
+        if found.rank != spec.rank or {name: tensor.shape for name, tensor in tensors.items()} != wanted:
+            raise EngineError(f"{ADAPTER_FILE} holds an adapter of another shape than one of rank {spec.rank}")
+        if not all(tensor.dtype.kind == "f" and np.isfinite(tensor).all() for tensor in tensors.values()):
+            raise EngineError(f"{ADAPTER_FILE} holds something else than finite numbers")
+        shutil.copyfile(source / ADAPTER_FILE, directory / ADAPTER_FILE)
+
     def _read_adapter(self, directory: Path) -> tuple[AdapterSpec, Tensors]:
         found = read_arrays(directory / ADAPTER_FILE, {"about", *self._base.tensors})
-        about = json.loads(str(found.pop("about")))
-        if about["vocabulary"] != self._vocabulary:
-            raise EngineError(f"the checkpoint has {about['vocabulary']} token ids, this model {self._vocabulary}")
-        return AdapterSpec(**about["spec"]), found
+        try:
+            about = json.loads(str(found.pop("about")))
+            vocabulary, spec = about["vocabulary"], AdapterSpec(**about["spec"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineError(f"{ADAPTER_FILE} does not say what it holds: it is damaged") from error
+        if vocabulary != self._vocabulary:
+            raise EngineError(f"the checkpoint has {vocabulary} token ids, this model {self._vocabulary}")
+        return spec, found
 
     def _adapter(self, adapter_id: str) -> ToyAdapter:
         if adapter_id not in self._adapters:

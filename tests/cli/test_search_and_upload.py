@@ -1,0 +1,49 @@
+"""``tinker checkpoint search`` and ``tinker checkpoint upload``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+Call = Callable[..., Result]
+Ask = Callable[..., Any]
+
+
+def test_search_shows_what_meets_every_condition(call: Call, ask: Ask, run: Any) -> None:
+    """Metadata, kind and model are conditions, all of which must hold; the limit holds over pages."""
+    found = ask(
+        "checkpoint", "search", "--metadata", "step=1", "--type", "training", "--base-model", "tinker/toy", "--limit", "0"
+    )
+    assert run.training in [one["tinker_path"] for one in found["checkpoints"]]
+    assert {one["checkpoint_type"] for one in found["checkpoints"]} == {"training"}
+    assert ask("checkpoint", "search", "--metadata", "step=none")["checkpoints"] == []
+    assert len(ask("checkpoint", "search", "--limit", "2")["checkpoints"]) == 2
+    assert run.external in call("checkpoint", "search", "--type", "external", "--accessible").stdout.replace("\n", "")
+
+
+def test_a_condition_that_is_none_is_refused(call: Call) -> None:
+    """Metadata that is not a pair is a usage error that shows what was given."""
+    result = call("checkpoint", "search", "--metadata", "step")
+    assert (result.exit_code, "'step' is not KEY=VALUE" in result.stderr) == (2, True)
+
+
+def test_upload_says_which_checkpoint_it_made(call: Call, ask: Ask, run: Any, tmp_path: Path) -> None:
+    """What is downloaded can be uploaded again; the answer is the path of a checkpoint that is there."""
+    folder = ask("checkpoint", "download", run.external, "--output", str(tmp_path))["destination"]
+    result = call("-f", "json", "checkpoint", "upload", folder, "--base-model", "tinker/toy", "--rank", "4")
+    assert result.exit_code == 0, result.output
+    path = json.loads(result.stdout)["checkpoint_path"]
+    assert ask("checkpoint", "info", path)["checkpoint_type"] == "training"
+
+
+@pytest.mark.parametrize("name", ["nowhere", "."])
+def test_a_folder_without_an_adapter_is_an_error(call: Call, tmp_path: Path, name: str) -> None:
+    """A folder that is not there, or holds no adapter, ends with 1 and one line that says so."""
+    result = call("checkpoint", "upload", str(tmp_path / name))
+    assert (result.exit_code, "Traceback" in result.output) == (1, False)
+    assert str(tmp_path) in result.stderr

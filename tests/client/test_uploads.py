@@ -1,0 +1,242 @@
+"""Adapters on this machine on their way into the service: what is refused here, resumed, sent again, and continued."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import stat
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import tinker
+from tinker import checkpoints
+
+Connect = Callable[..., tinker.ServiceClient]
+FILE = "toy_adapter.npz"
+LORA = tinker.LoraConfig(rank=4)
+CONFIG: dict[str, Any] = {
+    "peft_type": "LORA",
+    "r": 4,
+    "lora_alpha": 32,
+    "bias": "none",
+    "base_model_name_or_path": "some/model",
+}
+NAMES = ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", "base_model.model.lm_head.lora_B.weight")
+
+
+class Door(httpx.AsyncBaseTransport):
+    """The way to the server: notes what is sent to signed URLs, and answers some of it itself."""
+
+    def __init__(self, wire: httpx.AsyncBaseTransport) -> None:
+        self.wire = wire
+        self.puts: list[httpx.Request] = []
+        self.answers: list[httpx.Response | None] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "PUT" and "/files/" in request.url.path:
+            self.puts.append(request)
+            if self.answers and (answer := self.answers.pop(0)) is not None:
+                await request.aread()
+                return answer
+        return await self.wire.handle_async_request(request)
+
+
+@pytest.fixture
+def door(wire: Any) -> Door:
+    """The way to the server."""
+    return Door(wire)
+
+
+@pytest.fixture
+def service(door: Door, connect: Connect) -> tinker.ServiceClient:
+    """A service client that goes through the door."""
+    return connect(transport=door)
+
+
+@pytest.fixture
+def adapter(service: tinker.ServiceClient, tmp_path: Path, datum: Callable[..., tinker.Datum]) -> Path:
+    """A folder with an adapter that was trained one step."""
+    training = service.create_lora_training_client("tinker/toy", rank=4, seed=1)
+    training.forward_backward([datum()], "cross_entropy")
+    training.optim_step(tinker.AdamParams(learning_rate=0.1))
+    saved = training.save_weights_external("e", ttl_seconds=3600).result(10)
+    return checkpoints.download(saved.path, tmp_path, service=service).result(10).destination
+
+
+def bring(adapter: Path, service: tinker.ServiceClient, **options: Any) -> checkpoints.UploadedCheckpoint:
+    given = {"base_model": "tinker/toy", "lora_config": LORA, **options}
+    return checkpoints.upload(adapter, service=service, **given).result(10)
+
+
+def note_of(adapter: Path) -> Path:
+    return adapter.with_name(f".{adapter.name}.tinker-upload.json")
+
+
+def test_an_adapter_goes_on_elsewhere(
+    adapter: Path, service: tinker.ServiceClient, door: Door, datum: Callable[..., tinker.Datum]
+) -> None:
+    """What is uploaded trains on with the losses it had; files carry their checksum and no credential; progress adds up."""
+    seen: list[checkpoints.Progress] = []
+    brought = bring(adapter, service, progress=seen.append)
+    content = (adapter / FILE).read_bytes()
+    assert (brought.files, brought.nbytes, brought.base_model) == ((FILE,), len(content), "tinker/toy")
+    assert (seen[0].done_nbytes, seen[-1].done_nbytes, seen[-1].total_nbytes) == (0, len(content), len(content))
+    (put,) = door.puts
+    digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
+    assert (put.headers["content-digest"], put.headers["content-length"]) == (f"sha-256=:{digest}:", str(len(content)))
+    assert not {"x-api-key", "authorization"} & put.headers.keys()
+    assert not note_of(adapter).exists()
+    there = service.create_training_client_from_state(brought.checkpoint_path)
+    here = service.create_lora_training_client("tinker/toy", rank=4, seed=1)
+    here.forward_backward([datum()], "cross_entropy")
+    here.optim_step(tinker.AdamParams(learning_rate=0.1))
+    losses = [client.forward([datum()], "cross_entropy").result(10).metrics["loss:sum"] for client in (here, there)]
+    assert losses[0] == losses[1]
+
+
+def test_a_file_is_sent_again(adapter: Path, service: tinker.ServiceClient, door: Door) -> None:
+    """A store that fails, and a server that got something else, are sent the whole file once more."""
+    door.answers = [httpx.Response(503), httpx.Response(400, headers={"x-should-retry": "true"}, json={"detail": "digest"})]
+    assert bring(adapter, service).checkpoint_path.startswith("tinker://")
+    assert len(door.puts) == 3
+
+
+def test_what_the_store_kept_is_compared(adapter: Path, service: tinker.ServiceClient, door: Door) -> None:
+    """An answer with the checksum of something else counts as a failure of the way, and the file is sent again."""
+    wrong = base64.b64encode(bytes(32)).decode()
+    door.answers = [httpx.Response(200, headers={"repr-digest": f"sha-256=:{wrong}:"})]
+    bring(adapter, service)
+    assert len(door.puts) == 2
+
+
+def test_a_refusal_of_the_store_is_the_error(adapter: Path, service: tinker.ServiceClient, door: Door) -> None:
+    """A file that may not be sent fails the upload with the store's answer; no error shows the signed URL."""
+    door.answers = [httpx.Response(413, json={"detail": "too large"})]
+    with pytest.raises(tinker.APIStatusError) as caught:
+        bring(adapter, service)
+    assert caught.value.status_code == 413
+    assert door.puts[0].url.path.split("/")[2][:40] not in note_of(adapter).name
+
+
+def test_a_broken_upload_goes_on(adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any) -> None:
+    """A later call finishes what an earlier one began: the file the server has is not sent again. The note is private."""
+    wire.fail("external_weights_upload_finish", 403)
+    with pytest.raises(tinker.PermissionDeniedError):
+        bring(adapter, service)
+    assert not note_of(adapter).exists()  # a refused upload is not gone on with
+    wire.fail("external_weights_upload_finish", 503, times=100)
+    with pytest.raises(tinker.InternalServerError):
+        bring(adapter, service)
+    wire.faults.clear()
+    assert stat.S_IMODE(note_of(adapter).stat().st_mode) == 0o600
+    assert len(door.puts) == 2
+    assert bring(adapter, service).checkpoint_path.startswith("tinker://")
+    assert len(door.puts) == 2
+    assert len(wire.sent("external_weights_upload_start")) == 2
+    assert not note_of(adapter).exists()
+
+
+def test_a_changed_file_is_sent_afresh(adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any) -> None:
+    """A note says which content was sent, so that a file that was written anew since then is sent too."""
+    wire.fail("external_weights_upload_finish", 503, times=100)
+    with pytest.raises(tinker.InternalServerError):
+        bring(adapter, service)
+    wire.faults.clear()
+    with (adapter / FILE).open("ab") as file:
+        file.write(b"\0")
+    bring(adapter, service)
+    assert len(door.puts) == 2
+
+
+def test_an_upload_that_the_server_forgot_begins_again(
+    adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any
+) -> None:
+    """After a restart of the server nothing of the earlier upload is there; the call makes a new one."""
+    wire.fail("external_weights_upload_finish", 503, times=100)
+    with pytest.raises(tinker.InternalServerError):
+        bring(adapter, service)
+    wire.faults.clear()
+    note = json.loads(note_of(adapter).read_text())
+    note_of(adapter).write_text(json.dumps({**note, "upload_id": "forgotten"}))
+    assert bring(adapter, service).checkpoint_path.startswith("tinker://")
+    assert len(door.puts) == 2
+
+
+def test_a_file_that_the_server_wants_must_be_there(service: tinker.ServiceClient, tmp_path: Path, door: Door) -> None:
+    """A folder that lacks a file is an error that names it, and nothing is sent."""
+    with pytest.raises(tinker.TinkerError, match=FILE):
+        bring(tmp_path, service)
+    assert door.puts == []
+
+
+def safetensors(*names: str, cut: int = 0) -> bytes:
+    header = {name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i, name in enumerate(names)}
+    text = json.dumps(header).encode()
+    content = struct.pack("<Q", len(text)) + text + bytes(4 * len(names))
+    return content[: len(content) - cut]
+
+
+def write(folder: Path, config: object = CONFIG, weights: bytes | None = None) -> Path:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    if weights is None:
+        weights = safetensors(*NAMES)
+    if weights:
+        (folder / "adapter_model.safetensors").write_bytes(weights)
+    return folder
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no JSON": ({"config": "{"}, "adapter_config.json is not JSON"),
+    "a list": ({"config": "[]"}, "JSON object"),
+    "another method": ({"config": {**CONFIG, "peft_type": "IA3"}}, "peft_type is 'IA3'"),
+    "no rank": ({"config": {**CONFIG, "r": "4"}}, "r is '4'"),
+    "no scale": ({"config": {**CONFIG, "lora_alpha": None}}, "lora_alpha is None"),
+    "DoRA": ({"config": {**CONFIG, "use_dora": True}}, "use_dora"),
+    "whole modules": ({"config": {**CONFIG, "modules_to_save": ["lm_head"]}}, "modules_to_save"),
+    "biases": ({"config": {**CONFIG, "bias": "all"}}, "bias is 'all'"),
+    "no base": ({"config": {**CONFIG, "base_model_name_or_path": None}}, "give base_model"),
+    "no weights": ({"weights": b""}, "holds no adapter_model.safetensors"),
+    "no safetensors": ({"weights": b"PK\3\4 something"}, "not a safetensors file"),
+    "cut off": ({"weights": safetensors(*NAMES, cut=3)}, "not complete"),
+    "empty": ({"weights": safetensors()}, "holds no weights"),
+    "other weights": ({"weights": safetensors(*NAMES, "model.embed.weight")}, "model.embed.weight"),
+}
+
+
+@pytest.mark.parametrize(("files", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_uploaded_is_refused_at_once(tmp_path: Path, files: dict[str, Any], reason: str) -> None:
+    """Files that no server can take are refused on the caller's line, with the file and the field, and no client is needed."""
+    with pytest.raises((ValueError, FileNotFoundError), match=reason):
+        checkpoints.upload(write(tmp_path / "adapter", **files))
+
+
+def test_a_folder_must_be_one(tmp_path: Path) -> None:
+    """A path that leads nowhere, a file, and a pickled adapter are called what they are."""
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        checkpoints.upload(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="give base_model and lora_config"):
+        checkpoints.upload(tmp_path)
+    folder = write(tmp_path / "adapter", weights=b"")
+    (folder / "adapter_model.bin").touch()
+    with pytest.raises(ValueError, match="pickled"):
+        checkpoints.upload(folder)
+    with pytest.raises(NotADirectoryError, match="not a folder"):
+        checkpoints.upload(folder / "adapter_config.json")
+    with pytest.raises(ValueError, match=r"lora_config.rank is 8, but adapter_config.json says r 4"):
+        checkpoints.upload(write(tmp_path / "other"), lora_config=tinker.LoraConfig(rank=8))
+
+
+def test_the_files_say_what_is_adapted(service: tinker.ServiceClient, tmp_path: Path, wire: Any) -> None:
+    """Rank, base model and kinds of modules are read from PEFT's files and announced."""
+    with pytest.raises(tinker.BadRequestError, match="some/model"):
+        checkpoints.upload(write(tmp_path / "adapter"), service=service, project_id="p").result(10)
+    (start,) = wire.sent("external_weights_upload_start")
+    assert start.json["lora_config"] == {"rank": 4, "train_attn": True, "train_mlp": False, "train_unembed": True}
+    assert (start.json["base_model"], start.json["destination_project_id"]) == ("some/model", "p")

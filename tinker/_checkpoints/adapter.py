@@ -1,0 +1,143 @@
+"""An adapter on this machine that is to be uploaded: what it is, read from its files and checked before anything is sent.
+
+PEFT's two files say what they hold: ``adapter_config.json`` the rank, the header of ``adapter_model.safetensors`` the modules.
+Of the weights themselves nothing is read. Blocks; not for the loop thread.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+from tinker_wire import models
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PICKLED = "adapter_model.bin"
+_MAX_CONFIG_NBYTES = 1 << 20
+_MAX_HEADER_NBYTES = 100 << 20
+#: What of PEFT's LoRA no server takes; absent or empty is fine.
+_REFUSED = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias", "trainable_token_indices")
+_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+_HEADS = frozenset({"lm_head", "embed_out", "output_layer"})
+
+
+@attrs.frozen(kw_only=True)
+class LocalAdapter:
+    """A folder with the files of an adapter, and what it is announced as."""
+
+    folder: Path
+    base_model: str
+    lora_config: models.LoraConfig
+
+    def find(self, name: str) -> Path | None:
+        """Return the file of a name that the server asks for; None when it is not in the folder."""
+        place = self.folder / name
+        return place if place.is_file() and place.resolve().is_relative_to(self.folder.resolve()) else None
+
+
+def read_adapter(folder: Path, base_model: str | None, lora_config: models.LoraConfig | None) -> LocalAdapter:
+    """Read what a folder holds. Without PEFT's files both other arguments must say it, and nothing is checked.
+
+    FileNotFoundError, NotADirectoryError or ValueError, naming the file and the field, for what cannot be uploaded.
+    """
+    if not folder.exists():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder; pass the one that holds {CONFIG}")
+    if not (folder / CONFIG).is_file():
+        if base_model is None or lora_config is None:
+            raise FileNotFoundError(f"{folder} holds no {CONFIG}; without it, give base_model and lora_config")
+        return LocalAdapter(folder=folder, base_model=base_model, lora_config=lora_config)
+    config = _read_config(folder / CONFIG)
+    rank = _check_config(config)
+    found = _to_lora_config(rank, _read_modules(folder))
+    if lora_config is not None and lora_config.rank != rank:
+        raise ValueError(f"lora_config.rank is {lora_config.rank}, but {CONFIG} says r {rank}")
+    return LocalAdapter(folder=folder, base_model=base_model or _read_base(config), lora_config=lora_config or found)
+
+
+def _read_config(file: Path) -> Mapping[str, Any]:
+    if file.stat().st_size > _MAX_CONFIG_NBYTES:
+        raise ValueError(f"{CONFIG} is larger than {_MAX_CONFIG_NBYTES} bytes")
+    try:
+        config: object = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{CONFIG} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{CONFIG} does not hold a JSON object")
+    return cast("dict[str, Any]", config)
+
+
+def _check_config(config: Mapping[str, Any]) -> int:
+    """Return the rank. ValueError for an adapter of another kind."""
+    if config.get("peft_type") != "LORA":
+        raise ValueError(f"{CONFIG}: peft_type is {config.get('peft_type')!r}; only LORA adapters can be uploaded")
+    for name in _REFUSED:
+        if config.get(name):
+            raise ValueError(f"{CONFIG}: {name} is {config[name]!r}; adapters with it cannot be uploaded")
+    if config.get("bias", "none") != "none":
+        raise ValueError(f"{CONFIG}: bias is {config['bias']!r}; only 'none' can be uploaded")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise ValueError(f"{CONFIG}: r is {rank!r}; it must be a whole number of at least 1")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
+        raise ValueError(f"{CONFIG}: lora_alpha is {alpha!r}; it must be a number")
+    return rank
+
+
+def _read_base(config: Mapping[str, Any]) -> str:
+    name = config.get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{CONFIG} names no base model; give base_model")
+    return name
+
+
+def _to_lora_config(rank: int, modules: Iterable[str]) -> models.LoraConfig:
+    """Return what kinds of modules are adapted: attention, the output layer, or others, which count as MLP."""
+    kinds = {_find_kind(module) for module in modules}
+    return models.LoraConfig(rank=rank, train_attn="attn" in kinds, train_mlp="mlp" in kinds, train_unembed="unembed" in kinds)
+
+
+def _find_kind(module: str) -> str:
+    parent, _, leaf = module.rpartition(".")
+    return "unembed" if leaf in _HEADS else "attn" if _ATTENTION.search(parent) else "mlp"
+
+
+def _read_modules(folder: Path) -> set[str]:
+    """Return the adapted modules, from the header of the weights. ValueError for a file that is damaged."""
+    file = folder / WEIGHTS
+    if not file.is_file():
+        if (folder / _PICKLED).is_file():
+            raise ValueError(f"{folder} holds {_PICKLED}, which is pickled; save the adapter with safe_serialization=True")
+        raise FileNotFoundError(f"{folder} holds no {WEIGHTS}")
+    names = _read_header(file)
+    modules = {name.partition(".lora_")[0] for name in names if ".lora_" in name}
+    if strange := sorted(name for name in names if ".lora_" not in name):
+        advice = "save the adapter with save_embedding_layers=False, which leaves weights of the base model out"
+        raise ValueError(f"{WEIGHTS} holds {strange[0]}, which is not part of a LoRA adapter; {advice}")
+    if not modules:
+        raise ValueError(f"{WEIGHTS} holds no weights")
+    return modules
+
+
+def _read_header(file: Path) -> list[str]:
+    """Return the names of the tensors, all of which the file has the bytes of."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if not 2 <= length <= min(_MAX_HEADER_NBYTES, size - 8):
+            raise ValueError(f"{WEIGHTS} is not a safetensors file, or damaged")
+        try:
+            header = json.loads(opened.read(length))
+            entries = {name: entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
+            end = 8 + length + max(entries.values(), default=0)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            raise ValueError(f"{WEIGHTS} is not a safetensors file, or damaged") from None
+    if end != size:
+        raise ValueError(f"{WEIGHTS} has {size} bytes and should have {end}: it is not complete")
+    return list(entries)

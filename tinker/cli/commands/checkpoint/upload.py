@@ -1,0 +1,54 @@
+"""``tinker checkpoint upload``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import click
+
+from tinker.cli.clients import service_client
+from tinker.cli.commands.checkpoint.files import report_to
+from tinker.cli.errors import CommandFailed
+from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.output import format_size, progress, show, show_properties
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "--base-model", metavar="NAME", help="The base model, as the service calls it. Default: as in adapter_config.json."
+)
+@click.option("--rank", type=click.IntRange(min=1), help="The adapter's rank, where there is no adapter_config.json.")
+@click.option("--project-id", metavar="ID", help="The project of the checkpoint. Default: TINKER_PROJECT_ID, else your own.")
+@pass_options
+def upload(options: GlobalOptions, directory: Path, base_model: str | None, rank: int | None, project_id: str | None) -> None:
+    """Bring a LoRA adapter on this machine into the service, as a checkpoint to go on training from.
+
+    DIRECTORY holds what PEFT's save_pretrained writes: adapter_config.json and adapter_model.safetensors. An upload that was
+    broken off goes on where it was when the command is run again.
+    """
+    from tinker import checkpoints, types
+
+    lora_config = None if rank is None else types.LoraConfig(rank=rank)
+    try:
+        with (
+            service_client(options, interactive=True) as service,
+            progress(options, f"Uploading {directory}", None, nbytes=True) as advance,
+        ):
+            done = checkpoints.upload(
+                directory,
+                base_model=base_model,
+                lora_config=lora_config,
+                project_id=project_id,
+                progress=report_to(advance),
+                service=service,
+            ).result()
+    except (OSError, ValueError) as error:
+        raise CommandFailed(str(error)) from None
+    properties = {
+        "Checkpoint Path": done.checkpoint_path,
+        "Base Model": done.base_model,
+        "Total Size": format_size(done.nbytes),
+    }
+    show(options, attrs.asdict(done), lambda: show_properties(f"Checkpoint Upload: {directory}", properties))

@@ -1,0 +1,101 @@
+"""Adapters that PEFT wrote elsewhere, as weights of this engine.
+
+PEFT scales an update by ``lora_alpha / r``, or by ``lora_alpha / sqrt(r)``; here it is ``ALPHA / r``, always. The difference
+goes into the matrices B, so that the adapter computes what it computed before. Modules that the adapter leaves alone, and that
+are trained here, get matrices that change nothing yet. Nothing is unpickled.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (safetensors is typed in part only)
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from tinker.local.engines import AdapterSpec, EngineError
+from tinker.local.engines.torch.adapter_files import PEFT_PREFIX, WEIGHTS
+from tinker.local.engines.torch.lora import ALPHA, LoraSlots, LoraWeights
+
+CONFIG = "adapter_config.json"
+PEFT_FILES = frozenset({WEIGHTS, CONFIG})
+MAX_CONFIG_NBYTES = 1 << 20
+A, B = ".lora_A.weight", ".lora_B.weight"
+#: What of PEFT's LoRA this engine does not compute; absent or empty is fine.
+UNKNOWN_OPTIONS = (
+    "use_dora",
+    "modules_to_save",
+    "rank_pattern",
+    "alpha_pattern",
+    "lora_bias",
+    "fan_in_fan_out",
+    "trainable_token_indices",
+    "target_parameters",
+    "megatron_config",
+)
+
+
+def read_peft_adapter(folder: Path, slots: LoraSlots, spec: AdapterSpec) -> LoraWeights:
+    """Read an adapter. Raises EngineError when it is damaged, or is none that this specification and model can hold."""
+    scale = _read_scale(_read_config(folder / CONFIG), spec)
+    given = _read_tensors(folder / WEIGHTS)
+    for name in given:
+        if not name.endswith((A, B)) or _partner(name) not in given:
+            raise EngineError(f"{WEIGHTS}: {name} is not half of a pair of LoRA matrices")
+    scaled = {name: tensor * scale if name.endswith(B) else tensor for name, tensor in given.items()}
+    fresh = slots.fresh(spec, spec.seed or 0).tensors
+    return slots.adopt(spec, {**fresh, **scaled})
+
+
+def _partner(name: str) -> str:
+    return name.removesuffix(A) + B if name.endswith(A) else name.removesuffix(B) + A
+
+
+def _read_config(file: Path) -> Mapping[str, Any]:
+    try:
+        if file.stat().st_size > MAX_CONFIG_NBYTES:
+            raise EngineError(f"{CONFIG} is larger than {MAX_CONFIG_NBYTES} bytes")
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise EngineError(f"{CONFIG} cannot be read: {type(error).__name__}") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise EngineError(f"{CONFIG} does not describe a LoRA adapter of PEFT")
+    return config
+
+
+def _read_scale(config: Mapping[str, Any], spec: AdapterSpec) -> float:
+    """Return by what B is to be multiplied. Raises EngineError for what this engine does not compute."""
+    if (unknown := next((name for name in UNKNOWN_OPTIONS if config.get(name)), None)) is not None:
+        raise EngineError(f"{CONFIG}: {unknown} is not supported here")
+    if config.get("bias", "none") != "none":
+        raise EngineError(f"{CONFIG}: bias {config['bias']!r} is not supported here; it must be 'none'")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if rank != spec.rank or isinstance(rank, bool):
+        raise EngineError(f"{CONFIG}: r is {rank!r}, and the upload was announced with rank {spec.rank}")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise EngineError(f"{CONFIG}: lora_alpha is {alpha!r}; it must be a number")
+    return alpha / ALPHA * (math.sqrt(spec.rank) if config.get("use_rslora") else 1.0)
+
+
+def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors by the names they have in the model, as float32."""
+    try:
+        found = load_file(file)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise EngineError(f"{WEIGHTS} cannot be read ({type(error).__name__}): it is missing or damaged") from error
+    if not found:
+        raise EngineError(f"{WEIGHTS} holds no adapter")
+    if strange := next((name for name in found if not name.startswith(PEFT_PREFIX)), None):
+        raise EngineError(f"{WEIGHTS}: {strange!r} is not the name of a weight of PEFT")
+    tensors = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in found.items()}
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise EngineError(f"{WEIGHTS}: {name} holds something else than finite numbers")
+    return {name: tensor.to(torch.float32) for name, tensor in tensors.items()}

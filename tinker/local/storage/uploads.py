@@ -1,0 +1,114 @@
+"""Adapters that clients bring: their files while they arrive, in a folder of this server.
+
+A file is written under a name of its own and moved to its place when all of it is there, and only files that the engine asked
+for have a place. An upload is forgotten some time after its links end; the folder goes with the server, and one that a killed
+server left behind is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+
+from tinker.local.engines import AdapterSpec
+from tinker.local.storage.owners import Owner
+
+FOLDER_NAME = ".uploads"
+#: Seconds after the end of its links in which an upload can still be finished, by a client whose request was lost.
+GRACE_SECONDS = 600.0
+
+
+@attrs.define(eq=False, kw_only=True)
+class AdapterUpload:
+    """One adapter on its way: what it was announced as, and its files. ``tinker_path`` is set once it is a checkpoint."""
+
+    upload_id: str
+    base_model: str
+    spec: AdapterSpec
+    project_id: str | None
+    names: frozenset[str]
+    folder: Path
+    expires_at: float
+    tinker_path: str | None = None
+
+    @property
+    def missing(self) -> Sequence[str]:
+        """The files that have not arrived."""
+        return sorted(name for name in self.names if not (self.folder / name).is_file())
+
+    def new_part(self) -> Path:
+        """Return where a file is written while it arrives."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / f".part-{uuid.uuid4().hex}"
+
+    def put(self, part: Path, name: str) -> None:
+        """Move a file that has arrived to its place."""
+        assert name in self.names
+        os.replace(part, self.folder / name)
+
+
+class Uploads:
+    """The uploads of one server. Call with the server's lock held. ``now`` is seconds since 1970."""
+
+    def __init__(self, root: Path, owner: Owner, now: Callable[[], float]) -> None:
+        self._root, self._owner, self._now = root / FOLDER_NAME, owner, now
+        self._mine: Path | None = None
+        self._uploads: dict[str, AdapterUpload] = {}
+
+    @property
+    def open_count(self) -> int:
+        """How many are not finished."""
+        self._forget_expired()
+        return sum(upload.tinker_path is None for upload in self._uploads.values())
+
+    def open(
+        self, base_model: str, spec: AdapterSpec, project_id: str | None, names: frozenset[str], seconds: float
+    ) -> AdapterUpload:
+        """Begin an upload whose links end in ``seconds``."""
+        upload_id = str(uuid.uuid4())
+        upload = self._uploads[upload_id] = AdapterUpload(
+            upload_id=upload_id,
+            base_model=base_model,
+            spec=spec,
+            project_id=project_id,
+            names=names,
+            folder=self._folder() / upload_id,
+            expires_at=self._now() + seconds + GRACE_SECONDS,
+        )
+        return upload
+
+    def find(self, upload_id: str) -> AdapterUpload | None:
+        """Return an upload; None when it is unknown or forgotten."""
+        self._forget_expired()
+        return self._uploads.get(upload_id)
+
+    def finish(self, upload: AdapterUpload, tinker_path: str) -> None:
+        """Note which checkpoint was made of it; its files are not needed any more."""
+        upload.tinker_path = tinker_path
+        shutil.rmtree(upload.folder, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._uploads.clear()
+        if self._mine is not None:
+            shutil.rmtree(self._mine, ignore_errors=True)
+            self._mine = None
+
+    def _forget_expired(self) -> None:
+        for upload in [upload for upload in self._uploads.values() if upload.expires_at <= self._now()]:
+            del self._uploads[upload.upload_id]
+            shutil.rmtree(upload.folder, ignore_errors=True)
+
+    def _folder(self) -> Path:
+        if self._mine is None:
+            self._mine = self._root / self._owner.claim()
+            self._mine.mkdir(parents=True, exist_ok=True)
+            for folder in self._root.iterdir():
+                if self._owner.is_dead(folder.name):
+                    shutil.rmtree(folder, ignore_errors=True)
+        return self._mine

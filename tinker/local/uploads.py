@@ -1,0 +1,102 @@
+"""The other route outside the API: where the files of an upload are sent, by HTTP PUT without credentials.
+
+The URL is a signed token that names one upload and one of its files; nothing else of the request decides where bytes go.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import partial
+from pathlib import Path
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tinker._wire import json
+from tinker.local.errors import APIProblem
+from tinker.local.state import State
+from tinker.local.storage import FILES_PATH, AdapterUpload, InvalidToken
+
+PIECE_NBYTES = 1 << 20
+RETRY = {"x-should-retry": "true"}
+_DIGEST = re.compile(r"\bsha-256=:([A-Za-z0-9+/=]+):")
+
+
+def upload_route(state: State) -> Route:
+    """Make the route that links to files of uploads lead to."""
+
+    async def receive(request: Request) -> Response:
+        try:
+            upload, name = _find_upload(state, request)
+            digest = await _receive_file(state, request, upload, name)
+        except APIProblem as problem:
+            return Response(json.encode({"detail": problem.detail}), problem.status, dict(problem.headers), json.MEDIA_TYPE)
+        except ClientDisconnect:
+            return Response(status_code=499)  # the client is gone
+        return Response(None, 200, {"repr-digest": f"sha-256=:{digest}:"})
+
+    return Route(f"{FILES_PATH}/{{token}}/{{name:path}}", receive, methods=["PUT"])
+
+
+def _find_upload(state: State, request: Request) -> tuple[AdapterUpload, str]:
+    """Return the upload and the file that the link is for. Raises APIProblem 403, 404, or 409 when it is finished."""
+    try:
+        claims = state.signer.read(request.path_params["token"])
+    except InvalidToken as error:
+        raise APIProblem(403, f"the link is not valid: {error}") from error
+    if claims.get("what") != "upload":
+        raise APIProblem(403, "the link is not one to send a file to")
+    with state.lock:
+        upload = state.uploads.find(claims["upload"])
+    if upload is None:
+        raise APIProblem(404, "the upload is no longer known")
+    if upload.tinker_path is not None:
+        raise APIProblem(409, f"the upload is finished: {upload.tinker_path}")
+    return upload, claims["file"]
+
+
+async def _receive_file(state: State, request: Request, upload: AdapterUpload, name: str) -> str:
+    """Write the body, and put it in place when all of it is there and is what its digest says; the SHA-256 in base64."""
+    limit = state.settings.max_upload_bytes
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise _size_problem(name, limit)
+    part = upload.new_part()
+    try:
+        digest = await _write(state, request, part, name, limit)
+        wanted = _DIGEST.search(request.headers.get("content-digest", ""))
+        if wanted is not None and wanted[1] != digest:
+            raise APIProblem(400, f"{name}: what arrived differs from its Content-Digest; send it again", RETRY)
+        with state.lock:
+            if upload.tinker_path is None:
+                upload.put(part, name)
+        return digest
+    finally:
+        part.unlink(missing_ok=True)
+
+
+async def _write(state: State, request: Request, part: Path, name: str, limit: int) -> str:
+    hashed, held, nbytes = hashlib.sha256(), bytearray(), 0
+
+    def store(piece: bytes) -> None:
+        hashed.update(piece)
+        file.write(piece)
+
+    with part.open("xb") as file:
+        async for piece in request.stream():
+            nbytes += len(piece)
+            if nbytes > limit:
+                raise _size_problem(name, limit)
+            held += piece
+            if len(held) >= PIECE_NBYTES:
+                taken, held = bytes(held), bytearray()
+                await state.offload(len(taken), partial(store, taken))
+        store(bytes(held))
+    return base64.b64encode(hashed.digest()).decode()
+
+
+def _size_problem(name: str, limit: int) -> APIProblem:
+    return APIProblem(413, f"{name} is larger than {limit} bytes (max_upload_bytes)")
