@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tinker import auth, types
     from tinker import observing as observing
+    from tinker._tokenizers import get_tokenizer
     from tinker.admin_client import AdminClient
     from tinker.custom_loss import LossHandle, PerDatumLossFn, with_gradients
     from tinker.errors import (
@@ -114,6 +115,7 @@ _HOMES: dict[str, str] = {
     "SamplingClient": "tinker.sampling_client",
     "ServiceClient": "tinker.service_client",
     "Timeout": "httpx",
+    "get_tokenizer": "tinker._tokenizers",
     "TrainingClient": "tinker.training_client",
 }
 _MODULES = ("auth", "checkpoints", "errors", "lib", "observing", "types")
@@ -187,6 +189,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "__title__",
     "__version__",
     "auth",
+    "get_tokenizer",
     "types",
     "with_gradients",
 ]

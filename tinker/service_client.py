@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tinker_wire import models
 from tinker_wire.api import service as service_api
 
-from tinker._clients import awaiting_twin_of
+from tinker._clients import SessionHolder, awaiting_twin_of, read_older_arguments
 from tinker._clock import Clock
 from tinker._config import Config, check_given, load_config
 from tinker._http import SUBMIT
@@ -66,7 +65,9 @@ class ServiceClient:
         observers: Functions called with every event of the client, see :mod:`tinker.observing`.
         transport: An httpx transport to send through instead of real connections; None opens connections.
         clock: The source of time, which tests replace; None means the clock of the system.
-        **kwargs: Ignored, with a FutureWarning.
+        **kwargs: Arguments of older versions. ``timeout`` is how many seconds the server may say nothing, ``max_retries`` how
+            often at most a failed request is tried again (0 fails fast), ``default_headers`` are headers of every request, and
+            ``http_client`` is an httpx.AsyncClient to send through. Others are ignored, with a FutureWarning.
 
     Raises:
         ValueError: A base URL, a key or a time that cannot be used.
@@ -94,27 +95,26 @@ class ServiceClient:
         clock: Clock | None = None,
         **kwargs: object,
     ) -> None:
-        if kwargs:
-            names = ", ".join(sorted(kwargs))
-            warnings.warn(f"ServiceClient ignores unsupported arguments: {names}", FutureWarning, stacklevel=2)
+        older = read_older_arguments(kwargs, stacklevel=3)
         check_given(base_url=base_url, api_key=api_key, patience_seconds=patience_seconds)
 
         def load() -> Config:  # a function, as the repr of a partial would show the key
-            return load_config(
+            loaded = load_config(
                 base_url=base_url,
                 api_key=api_key,
                 project_id=project_id,
-                headers=default_headers_overrides,
+                headers=older.merge_headers(default_headers_overrides),
                 query=default_query,
                 wire=wire,
                 patience_seconds=patience_seconds,
                 fail_fast=fail_fast,
                 telemetry=telemetry,
             )
+            return older.apply(loaded)
 
         self._config = load
         self._description = Description(user_metadata=dict(user_metadata or {}), display_name=display_name)
-        self._transport = transport
+        self._transport = transport or older.transport
         self._clock = clock
         self._observers = tuple(observers)
         self._opened: Runtime | None = None
@@ -267,6 +267,9 @@ class ServiceClient:
     def get_server_capabilities(self) -> models.GetServerCapabilitiesResponse:
         """Ask which base models the server offers, and block until it answers.
 
+        What the answer says of context lengths is remembered: a prompt or a datum that is longer than its model takes raises a
+        ValueError on your line then, instead of failing on the server. Without this call nothing is known, and nothing refused.
+
         Returns:
             The server's answer; ``supported_models`` lists the models.
 
@@ -342,6 +345,16 @@ class ServiceClient:
         Nothing is sent. Before the session exists it is the address of the list of sessions.
         """
         return console.session_url(None if self._opened is None else self._opened.session.session_id)
+
+    @property
+    def session_id(self) -> str | None:
+        """Return the id of the session; None before the first request has created it."""
+        return None if self._opened is None else self._opened.session.session_id
+
+    @property
+    def holder(self) -> SessionHolder:
+        """Return what older code reaches for behind this client: the session's id, its end, and the loop of all I/O."""
+        return SessionHolder(self._runtime())
 
     def get_telemetry(self) -> Telemetry | None:
         """Return the reporter of this client's failures; None when telemetry is off or nothing was asked of the server yet."""
@@ -426,7 +439,9 @@ async def _get_server_capabilities(
     _: APIFuture[models.GetServerCapabilitiesResponse], runtime: Runtime
 ) -> models.GetServerCapabilitiesResponse:
     await runtime.server.config()  # how the credential travels
-    return (await runtime.transport.send(service_api.get_server_capabilities(), SUBMIT)).value
+    capabilities = (await runtime.transport.send(service_api.get_server_capabilities(), SUBMIT)).value
+    runtime.server.note_capabilities(capabilities)
+    return capabilities
 
 
 async def _close(

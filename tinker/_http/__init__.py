@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tinker._http.auth import Auth, Credential, CredentialSource, find_command, find_source, read_claims
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
-from tinker._http.engines import open_engine, open_files
+from tinker._http.engines import open_engine, open_files, wrap_client
 from tinker._http.limits import (
     DISPATCH_SLOTS,
     THROTTLED_SLOTS,
@@ -116,4 +116,5 @@ __all__ = [
     "cool_down_for",
     "status_error",
     "store_default",
+    "wrap_client",
 ]

@@ -29,7 +29,10 @@ DEFAULT_RANK = 32
 
 
 class Creation(Protocol):
-    """Makes the model of a run."""
+    """Makes the model of a run. ``base_model`` None is what the server is asked for."""
+
+    @property
+    def base_model(self) -> str | None: ...
 
     async def create(self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, /) -> str:
         """Make the model in the session and return its id; numbers of the run may be used for that."""

@@ -46,6 +46,7 @@ class TrainingRun:
         self.runtime: Runtime = runtime
         self.model: Model | None = None
         self._session_id: str | None = None
+        self._base_model = creation.base_model
         self._order = Sequencer()
         self.created: APIFuture[None] = run(runtime, operation, self._create, creation, self._order.now())
 
@@ -76,6 +77,11 @@ class TrainingRun:
         if self.model.info is None:
             raise LookupError("this server does not say what its models are (it has no get_info)")
         return self.model.info
+
+    def find_context_length(self) -> int | None:
+        """Return the most tokens that the model takes; None where the server has not said so yet."""
+        told = None if self.model is None or self.model.info is None else self.model.info.model_data.model_name
+        return self.runtime.server.find_context_length(told or self._base_model)
 
     async def base_model(self) -> str:
         """Return the name of the base model, once the model is created."""
@@ -190,6 +196,10 @@ class SavedForSampling:
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
         """Return the id of the sampling session, when the weights are saved."""
         return await take_over(self.saved)
+
+    def find_context_length(self, runtime: Runtime) -> int | None:
+        """Return what is known of the run's model."""
+        return self.run.find_context_length()
 
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
         """Return the base model of the run."""

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from tinker._training import REDUCTIONS, combine
 from tinker.types import ForwardBackwardOutput, LossFnOutput
 
-Metrics = dict[str, float]
-
-__all__ = ["REDUCE_MAP", "ForwardBackwardOutput", "LossFnOutput", "Metrics", "combine_fwd_bwd_output_results"]
+__all__ = ["REDUCE_MAP", "ForwardBackwardOutput", "LossFnOutput", "combine_fwd_bwd_output_results"]
 
 
 def _weigh_alike(name: str) -> Callable[..., float]:
