@@ -13,7 +13,7 @@ from tinker_wire.api import service as service_api
 from tinker._clients import SessionHolder, awaiting_twin_of, read_older_arguments
 from tinker._clock import Clock
 from tinker._config import Config, check_given, load_config
-from tinker._http import SUBMIT
+from tinker._http import ONE_SHOT, SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
 from tinker._training import NewAdapter, SavedAdapter, TrainingRun, create_handle, trace
@@ -283,6 +283,26 @@ class ServiceClient:
         runtime = self._runtime()
         return run(runtime, "get_server_capabilities", _get_server_capabilities, runtime)
 
+    def check_health(self) -> models.HealthResponse:
+        """Ask the server whether it is up, once and before anything else, and block until it answers.
+
+        Returns:
+            The server's word, whose ``status`` is ``ok``.
+
+        Raises:
+            APIError: The server is down, cannot be reached, cannot take work now (InternalServerError with 503), or has no such
+                question (NotFoundError).
+            ClientClosedError: The service client is closed.
+
+        >>> ServiceClient(base_url="local://toy").check_health().status
+        'ok'
+        """
+        return self._health().result()
+
+    def _health(self) -> APIFuture[models.HealthResponse]:
+        runtime = self._runtime()
+        return run(runtime, "check_health", _check_health, runtime)
+
     def create_custom_loss(self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> APIFuture[LossHandle]:
         """Trace a loss per datum, so that a server that is able to can compute it.
 
@@ -430,6 +450,10 @@ class ServiceClient:
         """Await :meth:`create_sampling_client` and return its result."""
         return await self.create_sampling_client(*args, **kwargs)
 
+    async def check_health_async(self) -> models.HealthResponse:
+        """Await what :meth:`check_health` returns, without blocking a thread."""
+        return await self._health()
+
     async def get_server_capabilities_async(self) -> models.GetServerCapabilitiesResponse:
         """Await what :meth:`get_server_capabilities` returns, without blocking a thread."""
         return await self._capabilities()
@@ -442,6 +466,10 @@ async def _get_server_capabilities(
     capabilities = (await runtime.transport.send(service_api.get_server_capabilities(), SUBMIT)).value
     runtime.server.note_capabilities(capabilities)
     return capabilities
+
+
+async def _check_health(_: APIFuture[models.HealthResponse], runtime: Runtime) -> models.HealthResponse:
+    return (await runtime.transport.send(service_api.healthz(), ONE_SHOT)).value
 
 
 async def _close(

@@ -47,7 +47,7 @@ def test_the_commands_of_the_official_client() -> None:
     for group, names in OFFICIAL.items():
         found = main.get_command(click.Context(main), group)
         assert isinstance(found, LazyGroup)
-        assert found.list_commands(click.Context(found)) == names
+        assert set(names) <= set(found.list_commands(click.Context(found)))
 
 
 @pytest.mark.parametrize(
