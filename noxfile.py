@@ -142,10 +142,11 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def generate(session: nox.Session) -> None:
-    """Make generated/ from openapi.yaml, and docs/coverage.md; with `-- --check` only say whether they are fresh."""
+    """Make generated/, docs/coverage.md and the older paths of types; with `-- --check` only say whether they are fresh."""
     session.install("-r", "codegen/requirements.txt")
     session.run("python", "-m", "codegen", "generate", *session.posargs)
     session.run("python", "-m", "codegen", "coverage", *session.posargs)
+    session.run("python", "tools/older_paths.py", *session.posargs)
 
 
 @nox.session

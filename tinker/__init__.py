@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tinker import observing as observing
     from tinker import regularizers as regularizers
     from tinker import usage as usage
+    from tinker._tokenizers import get_tokenizer
     from tinker.admin_client import AdminClient
     from tinker.circuit_breaker import CircuitBreaker
     from tinker.custom_loss import LossHandle, PerDatumLossFn, with_gradients
@@ -120,6 +121,7 @@ _HOMES: dict[str, str] = {
     "SamplingClient": "tinker.sampling_client",
     "ServiceClient": "tinker.service_client",
     "Timeout": "httpx",
+    "get_tokenizer": "tinker._tokenizers",
     "TrainingClient": "tinker.training_client",
 }
 _MODULES = (
@@ -207,6 +209,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "__title__",
     "__version__",
     "auth",
+    "get_tokenizer",
     "types",
     "with_gradients",
 ]

@@ -80,6 +80,30 @@ def _of_model(name: str) -> str:
     return f"{owner}/{model}" if owner and variant and "/" not in variant else name
 
 
+def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a model, by the model's name; no server is asked. It is loaded once in a process.
+
+    Clients know more than a name: where a server says which tokenizer its model has, ``client.get_tokenizer()`` is that one.
+
+    Args:
+        model_name: The name of a base model, such as ``Qwen/Qwen3-8B``, or a directory with the tokenizer's files.
+
+    Returns:
+        The tokenizer, of transformers.
+
+    Raises:
+        ImportError: transformers is not installed.
+
+    >>> import tinker
+    >>> tokenizer = tinker.get_tokenizer("tinker/babble")
+    >>> tokenizer.decode(tokenizer.encode("a tiny model"))
+    'a tiny model'
+    """
+    if not isinstance(model_name, str) or not model_name:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"model_name must be the name of a model, got {model_name!r}")
+    return load(resolve(model_name, None))
+
+
 def load(source: TokenizerSource | str) -> PreTrainedTokenizerBase:
     """Load a tokenizer; text is resolved as the server's name for one. Threads that want the same wait for one load.
 

@@ -72,6 +72,16 @@ def input_length(model_input: ModelInput) -> int | None:
         return None
 
 
+def check_context_length(what: str, model_input: ModelInput, longest: int | None) -> None:
+    """Raise ValueError for more tokens than the model takes; None, and an input of unknown length, refuse nothing."""
+    length = None if longest is None else input_length(model_input)
+    if length is not None and longest is not None and length > longest:
+        raise ValueError(
+            f"{what} has {length} tokens, and the model takes {longest} at most, as the server's capabilities say. "
+            "Cut it, or leave it out"
+        )
+
+
 def check_loss_config(config: Mapping[str, float | str] | None) -> None:
     """Raise TypeError unless every value is a number or text."""
     for name, value in (config or {}).items():

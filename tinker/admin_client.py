@@ -11,6 +11,7 @@ from tinker_wire.api import admin as admin_api
 from tinker_wire.clients import AdminOperations
 from tinker_wire.runtime import Request
 
+from tinker._clients import SessionHolder
 from tinker._clock import Clock
 from tinker._rest import Rest, open_rest
 from tinker._runtime import Runtime
@@ -40,6 +41,11 @@ class AdminMethods(AdminOperations):
         clock: Clock | None = None,
     ) -> None:
         self._rest: Rest = open_rest(_holder, base_url=base_url, api_key=api_key, transport=transport, clock=clock)
+
+    @property
+    def holder(self) -> SessionHolder:
+        """Return what older code reaches for behind this client, as ``ServiceClient.holder`` does."""
+        return SessionHolder(self._rest.runtime)
 
     def get_billing_usage(
         self, starting_on: datetime.datetime | str, ending_before: datetime.datetime | str

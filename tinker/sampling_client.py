@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tinker import _tokenizers
-from tinker._clients import ReadyClient, awaiting_twin_of
+from tinker._clients import ReadyClient, SessionHolder, awaiting_twin_of
 from tinker._http import sampling_policy
 from tinker._runtime import Runtime
 from tinker._sampling import (
@@ -20,7 +20,7 @@ from tinker._sampling import (
     to_handle,
 )
 from tinker._session import report_pause
-from tinker._validate import check_sample
+from tinker._validate import check_context_length, check_sample
 from tinker.futures import APIFuture
 from tinker.types.model_input import ModelInput
 from tinker.types.params import SamplingParams
@@ -94,6 +94,7 @@ class SamplingClient(ReadyClient):
         """
         options = SampleOptions.from_arguments(locals())
         check_sample(prompt, options)
+        check_context_length("prompt", prompt, self._sampler.find_context_length())
         return self._sampler.sample(prompt, options)
 
     def compute_logprobs(self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None) -> APIFuture[list[float | None]]:
@@ -118,6 +119,7 @@ class SamplingClient(ReadyClient):
             prompt_logprobs_last_n=prompt_logprobs_last_n,
         )
         check_sample(prompt, options)
+        check_context_length("prompt", prompt, self._sampler.find_context_length())
         return self._sampler.compute_logprobs(prompt, options)
 
     def get_base_model(self) -> str:
@@ -172,6 +174,16 @@ class SamplingClient(ReadyClient):
         """
         state = str(getattr(queue_state, "value", queue_state))
         report_pause(self._sampler.runtime.transport.observers, "sample", state, queue_state_reason)
+
+    @property
+    def sampling_session_id(self) -> str | None:
+        """Return the id of the sampling session; None before the server has created it."""
+        return self._sampling_session_id
+
+    @property
+    def holder(self) -> SessionHolder:
+        """Return what older code reaches for behind this client, as ``ServiceClient.holder`` does."""
+        return SessionHolder(self._sampler.runtime)
 
     def get_sampler_handle(self) -> str:
         """Return text from which any process can make this sampler again with a credential of its own.

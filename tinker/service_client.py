@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tinker_wire import models
 from tinker_wire.api import service as service_api
 
-from tinker._clients import awaiting_twin_of
+from tinker._clients import SessionHolder, awaiting_twin_of, read_older_arguments
 from tinker._clock import Clock
 from tinker._config import Config, check_given, load_config
-from tinker._http import SUBMIT
+from tinker._http import ONE_SHOT, SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
 from tinker._training import NewAdapter, SavedAdapter, TrainingRun, create_handle, trace
@@ -69,7 +68,9 @@ class ServiceClient:
             none.
         transport: An httpx transport to send through instead of real connections; None opens connections.
         clock: The source of time, which tests replace; None means the clock of the system.
-        **kwargs: Ignored, with a FutureWarning.
+        **kwargs: Arguments of older versions. ``timeout`` is how many seconds the server may say nothing, ``max_retries`` how
+            often at most a failed request is tried again (0 fails fast), ``default_headers`` are headers of every request, and
+            ``http_client`` is an httpx.AsyncClient to send through. Others are ignored, with a FutureWarning.
 
     Raises:
         ValueError: A base URL, a key or a time that cannot be used.
@@ -99,29 +100,28 @@ class ServiceClient:
         clock: Clock | None = None,
         **kwargs: object,
     ) -> None:
-        if kwargs:
-            names = ", ".join(sorted(kwargs))
-            warnings.warn(f"ServiceClient ignores unsupported arguments: {names}", FutureWarning, stacklevel=2)
+        older = read_older_arguments(kwargs, stacklevel=3)
         check_given(base_url=base_url, api_key=api_key, patience_seconds=patience_seconds)
         if circuit_breaker is not None and not isinstance(circuit_breaker, CircuitBreaker):
             raise TypeError(f"circuit_breaker must be a CircuitBreaker, got {type(circuit_breaker).__name__}")
 
         def load() -> Config:  # a function, as the repr of a partial would show the key
-            return load_config(
+            loaded = load_config(
                 base_url=base_url,
                 api_key=api_key,
                 project_id=project_id,
-                headers=default_headers_overrides,
+                headers=older.merge_headers(default_headers_overrides),
                 query=default_query,
                 wire=wire,
                 patience_seconds=patience_seconds,
                 fail_fast=fail_fast,
                 telemetry=telemetry,
             )
+            return older.apply(loaded)
 
         self._config = load
         self._description = Description(user_metadata=dict(user_metadata or {}), display_name=display_name)
-        self._transport = transport
+        self._transport = transport or older.transport
         self._clock = clock
         self._observers = tuple(observers)
         for observer in self._observers:
@@ -277,6 +277,9 @@ class ServiceClient:
     def get_server_capabilities(self) -> models.GetServerCapabilitiesResponse:
         """Ask which base models the server offers, and block until it answers.
 
+        What the answer says of context lengths is remembered: a prompt or a datum that is longer than its model takes raises a
+        ValueError on your line then, instead of failing on the server. Without this call nothing is known, and nothing refused.
+
         Returns:
             The server's answer; ``supported_models`` lists the models.
 
@@ -289,6 +292,26 @@ class ServiceClient:
     def _capabilities(self) -> APIFuture[models.GetServerCapabilitiesResponse]:
         runtime = self._runtime()
         return run(runtime, "get_server_capabilities", _get_server_capabilities, runtime)
+
+    def check_health(self) -> models.HealthResponse:
+        """Ask the server whether it is up, once and before anything else, and block until it answers.
+
+        Returns:
+            The server's word, whose ``status`` is ``ok``.
+
+        Raises:
+            APIError: The server is down, cannot be reached, cannot take work now (InternalServerError with 503), or has no such
+                question (NotFoundError).
+            ClientClosedError: The service client is closed.
+
+        >>> ServiceClient(base_url="local://toy").check_health().status
+        'ok'
+        """
+        return self._health().result()
+
+    def _health(self) -> APIFuture[models.HealthResponse]:
+        runtime = self._runtime()
+        return run(runtime, "check_health", _check_health, runtime)
 
     def create_custom_loss(self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> APIFuture[LossHandle]:
         """Trace a loss per datum, so that a server that is able to can compute it.
@@ -386,6 +409,16 @@ class ServiceClient:
             if self._opened is not None:
                 self._opened.transport.observers.remove(observer)
 
+    @property
+    def session_id(self) -> str | None:
+        """Return the id of the session; None before the first request has created it."""
+        return None if self._opened is None else self._opened.session.session_id
+
+    @property
+    def holder(self) -> SessionHolder:
+        """Return what older code reaches for behind this client: the session's id, its end, and the loop of all I/O."""
+        return SessionHolder(self._runtime())
+
     def get_telemetry(self) -> Telemetry | None:
         """Return the reporter of this client's failures; None when telemetry is off or nothing was asked of the server yet."""
         return None if self._opened is None else self._opened.telemetry
@@ -461,6 +494,10 @@ class ServiceClient:
         """Await :meth:`create_sampling_client` and return its result."""
         return await self.create_sampling_client(*args, **kwargs)
 
+    async def check_health_async(self) -> models.HealthResponse:
+        """Await what :meth:`check_health` returns, without blocking a thread."""
+        return await self._health()
+
     async def get_server_capabilities_async(self) -> models.GetServerCapabilitiesResponse:
         """Await what :meth:`get_server_capabilities` returns, without blocking a thread."""
         return await self._capabilities()
@@ -470,7 +507,13 @@ async def _get_server_capabilities(
     _: APIFuture[models.GetServerCapabilitiesResponse], runtime: Runtime
 ) -> models.GetServerCapabilitiesResponse:
     await runtime.server.config()  # how the credential travels
-    return (await runtime.transport.send(service_api.get_server_capabilities(), SUBMIT)).value
+    capabilities = (await runtime.transport.send(service_api.get_server_capabilities(), SUBMIT)).value
+    runtime.server.note_capabilities(capabilities)
+    return capabilities
+
+
+async def _check_health(_: APIFuture[models.HealthResponse], runtime: Runtime) -> models.HealthResponse:
+    return (await runtime.transport.send(service_api.healthz(), ONE_SHOT)).value
 
 
 async def _close(

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from tinker_wire import models
 
 from tinker import _tokenizers
-from tinker._clients import ReadyClient, awaiting_twin_of, twin_of
+from tinker._clients import ReadyClient, SessionHolder, awaiting_twin_of, twin_of
 from tinker._http import sampling_policy
 from tinker._sampling import Sampler
 from tinker._training import LossJob, Run, check_handle, prepare_loss, requests
 from tinker._validate import (
+    check_context_length,
     check_data,
     check_loss_config,
     check_model_path,
@@ -168,7 +169,9 @@ class TrainingClient(ReadyClient):
             check_handle(loss_fn, data, self._run.runtime.session.session_id)
             if loss_fn.loss_id is not None:
                 return self._loss("forward_backward_custom", data, "custom", {"loss_id": loss_fn.loss_id})
-        return self._run.compute_custom_loss(prepare_loss(data, loss_fn))
+        prepared = prepare_loss(data, loss_fn)
+        self._check_lengths(data)
+        return self._run.compute_custom_loss(prepared)
 
     def optim_step(
         self, optim_params: OptimParams | None = None, *, adam_params: OptimParams | None = None
@@ -430,6 +433,14 @@ class TrainingClient(ReadyClient):
         assert self._run.model is not None
         return self._run.model.model_id
 
+    def _guaranteed_model_id(self) -> str:  # by which scripts read ``model_id``
+        return self.model_id
+
+    @property
+    def holder(self) -> SessionHolder:
+        """Return what older code reaches for behind this client, as ``ServiceClient.holder`` does."""
+        return SessionHolder(self._run.runtime)
+
     # ------------------------------------------------------------------------------------------------- twins of older code
 
     @twin_of(forward)
@@ -500,5 +511,12 @@ class TrainingClient(ReadyClient):
         batch = list(data)
         check_data(batch, loss_fn)
         check_loss_config(config)
+        self._check_lengths(batch)
         job = LossJob(loss_fn, None if config is None else dict(config), forward_only=operation == "forward")
         return self._run.compute_loss(operation, batch, job)
+
+    def _check_lengths(self, data: Sequence[Datum]) -> None:
+        longest = self._run.find_context_length()
+        if longest is not None:
+            for index, datum in enumerate(data):
+                check_context_length(f"data[{index}].model_input", datum.model_input, longest)

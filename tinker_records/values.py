@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 Mode: TypeAlias = Literal["python", "json"]
+Plain: TypeAlias = dict[str, Any]  # by a name, as values have a method that is called ``dict``
 
 
 class FieldInfo(NamedTuple):
@@ -65,7 +66,7 @@ class Value:
         include: Collection[str] | None = None,
         exclude: Collection[str] | None = None,
         exclude_none: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Plain:
         """Return the fields by name, in order; values inside become dictionaries too.
 
         Bytes are base64. `mode` "json" spells dates and makes tuples lists; "python" leaves both as they are. `include` and
@@ -117,6 +118,28 @@ class Value:
         source = copy.deepcopy(self) if deep else self
         return source._replace(dict(update or {}))
 
+    def dict(self, **options: Any) -> Plain:
+        """Return what `model_dump` does, which it was called before."""
+        return self.model_dump(**options)
+
+    def json(self, **options: Any) -> str:
+        """Return what `model_dump_json` does, which it was called before."""
+        return self.model_dump_json(**options)
+
+    def copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return what `model_copy` does, which it was called before."""
+        return self.model_copy(update=update, deep=deep)
+
+    @classmethod
+    def parse_obj(cls, obj: object) -> Self:
+        """Return what `model_validate` does, which it was called before."""
+        return cls.model_validate(obj)
+
+    @classmethod
+    def parse_raw(cls, b: str | bytes | bytearray) -> Self:
+        """Return what `model_validate_json` does, which it was called before."""
+        return cls.model_validate_json(b)
+
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:
         from pydantic_core import core_schema
@@ -124,7 +147,7 @@ class Value:
         written = core_schema.plain_serializer_function_ser_schema(_serialize, info_arg=True)
         return core_schema.no_info_plain_validator_function(cls.model_validate, serialization=written)
 
-    def _fields(self) -> dict[str, Any]:
+    def _fields(self) -> Plain:
         raise NotImplementedError
 
     @classmethod
@@ -133,10 +156,10 @@ class Value:
         raise AttributeError(f"{cls.__name__} has no fields of its own")
 
     @classmethod
-    def _of_fields(cls, fields: dict[str, Any]) -> Self:
+    def _of_fields(cls, fields: Plain) -> Self:
         return cls(**fields)
 
-    def _replace(self, update: dict[str, Any]) -> Self:
+    def _replace(self, update: Plain) -> Self:
         return type(self)._of_fields({**self._fields(), **update})
 
 

@@ -306,6 +306,28 @@ class RestOperations(Operations):
         """Await :meth:`delete_checkpoint_from_tinker_path` and return its result."""
         return await self.delete_checkpoint_from_tinker_path(tinker_path)
 
+    def publish_checkpoint(self, training_run_id: str, checkpoint_id: str) -> APIFuture[None]:
+        """Make a checkpoint public, so that everybody can load and sample it.
+
+        The future raises ConflictError when it is public already.
+
+        Args:
+            training_run_id: The model id of the run; `:` in it stays itself.
+            checkpoint_id: `<kind>/<name>`: two segments, inserted as they are.
+
+        Returns:
+            A future without a value, done when the server has answered.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
+        """
+        self._check(training_run_id=training_run_id, checkpoint_id=checkpoint_id)
+        return self._ask(weights_api.publish_checkpoint(training_run_id=training_run_id, checkpoint_id=checkpoint_id))
+
+    async def publish_checkpoint_async(self, training_run_id: str, checkpoint_id: str) -> None:
+        """Await :meth:`publish_checkpoint` and return its result."""
+        return await self.publish_checkpoint(training_run_id, checkpoint_id)
+
     def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
         """Make a checkpoint public, so that everybody can load and sample it.
 
@@ -331,6 +353,28 @@ class RestOperations(Operations):
         """Await :meth:`publish_checkpoint_from_tinker_path` and return its result."""
         return await self.publish_checkpoint_from_tinker_path(tinker_path)
 
+    def unpublish_checkpoint(self, training_run_id: str, checkpoint_id: str) -> APIFuture[None]:
+        """Make a public checkpoint private again.
+
+        The future raises ConflictError when it is private already.
+
+        Args:
+            training_run_id: The model id of the run; `:` in it stays itself.
+            checkpoint_id: `<kind>/<name>`: two segments, inserted as they are.
+
+        Returns:
+            A future without a value, done when the server has answered.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
+        """
+        self._check(training_run_id=training_run_id, checkpoint_id=checkpoint_id)
+        return self._ask(weights_api.unpublish_checkpoint(training_run_id=training_run_id, checkpoint_id=checkpoint_id))
+
+    async def unpublish_checkpoint_async(self, training_run_id: str, checkpoint_id: str) -> None:
+        """Await :meth:`unpublish_checkpoint` and return its result."""
+        return await self.unpublish_checkpoint(training_run_id, checkpoint_id)
+
     def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
         """Make a public checkpoint private again.
 
@@ -355,6 +399,34 @@ class RestOperations(Operations):
     async def unpublish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
         """Await :meth:`unpublish_checkpoint_from_tinker_path` and return its result."""
         return await self.unpublish_checkpoint_from_tinker_path(tinker_path)
+
+    def set_checkpoint_ttl(self, training_run_id: str, checkpoint_id: str, ttl_seconds: int | None) -> APIFuture[None]:
+        """Set the time until a checkpoint expires, or keep it forever.
+
+        Args:
+            training_run_id: The model id of the run; `:` in it stays itself.
+            checkpoint_id: `<kind>/<name>`: two segments, inserted as they are.
+            ttl_seconds: Seconds from now, an hour to ten years. Null, which is sent, makes the checkpoint stay
+                forever.
+
+        Returns:
+            A future without a value, done when the server has answered.
+
+        Raises:
+            ValueError: At once, for an argument that cannot be right.
+        """
+        self._check(training_run_id=training_run_id, checkpoint_id=checkpoint_id, ttl_seconds=ttl_seconds)
+        return self._ask(
+            weights_api.set_checkpoint_ttl(
+                models.SetCheckpointTtlRequest(ttl_seconds=ttl_seconds),
+                training_run_id=training_run_id,
+                checkpoint_id=checkpoint_id,
+            )
+        )
+
+    async def set_checkpoint_ttl_async(self, training_run_id: str, checkpoint_id: str, ttl_seconds: int | None) -> None:
+        """Await :meth:`set_checkpoint_ttl` and return its result."""
+        return await self.set_checkpoint_ttl(training_run_id, checkpoint_id, ttl_seconds)
 
     def set_checkpoint_ttl_from_tinker_path(self, tinker_path: str, ttl_seconds: int | None) -> APIFuture[None]:
         """Set the time until a checkpoint expires, or keep it forever.

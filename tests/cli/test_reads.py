@@ -87,6 +87,23 @@ def test_run_list_table(call: Call, run: Any) -> None:
     assert "1 training run" in result.stderr
 
 
+def test_lists_from_an_offset(ask: Ask, run: Any) -> None:
+    """What comes first is left out; the rest is the same, of runs and of checkpoints."""
+    runs = [one["training_run_id"] for one in ask("run", "list", "--limit", "0")["runs"]]
+    assert [one["training_run_id"] for one in ask("run", "list", "--limit", "0", "--offset", "1")["runs"]] == runs[1:]
+    paths = [one["tinker_path"] for one in ask("checkpoint", "list", "--run-id", run.run_id)["checkpoints"]]
+    found = ask("checkpoint", "list", "--run-id", run.run_id, "--offset", "2")["checkpoints"]
+    assert [one["tinker_path"] for one in found] == paths[2:]
+    assert len(ask("checkpoint", "list", "--limit", "1", "--offset", "1")["checkpoints"]) == 1
+
+
+def test_whose_runs_are_listed(ask: Ask, call: Call, run: Any) -> None:
+    """The scope goes to the server; one that does not exist is refused."""
+    assert run.run_id in {one["training_run_id"] for one in ask("run", "list", "--access-scope", "accessible")["runs"]}
+    assert ask("run", "info", run.run_id, "--access-scope", "accessible")["training_run_id"] == run.run_id
+    assert call("run", "list", "--access-scope", "all").exit_code == 2
+
+
 def test_run_list_of_unknown_columns(call: Call) -> None:
     """A column that does not exist is told before anything is asked."""
     result = call("run", "list", "-c", "id,zzz", base_url="http://127.0.0.1:9")
@@ -229,6 +246,11 @@ def test_pages() -> None:
     assert len(fetch_pages(page(25), 0, 10, advance).items) == 25
     assert fetch_pages(page(None), 0, 10, advance).total == 25
     assert fetch_pages(page(None), 1, 10, advance).title("x") == "1 x"
+    asked.clear()
+    assert fetch_pages(page(25), 12, 10, advance, 8).title("x") == "12 xs (5 more not shown, use --limit to see more)"
+    assert asked == [(10, 8), (2, 18)]
+    assert fetch_pages(page(25), 0, 10, advance, 20).items == [20, 21, 22, 23, 24]
+    assert fetch_pages(page(25), 0, 10, advance, 30) == ([], 0)
 
 
 @pytest.mark.parametrize(

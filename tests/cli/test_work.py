@@ -161,6 +161,65 @@ def test_sample_of_nothing(call: Call) -> None:
     assert call("sample", input="").exit_code == 1
 
 
+def test_sample_reads_and_writes_files(ask: Ask, call: Call, tmp_path: Path) -> None:
+    """A text file is one prompt; JSON is a text, token ids, or several; the samples are saved as they would be printed."""
+    pytest.importorskip("transformers")
+    arguments = ("--max-tokens", "2", "--temperature", "0")
+    file = tmp_path / "prompt.txt"
+    file.write_text("a")
+    assert ask("sample", "--prompt-file", str(file), *arguments) == ask("sample", "a", *arguments)
+    several = tmp_path / "prompts.json"
+    several.write_text('["a", [5, 6, 7]]')
+    saved = tmp_path / "samples.json"
+    assert ask("sample", "--prompt-file", str(several), "-o", str(saved), *arguments) == {"output": str(saved), "samples": 2}
+    first, second = json.loads(saved.read_text())["samples"]
+    assert (first["prompt"], second["prompt"], len(second["tokens"])) == ("a", [5, 6, 7], 2)
+    (tmp_path / "ids.json").write_text("[5, 6, 7]")
+    assert ask("sample", "--prompt-file", "ids.json", *arguments)["samples"] == [second]
+    assert call("sample", "-o", "samples.txt", "a", *arguments).stdout == "Saved 1 sample(s) to samples.txt\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[1, [2]]", "prompt 0 is neither text nor a list of token ids"),
+        ("[[1, -2]]", "prompt 0 is neither text nor a list of token ids"),
+        ('{"prompt": "a"}', "prompt 0 is neither text nor a list of token ids"),
+        ("[", "is not JSON"),
+        ("[]", "a prompt is empty"),
+        ('""', "a prompt is empty"),
+    ],
+)
+def test_prompts_that_are_none(call: Call, tmp_path: Path, content: str, words: str) -> None:
+    """A file of something else ends with 1 and says what is wrong, before anything is sent."""
+    (tmp_path / "prompts.json").write_text(content)
+    result = call("sample", "--prompt-file", "prompts.json", base_url="http://127.0.0.1:1")
+    assert (result.exit_code, words in result.stderr) == (1, True)
+    assert call("sample", "a", "--prompt-file", "prompts.json").exit_code == 2
+    assert "There is no folder" in call("sample", "a", "-o", "nowhere/x.json", base_url="http://127.0.0.1:1").stderr
+
+
+def test_a_checkpoint_is_created(ask: Ask, call: Call) -> None:
+    """A new adapter is saved untrained, to train on and to sample from; and so is a copy of a checkpoint."""
+    made = ask("checkpoint", "create", "--model", "tinker/toy", "--rank", "2", "--name", "start", "--sampler", "--ttl", "7200")
+    assert list(made) == ["training_run_id", "checkpoint_path", "sampler_path"]
+    assert made["checkpoint_path"] == f"tinker://{made['training_run_id']}/weights/start"
+    info = ask("checkpoint", "info", made["checkpoint_path"])
+    assert (info["lora_rank"], info["expires_at"] is not None) == (2, True)
+    assert ask("checkpoint", "info", made["sampler_path"])["checkpoint_type"] == "sampler"
+    copy = ask("checkpoint", "create", "--from", made["checkpoint_path"])
+    assert copy["training_run_id"] != made["training_run_id"]
+    assert (copy["checkpoint_path"].rpartition("/")[2], copy["sampler_path"]) == ("initial", None)
+    assert "To train on" in call("checkpoint", "create", "--model", "tinker/toy").stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("--model", "tinker/toy", "--from", "tinker://r/weights/1")])
+def test_a_checkpoint_of_nothing_or_two_things(call: Call, arguments: tuple[str, ...]) -> None:
+    """It is either a model's or a checkpoint's."""
+    result = call("checkpoint", "create", *arguments)
+    assert (result.exit_code, "Give either --model or --from." in result.stderr) == (2, True)
+
+
 # Training
 
 

@@ -65,6 +65,9 @@ CALLS: list[tuple[int, Callable[[Rest], tinker.APIFuture[Any]], Any]] = [
     (17, lambda rest: rest.unpublish_checkpoint_from_tinker_path(PATH), None),
     (18, lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 86400), None),
     (19, lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, None), None),
+    (16, lambda rest: rest.publish_checkpoint("run-1", "weights/0001"), None),
+    (17, lambda rest: rest.unpublish_checkpoint("run-1", "weights/0001"), None),
+    (18, lambda rest: rest.set_checkpoint_ttl("run-1", "weights/0001", 86400), None),
     (
         20,
         lambda rest: rest.copy_weights(PATH, "proj-2", ttl_seconds=7200, weights_access_token="wtok"),
@@ -114,6 +117,16 @@ def test_requests_and_answers_are_those_recorded(
     assert result == (expected.model_validate(answer) if isinstance(expected, type) else expected)
 
 
+def test_health_is_asked_once_and_nothing_else_is(wire: Any, service: tinker.ServiceClient) -> None:
+    """What the server says comes back; one that cannot take work raises at once, and nothing else is asked."""
+    assert service.check_health().status == "ok"
+    assert asyncio.run(service.check_health_async()).status == "ok"
+    wire.fail("healthz", 503)
+    with pytest.raises(tinker.InternalServerError):
+        service.check_health()
+    assert [one.operation for one in wire.exchanges] == ["healthz"] * 3
+
+
 def test_open_unions_are_read(rest: Rest, wire: Any) -> None:
     """A session's status is the type that its word names; a word that this version does not know stays a dictionary."""
     answer = json_of(RECORDED[27]["response"])
@@ -140,7 +153,7 @@ def test_twins_give_the_result(rest: Rest, training: tinker.TrainingClient) -> N
 
     asyncio.run(scenario())
     names = [name for name in dir(rest) if name.endswith("_async")]
-    assert len(names) == 24
+    assert len(names) == 28
     for name in names:
         assert asyncio.iscoroutinefunction(getattr(rest, name))
     assert path.startswith("tinker://")

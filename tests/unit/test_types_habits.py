@@ -162,3 +162,73 @@ def test_errors_name_the_package_and_their_status() -> None:
     assert tinker.NotFoundError.__module__ == "tinker"
     assert (tinker.NotFoundError.status_code, tinker.RateLimitError.status_code) == (404, 429)
     assert issubclass(tinker.ClientClosedError, RuntimeError)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=NAMES)
+def test_the_older_names_of_methods(value: Any) -> None:
+    """`dict`, `json`, `copy`, `parse_obj` and `parse_raw` do what the methods with the newer names do."""
+    assert value.dict() == value.model_dump()
+    assert value.dict(exclude_none=True) == value.model_dump(exclude_none=True)
+    assert value.json(indent=2) == value.model_dump_json(indent=2)
+    assert value.copy().model_dump() == value.copy(deep=True).model_dump() == value.model_dump()
+    kind = type(value)
+    assert kind.parse_obj(value.dict()).model_dump() == kind.model_validate(value.model_dump()).model_dump()
+    assert kind.parse_raw(value.json()).model_dump() == kind.model_validate_json(value.model_dump_json()).model_dump()
+
+
+def test_a_copy_under_the_older_name_takes_new_values() -> None:
+    """As `model_copy` does."""
+    assert types.LoraConfig(rank=8).copy(update={"rank": 16}) == types.LoraConfig(rank=16)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: types.SamplingParams(max_token=3), r"SamplingParams has no 'max_token'; did you mean 'max_tokens'\?"),  # type: ignore[call-arg]
+        (
+            lambda: types.SamplingParams(min_p=0.1),
+            r"parameter that only some servers know: SamplingParams\(extra=\{'min_p': ...\}\)",
+        ),  # type: ignore[call-arg]
+        (
+            lambda: types.AdamParams(lr=0.1),
+            "AdamParams has no 'lr'; it has beta1, beta2, eps, grad_clip_norm, learning_rate, weight_decay",
+        ),  # type: ignore[call-arg]
+        (lambda: types.LoraConfig(ranks=3), r"LoraConfig has no 'ranks'; did you mean 'rank'\?$"),  # type: ignore[call-arg]
+        (lambda: types.SamplingParams(extra=[("a", 1)]), "extra must be a mapping of names to values, got list"),  # type: ignore[arg-type]
+        (lambda: types.SamplingParams(extra={1: 2}), "extra: a name must be text, got 1"),  # type: ignore[dict-item]
+    ],
+)
+def test_a_misspelt_parameter_is_told_its_spelling(make: Any, words: str) -> None:
+    """The TypeError names the class, the argument, and what was probably meant."""
+    with pytest.raises(TypeError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"top_p": 0.5}, r"extra must not hold 'top_p', which is an argument: SamplingParams\(top_p=...\)"),
+        ({"bias": {"a": object()}}, r"extra\['bias'\] cannot be sent as JSON"),
+        ({"bias": math.nan}, r"extra\['bias'\] cannot be sent as JSON"),
+    ],
+)
+def test_extra_parameters_that_cannot_be_sent(extra: dict[str, Any], words: str) -> None:
+    """They are refused when they are given."""
+    with pytest.raises(ValueError, match=words):
+        types.SamplingParams(extra=extra)
+
+
+def test_extra_parameters_are_part_of_the_value() -> None:
+    """Dumped, copied, pickled and compared with the rest; without any, nothing says that there could be."""
+    given = {"min_p": 0.1}
+    params = types.SamplingParams(max_tokens=3, extra=given)
+    given["min_p"] = 0.2
+    assert params.extra == {"min_p": 0.1}
+    for same in (
+        pickle.loads(pickle.dumps(params)),
+        copy.deepcopy(params),
+        types.SamplingParams.model_validate(params.model_dump()),
+    ):
+        assert same == params != types.SamplingParams(max_tokens=3)
+    assert "extra" not in types.SamplingParams().model_dump()
+    assert "extra" not in repr(types.SamplingParams())

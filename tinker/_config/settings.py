@@ -36,7 +36,8 @@ class Config:
     """What a client was told. ``base_url`` has no trailing slash and no password; secrets stay out of the repr.
 
     ``patience_seconds`` is the longest time that one exchange is tried again; None leaves that to the policy of each kind.
-    ``fail_fast`` means that a rate limit is raised instead of waited out.
+    ``fail_fast`` means that a rate limit is raised instead of waited out. ``max_retries`` is how often at most a failed
+    exchange is tried again, and ``silence_seconds`` how long a server may say nothing; None leaves them to the kind of request.
     """
 
     base_url: str
@@ -55,6 +56,8 @@ class Config:
     fail_fast: bool = False
     telemetry: bool = False
     trace_context: bool = True
+    max_retries: int | None = None
+    silence_seconds: float | None = None
 
     @property
     def is_hosted(self) -> bool:

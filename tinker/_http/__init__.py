@@ -5,7 +5,7 @@ from __future__ import annotations
 from tinker._http.auth import Auth, Credential, CredentialSource, find_command, find_source, read_claims
 from tinker._http.circuits import Circuit, CircuitRegistry, CircuitRules, Circuits, Permit
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
-from tinker._http.engines import open_engine, open_files
+from tinker._http.engines import open_engine, open_files, wrap_client
 from tinker._http.limits import (
     DISPATCH_SLOTS,
     THROTTLED_SLOTS,
@@ -48,6 +48,7 @@ from tinker._http.statuses import (
     is_format_refused,
     is_lost,
     is_pending,
+    is_retryable_status,
     is_server_failure,
     is_session_over,
     is_unexplained,
@@ -113,6 +114,7 @@ __all__ = [
     "is_lost",
     "is_pending",
     "is_server_failure",
+    "is_retryable_status",
     "is_session_over",
     "is_unexplained",
     "is_user_fault",
@@ -126,4 +128,5 @@ __all__ = [
     "cool_down_for",
     "status_error",
     "store_default",
+    "wrap_client",
 ]

@@ -29,6 +29,19 @@ def open_engine(config: Config, transport: httpx.AsyncBaseTransport | None = Non
     return AiohttpEngine(config.proxies)
 
 
+def wrap_client(client: object) -> httpx.AsyncBaseTransport | None:
+    """Return a transport that sends through an httpx client of the user; None for None. TypeError for something else."""
+    if client is None:
+        return None
+    import httpx
+
+    if not isinstance(client, httpx.AsyncClient):
+        raise TypeError(f"http_client must be an httpx.AsyncClient, got {type(client).__name__}")
+    from tinker._http.given_client import GivenClient
+
+    return GivenClient(client)
+
+
 def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
     """Return the server of this process. Imported by name: the client never depends on it otherwise."""
     import httpx

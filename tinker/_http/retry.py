@@ -36,7 +36,8 @@ class Policy:
     ``total_seconds`` counts from the first try, or from the last answer that asked for patience (402, 429). How long those are
     obeyed counts from the first try: ``cool_down_seconds_total`` (None: as long as other failures) and
     ``pause_seconds_total``. Other failures whose answer says when to come back are obeyed for at least ``HINTED_SECONDS``,
-    where 429 is obeyed that long. ``fails_fast`` means that 429 is not waited out at all.
+    where 429 is obeyed that long. ``fails_fast`` means that 429 is not waited out at all. ``max_retries`` is the most tries
+    after the first one; None sets no number.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Policy:
     cool_down_seconds_total: float | None = None
     pause_seconds_total: float = 3600.0
     fails_fast: bool = False
+    max_retries: int | None = None
 
     def limit(self, verdict: Verdict, *, hinted: bool = False) -> float:
         """Return the seconds for failures of this verdict, ``hinted`` when the server said when to come back."""
@@ -183,6 +185,7 @@ class Attempts:
             verdict in (Verdict.FATAL, Verdict.RESUBMIT)
             or self.policy.total_seconds == 0
             or self._unread == MAX_DECODE_ATTEMPTS
+            or (self.policy.max_retries is not None and self.count > self.policy.max_retries)
         )
 
     def _since(self, verdict: Verdict, now: float) -> float:

@@ -100,7 +100,7 @@ def judge(error: BaseException) -> Verdict:
     if not isinstance(error, APIStatusError):
         return Verdict.FATAL
     status = error.status_code
-    verdict = _BY_STATUS.get(status, Verdict.RETRY if status >= 500 else Verdict.FATAL)
+    verdict = _judge_status(status)
     if status == _PROXY_STATUS and error.body is None:
         verdict = Verdict.MALFORMED
     wish = error.response.headers.get("x-should-retry")
@@ -109,6 +109,15 @@ def judge(error: BaseException) -> Verdict:
     if wish == "true" and verdict is Verdict.FATAL:
         return Verdict.RETRY
     return verdict
+
+
+def _judge_status(status: int) -> Verdict:
+    return _BY_STATUS.get(status, Verdict.RETRY if status >= 500 else Verdict.FATAL)
+
+
+def is_retryable_status(status: int) -> bool:
+    """Return whether a request that is answered with this status, and nothing else that says more, is sent again."""
+    return _judge_status(status) in (Verdict.RETRY, Verdict.COOL_DOWN)
 
 
 def fate_of(error: BaseException) -> Fate:

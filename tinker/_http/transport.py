@@ -185,10 +185,13 @@ class Transport:
 
     def attempts(self, policy: Policy, operation: str) -> Attempts:
         """Count the failures of something promised, which is waited for also where submissions fail fast."""
-        return Attempts(policy.within(self.config.patience_seconds), self.observers, operation)
+        return Attempts(self._limit(policy), self.observers, operation)
+
+    def _limit(self, policy: Policy) -> Policy:
+        return attrs.evolve(policy.within(self.config.patience_seconds), max_retries=self.config.max_retries)
 
     def _submission_attempts(self, policy: Policy, operation: str, began: float) -> Attempts:
-        chosen = policy.within(self.config.patience_seconds)
+        chosen = self._limit(policy)
         if self.config.fail_fast:
             chosen = attrs.evolve(chosen, fails_fast=True)
         return Attempts(chosen, self.observers, operation, began)
@@ -308,10 +311,11 @@ class Transport:
 
     def _silence_seconds(self, purpose: Purpose) -> float:
         """Return how long a try waits for a silent server. Servers hold a poll, so patience does not shorten that."""
-        patience = self.config.patience_seconds
-        if patience is None or purpose is Purpose.POLL:
-            return purpose.read_seconds
-        return min(purpose.read_seconds, max(SHORTEST_PATIENCE_SECONDS, patience))
+        patience, silence = self.config.patience_seconds, self.config.silence_seconds
+        if purpose is Purpose.POLL:
+            return purpose.read_seconds if silence is None else max(purpose.read_seconds, silence)
+        longest = purpose.read_seconds if silence is None else silence
+        return longest if patience is None else min(longest, max(SHORTEST_PATIENCE_SECONDS, patience))
 
     def _url(self, request: Request[Any], query: str) -> str:
         base = _LOCAL_ORIGIN if self.config.is_local else self.config.base_url

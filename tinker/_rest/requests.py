@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
+from tinker_wire import models
 from tinker_wire.runtime import Request
 
 from tinker._clock import Clock
@@ -51,7 +52,10 @@ class Rest:
     async def answer(self, request: Request[T]) -> T:
         """Return the answer, on the loop."""
         runtime = await self.ready()
-        return (await runtime.transport.send(request, REST)).value
+        value = (await runtime.transport.send(request, REST)).value
+        if isinstance(value, models.GetServerCapabilitiesResponse):
+            runtime.server.note_capabilities(value)
+        return value
 
     async def ready(self) -> Runtime:
         """Return the runtime, once it is known how the credential travels. ClientClosedError after the end of its service."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
 from tinker_wire import models
@@ -59,6 +60,24 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _readable(params: SamplingParams) -> SamplingParams:
-    """Send one stop text as a list of one: every server reads that, and some read nothing else."""
-    return msgspec.structs.replace(params, stop=[params.stop]) if isinstance(params.stop, str) else params
+def _readable(params: SamplingParams) -> models.SamplingParams:
+    """Send one stop text as a list of one, which every server reads, and the extra parameters beside the others."""
+    if isinstance(params.stop, str):
+        params = msgspec.structs.replace(params, stop=[params.stop])
+    return params if params.extra is None else _with_extra(params, params.extra)
+
+
+def _with_extra(params: SamplingParams, extra: dict[str, Any]) -> models.SamplingParams:
+    """Return the parameters as a record that has a field for each extra one, too."""
+    known = {name: getattr(params, name) for name in models.SamplingParams.__struct_fields__}
+    return _class_with(tuple(extra))(**known, **{f"extra_{index}": value for index, value in enumerate(extra.values())})
+
+
+@lru_cache(maxsize=64)
+def _class_with(names: tuple[str, ...]) -> type[models.SamplingParams]:
+    fields = [(f"extra_{index}", Any) for index in range(len(names))]
+    renamed = {f"extra_{index}": name for index, name in enumerate(names)}
+    kind = msgspec.defstruct(
+        "SamplingParamsWithExtra", fields, bases=(models.SamplingParams,), frozen=True, kw_only=True, rename=renamed
+    )
+    return cast("type[models.SamplingParams]", kind)

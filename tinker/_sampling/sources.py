@@ -26,6 +26,10 @@ class SamplerSource(Protocol):
         """Return the id of the sampling session."""
         ...
 
+    def find_context_length(self, runtime: Runtime) -> int | None:
+        """Return the most tokens that the model takes; None where that is not known yet."""
+        ...
+
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
         """Return the name of the base model."""
         ...
@@ -58,6 +62,10 @@ class StoredModel:
         )
         return (await runtime.transport.send(api.create_sampling_session(body), SUBMIT)).value.sampling_session_id
 
+    def find_context_length(self, runtime: Runtime) -> int | None:
+        """Return what the server said of the base model that was given."""
+        return runtime.server.find_context_length(self.base_model)
+
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
         """Return what was given, else ask the server."""
         return await ask_base_model(runtime, sampling_session_id) if self.base_model is None else self.base_model
@@ -74,6 +82,10 @@ class SharedSession:
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
         """Return the id, which is known."""
         return self.sampling_session_id
+
+    def find_context_length(self, runtime: Runtime) -> int | None:
+        """Return what the server said of the base model, where that is known."""
+        return runtime.server.find_context_length(self.base_model)
 
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
         """Return what is known, else ask the server."""

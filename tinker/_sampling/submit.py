@@ -81,6 +81,10 @@ class Sampler:
             known = self._base_model = run(self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created)
         return known
 
+    def find_context_length(self) -> int | None:
+        """Return the most tokens that the model takes; None where the server has not said so yet."""
+        return self._source.find_context_length(self.runtime)
+
     def tokenizer(self) -> APIFuture[_tokenizers.TokenizerSource]:
         """Find the tokenizer; asked for until there is an answer."""
         known = self._tokenizer

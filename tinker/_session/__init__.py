@@ -8,7 +8,7 @@ from tinker._session.results import ResultSpec, json_only, loss_output, report_p
 from tinker._session.server_config import ServerConfig, ServerSettings
 from tinker._session.session import Description, Session, SessionContext, shut_down
 from tinker._session.session_poller import SessionPoller
-from tinker._session.telemetry import Telemetry
+from tinker._session.telemetry import Telemetry, is_user_error
 
 __all__ = [
     "SessionPoller",
@@ -23,6 +23,7 @@ __all__ = [
     "Telemetry",
     "Trial",
     "count_tokens",
+    "is_user_error",
     "json_only",
     "loss_output",
     "meter",

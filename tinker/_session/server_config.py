@@ -41,6 +41,16 @@ class ServerSettings:
         self._thread = thread
         self._asking: asyncio.Task[ServerConfig] | None = None
         self._refreshing: asyncio.Task[None] | None = None
+        self._context_lengths: dict[str, int] = {}
+
+    def note_capabilities(self, capabilities: models.GetServerCapabilitiesResponse) -> None:
+        """Note how many tokens each model takes, where the server says so."""
+        told = ((model.model_name, model.max_context_length) for model in capabilities.supported_models)
+        self._context_lengths = {name: length for name, length in told if name and length is not None and length > 0}
+
+    def find_context_length(self, base_model: str | None) -> int | None:
+        """Return the most tokens that a model takes; None where the server has not said so, or was not asked."""
+        return None if base_model is None else self._context_lengths.get(base_model)
 
     async def config(self) -> ServerConfig:
         """Return the settings, requested by the first caller; after a failure the next caller tries again."""

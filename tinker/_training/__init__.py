@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tinker._training import requests
 from tinker._training.chunks import PROMPT_TOKEN_NBYTES, chunk_nbytes
+from tinker._training.combine import REDUCTIONS, combine
 from tinker._training.creation import Creation, NewAdapter, SavedAdapter
 from tinker._training.custom_loss import check_handle, create_handle, prepare_loss
 from tinker._training.evaluation import (
@@ -35,11 +36,13 @@ __all__ = [
     "PROMPT_TOKEN_NBYTES",
     "RenewableRun",
     "Run",
+    "REDUCTIONS",
     "SavedAdapter",
     "TrainingRun",
     "check_evaluation",
     "check_handle",
     "chunk_nbytes",
+    "combine",
     "create_handle",
     "evaluator",
     "is_tuple",

@@ -24,7 +24,7 @@ def _hash2(values: Values, _: Weights) -> float:
     return sum(int(x) % _HASH_MODULUS for x in values) % _HASH_MODULUS
 
 
-_REDUCTIONS: dict[str, Callable[[Values, Weights], float]] = {
+REDUCTIONS: dict[str, Callable[[Values, Weights], float]] = {
     "sum": lambda values, _: sum(values),
     "mean": _mean,
     "min": lambda values, _: min(values),
@@ -57,7 +57,7 @@ def _reduce(key: str, own: float, values: Values, weights: Weights) -> dict[str,
     suffix = key.rpartition(":")[2]
     if suffix == "unique":
         return {key if index == 0 else f"{key}_{index}": value for index, value in enumerate(values)}
-    reduce = _REDUCTIONS.get(suffix)
+    reduce = REDUCTIONS.get(suffix)
     if reduce is not None:
         return {key: reduce(values, weights)}
     return {key: own} if len(values) == 1 else {}

@@ -62,6 +62,10 @@ class Run(Protocol):
         """Return what the model is."""
         ...
 
+    def find_context_length(self) -> int | None:
+        """Return the most tokens that the model takes; None where the server has not said so yet."""
+        ...
+
     def send(self, request: RunRequest[T]) -> APIFuture[T]:
         """Send one request in its turn and wait for its result."""
         ...
@@ -120,6 +124,10 @@ class TrainingRun:
         if self.model.info is None:
             raise LookupError("this server does not say what its models are (it has no get_info)")
         return self.model.info
+
+    def find_context_length(self) -> int | None:
+        """Return the most tokens that the model takes; None where the server has not said so yet."""
+        return self.runtime.server.find_context_length(self._base_model() or self.creation.base_model)
 
     async def base_model(self) -> str:
         """Return the name of the base model, once the model is created."""
@@ -246,6 +254,10 @@ class SavedForSampling:
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
         """Return the id of the sampling session, when the weights are saved."""
         return await take_over(self.saved)
+
+    def find_context_length(self, runtime: Runtime) -> int | None:
+        """Return what is known of the run's model."""
+        return self.run.find_context_length()
 
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
         """Return the base model of the run."""

@@ -22,6 +22,16 @@ class GlobalOptions(NamedTuple):
     patience_seconds: float = PATIENCE_SECONDS
 
 
+ACCESS_SCOPE = click.option(
+    "--access-scope",
+    type=click.Choice(["owned", "accessible"]),
+    default="owned",
+    show_default=True,
+    help="Yours, or everything that you may see.",
+)
+OFFSET = click.option("--offset", type=click.IntRange(min=0), default=0, help="How many to leave out at the beginning.")
+
+
 def pass_options(command: Callable[Concatenate[GlobalOptions, P], R]) -> Callable[P, R]:
     """Give a command the options of ``tinker`` as its first argument."""
     return click.make_pass_decorator(GlobalOptions, ensure=True)(command)

@@ -27,13 +27,14 @@ class Listing(NamedTuple, Generic[T]):
 FetchPage = Callable[[int, int], tuple[list[T], int | None]]
 
 
-def fetch_pages(fetch: FetchPage[T], limit: int, page: int, advance: Advance) -> Listing[T]:
-    """Fetch the first ``limit`` items, all for 0. ``advance`` is called as they come."""
+def fetch_pages(fetch: FetchPage[T], limit: int, page: int, advance: Advance, offset: int = 0) -> Listing[T]:
+    """Fetch ``limit`` items, all for 0, after the first ``offset``. ``advance`` is called as they come."""
     items: list[T] = []
     total: int | None = None
     while not limit or len(items) < limit:
         count = min(page, limit - len(items)) if limit else page
-        new, total = fetch(count, len(items))
+        new, known = fetch(count, offset + len(items))
+        total = None if known is None else max(0, known - offset)
         items += new[:count]
         advance(len(items), total=min(total, limit) if total is not None and limit else total)
         if len(new) < count or (total is not None and len(items) >= total):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from tinker._http import is_retryable_status
 from tinker.errors import APIConnectionError
 from tinker.lib.retryable_exception import RetryableException
 
@@ -35,3 +36,12 @@ class RetryConfig:
     def __post_init__(self) -> None:
         if self.max_connections <= 0:
             raise ValueError(f"max_connections must be positive, got {self.max_connections}")
+
+
+def is_retryable_status_code(status_code: int) -> bool:
+    """Return whether this client sends a request again that was answered with the status.
+
+    >>> is_retryable_status_code(503), is_retryable_status_code(404)
+    (True, False)
+    """
+    return is_retryable_status(status_code)

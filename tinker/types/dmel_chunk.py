@@ -1,5 +1,5 @@
-"""A path that older code imports from."""
+"""A path that older code imports from; made by tools/older_paths.py."""
 
-from tinker.types.model_input import DmelChunk
+from tinker.types import DmelChunk
 
 __all__ = ["DmelChunk"]

@@ -1,5 +1,5 @@
-"""A path that older code imports from."""
+"""A path that older code imports from; made by tools/older_paths.py."""
 
-from tinker.types.model_input import EncodedTextChunk
+from tinker.types import EncodedTextChunk
 
 __all__ = ["EncodedTextChunk"]

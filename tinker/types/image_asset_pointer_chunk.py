@@ -1,5 +1,5 @@
-"""A path that older code imports from."""
+"""A path that older code imports from; made by tools/older_paths.py."""
 
-from tinker.types.model_input import ImageAssetPointerChunk
+from tinker.types import ImageAssetPointerChunk
 
 __all__ = ["ImageAssetPointerChunk"]

@@ -1,5 +1,5 @@
-"""The module path older code imports ImageChunk from."""
+"""A path that older code imports from; made by tools/older_paths.py."""
 
-from tinker.types.model_input import ImageChunk
+from tinker.types import ImageChunk
 
 __all__ = ["ImageChunk"]

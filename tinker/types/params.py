@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeAlias, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import msgspec
 import msgspec.structs
 import numpy as np
 from tinker_wire import models
@@ -13,8 +16,31 @@ from tinker_wire.models import AdamOptimizerConfig, DimuonOptimizerConfig, LossF
 
 from tinker.types._values import convert_numbers
 
+if TYPE_CHECKING:
+    from tinker_records import Record
 
-class AdamParams(models.AdamParams, frozen=True):
+
+class _NamesChecked(msgspec.StructMeta):
+    """Make of a misspelt argument a TypeError that says how it is spelled."""
+
+    if not TYPE_CHECKING:  # the signature is that of the fields
+
+        def __call__(cls, *args: object, **values: object) -> object:
+            for name in values.keys() - set(cls.__struct_fields__):
+                raise TypeError(_advise(cls, name))
+            return super().__call__(*args, **values)
+
+
+def _advise(kind: type[Record], name: str) -> str:
+    known = sorted(kind.__struct_fields__)
+    near = difflib.get_close_matches(name, known, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}."
+    if "extra" in known:
+        advice += f" For a parameter that only some servers know: {kind.__name__}(extra={{{name!r}: ...}})"
+    return f"{kind.__name__} has no {name!r}; {advice}"
+
+
+class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
     """Set the parameters of one step of Adam with decoupled weight decay. Raises ValueError for a value that is not a number.
 
     Attributes:
@@ -30,7 +56,7 @@ class AdamParams(models.AdamParams, frozen=True):
         convert_numbers(self)
 
 
-class DimuonParams(models.DimuonParams, frozen=True):
+class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
     """Set the parameters of one step of Dimuon. Raises ValueError for a value that is not a number, or out of its range.
 
     Attributes:
@@ -45,7 +71,7 @@ class DimuonParams(models.DimuonParams, frozen=True):
             raise ValueError("DimuonParams: learning_rate and grad_clip_norm must be finite")
 
 
-class LoraConfig(models.LoraConfig, frozen=True):
+class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
     """Choose the parts of a model that get an adapter, and its rank. Raises ValueError for a value that is not a number.
 
     Attributes:
@@ -60,7 +86,7 @@ class LoraConfig(models.LoraConfig, frozen=True):
         convert_numbers(self)
 
 
-class SamplingParams(models.SamplingParams, frozen=True):
+class SamplingParams(models.SamplingParams, frozen=True, metaclass=_NamesChecked):
     """Set how to sample. Raises ValueError for a value that is not a number, and for stops of the wrong type.
 
     Attributes:
@@ -71,14 +97,50 @@ class SamplingParams(models.SamplingParams, frozen=True):
         temperature (float): The temperature, 1 by default; 0 always takes the most likely token.
         top_k (int): The number of most likely tokens to choose from; -1, the default, means all.
         top_p (float): The probability mass of most likely tokens to choose from, 1 by default.
+        extra (Mapping[str, Any] | None): Parameters that only some servers know, JSON by name, sent beside the others; None,
+            the default, sends none. What a server does with one that it does not know is its business: ours ignores it.
 
     >>> SamplingParams(max_tokens=8, temperature=0, stop=["\\n"]).temperature
     0.0
+    >>> SamplingParams(max_tokens=8, extra={"min_p": 0.05}).extra
+    {'min_p': 0.05}
     """
+
+    extra: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "stop", _stops(self.stop))
+        msgspec.structs.force_setattr(self, "extra", _extra(self.extra))
         convert_numbers(self)
+
+    def _fields(self) -> dict[str, Any]:
+        fields = super()._fields()
+        if self.extra is None:  # as what has the parameters that every server knows looks everywhere
+            del fields["extra"]
+        return fields
+
+
+def _extra(extra: object) -> dict[str, Any] | None:
+    """Return the parameters, which the caller may change later. TypeError or ValueError for what cannot be sent."""
+    if extra is None:
+        return None
+    if not isinstance(extra, Mapping):
+        raise TypeError(f"SamplingParams.extra must be a mapping of names to values, got {type(extra).__name__}")
+    parameters = dict(cast("Mapping[object, Any]", extra))
+    for name, value in parameters.items():
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"SamplingParams.extra: a name must be text, got {name!r}")
+        if name in SamplingParams.__struct_fields__:
+            raise ValueError(f"SamplingParams.extra must not hold {name!r}, which is an argument: SamplingParams({name}=...)")
+        _check_json(name, value)
+    return cast("dict[str, Any]", parameters)
+
+
+def _check_json(name: str, value: object) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"SamplingParams.extra[{name!r}] cannot be sent as JSON: {error}") from None
 
 
 def _stops(stop: object) -> str | list[str] | list[int] | None:

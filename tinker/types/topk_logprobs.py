@@ -1,5 +1,14 @@
 """A path that older code imports from."""
 
-from tinker.types.results import TopkLogprobs
+from __future__ import annotations
 
-__all__ = ["TopkLogprobs"]
+from tinker.types.results import EMPTY_LOGPROB, TopkLogprobs, TopkRow
+
+MASK_LOGPROB = EMPTY_LOGPROB
+
+__all__ = ["MASK_LOGPROB", "TopkLogprobs", "topk_to_lists"]
+
+
+def topk_to_lists(topk: TopkLogprobs) -> list[TopkRow]:
+    """Return what ``topk.tolist()`` does."""
+    return topk.tolist()

@@ -463,6 +463,14 @@ def cmp_cli(A: dict, B: dict) -> None:
 def cmp_rest(A: dict, B: dict) -> None:
     for m in A.get("modules", []):
         R.item("modules", m, [] if m in set(B.get("modules", [])) else None)
+    for m, names in A.get("paths", {}).items():
+        here = B.get("paths", {}).get(m)
+        if here is None or "error" in here:
+            R.item("paths", m, None)
+            continue
+        for n, whose in names.items():
+            if whose == "own":
+                R.item("paths", f"{m}.{n}", [] if n in here else None)
     pa, pb = A.get("package", {}), B.get("package", {})
     for k in ("extras", "entry_points"):
         for x in pa.get(k, []):

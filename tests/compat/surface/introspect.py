@@ -12,6 +12,7 @@ client is constructed.  Groups written:
       exported name -> description (kind, bases, ctor, fields, methods, ...)
   private   non-public modules/names that the official docs, the cookbook or the
             official test-suite import (description of each)
+  paths     every module of the package: its public names, and whether each is the package's own
   modules   every importable submodule path (names only)
   package   distribution metadata: requires, extras, console scripts
   cli       the whole click tree (or, failing that, parsed --help output)
@@ -635,6 +636,42 @@ def module_list() -> list[str]:
                     rel = re.sub(r"(^|\.)__init__$", "", rel)
                     names.append(PKG + ("." + rel if rel else ""))
     return sorted({n for n in names if not n.endswith("_test")})
+
+
+def paths_group() -> dict:
+    """Of every module that can be imported, whoever may do so: its public names, each with "own" or "other"."""
+    out = {}
+    for modname in module_list():
+        if modname.endswith("__main__"):
+            continue
+        try:
+            mod = importlib.import_module(modname)
+        except BaseException as e:
+            out[modname] = {"error": f"{type(e).__name__}: {e}"}
+            continue
+        listed = set(getattr(mod, "__all__", ()))
+        names = sorted({n for n in {*vars(mod), *dir(mod)} if not n.startswith("_")} | listed)
+        out[modname] = {n: "own" if n in listed or is_own(mod, n) else "other" for n in names}
+    return out
+
+
+def is_own(mod: object, name: str) -> bool:
+    """Whether a name is the package's: a class, function or alias of it, or a constant; no module, nothing of others."""
+    value = getattr(mod, name, None)
+    if inspect.ismodule(value) or value is getattr(_pytypes, name, _pytypes):
+        return False
+    origin = getattr(value, "__module__", None)
+    if is_typing_alias(value):
+        return type(value).__name__ not in ("_SpecialForm", "TypedCacheSpecialForm") and str(value) != f"typing.{name}"
+    if origin is None or origin == "builtins":
+        named = getattr(value, "__name__", None)  # of a class of Python under another name, as ModelID is, never its own
+        return (
+            name not in ("annotations", "TYPE_CHECKING")
+            and name != named
+            and value is not type(None)
+            and value is not typing.Any
+        )
+    return origin.split(".")[0] in (PKG, WIRE, RECORDS)
 
 
 def package_info() -> dict:
@@ -1468,6 +1505,7 @@ def main() -> None:
         res["groups"][g] = group(g)
     res["private"] = private_group()
     res["modules"] = module_list()
+    res["paths"] = paths_group()
     res["package"] = package_info()
     if "--no-cli" not in flags:
         try:

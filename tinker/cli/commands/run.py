@@ -11,12 +11,12 @@ from tinker.cli.clients import rest_client
 from tinker.cli.commands.checkpoint.show import format_lora, format_metadata
 from tinker.cli.errors import CommandFailed
 from tinker.cli.lazy import Entry, LazyGroup
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.options import ACCESS_SCOPE, OFFSET, GlobalOptions, pass_options
 from tinker.cli.output import format_bool, format_timestamp, progress, show, show_properties, show_table
 from tinker.cli.paging import fetch_pages
 
 if TYPE_CHECKING:
-    from tinker.types import Checkpoint, TrainingRun
+    from tinker.types import AccessScope, Checkpoint, TrainingRun
 
 PAGE = 100
 
@@ -81,18 +81,20 @@ DEFAULT_COLUMNS = "id,model,lora,updated,status"
     show_default=True,
     help=f"What to show of each, with commas, in this order: of {', '.join(COLUMNS)}.",
 )
+@OFFSET
+@ACCESS_SCOPE
 @pass_options
-def list_runs(options: GlobalOptions, limit: int, columns: str) -> None:
+def list_runs(options: GlobalOptions, limit: int, columns: str, offset: int, access_scope: AccessScope) -> None:
     """List training runs."""
     chosen = _columns(columns)
     rest = rest_client(options)
 
-    def page(count: int, offset: int) -> tuple[list[TrainingRun], int | None]:
-        answer = rest.list_training_runs(count, offset).result()
+    def page(count: int, start: int) -> tuple[list[TrainingRun], int | None]:
+        answer = rest.list_training_runs(count, start, access_scope).result()
         return list(answer.training_runs), answer.cursor.total_count
 
     with progress(options, "Fetching training runs", None) as advance:
-        listing = fetch_pages(page, limit, PAGE, advance)
+        listing = fetch_pages(page, limit, PAGE, advance, offset)
 
     def table() -> None:
         rows = [[cell(run) for _, cell in chosen] for run in listing.items]
@@ -111,10 +113,11 @@ def _columns(names: str) -> list[_Column]:
 
 @click.command()
 @click.argument("run_id")
+@ACCESS_SCOPE
 @pass_options
-def info(options: GlobalOptions, run_id: str) -> None:
+def info(options: GlobalOptions, run_id: str, access_scope: AccessScope) -> None:
     """Show one training run."""
-    run = rest_client(options).get_training_run(run_id).result()
+    run = rest_client(options).get_training_run(run_id, access_scope).result()
     show(options, run.model_dump(), lambda: show_properties(f"Training Run: {run.training_run_id}", _properties(run)))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import click
 
@@ -15,8 +17,12 @@ if TYPE_CHECKING:
     from tinker.types import SampledSequence
 
 
+#: Text, or token ids.
+_Prompt: TypeAlias = str | list[int]
+
+
 class _SampledText(NamedTuple):
-    prompt: str
+    prompt: _Prompt
     text: str
     sequence: SampledSequence
 
@@ -33,6 +39,19 @@ class _SampledText(NamedTuple):
 @click.option("--seed", type=int, help="The same seed gives the same samples, where the server does that.")
 @click.option("--tokenizer", "tokenizer_id", metavar="NAME", help="A name on the hub, or a folder. Default: the model's own.")
 @click.option("--chat", is_flag=True, help="The prompt is a message, put into the model's chat template.")
+@click.option(
+    "--prompt-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Read a prompt from a file; from .json several, each a text or a list of token ids.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Save the samples as JSON, and print where.",
+)
 @pass_options
 def sample(
     options: GlobalOptions,
@@ -47,6 +66,8 @@ def sample(
     seed: int | None,
     tokenizer_id: str | None,
     chat: bool,
+    prompt_file: Path | None,
+    output: Path | None,
 ) -> None:
     """Sample continuations of each PROMPT, all at once; without one, of the standard input.
 
@@ -57,23 +78,54 @@ def sample(
     from tinker.cli.output import progress
     from tinker.types import SamplingParams
 
-    texts = prompts or _read_pipe()
+    if output is not None and not output.parent.is_dir():
+        raise CommandFailed(f"There is no folder {output.parent}")
+    asked = _collect_prompts(prompts, prompt_file)
     model = model or _first_model(rest_client(options).get_server_capabilities().result().supported_models)
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=list(stop) or None, seed=seed
     )
-    with service_client(options) as service, progress(options, f"Sampling {model}", len(texts)) as advance:
+    with service_client(options) as service, progress(options, f"Sampling {model}", len(asked)) as advance:
         path, base = (model, None) if model.startswith("tinker://") else (None, model)
         sampler = service.create_sampling_client(model_path=path, base_model=base)
         tokenizer: Any = load(tokenizer_id) if tokenizer_id else sampler.result().get_tokenizer()
-        futures = [sampler.sample(_encode(tokenizer, text, chat=chat), num_samples, params) for text in texts]
+        futures = [sampler.sample(_encode(tokenizer, prompt, chat=chat), num_samples, params) for prompt in asked]
         samples: list[_SampledText] = []
-        for count, (text, future) in enumerate(zip(texts, futures), start=1):
+        for count, (prompt, future) in enumerate(zip(asked, futures), start=1):
             samples += [
-                _SampledText(text, tokenizer.decode(sequence.tokens), sequence) for sequence in future.result().sequences
+                _SampledText(prompt, tokenizer.decode(sequence.tokens), sequence) for sequence in future.result().sequences
             ]
             advance(count)
-    _show(options, model, samples)
+    _show(options, model, samples, output)
+
+
+def _collect_prompts(prompts: tuple[str, ...], file: Path | None) -> Sequence[_Prompt]:
+    if file is None:
+        return prompts or _read_pipe()
+    if prompts:
+        raise click.UsageError("Give a PROMPT or --prompt-file, not both.")
+    text = file.read_text()
+    found = _parse_prompts(file, text) if file.suffix == ".json" else [text]
+    if not found or not all(found):
+        raise CommandFailed(f"{file}: a prompt is empty")
+    return found
+
+
+def _parse_prompts(file: Path, text: str) -> list[_Prompt]:
+    """Return one prompt or several: a text, a list of ids, or a list of such."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise CommandFailed(f"{file} is not JSON: {error}") from None
+    listed = value if isinstance(value, list) and not _is_ids(value) else [value]
+    for index, prompt in enumerate(listed):
+        if not isinstance(prompt, str) and not _is_ids(prompt):
+            raise CommandFailed(f"{file}: prompt {index} is neither text nor a list of token ids")
+    return listed
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int and item >= 0 for item in value)
 
 
 def _read_pipe() -> Sequence[str]:
@@ -92,16 +144,18 @@ def _first_model(models: Sequence[Any]) -> str:
     raise CommandFailed("The server offers no model to sample from", "Give a checkpoint with --model.")
 
 
-def _encode(tokenizer: Any, text: str, *, chat: bool) -> Any:
+def _encode(tokenizer: Any, text: _Prompt, *, chat: bool) -> Any:
     from tinker.cli.examples import chat_tokens
     from tinker.types import ModelInput
 
+    if not isinstance(text, str):
+        return ModelInput.from_ints(text)
     if chat:
         return ModelInput.from_ints(chat_tokens(tokenizer, [{"role": "user", "content": text}], prompt=True))
     return ModelInput.from_ints(tokenizer.encode(text))
 
 
-def _show(options: GlobalOptions, model: str, samples: Sequence[_SampledText]) -> None:
+def _show(options: GlobalOptions, model: str, samples: Sequence[_SampledText], output: Path | None) -> None:
     from tinker.cli.output import show
 
     records = [
@@ -120,4 +174,10 @@ def _show(options: GlobalOptions, model: str, samples: Sequence[_SampledText]) -
                 click.echo(f"{'' if number == 0 else chr(10)}--- {sample.prompt!r}")
             click.echo(sample.text)
 
-    show(options, {"model": model, "samples": records}, text)
+    value = {"model": model, "samples": records}
+    if output is None:
+        show(options, value, text)
+        return
+    output.write_text(json.dumps(value, indent=2) + "\n")
+    saved = {"output": str(output), "samples": len(records)}
+    show(options, saved, lambda: click.echo(f"Saved {len(records)} sample(s) to {output}"))

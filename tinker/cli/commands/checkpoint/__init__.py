@@ -8,6 +8,7 @@ from tinker.cli.lazy import Entry, LazyGroup
 
 _HERE = "tinker.cli.commands.checkpoint"
 COMMANDS = {
+    "create": Entry(f"{_HERE}.create:create", "Make an adapter and save it."),
     "delete": Entry(f"{_HERE}.delete:delete", "Delete checkpoints permanently."),
     "download": Entry(f"{_HERE}.files:download", "Download a checkpoint into a folder."),
     "info": Entry(f"{_HERE}.show:info", "Show one checkpoint."),

@@ -10,7 +10,7 @@ import click
 from tinker.cli.clients import rest_client
 from tinker.cli.commands.checkpoint.paths import parse_path
 from tinker.cli.errors import CommandFailed
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.options import OFFSET, GlobalOptions, pass_options
 from tinker.cli.output import format_bool, format_size, format_timestamp, progress, show, show_properties, show_table
 from tinker.cli.paging import Listing, fetch_pages
 
@@ -32,27 +32,28 @@ COLUMNS = ("Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Pat
     show_default=True,
     help="How many to show where no run is given, the newest first; 0 shows all.",
 )
+@OFFSET
 @pass_options
-def list_checkpoints(options: GlobalOptions, run_id: str | None, limit: int) -> None:
+def list_checkpoints(options: GlobalOptions, run_id: str | None, limit: int, offset: int) -> None:
     """List checkpoints: those of one training run, or the newest of all runs."""
     rest = rest_client(options)
     if run_id is not None:
         found = rest.list_checkpoints(run_id).result().checkpoints
-        listing = Listing(found, len(found))
-        value: dict[str, Any] = {"run_id": run_id, "checkpoints": found}
+        listing = Listing(found[offset:], len(found[offset:]))
+        value: dict[str, Any] = {"run_id": run_id, "checkpoints": listing.items}
     else:
-        listing = _fetch_newest(options, rest, limit)
+        listing = _fetch_newest(options, rest, limit, offset)
         value = {"checkpoints": listing.items}
     show(options, value, lambda: show_table(COLUMNS, map(row, listing.items), listing.title("checkpoint")))
 
 
-def _fetch_newest(options: GlobalOptions, rest: RestClient, limit: int) -> Listing[Checkpoint]:
-    def page(count: int, offset: int) -> tuple[list[Checkpoint], int | None]:
-        answer = rest.list_user_checkpoints(count, offset).result()
+def _fetch_newest(options: GlobalOptions, rest: RestClient, limit: int, offset: int) -> Listing[Checkpoint]:
+    def page(count: int, start: int) -> tuple[list[Checkpoint], int | None]:
+        answer = rest.list_user_checkpoints(count, start).result()
         return list(answer.checkpoints), None if answer.cursor is None else answer.cursor.total_count
 
     with progress(options, "Fetching checkpoints", None) as advance:
-        return fetch_pages(page, limit, PAGE, advance)
+        return fetch_pages(page, limit, PAGE, advance, offset)
 
 
 def row(checkpoint: Checkpoint) -> Sequence[str]:

@@ -1,0 +1,107 @@
+"""Every module of the official client that has types is here, with the types that are exported, and data says which."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import older_paths
+import pytest
+
+import tinker.types
+
+MODULES = older_paths.list_modules()
+
+
+def test_the_modules_are_as_the_data_says() -> None:
+    """`python tools/older_paths.py` would change nothing."""
+    assert older_paths.find_stale() == {}
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_each_module_offers_what_is_exported(path: str) -> None:
+    """The very same classes, so that `isinstance` and pickles agree."""
+    module = importlib.import_module(f"tinker.types.{path}")
+    assert {name for name in MODULES[path] if getattr(module, name) is not getattr(tinker.types, name)} == set()
+
+
+def test_a_module_that_is_not_wanted_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Stale are one that the data does not have, one with another text and one that is missing; those by hand stay."""
+    (tmp_path / "__init__.py").write_text('__all__ = ["Datum", "ModelID"]\n')
+    (tmp_path / "old.py").write_text(older_paths.FIRST_LINE + "\n")
+    (tmp_path / "datum.py").write_text("class Datum: ...\n")
+    (tmp_path / "model_id.py").write_text(older_paths.FIRST_LINE + "\nfrom tinker.types import Datum\n")
+    data = tmp_path / "data.json"
+    data.write_text(
+        '{"paths": {"tinker.types": {}, "tinker.types.datum": {"Datum": "own"}, "tinker.types.model_id": {"ModelID": "own"},'
+        ' "tinker.types.shared.one": {"Datum": "own", "BaseModel": "own"}, "tinker._models": {"BaseModel": "own"}}}'
+    )
+    monkeypatch.setattr(older_paths, "HOME", tmp_path)
+    monkeypatch.setattr(older_paths, "OFFICIAL", data)
+    stale = {file.relative_to(tmp_path).as_posix(): text for file, text in older_paths.find_stale().items()}
+    assert set(stale) == {"old.py", "model_id.py", "shared/__init__.py", "shared/one.py"}
+    assert stale["old.py"] is None
+    assert "from tinker.types import Datum\n" in str(stale["shared/one.py"])
+
+
+@pytest.mark.parametrize("module", ["service_client", "sampling_client", "training_client"])
+def test_retry_settings_are_where_scripts_import_them_from(module: str) -> None:
+    """One class under every path."""
+    from tinker.lib.retry_handler import RetryConfig
+
+    assert importlib.import_module(f"tinker.lib.public_interfaces.{module}").RetryConfig is RetryConfig
+
+
+def test_importing_an_older_path_first_works() -> None:
+    """In a fresh process no order of imports makes a circle."""
+    lines = [f"import tinker.types.{path}" for path in ("shared.untyped_api_future", "loss_fn_type", "checkpoint")]
+    for line in [*lines, "import tinker.lib.public_interfaces.training_client", "import tinker.lib.telemetry"]:
+        subprocess.run([sys.executable, "-c", line], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("status", "again"), [(200, False), (400, False), (404, False), (408, True), (429, True), (503, True)])
+def test_statuses_that_are_tried_again(status: int, again: bool) -> None:
+    """As this client tries them again."""
+    from tinker.lib.retry_handler import is_retryable_status_code
+
+    assert is_retryable_status_code(status) is again
+
+
+def test_user_errors() -> None:
+    """The user's fault is what the server calls so, a status that says so, and what came of one."""
+    from tinker.lib.telemetry import is_user_error
+
+    failed = [tinker.RequestFailedError("m", "r", category) for category in ("user", "server")]
+    assert [is_user_error(error) for error in failed] == [True, False]
+    caused = RuntimeError("of the script")
+    caused.__cause__ = failed[0]
+    assert is_user_error(caused)
+
+
+def test_metrics_of_several_results_are_reduced_by_their_names() -> None:
+    """The outputs are in order; no results make an empty one; every reduction may be called without weights."""
+    from tinker.lib import chunked_fwdbwd_helpers as helpers
+
+    def output(count: int, **metrics: float) -> tinker.ForwardBackwardOutput:
+        outputs: list[Any] = [{}] * count
+        return tinker.ForwardBackwardOutput("x", outputs, {name.replace("_", ":", 1): value for name, value in metrics.items()})
+
+    combined = helpers.combine_fwd_bwd_output_results([output(1, a_mean=1.0, b_sum=2.0), output(3, a_mean=5.0, b_sum=3.0)])
+    assert combined.metrics == {"a:mean": 4.0, "b:sum": 5.0}
+    assert len(combined.loss_fn_outputs) == 4
+    assert helpers.combine_fwd_bwd_output_results([]) == tinker.ForwardBackwardOutput("", [], {})
+    reduced = {name: reduce([1.0, 5.0]) for name, reduce in helpers.REDUCE_MAP.items() if not name.startswith("hash")}
+    assert reduced == {"sum": 6.0, "mean": 3.0, "min": 1.0, "max": 5.0, "slack": 2.0, "unique": [1.0, 5.0]}
+    assert helpers.REDUCE_MAP["mean"]([1.0, 5.0], weights=[1, 3]) == 4.0
+
+
+def test_a_tokenizer_needs_the_name_of_a_model() -> None:
+    """What is no name is refused by the argument's name."""
+    for wrong in ("", None):
+        with pytest.raises(ValueError, match="model_name must be the name of a model"):
+            tinker.get_tokenizer(wrong)  # type: ignore[arg-type]
+    assert inspect.signature(tinker.get_tokenizer).parameters.keys() == {"model_name"}

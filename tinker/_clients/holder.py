@@ -1,0 +1,79 @@
+"""What scripts reach for behind the official client: its ``holder``, of which there are the parts that make sense here."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from tinker._runtime import Runtime, run
+from tinker.futures import APIFuture
+
+if TYPE_CHECKING:
+    from tinker._session import Telemetry
+
+T = TypeVar("T")
+
+_STARTS_WITHIN_SECONDS = 60.0
+_INSTEAD = {
+    "aclient": "there are no connection pools to borrow; call the method of a client that sends the request you mean",
+    "execute_with_retries": "every method of a client retries by itself; how long, says ServiceClient(patience_seconds=...)",
+    "aclose": "call close() of the ServiceClient, and await what it returns",
+    "get_training_client_id": "the numbers of runs are given out by the client; training.model_id has the whole id",
+    "estimate_bytes_count_in_model_input": "len(model_input) has the tokens",
+}
+
+
+class SessionHolder:
+    """The session behind a client: its id, its end, and the thread that does all I/O."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def get_session_id(self) -> str:
+        """Return the id of the session, which is created now if nothing has needed it yet. Blocks until the server has it."""
+        return run(self._runtime, "get_session_id", _start_session, self._runtime).result()
+
+    @property
+    def _session_id(self) -> str:
+        return self.get_session_id()
+
+    def get_telemetry(self) -> Telemetry | None:
+        """Return the reporter of failures; None when telemetry is off."""
+        return self._runtime.telemetry
+
+    def close(self) -> None:
+        """End the session, in the background. Later requests of its clients raise ClientClosedError."""
+        run(self._runtime, "close", _close_session, self._runtime)
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop that does all I/O, on a thread of its own; what blocks it stops every client."""
+        if self._runtime.thread.is_current():
+            return asyncio.get_running_loop()
+        found: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+        self._runtime.thread.call(lambda: found.set_result(asyncio.get_running_loop()))
+        return found.result(_STARTS_WITHIN_SECONDS)
+
+    def run_coroutine_threadsafe(self, coro: Coroutine[Any, Any, T]) -> APIFuture[T]:
+        """Run a coroutine on the loop of :meth:`get_loop`; return a future of its result."""
+        if not inspect.iscoroutine(coro):
+            raise TypeError(f"run_coroutine_threadsafe takes a coroutine, got {type(coro).__name__}")
+        return run(self._runtime, "run_coroutine_threadsafe", _await_given, coro)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        advice = _INSTEAD.get(name, "it belongs to the inside of the official client; use the methods of the clients")
+        raise AttributeError(f"holder has no {name!r}: {advice}", name=name, obj=self)
+
+
+async def _start_session(_: APIFuture[str], runtime: Runtime) -> str:
+    return (await runtime.session.ensure_started()).session_id
+
+
+async def _close_session(_: APIFuture[None], runtime: Runtime) -> None:
+    await runtime.session.close("success", None)
+
+
+async def _await_given(_: APIFuture[T], coroutine: Coroutine[Any, Any, T]) -> T:
+    return await coroutine

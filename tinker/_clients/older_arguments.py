@@ -1,0 +1,92 @@
+"""What constructors of older versions took, and later ones ignore: read, checked, and heeded."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+import attrs
+
+from tinker._config import Config
+from tinker._http import wrap_client
+
+if TYPE_CHECKING:
+    import httpx
+
+
+def _no_headers() -> Mapping[str, str]:
+    return {}
+
+
+@attrs.frozen(kw_only=True)
+class OlderArguments:
+    """``timeout``, ``max_retries``, ``default_headers`` and ``http_client``, in the words of this client."""
+
+    silence_seconds: float | None = None
+    max_retries: int | None = None
+    headers: Mapping[str, str] = attrs.field(factory=_no_headers, repr=False)
+    transport: httpx.AsyncBaseTransport | None = None
+
+    def merge_headers(self, newer: Mapping[str, str] | None) -> dict[str, str]:
+        """Return these headers and the newer ones, which win, in whatever case their names are."""
+        named = {name.lower() for name in newer or ()}
+        return {**{name: value for name, value in self.headers.items() if name.lower() not in named}, **(newer or {})}
+
+    def apply(self, config: Config) -> Config:
+        """Return the settings with the limits that were given."""
+        return attrs.evolve(config, silence_seconds=self.silence_seconds, max_retries=self.max_retries)
+
+
+def read_older_arguments(given: dict[str, object], *, stacklevel: int) -> OlderArguments:
+    """Read the arguments that older versions knew. Others are named in a FutureWarning, and have no effect.
+
+    Raises TypeError or ValueError for one that cannot be right; it names the argument.
+    """
+    rest = dict(given)
+    arguments = OlderArguments(
+        silence_seconds=_seconds(rest.pop("timeout", None)),
+        max_retries=_count(rest.pop("max_retries", None)),
+        headers=_headers(rest.pop("default_headers", None)),
+        transport=wrap_client(rest.pop("http_client", None)),
+    )
+    if rest:
+        names = ", ".join(sorted(rest))
+        warnings.warn(f"ServiceClient ignores unsupported arguments: {names}", FutureWarning, stacklevel=stacklevel)
+    return arguments
+
+
+def _seconds(timeout: object) -> float | None:
+    """Return how long a server may say nothing; of an ``httpx.Timeout`` that is the time for reading."""
+    seconds = getattr(timeout, "read", timeout)
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
+        raise TypeError(f"timeout must be a number of seconds, an httpx.Timeout or None, got {type(timeout).__name__}")
+    if math.isnan(seconds) or seconds <= 0:
+        raise ValueError(f"timeout must be more than 0 seconds, got {seconds}")
+    return float(seconds)
+
+
+def _count(max_retries: object) -> int | None:
+    if max_retries is None:
+        return None
+    if isinstance(max_retries, bool) or not isinstance(max_retries, numbers.Integral):
+        raise TypeError(f"max_retries must be an integer, got {type(max_retries).__name__}")
+    if max_retries < 0:
+        raise ValueError(f"max_retries must be 0 or more, got {max_retries}")
+    return int(max_retries)
+
+
+def _headers(headers: object) -> Mapping[str, str]:
+    if headers is None:
+        return {}
+    if not isinstance(headers, Mapping):
+        raise TypeError(f"default_headers must be a mapping of text to text, got {type(headers).__name__}")
+    pairs = cast("Mapping[object, object]", headers)
+    wrong = next((value for pair in pairs.items() for value in pair if not isinstance(value, str)), None)
+    if wrong is not None:
+        raise TypeError(f"default_headers must be a mapping of text to text, but has a {type(wrong).__name__} in it")
+    return cast("Mapping[str, str]", dict(pairs))

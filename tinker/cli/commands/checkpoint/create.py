@@ -1,0 +1,57 @@
+"""``tinker checkpoint create``: an adapter that is saved and not trained, or the copy of one in a run of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tinker.cli.commands.checkpoint.paths import parse_path
+from tinker.cli.options import GlobalOptions, pass_options
+
+if TYPE_CHECKING:
+    from tinker.service_client import ServiceClient
+    from tinker.training_client import TrainingClient
+
+
+@click.command()
+@click.option("-m", "--model", metavar="NAME", help="The base model of a new adapter.")
+@click.option("--from", "start", metavar="PATH", help="A checkpoint to load instead, with its optimizer state.")
+@click.option("--rank", type=click.IntRange(min=1), default=32, show_default=True, help="Rank of the new LoRA adapter.")
+@click.option("--seed", type=int, help="Seed of the new adapter. Default: the server's choice.")
+@click.option("--name", default="initial", show_default=True, help="The name of the checkpoint.")
+@click.option("--sampler", is_flag=True, help="Save to sample from, too.")
+@click.option("--ttl", type=int, metavar="SECONDS", help="Delete it this many seconds from now, at least 3600 (an hour).")
+@pass_options
+def create(
+    options: GlobalOptions,
+    model: str | None,
+    start: str | None,
+    rank: int,
+    seed: int | None,
+    name: str,
+    sampler: bool,
+    ttl: int | None,
+) -> None:
+    """Make a training run and save it at once: an untrained adapter to start several runs from, or a copy of a checkpoint."""
+    from tinker.cli.clients import service_client
+    from tinker.cli.output import show, show_properties
+
+    if (model is None) == (start is None):
+        raise click.UsageError("Give either --model or --from.")
+    with service_client(options) as service:
+        training = _create_client(service, model, start, rank, seed).result()
+        saved = training.save_state(name, ttl)
+        sampled = training.save_weights_for_sampler(name, ttl) if sampler else None
+        paths = saved.result().path, None if sampled is None else sampled.result().path
+        value = {"training_run_id": training.model_id, "checkpoint_path": paths[0], "sampler_path": paths[1]}
+    properties = [("Training Run ID", training.model_id), ("To train on", paths[0])]
+    properties += [] if paths[1] is None else [("To sample from", paths[1])]
+    show(options, value, lambda: show_properties("Checkpoint", properties))
+
+
+def _create_client(service: ServiceClient, model: str | None, start: str | None, rank: int, seed: int | None) -> TrainingClient:
+    if start is not None:
+        return service.create_training_client_from_state_with_optimizer(parse_path(start).tinker_path)
+    assert model is not None
+    return service.create_lora_training_client(model, rank=rank, seed=seed)

@@ -1,0 +1,1 @@
+"""A path that older code imports from; made by tools/older_paths.py."""

@@ -1,0 +1,25 @@
+"""A path that older code imports from; made by tools/older_paths.py."""
+
+from tinker.types import (
+    BillingEventInfo,
+    BillingUsageEvent,
+    BillingUsageResponse,
+    BillingUsageSession,
+    CheckpointBillingEvent,
+    SamplingPrefillBillingEvent,
+    SamplingSampleBillingEvent,
+    StorageBillingEvent,
+    TrainingBillingEvent,
+)
+
+__all__ = [
+    "BillingEventInfo",
+    "BillingUsageEvent",
+    "BillingUsageResponse",
+    "BillingUsageSession",
+    "CheckpointBillingEvent",
+    "SamplingPrefillBillingEvent",
+    "SamplingSampleBillingEvent",
+    "StorageBillingEvent",
+    "TrainingBillingEvent",
+]

@@ -1,0 +1,29 @@
+"""A path that older code imports from; made by tools/older_paths.py."""
+
+from tinker.types import (
+    CreateModelResponse,
+    ForwardBackwardOutput,
+    FutureRetrieveResponse,
+    LoadWeightsResponse,
+    OptimStepResponse,
+    RequestFailedResponse,
+    SaveWeightsExternalResponse,
+    SaveWeightsForSamplerResponse,
+    SaveWeightsResponse,
+    TryAgainResponse,
+    UnloadModelResponse,
+)
+
+__all__ = [
+    "CreateModelResponse",
+    "ForwardBackwardOutput",
+    "FutureRetrieveResponse",
+    "LoadWeightsResponse",
+    "OptimStepResponse",
+    "RequestFailedResponse",
+    "SaveWeightsExternalResponse",
+    "SaveWeightsForSamplerResponse",
+    "SaveWeightsResponse",
+    "TryAgainResponse",
+    "UnloadModelResponse",
+]

@@ -1,0 +1,33 @@
+"""A path that older code imports from; made by tools/older_paths.py."""
+
+from tinker.types import (
+    ClientSessionFinished,
+    ClientSessionFinishErrored,
+    ClientSessionFinishInterrupted,
+    ClientSessionFinishReason,
+    ClientSessionFinishSuccess,
+    SessionActive,
+    SessionCancelled,
+    SessionFailed,
+    SessionFailedReason,
+    SessionFailedRequestReason,
+    SessionFailedSamplingSessionReason,
+    SessionFailedTrainingRunReason,
+    SessionStatus,
+)
+
+__all__ = [
+    "ClientSessionFinishErrored",
+    "ClientSessionFinishInterrupted",
+    "ClientSessionFinishReason",
+    "ClientSessionFinishSuccess",
+    "ClientSessionFinished",
+    "SessionActive",
+    "SessionCancelled",
+    "SessionFailed",
+    "SessionFailedReason",
+    "SessionFailedRequestReason",
+    "SessionFailedSamplingSessionReason",
+    "SessionFailedTrainingRunReason",
+    "SessionStatus",
+]
