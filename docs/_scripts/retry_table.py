@@ -33,6 +33,7 @@ CALLS = {
     "ONE_SHOT": "heartbeats, refreshes of settings, the end of a session",
     "REST": "methods of RestClient and AdminClient",
     "DOWNLOAD": "one file of a download",
+    "FILE_UPLOAD": "one file of an upload",
     "ARCHIVE": "waiting for a checkpoint's archive",
 }
 
