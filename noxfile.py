@@ -167,6 +167,15 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def instructions(session: nox.Session) -> None:
+    """Count the instructions of a sample and of a step under callgrind, and hold them to those on record."""
+    wheel = built_wheel(session)
+    install(session, str(wheel))
+    session.install("--force-reinstall", "--no-deps", str(wheel))
+    session.run("python", "benchmarks/instructions.py", *(session.posargs or ["--check"]))
+
+
+@nox.session
 def surface(session: nox.Session) -> None:
     """Names, signatures and behaviour beside those of the official client: every difference has a reason, or this fails."""
     wheel = built_wheel(session)

@@ -105,10 +105,11 @@ TESTS: dict[str, list[str]] = {
         "client/test_sampling.py",
         "client/test_clones.py",
         "client/test_first_mistakes.py",
+        "client/test_cookbook_habits.py",
         "client/test_tokenizers.py::test_text",
     ],
     "futures": ["client/test_futures.py", "client/test_waiting.py", "unit/test_loop.py", "client/test_what_a_failure_stops.py"],
-    "_loop": ["unit/test_loop.py", "client/test_futures.py", "client/test_waiting.py"],
+    "_loop": ["unit/test_loop.py", "unit/test_lag.py", "client/test_futures.py", "client/test_waiting.py"],
     "types/tensor_data": ["unit/test_tensors.py", "unit/test_types.py"],
     "_wire/proto": ["codec"],
     "_wire/json": [
