@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tinker import auth, types
     from tinker import observing as observing
     from tinker import usage as usage
+    from tinker._config import Config as Config
     from tinker.admin_client import AdminClient
     from tinker.custom_loss import LossHandle, PerDatumLossFn, with_gradients
     from tinker.errors import (
@@ -114,6 +115,7 @@ _HOMES: dict[str, str] = {
     "RestClient": "tinker.rest_client",
     "SamplingClient": "tinker.sampling_client",
     "ServiceClient": "tinker.service_client",
+    "Config": "tinker._config",
     "Timeout": "httpx",
     "TrainingClient": "tinker.training_client",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -13,7 +14,7 @@ from tinker_wire.api import service as service_api
 
 from tinker._clients import awaiting_twin_of
 from tinker._clock import Clock
-from tinker._config import Config, check_given, load_config
+from tinker._config import Config, check_given, load_config, override
 from tinker._http import SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
@@ -64,6 +65,8 @@ class ServiceClient:
         telemetry: Whether to report failing calls to the server, see :meth:`get_telemetry`; None means ``TINKER_TELEMETRY``,
             else False.
         observers: Functions called with every event of the client, see :mod:`tinker.observing`.
+        config: Settings made by ``tinker.Config.load``, used instead of the environment; arguments given here come first. None
+            reads the environment when the first request needs it.
         transport: An httpx transport to send through instead of real connections; None opens connections.
         clock: The source of time, which tests replace; None means the clock of the system.
         **kwargs: Ignored, with a FutureWarning.
@@ -91,6 +94,7 @@ class ServiceClient:
         fail_fast: bool | None = None,
         telemetry: bool | None = None,
         observers: Iterable[Observer] = (),
+        config: Config | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
         **kwargs: object,
@@ -100,8 +104,12 @@ class ServiceClient:
             warnings.warn(f"ServiceClient ignores unsupported arguments: {names}", FutureWarning, stacklevel=2)
         check_given(base_url=base_url, api_key=api_key, patience_seconds=patience_seconds)
 
+        if config is not None and not isinstance(config, Config):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"config must be a tinker.Config, got {type(config).__name__}")
+        choose = load_config if config is None else partial(override, config)
+
         def load() -> Config:  # a function, as the repr of a partial would show the key
-            return load_config(
+            return choose(
                 base_url=base_url,
                 api_key=api_key,
                 project_id=project_id,
