@@ -191,7 +191,7 @@ class Config:
     local_dir: Path | None = _setting(
         "TINKER_LOCAL_DIR",
         "Where servers of this machine keep checkpoints.",
-        default_text="a folder that goes with the process",
+        default_text="`~/.tinker/local`",
         default=None,
     )
     patience_seconds: float | None = _setting(
