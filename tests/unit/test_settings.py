@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import tinker
 from tinker import Config
 from tinker._config import CONNECTIONS, load_config, override
-from tinker._http.messages import Purpose
+from tinker._http.engine_aiohttp import AiohttpEngine
+from tinker._http.messages import PreparedRequest, Purpose
 
 NOTHING: Mapping[str, str] = {}
 
@@ -111,6 +113,41 @@ def test_a_client_with_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_pool_can_be_set() -> None:
     """Each purpose of a connection has the pool of its name in the settings, and no pool is without a purpose."""
     assert {purpose.pool.pool_name for purpose in Purpose} == CONNECTIONS.keys()
+
+
+def test_a_pool_has_as_many_connections_as_the_settings_say() -> None:
+    """More exchanges than that wait for a connection, while those of another pool go on."""
+
+    async def exchange() -> int:
+        engine = AiohttpEngine(connections={"session": 2})
+        arrived: list[str] = []
+        gate, two = asyncio.Event(), asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while line := await reader.readline():
+                while await reader.readline() != b"\r\n":
+                    pass
+                arrived.append(line.decode().split()[1])
+                if arrived.count("/held") == 2:
+                    two.set()
+                if arrived[-1] == "/held":
+                    await gate.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            held = PreparedRequest(method="GET", url=f"{url}/held", headers={})
+            tasks = [asyncio.create_task(engine.send(held)) for _ in range(5)]
+            await asyncio.wait_for(two.wait(), 10)
+            await engine.send(PreparedRequest(method="GET", url=f"{url}/other", headers={}, purpose=Purpose.SAMPLE))
+            present = arrived.count("/held")
+            gate.set()
+            assert [(await task).status for task in tasks] == [200] * 5
+            await engine.aclose()
+        return present
+
+    assert asyncio.run(exchange()) == 2
 
 
 def test_every_setting_says_what_it_means() -> None:
