@@ -13,6 +13,7 @@ import pytest
 import tinker
 from tinker import Config
 from tinker._config import CONNECTIONS, load_config, override
+from tinker._config.config import ConfigSettings
 from tinker._http.engine_aiohttp import AiohttpEngine
 from tinker._http.messages import PreparedRequest, Purpose
 
@@ -90,7 +91,7 @@ def test_variables_that_cannot_be_right(variable: str, text: str) -> None:
 def test_there_is_no_other_setting() -> None:
     """A name that is no setting is a TypeError, and so is something else than settings."""
     with pytest.raises(TypeError, match="nonsense"):
-        Config.load(nonsense=1)
+        Config.load(nonsense=1)  # type: ignore[call-arg]
     wrong: Any = {"base_url": "local://toy"}
     with pytest.raises(TypeError, match=r"config must be a tinker\.Config, got dict"):
         tinker.ServiceClient(config=wrong)
@@ -148,6 +149,11 @@ def test_a_pool_has_as_many_connections_as_the_settings_say() -> None:
         return present
 
     assert asyncio.run(exchange()) == 2
+
+
+def test_every_setting_is_a_keyword() -> None:
+    """`Config.load` takes each setting by its name, and editors know it."""
+    assert ConfigSettings.__annotations__.keys() - {"proxy"} == {field.name for field in attrs.fields(Config)}
 
 
 def test_every_setting_says_what_it_means() -> None:

@@ -11,20 +11,48 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
 
 import attrs
 
 from tinker._config.proxies import Proxies
 from tinker._version import __version__
 
-T = TypeVar("T")
 HOSTED_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 LOCAL_SCHEME = "local://"
 #: What connections are for, and how many of them there may be at once.
 CONNECTIONS: Mapping[str, int] = MappingProxyType({"upload": 8, "sample": 512, "poll": 1000, "session": 8, "heartbeat": 2})
 WireChoice: TypeAlias = Literal["auto", "proto", "json"]
 _BREAKS = re.compile(r"[\r\n\x00]")
+
+
+class ConfigSettings(TypedDict, total=False):
+    """The keywords of :meth:`Config.load`: the settings, each as the attribute of its name, and one proxy for everything."""
+
+    base_url: str | None
+    api_key: str | None
+    credential_cmd: str | None
+    credentials_file: Path | None
+    project_id: str | None
+    tags: tuple[str, ...] | None
+    wire: WireChoice | None
+    proxy: str | None
+    proxies: Proxies | None
+    proxy_headers: Mapping[str, str] | None
+    headers: Mapping[str, str] | None
+    query: Mapping[str, str] | None
+    sdk_version: str | None
+    local_dir: Path | None
+    patience_seconds: float | None
+    fail_fast: bool | None
+    connections: Mapping[str, int] | None
+    sample_submissions: int | None
+    heartbeat_seconds: float | None
+    heartbeat_warning_seconds: float | None
+    heartbeat_lost_seconds: float | None
+    telemetry: bool | None
+    trace_context: bool | None
+    dump_http: str | None
 
 
 def _setting(variable: str, meaning: str, *, argument: str | None = None, default_text: str | None = None, **field: Any) -> Any:
@@ -251,7 +279,7 @@ class Config:
     )
 
     @classmethod
-    def load(cls, **settings: Any) -> Config:
+    def load(cls, **settings: Unpack[ConfigSettings]) -> Config:
         """Make the settings of arguments, of the environment where an argument is not given or None, and of the defaults.
 
         Args:
