@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tinker import observing as observing
     from tinker import regularizers as regularizers
     from tinker import usage as usage
+    from tinker._config import Config as Config
     from tinker._tokenizers import get_tokenizer
     from tinker.admin_client import AdminClient
     from tinker.circuit_breaker import CircuitBreaker
@@ -120,6 +121,7 @@ _HOMES: dict[str, str] = {
     "RestClient": "tinker.rest_client",
     "SamplingClient": "tinker.sampling_client",
     "ServiceClient": "tinker.service_client",
+    "Config": "tinker._config",
     "Timeout": "httpx",
     "get_tokenizer": "tinker._tokenizers",
     "TrainingClient": "tinker.training_client",

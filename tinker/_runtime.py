@@ -28,7 +28,7 @@ from tinker._http import (
 from tinker._loop import LoopThread, loop_thread
 from tinker._session import Description, ServerSettings, Session, Telemetry, shut_down
 from tinker.futures import APIFuture, failure_of, on_done, start
-from tinker.observing import FutureSettled, FutureStarted, Observer
+from tinker.observing import ExchangeSink, FutureSettled, FutureStarted, Observer, open_log
 
 if TYPE_CHECKING:
     import httpx
@@ -68,7 +68,8 @@ def open_runtime(
     auth = Auth(find_source(config), time, thread)
     watched = Observers(time, observers, description.user_metadata)
     circuits = None if registry is None else Circuits(registry, config, watched)
-    exchanges = Transport(config, time, auth, open_engine(config, transport, time), watched, circuits)
+    engine, dump = open_engine(config, transport, time), open_dump(config.dump_http)
+    exchanges = Transport(config, time, auth, engine, watched, circuits, dump=dump)
     telemetry = Telemetry(exchanges) if config.telemetry else None
     if telemetry is not None:
         watched.add_own(telemetry)
@@ -77,6 +78,11 @@ def open_runtime(
     runtime = Runtime(config, time, thread, exchanges, server, session, telemetry)
     weakref.finalize(runtime, _abandon, thread, exchanges, server, session).atexit = False
     return runtime
+
+
+def open_dump(target: str | None) -> ExchangeSink | None:
+    """Return where the exchanges of one client are written: ``-`` is the standard error, anything else a file."""
+    return None if target is None else open_log(None if target == "-" else target).sink
 
 
 def run(

@@ -139,6 +139,13 @@ class SessionLostError(NotFoundError):
     """
 
 
+class SessionSilentError(TinkerError):
+    """No heartbeat of the session was accepted for longer than the settings allow, so nothing new is sent in it.
+
+    ``Config.heartbeat_lost_seconds`` says how long that is. Heartbeats go on: once one is accepted, so are requests.
+    """
+
+
 class ConflictError(APIStatusError):
     """409: the request contradicts what the server has."""
 

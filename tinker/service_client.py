@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -12,7 +13,7 @@ from tinker_wire.api import service as service_api
 
 from tinker._clients import SessionHolder, awaiting_twin_of, read_older_arguments
 from tinker._clock import Clock
-from tinker._config import Config, check_given, load_config
+from tinker._config import Config, check_given, load_config, override
 from tinker._http import ONE_SHOT, SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
@@ -66,6 +67,8 @@ class ServiceClient:
         observers: Functions called with every event of the client, see :mod:`tinker.observing`.
         circuit_breaker: What stops requests for a while after failures in a row, see :mod:`tinker.circuit_breaker`; None stops
             none.
+        config: Settings made by ``tinker.Config.load``, used instead of the environment; arguments given here come first. None
+            reads the environment when the first request needs it.
         transport: An httpx transport to send through instead of real connections; None opens connections.
         clock: The source of time, which tests replace; None means the clock of the system.
         **kwargs: Arguments of older versions. ``timeout`` is how many seconds the server may say nothing, ``max_retries`` how
@@ -96,6 +99,7 @@ class ServiceClient:
         telemetry: bool | None = None,
         observers: Iterable[Observer] = (),
         circuit_breaker: CircuitBreaker | None = None,
+        config: Config | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
         **kwargs: object,
@@ -104,9 +108,12 @@ class ServiceClient:
         check_given(base_url=base_url, api_key=api_key, patience_seconds=patience_seconds)
         if circuit_breaker is not None and not isinstance(circuit_breaker, CircuitBreaker):
             raise TypeError(f"circuit_breaker must be a CircuitBreaker, got {type(circuit_breaker).__name__}")
+        if config is not None and not isinstance(config, Config):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"config must be a tinker.Config, got {type(config).__name__}")
+        choose = load_config if config is None else partial(override, config)
 
         def load() -> Config:  # a function, as the repr of a partial would show the key
-            loaded = load_config(
+            loaded = choose(
                 base_url=base_url,
                 api_key=api_key,
                 project_id=project_id,

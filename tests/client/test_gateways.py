@@ -143,6 +143,31 @@ def test_passwords(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hush" not in repr(_config.load_config(base_url=HOST))
 
 
+def test_headers_for_the_proxy(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are in every request that the proxy reads, those for files too, and with its password where it has one."""
+    monkeypatch.setenv("HTTP_PROXY", proxy.url.replace("//", "//me:hush@"))
+    monkeypatch.setenv("TINKER_PROXY_HEADERS", '{"X-Team": "research"}')
+    with tinker.ServiceClient(base_url=HOST, api_key="key") as service:
+        training = service.create_lora_training_client("tinker/toy", rank=4).result(30)
+        path = training.save_weights_external("e").result(30).path
+        tinker.checkpoints.download(path, tmp_path / "files", base_url=HOST, api_key="key").result(30)
+    assert {urlsplit(target).path.split("/")[1] for target in proxy.targets()} == {"api", "files"}
+    assert {one.headers["x-team"] for one in proxy.asked} == {"research"}
+    assert {one.headers["proxy-authorization"] for one in proxy.asked} == {"Basic bWU6aHVzaA=="}
+
+
+def test_headers_for_a_tunnel(proxy: Proxy) -> None:
+    """For an https address they go with the request for the tunnel."""
+    config = tinker.Config.load(
+        base_url="https://server.invalid", api_key="key", proxy=proxy.url, proxy_headers={"X-Team": "a"}, patience_seconds=0
+    )
+    with pytest.raises(tinker.APIConnectionError):
+        tinker.ServiceClient(config=config).get_server_capabilities()
+    assert {(one.method, one.headers["x-team"]) for one in proxy.asked} == {("CONNECT", "a")}
+    with pytest.raises(ValueError, match="proxy must be a proxy with http"):
+        tinker.Config.load(base_url=HOST, proxy="socks5://host")
+
+
 @pytest.mark.parametrize(
     ("url", "no_proxy", "through"),
     [

@@ -160,6 +160,20 @@ def test_retry_tables_are_fresh() -> None:
     assert script["with_tables"](page) == page
 
 
+def test_the_table_of_settings_is_fresh() -> None:
+    """The settings page lists the fields of Config; `python docs/_scripts/settings_table.py` writes it."""
+    script = runpy.run_path(str(DOCS / "_scripts" / "settings_table.py"))
+    page = script["PAGE"].read_text()
+    assert script["with_table"](page) == page
+
+
+def test_every_variable_is_on_the_page_of_settings() -> None:
+    """What the settings read of the environment is listed, and nothing else is read."""
+    read = set(re.findall(r'"((?:TINKER|CLOUDFLARE)_[A-Z_]+)"', (ROOT / "tinker" / "_config" / "settings.py").read_text()))
+    page = set(re.findall(r"(?:TINKER|CLOUDFLARE)_[A-Z_]+", (DOCS / "configuration.md").read_text()))
+    assert read == page
+
+
 def test_the_drawing_of_the_imports_is_fresh() -> None:
     """`python tools/structure.py --drawing docs/architecture.svg` draws it."""
     assert draw(client_graph(ROOT), DRAWING_TITLE) == (DOCS / "architecture.svg").read_text(encoding="utf-8")

@@ -11,11 +11,11 @@ from tinker_wire import models
 
 import tinker
 from tinker._http.auth import read_claims
-from tinker._session.session import HEARTBEAT_SECONDS
 from tinker.testing import FaultyServer, SteppedClock, toy_server
 
 PROMPT, PARAMS, ADAM = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=2), tinker.AdamParams()
 HOUR = 3600.0
+HEARTBEAT_SECONDS = tinker.Config().heartbeat_seconds
 KEY_OPERATIONS = {"client_config", "auth_token"}
 
 

@@ -37,7 +37,9 @@ class OlderArguments:
 
     def apply(self, config: Config) -> Config:
         """Return the settings with the limits that were given."""
-        return attrs.evolve(config, silence_seconds=self.silence_seconds, max_retries=self.max_retries)
+        silence = config.silence_seconds if self.silence_seconds is None else self.silence_seconds
+        retries = config.max_retries if self.max_retries is None else self.max_retries
+        return attrs.evolve(config, silence_seconds=silence, max_retries=retries)
 
 
 def read_older_arguments(given: dict[str, object], *, stacklevel: int) -> OlderArguments:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from tinker._config.config import CONNECTIONS, Config, WireChoice
 from tinker._config.proxies import Proxies
 from tinker._config.settings import (
-    Config,
-    WireChoice,
     check_given,
     is_sendable,
     load_config,
     local_dir,
+    override,
     prices_file,
     serve_api_key,
 )
 
 __all__ = [
+    "CONNECTIONS",
     "Config",
     "Proxies",
     "WireChoice",
@@ -22,6 +23,7 @@ __all__ = [
     "is_sendable",
     "load_config",
     "local_dir",
+    "override",
     "prices_file",
     "serve_api_key",
 ]

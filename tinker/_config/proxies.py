@@ -53,11 +53,16 @@ def _covers(entry: str, host: str, port: int | None) -> bool:
     return not name or ((host == name or host.endswith(f".{name}")) and wanted in ("", str(port)))
 
 
-def from_environment(env: Mapping[str, str], ours: str) -> Proxies:
-    """Read the proxies of these variables, ``ours`` and the usual ones; ValueError unless they are http:// or https://."""
+def from_environment(env: Mapping[str, str], ours: str, given: str | None = None) -> Proxies:
+    """Read the proxies of these variables, ``ours`` and the usual ones; ValueError unless they are http:// or https://.
+
+    ``given`` takes the place of ``ours``.
+    """
 
     def read(name: str) -> str | None:
-        proxy = env.get(name)
+        return check(name, env.get(name))
+
+    def check(name: str, proxy: str | None) -> str | None:
         if proxy and not proxy.startswith(("http://", "https://")):
             raise ValueError(f"{name} must be a proxy with http:// or https://, got one with {proxy.partition('://')[0]!r}")
         return proxy or None
@@ -65,4 +70,4 @@ def from_environment(env: Mapping[str, str], ours: str) -> Proxies:
     found = {scheme: read(f"{scheme}_proxy") or read(f"{scheme.upper()}_PROXY") for scheme in ("http", "https", "all")}
     by_scheme = {scheme: proxy for scheme, proxy in found.items() if proxy is not None}
     excluded = (env.get("no_proxy") or env.get("NO_PROXY") or "").lower().split(",")
-    return Proxies(read(ours), by_scheme, tuple(entry.strip() for entry in excluded if entry.strip()))
+    return Proxies(check("proxy", given) or read(ours), by_scheme, tuple(entry.strip() for entry in excluded if entry.strip()))

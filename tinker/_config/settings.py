@@ -4,70 +4,22 @@ from __future__ import annotations
 
 import base64
 import math
-import numbers
 import os
-import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import attrs
 import msgspec
 
+from tinker._config.config import HOSTED_URL, LOCAL_SCHEME, Config, check_seconds
 from tinker._config.proxies import Proxies, from_environment
 from tinker._version import __version__
 
-HOSTED_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
-LOCAL_SCHEME = "local://"
-
 _ON = frozenset({"1", "true", "yes", "on"})
-
-WireChoice: TypeAlias = Literal["auto", "proto", "json"]
-
-
-def _nothing() -> Mapping[str, str]:
-    return {}
-
-
-@attrs.frozen(kw_only=True)
-class Config:
-    """What a client was told. ``base_url`` has no trailing slash and no password; secrets stay out of the repr.
-
-    ``patience_seconds`` is the longest time that one exchange is tried again; None leaves that to the policy of each kind.
-    ``fail_fast`` means that a rate limit is raised instead of waited out. ``max_retries`` is how often at most a failed
-    exchange is tried again, and ``silence_seconds`` how long a server may say nothing; None leaves them to the kind of request.
-    """
-
-    base_url: str
-    api_key: str | None = attrs.field(default=None, repr=False)
-    credential_cmd: str | None = attrs.field(default=None, repr=False)
-    credentials_file: Path = Path("~/.tinker/credentials.json")
-    project_id: str | None = None
-    tags: tuple[str, ...] = ()
-    wire: WireChoice = "auto"
-    proxies: Proxies = attrs.field(factory=Proxies)
-    headers: Mapping[str, str] = attrs.field(factory=_nothing, repr=False)
-    query: Mapping[str, str] = attrs.field(factory=_nothing, repr=False)
-    sdk_version: str = __version__
-    local_dir: Path | None = None
-    patience_seconds: float | None = None
-    fail_fast: bool = False
-    telemetry: bool = False
-    trace_context: bool = True
-    max_retries: int | None = None
-    silence_seconds: float | None = None
-
-    @property
-    def is_hosted(self) -> bool:
-        """Return whether the server is the hosted service, which never does without a key."""
-        return self.base_url == HOSTED_URL
-
-    @property
-    def is_local(self) -> bool:
-        """Return whether the server runs in this process."""
-        return self.base_url.startswith(LOCAL_SCHEME)
+_OFF = frozenset({"", "0", "false", "no", "off"})
 
 
 def load_config(
@@ -81,34 +33,98 @@ def load_config(
     patience_seconds: float | None = None,
     fail_fast: bool | None = None,
     telemetry: bool | None = None,
+    proxy: str | None = None,
     environ: Mapping[str, str] | None = None,
+    **others: Any,
 ) -> Config:
     """Read the settings now, so that a variable set after import counts. An empty variable counts as unset.
 
+    ``others`` are further fields of Config; None means the environment, as it does for those that are named.
+
     Raises ValueError for an unknown wire, a base URL that cannot be used, a key or header that cannot be sent, a URL that is
-    not a proxy's, and defaults that are not JSON.
+    not a proxy's, and defaults that are not JSON; TypeError for a setting that does not exist.
     """
     env = os.environ if environ is None else environ
     wanted = base_url or env.get("TINKER_BASE_URL") or HOSTED_URL
     url = _base_url(wanted)
     given = {**_spell(_pairs(env, "TINKER_DEFAULT_HEADERS")), **_spell(headers)}
-    return Config(
-        base_url=url,
-        api_key=_key(api_key, "api_key") or _key(env.get("TINKER_API_KEY"), "TINKER_API_KEY"),
-        credential_cmd=env.get("TINKER_CREDENTIAL_CMD") or None,
-        credentials_file=Path(env.get("HOME") or Path.home()) / ".tinker" / "credentials.json",
-        project_id=project_id or env.get("TINKER_PROJECT_ID") or None,
-        tags=tuple(dict.fromkeys(tag for tag in env.get("TINKER_TAGS", "").split(",") if tag)),
-        wire=_wire(wire or env.get("TINKER_WIRE") or "auto"),
-        proxies=Proxies() if url.startswith(LOCAL_SCHEME) else from_environment(env, "TINKER_PROXY"),
-        headers=_sendable({**_identity(), **_cloudflare(env), **_password(wanted, url, env), **given}),
-        query={**_pairs(env, "TINKER_DEFAULT_QUERY"), **(query or {})},
-        sdk_version=env.get("TINKER_SDK_VERSION") or __version__,
-        local_dir=local_dir(env),
-        patience_seconds=_patience(patience_seconds),
-        fail_fast=_switched(fail_fast, env, "TINKER_FAIL_FAST"),
-        telemetry=_switched(telemetry, env, "TINKER_TELEMETRY"),
-    )
+    found: dict[str, Any] = {
+        "base_url": url,
+        "api_key": _key(api_key, "api_key") or _key(env.get("TINKER_API_KEY"), "TINKER_API_KEY"),
+        "credential_cmd": env.get("TINKER_CREDENTIAL_CMD") or None,
+        "credentials_file": Path(env.get("HOME") or Path.home()) / ".tinker" / "credentials.json",
+        "project_id": project_id or env.get("TINKER_PROJECT_ID") or None,
+        "tags": tuple(dict.fromkeys(tag for tag in env.get("TINKER_TAGS", "").split(",") if tag)),
+        "wire": wire or env.get("TINKER_WIRE") or "auto",
+        "proxies": Proxies() if url.startswith(LOCAL_SCHEME) else from_environment(env, "TINKER_PROXY", proxy),
+        "headers": {**_cloudflare(env), **_password(wanted, url, env), **given},
+        "query": {**_pairs(env, "TINKER_DEFAULT_QUERY"), **(query or {})},
+        "sdk_version": env.get("TINKER_SDK_VERSION") or __version__,
+        "local_dir": local_dir(env),
+        "patience_seconds": None if patience_seconds is None else _patience(patience_seconds),
+        "fail_fast": _switched(fail_fast, env, "TINKER_FAIL_FAST"),
+        "telemetry": _switched(telemetry, env, "TINKER_TELEMETRY"),
+        **_read_limits(env),
+    }
+    return Config(**{**found, **{name: value for name, value in others.items() if value is not None}})
+
+
+def _read_limits(env: Mapping[str, str]) -> dict[str, Any]:
+    """Return those settings of pools, heartbeats and dumps that the environment has."""
+    found: dict[str, Any] = {
+        "proxy_headers": _pairs(env, "TINKER_PROXY_HEADERS") or None,
+        "connections": _counts(env, "TINKER_CONNECTIONS") or None,
+        "sample_submissions": _integer(env, "TINKER_SAMPLE_SUBMISSIONS"),
+        "heartbeat_seconds": _seconds(env, "TINKER_HEARTBEAT_SECONDS"),
+        "heartbeat_warning_seconds": _seconds(env, "TINKER_HEARTBEAT_WARNING_SECONDS"),
+        "heartbeat_lost_seconds": _seconds(env, "TINKER_HEARTBEAT_LOST_SECONDS"),
+        "dump_http": _dump_target(env.get("TINKER_DUMP_HTTP", "")),
+    }
+    if env.get("TINKER_TRACE_CONTEXT", "").strip():
+        found["trace_context"] = _switched(None, env, "TINKER_TRACE_CONTEXT")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _dump_target(text: str) -> str | None:
+    """Return where exchanges are written to: ``-`` where the variable is a switch that is on, else the file that it names."""
+    word = text.strip().lower()
+    return None if word in _OFF else "-" if word in _ON else text
+
+
+def _integer(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def _seconds(env: Mapping[str, str], name: str) -> float | None:
+    text = env.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise ValueError(f"{name} must be a number of seconds above 0, got {text!r}")
+    return seconds
+
+
+def override(config: Config, **given: Any) -> Config:
+    """Return the settings with those of the arguments that are given in their place; headers and query are added."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if "base_url" in chosen:
+        chosen["base_url"] = _base_url(chosen["base_url"])
+    if "api_key" in chosen:
+        chosen["api_key"] = _key(chosen["api_key"], "api_key")
+    if "headers" in chosen:
+        chosen["headers"] = {**config.headers, **_spell(chosen["headers"])}
+    if "query" in chosen:
+        chosen["query"] = {**config.query, **chosen["query"]}
+    return attrs.evolve(config, **chosen)
 
 
 def local_dir(environ: Mapping[str, str] | None = None) -> Path | None:
@@ -138,16 +154,12 @@ def check_given(*, base_url: str | None, api_key: str | None, patience_seconds: 
     if base_url:
         _base_url(base_url)
     _key(api_key, "api_key")
-    _patience(patience_seconds)
+    if patience_seconds is not None:
+        check_seconds("patience_seconds", patience_seconds)
 
 
-def _patience(seconds: object) -> float | None:
-    if seconds is None:
-        return None
-    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
-        raise TypeError(f"patience_seconds must be a number, got {type(seconds).__name__}")
-    if math.isnan(seconds) or seconds < 0:
-        raise ValueError(f"patience_seconds must be 0 or more, got {seconds}")
+def _patience(seconds: float) -> float:
+    check_seconds("patience_seconds", seconds)
     return float(seconds)
 
 
@@ -164,14 +176,6 @@ def is_sendable(key: str) -> bool:
     return key.isascii() and key.isprintable()
 
 
-def _sendable(headers: dict[str, str]) -> dict[str, str]:
-    for name, value in headers.items():
-        if _BREAKS.search(name) or _BREAKS.search(value):
-            raise ValueError(f"the header {name!r} must not hold a line break")
-    return headers
-
-
-_BREAKS = re.compile(r"[\r\n\x00]")
 _NOT_IN_URLS = re.compile(r"[\s\x00-\x1f\x7f?#]")
 
 
@@ -217,14 +221,6 @@ def _password(wanted: str, url: str, env: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
-def _wire(choice: str) -> WireChoice:
-    match choice:
-        case "auto" | "proto" | "json":
-            return choice
-        case _:
-            raise ValueError(f"wire must be one of {', '.join(get_args(WireChoice))}, got {choice!r}")
-
-
 # Headers of our own, as we spell them: one that somebody overrides must not be there twice.
 _OUR_HEADERS = ("Accept", "Authorization", "User-Agent", "X-API-Key", "CF-Access-Client-Id", "CF-Access-Client-Secret")
 _SPELLING = {name.lower(): name for name in _OUR_HEADERS}
@@ -242,8 +238,12 @@ def _pairs(env: Mapping[str, str], name: str) -> dict[str, str]:
         raise ValueError(f"{name} must be a JSON object of text: {error}") from None
 
 
-def _identity() -> dict[str, str]:
-    return {"User-Agent": f"tinker-open-client/{__version__} Python/{platform.python_version()}"}
+def _counts(env: Mapping[str, str], name: str) -> dict[str, int]:
+    """Return the JSON object of a variable, whose values are integers."""
+    try:
+        return msgspec.json.decode(env.get(name) or "{}", type=dict[str, int])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{name} must be a JSON object of integers: {error}") from None
 
 
 def _cloudflare(env: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,6 @@ from tinker._http.circuits import Circuit, CircuitRegistry, CircuitRules, Circui
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
 from tinker._http.engines import open_engine, open_files, wrap_client
 from tinker._http.limits import (
-    DISPATCH_SLOTS,
     THROTTLED_SLOTS,
     Budget,
     Limits,
@@ -16,6 +15,7 @@ from tinker._http.limits import (
 )
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker._http.observers import Observers
+from tinker._http.redaction import SECRET_TEXT
 from tinker._http.responses import connection_error, decode_json, invalid_response, status_error
 from tinker._http.retry import (
     ARCHIVE,
@@ -69,7 +69,6 @@ __all__ = [
     "CircuitRules",
     "Circuits",
     "Credential",
-    "DISPATCH_SLOTS",
     "DOWNLOAD",
     "ExchangeFailed",
     "FAILED_STATUSES",
@@ -90,6 +89,7 @@ __all__ = [
     "RawResponse",
     "Reply",
     "SAMPLE",
+    "SECRET_TEXT",
     "START",
     "SUBMIT",
     "SampleAdmission",

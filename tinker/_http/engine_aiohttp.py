@@ -7,11 +7,12 @@ import base64
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 import attrs
 
-from tinker._config import Proxies
+from tinker._config import CONNECTIONS, Proxies
 from tinker._http.closing import check_open
 from tinker._http.messages import PreparedRequest, Purpose, RawResponse
 from tinker._http.phase import ANSWER_SECONDS, CONNECT_SECONDS, MAX_ANSWER_NBYTES, Phase, connect_seconds, extend
@@ -34,7 +35,15 @@ class _Pool:
 class AiohttpEngine:
     """One pool for each purpose, opened on first use."""
 
-    def __init__(self, proxies: Proxies | None = None) -> None:
+    def __init__(
+        self,
+        proxies: Proxies | None = None,
+        *,
+        connections: Mapping[str, int] = MappingProxyType({}),
+        proxy_headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._connections = {**CONNECTIONS, **connections}
+        self._proxy_headers = proxy_headers
         self._proxies = None if proxies is None or proxies.is_empty else proxies
         self._pools: dict[Purpose, _Pool] = {}
         self._closed = False
@@ -51,7 +60,7 @@ class AiohttpEngine:
     async def _exchange(self, request: PreparedRequest, phase: Phase) -> RawResponse:
         pool = self._pools.get(request.purpose.pool) or self._open(request.purpose.pool)
         proxy = None if self._proxies is None else self._proxies.of(request.url)
-        headers, tunnel_headers = (request.headers, None) if proxy is None else _headers(request, proxy)
+        headers, tunnel_headers = (request.headers, None) if proxy is None else _headers(request, proxy, self._proxy_headers)
         async with (
             pool.slots,
             asyncio.timeout(connect_seconds(request) + request.silence_seconds) as limit,
@@ -78,7 +87,7 @@ class AiohttpEngine:
         import aiohttp
 
         check_open(self._closed)
-        connections = min(purpose.connections, _spare_descriptors())
+        connections = min(self._connections[purpose.pool_name], _spare_descriptors())
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections, ttl_dns_cache=300),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -128,12 +137,14 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     return bytes(received)
 
 
-def _headers(request: PreparedRequest, proxy: str) -> tuple[Mapping[str, str], Mapping[str, str] | None]:
+def _headers(
+    request: PreparedRequest, proxy: str, others: Mapping[str, str]
+) -> tuple[Mapping[str, str], Mapping[str, str] | None]:
     """Return the headers of the exchange, and of the tunnel to its server: the proxy's password is in those it reads."""
-    credential = _credential(proxy)
-    if credential is None or request.url.startswith("https:"):
-        return request.headers, credential
-    return {**request.headers, **credential}, None
+    read = {**(_credential(proxy) or {}), **others}
+    if not read or request.url.startswith("https:"):
+        return request.headers, read or None
+    return {**request.headers, **read}, None
 
 
 @lru_cache

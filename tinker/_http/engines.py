@@ -26,7 +26,7 @@ def open_engine(config: Config, transport: httpx.AsyncBaseTransport | None = Non
         return HttpxEngine(transport, clock)
     if config.is_local:
         return HttpxEngine(_local_transport(config), clock)
-    return AiohttpEngine(config.proxies)
+    return AiohttpEngine(config.proxies, connections=config.connections, proxy_headers=config.proxy_headers)
 
 
 def wrap_client(client: object) -> httpx.AsyncBaseTransport | None:
@@ -59,5 +59,5 @@ async def open_files(engine: HTTPEngine, config: Config) -> AsyncGenerator[httpx
         return
     from tinker._http.proxied import ProxiedTransport
 
-    async with open_files_client(transport=ProxiedTransport(config.proxies)) as client:
+    async with open_files_client(transport=ProxiedTransport(config.proxies, config.proxy_headers)) as client:
         yield client

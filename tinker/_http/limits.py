@@ -12,8 +12,7 @@ import attrs
 from tinker._clock import Clock
 from tinker.errors import APIStatusError, copy_error
 
-# Submissions of samples at once, and at once while the server says that it is too much.
-DISPATCH_SLOTS = 400
+# Submissions of samples at once while the server says that it is too much.
 THROTTLED_SLOTS = 10
 # The server counts as throttling for this long after a cool-down ended.
 THROTTLED_SECONDS = 10.0

@@ -15,18 +15,18 @@ _LONGEST_REASON = 500  # characters of what a failure says about itself, which m
 
 
 class Purpose(enum.Enum):
-    """What a connection is for: (connections at once, seconds without a byte before it counts as dead)."""
+    """What a connection is for: (the name of its pool in the settings, seconds without a byte before it counts as dead)."""
 
-    UPLOAD = (8, 120.0)
-    SAMPLE = (512, 60.0)
-    POLL = (1000, 45.0)  # servers hold a poll for up to 40 s
-    SESSION = (8, 60.0)
-    START = (8, 20.0)  # tried for a minute: a connection that has died must leave time for others
-    HEARTBEAT = (2, 10.0)
+    UPLOAD = ("upload", 120.0)
+    SAMPLE = ("sample", 60.0)
+    POLL = ("poll", 45.0)  # servers hold a poll for up to 40 s
+    SESSION = ("session", 60.0)
+    START = ("start", 20.0)  # tried for a minute: a connection that has died must leave time for others
+    HEARTBEAT = ("heartbeat", 10.0)
 
     @property
-    def connections(self) -> int:
-        """Return the most connections at once; more exchanges wait for one."""
+    def pool_name(self) -> str:
+        """Return the name under which the settings say how many connections there may be."""
         return self.value[0]
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import httpx
 
 from tinker._config import Proxies
@@ -10,8 +12,8 @@ from tinker._config import Proxies
 class ProxiedTransport(httpx.AsyncBaseTransport):
     """One httpx transport for each proxy, and one without, made when first needed."""
 
-    def __init__(self, proxies: Proxies) -> None:
-        self._proxies = proxies
+    def __init__(self, proxies: Proxies, headers: Mapping[str, str]) -> None:
+        self._proxies, self._headers = proxies, headers
         self._transports: dict[str | None, httpx.AsyncHTTPTransport] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -19,8 +21,11 @@ class ProxiedTransport(httpx.AsyncBaseTransport):
         proxy = self._proxies.of(str(request.url))
         transport = self._transports.get(proxy)
         if transport is None:
-            transport = self._transports[proxy] = httpx.AsyncHTTPTransport(proxy=proxy, trust_env=False)
+            transport = self._transports[proxy] = httpx.AsyncHTTPTransport(proxy=self._open(proxy), trust_env=False)
         return await transport.handle_async_request(request)
+
+    def _open(self, proxy: str | None) -> httpx.Proxy | None:
+        return None if proxy is None else httpx.Proxy(proxy, headers=dict(self._headers))
 
     async def aclose(self) -> None:
         """Close every connection."""

@@ -7,7 +7,7 @@ attempts by `send_once`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
@@ -22,6 +22,7 @@ from tinker._futures import PRESENT
 from tinker._http.auth import Auth, Credential
 from tinker._http.circuits import Circuits
 from tinker._http.closing import Closing
+from tinker._http.exchange_log import send_logged
 from tinker._http.limits import Admission
 from tinker._http.messages import ExchangeFailed, HTTPEngine, PreparedRequest, Purpose, RawResponse
 from tinker._http.observers import Observers
@@ -30,7 +31,7 @@ from tinker._http.responses import connection_error, decode_json, headers_withou
 from tinker._http.retry import Attempts, Policy, delay_before, read_requested_delay
 from tinker._http.statuses import UNAUTHENTICATED_STATUS, UNSUPPORTED_FORMAT_STATUSES, Verdict, is_absent, judge
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, json
-from tinker.observing import AttemptStarted, RequestAttempt
+from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, exchange_sinks
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -93,6 +94,7 @@ class Transport:
     observers: Observers
     circuits: Circuits | None = None
     refused: RefusedFields = attrs.field(factory=RefusedFields)
+    dump: ExchangeSink | None = None
     _closing: Closing = attrs.field(factory=Closing, init=False)
     _secret_headers: frozenset[str] = attrs.field(
         default=attrs.Factory(lambda self: frozenset(map(str.lower, self.config.headers)) - {"user-agent"}, takes_self=True),
@@ -234,13 +236,13 @@ class Transport:
         attempt = _ObservedAttempt(self, prepared) if self.observers else None
         request = prepared
         try:
-            response = await self.engine.send(request)
+            response = await self._exchange(request)
             for _ in range(_MAX_REDIRECTS):
                 redirected = _follow_redirect(request, response)
                 if redirected is None:
                     break
                 request = redirected
-                response = await self.engine.send(request)
+                response = await self._exchange(request)
         except ExchangeFailed as failure:
             error = connection_error(prepared, failure)
             if attempt is not None:
@@ -253,6 +255,10 @@ class Transport:
         if attempt is not None:
             attempt.end(response, status_error(response) if response.status >= 400 else None)
         return response
+
+    def _exchange(self, request: PreparedRequest) -> Awaitable[RawResponse]:
+        sinks = exchange_sinks() if self.dump is None else (*exchange_sinks(), self.dump)
+        return send_logged(self.engine, request, self.clock, sinks) if sinks else self.engine.send(request)
 
     def _failure(self, prepared: PreparedRequest, response: RawResponse) -> errors.APIStatusError:
         error = status_error(response)

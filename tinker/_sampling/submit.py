@@ -196,7 +196,7 @@ class Sampler:
     async def _submit(
         self, context: SessionContext, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions
     ) -> SampleResponse:
-        if observers := self.runtime.transport.observers:
+        if (observers := self.runtime.transport.observers).given:
             await self._note_base_model()
         body = options.to_wire(
             prompt,

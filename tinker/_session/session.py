@@ -18,36 +18,31 @@ from tinker_wire.api import service as api
 from tinker_wire.runtime import Request
 
 from tinker._http import (
-    DISPATCH_SLOTS,
     ONE_SHOT,
     START,
     SUBMIT,
     THROTTLED_SLOTS,
     Budget,
     Limits,
-    Policy,
     Purpose,
     Transport,
     cool_down_for,
     is_lost,
-    is_session_over,
 )
 from tinker._loop import LoopThread
+from tinker._session.heartbeat import Heart, beat
 from tinker._session.negotiation import Negotiation
 from tinker._session.results import ResultPoller, ResultSpec
 from tinker._session.server_config import ServerConfig, ServerSettings
 from tinker._session.telemetry import Telemetry
-from tinker.errors import APIError, APIStatusError, ClientClosedError, SessionLostError, TinkerError, copy_error
+from tinker.errors import APIStatusError, ClientClosedError, SessionLostError, TinkerError, copy_error
 from tinker.futures import APIFuture
 
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
 
-HEARTBEAT_SECONDS = 10.0
 # All that the end of a session may take.
 SHUTDOWN_SECONDS = 5.0
-# A session is lost when the server hears nothing for minutes; the user should know before.
-SILENCE_WARNING_SECONDS = 120.0
 
 
 @attrs.frozen(kw_only=True)
@@ -97,7 +92,7 @@ class Session:
         self._starting: asyncio.Task[SessionContext] | None = None
         self.background_tasks: list[asyncio.Task[None]] = []
         self._closed = False
-        self._beating: set[str] = set()  # the sessions of which a heartbeat was answered
+        self._heart = Heart(transport)
         self._lost: set[str] = set()  # those that the server has forgotten
         self.model_numbers: itertools.count[int] = itertools.count()
         self.sampler_numbers: itertools.count[int] = itertools.count()
@@ -110,8 +105,13 @@ class Session:
             raise ClientClosedError
 
     async def ensure_started(self) -> SessionContext:
-        """Return the session, created now if it was not. After a failed creation the next caller tries again."""
+        """Return the session, created now if it was not. After a failed creation the next caller tries again.
+
+        SessionSilentError while it counts as lost by the settings.
+        """
         self.check_open()
+        if self._heart.silence is not None:
+            raise copy_error(self._heart.silence) from self._heart.silence.__cause__
         task = self._starting
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._starting = self._thread.task(self._start(), name="session start")
@@ -162,7 +162,7 @@ class Session:
 
     async def _is_lost(self, session_id: str, error: APIStatusError) -> bool:
         """Return whether a request failed because the server forgot its session: it knows heartbeats, but not this one's."""
-        if not is_lost(error) or not self._beating:
+        if not is_lost(error) or not self._heart.beating:
             return False
         if session_id not in self._lost and await self._is_forgotten(session_id):
             self._lost.add(session_id)
@@ -170,7 +170,7 @@ class Session:
 
     async def _is_forgotten(self, session_id: str) -> bool:
         try:
-            await _beat(self._transport, session_id, START)
+            await beat(self._transport, session_id, START)
         except APIStatusError as answer:
             return is_lost(answer)
         except TinkerError:
@@ -230,9 +230,7 @@ class Session:
 
     def _alive(self, session_id: str, server_config: ServerConfig) -> SessionContext:
         self._transport.observers.session_id = session_id
-        self.background_tasks.append(
-            self._thread.background(_keep_alive(self._transport, session_id, self._beating), "session heartbeat")
-        )
+        self.background_tasks.append(self._thread.background(self._heart.run(session_id), "session heartbeat"))
         if not self._transport.config.is_local:
             self._thread.watch_lag()
         if self._telemetry is not None:
@@ -284,7 +282,7 @@ def _build_context(session_id: str, server_config: ServerConfig, transport: Tran
     wire.note_config_answered(server_config.answered)
     limits = Limits(
         samples=Budget(None if config.sample_use_retrieve_futures else config.sample_max_concurrent_requests),
-        dispatch=Budget(DISPATCH_SLOTS),
+        dispatch=Budget(settings.sample_submissions),
         throttled_dispatch=Budget(THROTTLED_SLOTS),
         prompt_nbytes=Budget(config.sample_dispatch_bytes_semaphore_size),
         training_nbytes=Budget(config.fwdbwd_dispatch_bytes_semaphore_size),
@@ -306,30 +304,3 @@ def _log_messages(created: models.CreateSessionResponse) -> None:
     for level, message in messages:
         if message:
             logger.log(level, "%s", message)
-
-
-async def _beat(transport: Transport, session_id: str, policy: Policy = ONE_SHOT) -> None:
-    body = models.SessionHeartbeatRequest(session_id=session_id)
-    await transport.send(api.session_heartbeat(body), policy, purpose=Purpose.HEARTBEAT)
-
-
-async def _keep_alive(transport: Transport, session_id: str, beating: set[str]) -> None:
-    """Beat from now on until cancelled, or until the server says that the session is over or that it knows no heartbeats."""
-    clock = transport.clock
-    heard, warned = clock.monotonic(), False
-    while True:
-        try:
-            await _beat(transport, session_id)
-            beating.add(session_id)
-            heard, warned = clock.monotonic(), False
-        except APIError as error:
-            if is_session_over(error):
-                return
-            if not warned and clock.monotonic() - heard > SILENCE_WARNING_SECONDS:
-                warned = True
-                logger.warning("session %s: no heartbeat got through for two minutes: %s", session_id, error)
-        except ClientClosedError:
-            return
-        except Exception:
-            logger.exception("session %s: a heartbeat failed; the next one follows", session_id)
-        await clock.sleep(HEARTBEAT_SECONDS)

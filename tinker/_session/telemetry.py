@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime
 import logging
 import platform
-import re
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from typing import TypedDict
 from tinker_wire import models
 from tinker_wire.api import telemetry as api
 
-from tinker._http import ONE_SHOT, Purpose, Transport, Verdict, is_absent, is_user_fault, judge
+from tinker._http import ONE_SHOT, SECRET_TEXT, Purpose, Transport, Verdict, is_absent, is_user_fault, judge
 from tinker.errors import APIError, RequestFailedError, TinkerError
 from tinker.observing import Event, FutureSettled
 
@@ -31,7 +30,6 @@ EVENTS_IN_A_REQUEST = 100
 EVENTS_KEPT = 10_000
 _LONGEST_MESSAGE = 500
 _PROCESS = str(uuid.uuid4())
-_SECRETS = re.compile(r"tml-[^\s'\"]+|eyJ[\w-]+\.[\w-]+\.[\w-]*|bearer\s+\S+", re.IGNORECASE)
 
 
 class _Common(TypedDict):
@@ -153,7 +151,7 @@ class Telemetry:
 
     def _without_secrets(self, text: str) -> str:
         key = self._transport.config.api_key
-        return _SECRETS.sub("***", text.replace(key, "***") if key else text)[:_LONGEST_MESSAGE]
+        return SECRET_TEXT.sub("***", text.replace(key, "***") if key else text)[:_LONGEST_MESSAGE]
 
 
 def is_user_error(error: BaseException) -> bool:

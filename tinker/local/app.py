@@ -24,6 +24,7 @@ from tinker.local.call import APICall, read_credential, receive
 from tinker.local.downloads import download_route
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
+from tinker.local.storage import in_trace
 from tinker.local.uploads import upload_route
 
 Handler: TypeAlias = Callable[[State, APICall], Awaitable[msgspec.Struct | Response | None]]
@@ -95,9 +96,9 @@ def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[
         _check_offered(profile.absent.get(operation.operation_id))
         call = await receive(request, operation, state.settings.max_request_bytes, state.offload)
         call = call.apply(profile)
-        return _to_response(
-            await handler(state, call), lambda content: profile.rewrite_answer(call.name, call.content, content)
-        )
+        with in_trace(call.name, call.headers.get("traceparent")):
+            answer = await handler(state, call)
+        return _to_response(answer, lambda content: profile.rewrite_answer(call.name, call.content, content))
 
     async def endpoint(request: Request) -> Response:
         try:

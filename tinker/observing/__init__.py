@@ -35,10 +35,17 @@ from tinker.observing.events import (
     Timings,
     TokensUsed,
 )
+from tinker.observing.exchanges import ExchangeLog, ExchangeRecord, ExchangeSink, exchange_sinks, log_exchanges, open_log
 from tinker.observing.logs import LogObserver
 from tinker.observing.metrics import HistogramSummary, Metrics, Snapshot, Summary
 
 __all__ = [
+    "ExchangeLog",
+    "ExchangeRecord",
+    "ExchangeSink",
+    "exchange_sinks",
+    "log_exchanges",
+    "open_log",
     "HistogramSummary",
     "LogObserver",
     "LossTerm",

@@ -23,7 +23,7 @@ from tinker.local.storage.sessions import MAX_CLIENTS, LoadWeights, ModelRecord,
 from tinker.local.storage.signing import InvalidToken, Signer
 from tinker.local.storage.snapshots import Snapshots
 from tinker.local.storage.store import Store
-from tinker.local.storage.trace import TRACE_MEDIA_TYPE
+from tinker.local.storage.trace import TRACE_MEDIA_TYPE, in_trace
 from tinker.local.storage.uploads import AdapterUpload, Uploads
 from tinker.local.storage.usage import GIGABYTE, HOUR, UsageKey, UsageMeter, to_utc
 
@@ -72,5 +72,6 @@ __all__ = [
     "checkpoint_path",
     "folder_name",
     "name_conflict",
+    "in_trace",
     "to_utc",
 ]

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import contextlib
+import logging
+import re
+from collections.abc import Generator, Iterable, Iterator
+from contextvars import ContextVar
 
 import attrs
 import msgspec
 
 TRACE_MEDIA_TYPE = "application/json"
 QUEUE, WORK = 1, 2  # the two "processes" of the picture
+log: logging.Logger = logging.getLogger("tinker.local")
+_TRACE_PARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
+_FORM = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@contextlib.contextmanager
+def in_trace(operation: str, traceparent: str | None) -> Generator[None]:
+    """Note, for the requests that are accepted in the block, which span of the client they are of, by W3C Trace Context.
+
+    What does not have the form of one is ignored.
+    """
+    known = traceparent if traceparent is not None and _FORM.fullmatch(traceparent) else None
+    if known is not None:
+        log.debug("%s is of trace %s", operation, known)
+    token = _TRACE_PARENT.set(known)
+    try:
+        yield
+    finally:
+        _TRACE_PARENT.reset(token)
 
 
 @attrs.define(eq=False, kw_only=True)
 class Span:
     """One request: its ``operation``, and the model or sampler whose ``track`` it is on. Times in seconds of the server's
-    clock, None until they have come."""
+    clock, None until they have come. ``traceparent`` is the span of the client that it is of, if there is one."""
 
     operation: str
     track: str
@@ -23,6 +46,7 @@ class Span:
     started: float | None = None
     finished: float | None = None
     failed: bool = False
+    traceparent: str | None = attrs.field(factory=_TRACE_PARENT.get)
 
     def finish(self, at: float, *, failed: bool) -> None:
         """Note the outcome."""
@@ -44,7 +68,13 @@ def _events(spans: list[Span], since: float, until: float) -> Iterator[dict[str,
     for index, span in enumerate(spans, 1):
         begun = until if span.started is None else span.started
         ended = until if span.finished is None else span.finished
-        about = {"request_id": span.request_id, "failed": span.failed, "finished": span.finished is not None}
+        about: dict[str, object] = {
+            "request_id": span.request_id,
+            "failed": span.failed,
+            "finished": span.finished is not None,
+        }
+        if span.traceparent is not None:
+            about["traceparent"] = span.traceparent
         common = {"name": span.operation, "cat": "request", "tid": tracks[span.track]}
         waited = min(begun, ended)
         yield {**common, "ph": "b", "pid": QUEUE, "id": index, "ts": _micros(span.submitted - since), "args": about}

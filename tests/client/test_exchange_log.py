@@ -1,0 +1,148 @@
+"""The log of exchanges for reports of defects shows what happened, and nothing that would let others in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinker
+from tinker._http import PreparedRequest, RawResponse
+from tinker._http.redaction import HIDDEN, Redactor
+from tinker.observing import ExchangeRecord, log_exchanges
+from tinker.testing import toy_server
+
+Connect = Callable[..., tinker.ServiceClient]
+KEY = "tml-hush-key-1"
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJodXNoIn0.aHVzaC1zaWduYXR1cmU"
+SECRETS = (KEY, "hush", JWT, "aHVzaC1zaWduYXR1cmU")
+
+
+def redactor(**fields: Any) -> Redactor:
+    given = {"method": "POST", "url": "https://host/api/v1/x", "headers": {"X-API-Key": KEY}, **fields}
+    return Redactor(PreparedRequest(**given))
+
+
+def shown_of(value: object, **fields: Any) -> str:
+    """The body of a request as the log shows it."""
+    body = (json.dumps(value).encode(),)
+    headers = {"X-API-Key": KEY, "Content-Type": "application/json"}
+    return str(redactor(body=body, headers=headers, **fields).request_body())
+
+
+def test_a_session_of_work_shows_no_secret(tmp_path: Path) -> None:
+    """Training, sampling, links to files and the exchange of keys for tokens are all there, without any of their secrets."""
+    file = tmp_path / "log.jsonl"
+    headers = {"X-Team": "hush-team"}
+    with toy_server(api_key=KEY) as server, log_exchanges(file):
+        service = server.service(api_key=KEY, default_headers_overrides=headers, default_query={"k": "hush-query"})
+        training = service.create_lora_training_client("tinker/toy", rank=4)
+        path = training.save_weights_for_sampler("s").result(10).path
+        rest = service.create_rest_client()
+        answer = rest.get_checkpoint_archive_url_from_tinker_path(path).result(10)
+        rest.list_sessions(limit=3).result(10)
+    text = file.read_text()
+    records = [json.loads(line) for line in text.splitlines()]
+    assert {"create_session", "create_model", "save_weights_for_sampler", "list_sessions"} <= {
+        one["operation"] for one in records
+    }
+    assert not [secret for secret in (*SECRETS, answer.url) if secret in text]
+    listed = next(one for one in records if one["operation"] == "list_sessions")
+    assert (listed["method"], listed["path"], listed["status"]) == (
+        "GET",
+        "/api/v1/sessions?limit=3&offset=0&access_scope=owned",
+        200,
+    )
+    assert listed["request_headers"]["x-api-key"] == listed["request_headers"]["x-team"] == HIDDEN
+    assert listed["request_headers"]["user-agent"].startswith("tinker-open-client/")
+    assert listed["response_nbytes"] == len(listed["response_body"]) > 0
+    assert listed["error"] is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"jwt": "hush"},
+        {"weights_access_token": "hush", "token": "hush"},
+        {"a": [{"b": {"client_secret": {"deep": "hush"}}}]},
+        {"password": "hush", "AWS_SECRET_ACCESS_KEY": "hush", "apiKey": "hush", "Set-Cookie": "hush"},
+        {"url": "https://storage.example/hush?sig=1", "urls": {"a": "hush"}},
+        {"note": f"my key is {KEY}, and {JWT} too"},
+        {"note": "see https://me:hush@storage.example/a?X-Amz-Signature=hush"},
+        {"note": "Authorization: Bearer hush"},
+        {KEY: 1},
+        [[f"x{KEY}y"]],
+    ],
+)
+def test_secrets_in_bodies(value: object) -> None:
+    """A secret is hidden by the name of its field, by its form, and where it is one of the request's own."""
+    shown = shown_of(value)
+    assert not [secret for secret in SECRETS if secret in shown]
+    assert HIDDEN in shown
+
+
+def test_what_is_not_secret_stays() -> None:
+    """Tokens of text, limits and names are what a report is about."""
+    value = {"tokens": [1, 2, 3], "max_tokens": 5, "target_tokens": {"data": [4]}, "name": "a", "found": None, "url": None}
+    assert json.loads(shown_of(value)) == value
+
+
+def test_bodies_are_cut() -> None:
+    """Of long lists, texts and bodies the beginning is shown, and of large or other bodies what they are."""
+    assert json.loads(shown_of(list(range(100)))) == [0, 1, 2, 3, 4, 5, 6, 7, "... 100 items"]
+    assert len(shown_of("x" * 10_000)) < 300
+    assert len(shown_of({str(number): "x" * 150 for number in range(40)})) < 2100
+    deep: object = 1
+    for _ in range(100):
+        deep = [deep]
+    assert "..." in shown_of(deep)
+    assert shown_of("x" * (1 << 21)) == "<application/json>"
+    protobuf = redactor(body=(b"hush",), headers={"Content-Type": "application/x-protobuf"})
+    assert protobuf.request_body() == "<application/x-protobuf>"
+    broken = redactor(body=(b"{hush",), headers={"Content-Type": "application/json"})
+    assert broken.request_body() == "<not JSON>"
+    assert redactor().request_body() is None
+
+
+def test_the_answer_to_a_credential_is_hidden() -> None:
+    """An answer that a secret was asked for with is not shown, whatever is in it."""
+    request = PreparedRequest(method="POST", url="https://host/x", headers={}, has_own_credential=True)
+    response = RawResponse(request, 200, {"content-type": "application/json"}, b'{"other": "hush"}')
+    assert Redactor(request).response_body(response) == HIDDEN
+
+
+def test_failures_are_logged(connect: Connect, wire: Any) -> None:
+    """An exchange that broke has the reason, and one that the server refused its answer; a sink that fails is no matter."""
+    seen: list[ExchangeRecord] = []
+
+    def fail(record: ExchangeRecord) -> None:
+        raise ZeroDivisionError
+
+    service = connect()
+    service.get_server_capabilities()
+    wire.drop("get_server_capabilities", apply=False)
+    wire.fail("get_server_capabilities", 503, body={"detail": "no"})
+    with log_exchanges(seen.append), log_exchanges(fail):
+        service.get_server_capabilities()
+    mine = [one for one in seen if one.operation == "get_server_capabilities"]
+    assert [one.status for one in mine] == [None, 503, 200]
+    assert "the connection broke" in str(mine[0].error)
+    assert mine[1].response_body == '{"detail":"no"}'
+    del seen[:]
+    service.get_server_capabilities()
+    assert seen == []
+
+
+def test_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """TINKER_DUMP_HTTP=1 writes to the standard error, a path to that file, 0 nowhere."""
+    for value, where in (("1", "stderr"), ("0", "nowhere"), (str(tmp_path / "dump"), "file")):
+        monkeypatch.setenv("TINKER_DUMP_HTTP", value)
+        with toy_server() as server:
+            server.service(api_key=KEY).get_server_capabilities()
+        assert ("get_server_capabilities" in capfd.readouterr().err) == (where == "stderr")
+    text = (tmp_path / "dump").read_text()
+    assert "get_server_capabilities" in text
+    assert KEY not in text

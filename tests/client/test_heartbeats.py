@@ -1,0 +1,96 @@
+"""What the settings say of heartbeats: how often, when to warn, when the session counts as lost, and who hears of it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import tinker
+from tinker.errors import SessionSilentError
+from tinker.observing import Event, SessionLost
+from tinker.testing import FaultyServer, SteppedClock, toy_server
+
+ADAM = tinker.AdamParams()
+
+
+@pytest.fixture
+def clock() -> SteppedClock:
+    return SteppedClock()
+
+
+@pytest.fixture
+def server(clock: SteppedClock) -> Iterator[FaultyServer]:
+    with toy_server(clock=clock) as server:
+        yield server
+
+
+class Told:
+    """An observer that lets a test wait for the loss of a session."""
+
+    def __init__(self) -> None:
+        self.lost: list[SessionLost] = []
+        self._told = threading.Event()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, SessionLost):
+            self.lost.append(event)
+            self._told.set()
+
+    def wait(self) -> SessionLost:
+        assert self._told.wait(10)
+        return self.lost[-1]
+
+
+def connect(server: FaultyServer, told: Callable[[Event], object], **settings: Any) -> tinker.ServiceClient:
+    config = tinker.Config.load(base_url="http://server", api_key="tml-a", **settings)
+    return server.service(config=config, observers=[told])
+
+
+def test_how_often(server: FaultyServer, clock: SteppedClock) -> None:
+    """Heartbeats come as often as the settings say."""
+    service = connect(server, Told(), heartbeat_seconds=60)
+    service.create_lora_training_client("tinker/toy", rank=2).result(10)
+    clock.advance(600)
+    server.wait_for("session_heartbeat", 10)
+    times = [request.at for request in server.sent("session_heartbeat")]
+    assert 60 <= min(later - earlier for earlier, later in itertools.pairwise(times)) < 61
+
+
+def test_a_silent_session_counts_as_lost(server: FaultyServer, clock: SteppedClock, caplog: pytest.LogCaptureFixture) -> None:
+    """After the time of the settings observers are told once, requests fail typed, and go on when a heartbeat is accepted."""
+    told = Told()
+    service = connect(server, told, heartbeat_warning_seconds=30, heartbeat_lost_seconds=100)
+    training = service.create_lora_training_client("tinker/toy", rank=2).result(10)
+    training.optim_step(ADAM).result(10)
+    server.fail_next("session_heartbeat", 503, times=20)
+    with caplog.at_level(logging.WARNING, "tinker"):
+        clock.advance(130)
+        event = told.wait()
+    assert 100 < event.silent_seconds < 125
+    assert event.session_id == training.model_id.partition(":")[0]
+    assert isinstance(event.error, tinker.InternalServerError)
+    error = training.optim_step(ADAM).exception(10)
+    assert isinstance(error, SessionSilentError)
+    assert "counts as lost (heartbeat_lost_seconds is 100)" in str(error)
+    warnings = [record for record in caplog.records if "no heartbeat got through" in record.message]
+    assert len(warnings) == 1
+    clock.advance(200)
+    server.wait_for("session_heartbeat", 25)
+    training.optim_step(ADAM).result(10)
+    assert len(told.lost) == 1
+
+
+def test_by_default_nothing_counts_as_lost(server: FaultyServer, clock: SteppedClock) -> None:
+    """Without the setting a client goes on when heartbeats fail."""
+    told = Told()
+    training = connect(server, told).create_lora_training_client("tinker/toy", rank=2).result(10)
+    server.fail_next("session_heartbeat", 503, times=60)
+    clock.advance(500)
+    training.optim_step(ADAM).result(10)
+    assert told.lost == []
+    server.forget()

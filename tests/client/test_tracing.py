@@ -1,0 +1,104 @@
+"""The trace of the user's span goes along with every request of a call, and our server keeps it with the request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import tinker
+from tinker.local import State
+from tinker.local.storage import in_trace
+from tinker.local.storage.trace import Span, encode_trace
+
+otel = pytest.importorskip("opentelemetry.trace")
+
+Connect = Callable[..., tinker.ServiceClient]
+ADAM = tinker.AdamParams()
+PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)
+
+
+@contextmanager
+def span(number: int, state: str = "") -> Generator[str]:
+    """A span of the user's at work; the value is its header."""
+    entries = [tuple(pair.split("=")) for pair in state.split(",") if pair]
+    context = otel.SpanContext(
+        number, number, is_remote=False, trace_flags=otel.TraceFlags(1), trace_state=otel.TraceState(entries)
+    )
+    with otel.use_span(otel.NonRecordingSpan(context)):
+        yield f"00-{number:032x}-{number:016x}-01"
+
+
+def test_every_request_of_a_call_has_its_trace(connect: Connect, wire: Any) -> None:
+    """Submissions, retries and polls carry the span of the caller, two calls at once each its own, others none."""
+    service = connect()
+    training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    wire.fail("optim_step", 503)
+    del wire.exchanges[:]
+    with span(17, "vendor=1") as first:
+        step = training.optim_step(ADAM)
+    with span(18) as second:
+        sample = sampler.sample(PROMPT, 1, PARAMS)
+    step.result(10)
+    sample.result(10)
+    training.optim_step(ADAM).result(10)
+    steps = [exchange.request.headers for exchange in wire.sent("optim_step")]
+    assert [headers.get("traceparent") for headers in steps] == [first, first, None]
+    assert [headers.get("tracestate") for headers in steps] == ["vendor=1", "vendor=1", None]
+    assert [exchange.request.headers.get("traceparent") for exchange in wire.sent("asample")] == [second]
+    polls = {exchange.request.headers.get("traceparent") for exchange in wire.sent("retrieve_future")}
+    assert polls == {first, second, None}
+    assert {exchange.request.headers.get("traceparent") for exchange in wire.sent("session_heartbeat")} <= {None}
+
+
+def test_it_can_be_turned_off(connect: Connect, wire: Any) -> None:
+    """With trace_context off nothing is sent, whatever span is at work."""
+    config = tinker.Config.load(base_url="http://server", api_key="tml-a", trace_context=False)
+    with span(17):
+        connect(config=config).get_server_capabilities()
+    assert not [exchange for exchange in wire.exchanges if "traceparent" in exchange.request.headers]
+
+
+def test_the_server_keeps_it(connect: Connect, state: State, caplog: pytest.LogCaptureFixture) -> None:
+    """Our server notes the trace of a request in its log and in the timeline of the session."""
+    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
+    with span(17) as header, caplog.at_level(logging.DEBUG, "tinker.local"):
+        training.optim_step(ADAM).result(10)
+    training.optim_step(ADAM).result(10)
+    (session,) = state.store.sessions()
+    spans = [one for one in session.spans if one.operation == "optim_step"]
+    assert [one.traceparent for one in spans] == [header, None]
+    assert f"optim_step is of trace {header}" in caplog.messages
+    events = json.loads(encode_trace(spans, 0.0, 1e12))["traceEvents"]
+    assert {event["args"].get("traceparent") for event in events if event["ph"] == "X"} == {header, None}
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "x", "00-1-1-01", f"00-{0:032x}-{1:016x}-01", f"00-{1:032x}-{0:016x}-01", f"ff-{1:032x}-{1:016x}-01", "\n" + "0" * 55],
+)
+def test_the_server_ignores_what_is_no_trace(header: str) -> None:
+    """A header that has not the form of one is as good as none."""
+    with in_trace("x", header):
+        assert Span(operation="x", track="t").traceparent is None
+    with in_trace("x", f"00-{1:032x}-{1:016x}-01"):
+        assert Span(operation="x", track="t").traceparent is not None
+    assert Span(operation="x", track="t").traceparent is None
+
+
+def test_opentelemetry_is_not_imported_for_that() -> None:
+    """A program that does not use OpenTelemetry does not pay for it."""
+    program = (
+        "import sys, tinker\n"
+        "tinker.ServiceClient(base_url='local://toy').get_server_capabilities()\n"
+        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"

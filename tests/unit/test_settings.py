@@ -1,0 +1,163 @@
+"""Settings: by argument and by variable, validated wherever they come from, each of them on the page of settings."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import pytest
+
+import tinker
+from tinker import Config
+from tinker._config import CONNECTIONS, load_config, override
+from tinker._config.config import ConfigSettings
+from tinker._http.engine_aiohttp import AiohttpEngine
+from tinker._http.messages import PreparedRequest, Purpose
+
+NOTHING: Mapping[str, str] = {}
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("TINKER_CONNECTIONS", '{"sample": 64}', "connections", {"sample": 64}),
+        ("TINKER_SAMPLE_SUBMISSIONS", "7", "sample_submissions", 7),
+        ("TINKER_HEARTBEAT_SECONDS", "2.5", "heartbeat_seconds", 2.5),
+        ("TINKER_HEARTBEAT_WARNING_SECONDS", "60", "heartbeat_warning_seconds", 60.0),
+        ("TINKER_HEARTBEAT_LOST_SECONDS", "300", "heartbeat_lost_seconds", 300.0),
+        ("TINKER_PROXY_HEADERS", '{"X-Team": "a"}', "proxy_headers", {"X-Team": "a"}),
+        ("TINKER_TRACE_CONTEXT", "0", "trace_context", False),
+        ("TINKER_DUMP_HTTP", "1", "dump_http", "-"),
+        ("TINKER_DUMP_HTTP", "no", "dump_http", None),
+        ("TINKER_DUMP_HTTP", "/tmp/Dump.jsonl", "dump_http", "/tmp/Dump.jsonl"),
+    ],
+)
+def test_variables(variable: str, text: str, name: str, value: object) -> None:
+    """A variable sets its setting, an empty one nothing, and an argument comes before it."""
+    default = getattr(load_config(environ=NOTHING), name)
+    assert getattr(load_config(environ={variable: text}), name) == value
+    assert getattr(load_config(environ={variable: ""}), name) == default
+    given: dict[str, Any] = {name: getattr(Config(), name)}
+    if given[name] is not None:
+        assert getattr(load_config(environ={variable: text}, **given), name) == given[name]
+
+
+WRONG: list[tuple[str, Any, type[Exception], str]] = [
+    ("connections", {"nonsense": 1}, ValueError, "'nonsense' is not one of upload, sample"),
+    ("connections", {"sample": 0}, ValueError, r"connections\['sample'\] must be at least 1"),
+    ("connections", {"sample": 1.5}, TypeError, "must be an integer, got float"),
+    ("sample_submissions", 0, ValueError, "sample_submissions must be at least 1"),
+    ("sample_submissions", True, TypeError, "sample_submissions must be an integer, got bool"),
+    ("heartbeat_seconds", 0, ValueError, "heartbeat_seconds must be above 0"),
+    ("heartbeat_lost_seconds", math.nan, ValueError, "heartbeat_lost_seconds must be above 0"),
+    ("heartbeat_warning_seconds", "soon", TypeError, "heartbeat_warning_seconds must be a number, got str"),
+    ("proxy_headers", {"a": "b\nc"}, ValueError, "header 'a' must not hold a line break"),
+    ("proxy_headers", {"a": 1}, TypeError, "header 'a' must be text"),
+    ("wire", "xml", ValueError, "wire must be one of auto, proto, json"),
+    ("patience_seconds", -1, ValueError, "patience_seconds must be 0 or more"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error", "match"), WRONG)
+def test_what_cannot_be_right(name: str, value: Any, error: type[Exception], match: str) -> None:
+    """A wrong setting is refused where it is given, whether loaded, constructed or changed."""
+    given = {name: value}
+    for make in (load_config, Config, lambda **given: override(Config(), **given)):
+        with pytest.raises(error, match=match):
+            make(**given)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("TINKER_CONNECTIONS", "[1]"),
+        ("TINKER_CONNECTIONS", '{"sample": "many"}'),
+        ("TINKER_SAMPLE_SUBMISSIONS", "many"),
+        ("TINKER_SAMPLE_SUBMISSIONS", "0"),
+        ("TINKER_HEARTBEAT_SECONDS", "-1"),
+        ("TINKER_HEARTBEAT_LOST_SECONDS", "nan"),
+        ("TINKER_PROXY_HEADERS", "a: b"),
+    ],
+)
+def test_variables_that_cannot_be_right(variable: str, text: str) -> None:
+    """A wrong variable is a ValueError that names it."""
+    with pytest.raises(ValueError, match=variable):
+        load_config(environ={variable: text})
+
+
+def test_there_is_no_other_setting() -> None:
+    """A name that is no setting is a TypeError, and so is something else than settings."""
+    with pytest.raises(TypeError, match="nonsense"):
+        Config.load(nonsense=1)  # type: ignore[call-arg]
+    wrong: Any = {"base_url": "local://toy"}
+    with pytest.raises(TypeError, match=r"config must be a tinker\.Config, got dict"):
+        tinker.ServiceClient(config=wrong)
+
+
+def test_a_client_with_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings take the place of the environment, and arguments of the client come before both."""
+    config = Config.load(base_url="http://one", api_key="tml-one", headers={"X-A": "a"}, heartbeat_seconds=3)
+    monkeypatch.setenv("TINKER_BASE_URL", "http://other")
+    service: Any = tinker.ServiceClient(
+        config=config, api_key="tml-two", default_headers_overrides={"X-B": "b"}, fail_fast=True
+    )
+    chosen = service._config()
+    assert (chosen.base_url, chosen.api_key, chosen.heartbeat_seconds, chosen.fail_fast) == ("http://one", "tml-two", 3, True)
+    assert {"X-A": "a", "X-B": "b", "User-Agent": config.headers["User-Agent"]} == chosen.headers
+    assert "tml-one" not in repr(config)
+    assert tinker.Config is Config
+
+
+def test_every_pool_can_be_set() -> None:
+    """Each purpose of a connection has the pool of its name in the settings, and no pool is without a purpose."""
+    assert {purpose.pool.pool_name for purpose in Purpose} == CONNECTIONS.keys()
+
+
+def test_a_pool_has_as_many_connections_as_the_settings_say() -> None:
+    """More exchanges than that wait for a connection, while those of another pool go on."""
+
+    async def exchange() -> int:
+        engine = AiohttpEngine(connections={"session": 2})
+        arrived: list[str] = []
+        gate, two = asyncio.Event(), asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while line := await reader.readline():
+                while await reader.readline() != b"\r\n":
+                    pass
+                arrived.append(line.decode().split()[1])
+                if arrived.count("/held") == 2:
+                    two.set()
+                if arrived[-1] == "/held":
+                    await gate.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            held = PreparedRequest(method="GET", url=f"{url}/held", headers={})
+            tasks = [asyncio.create_task(engine.send(held)) for _ in range(5)]
+            await asyncio.wait_for(two.wait(), 10)
+            await engine.send(PreparedRequest(method="GET", url=f"{url}/other", headers={}, purpose=Purpose.SAMPLE))
+            present = arrived.count("/held")
+            gate.set()
+            assert [(await task).status for task in tasks] == [200] * 5
+            await engine.aclose()
+        return present
+
+    assert asyncio.run(exchange()) == 2
+
+
+def test_every_setting_is_a_keyword() -> None:
+    """`Config.load` takes each setting by its name, and editors know it."""
+    assert ConfigSettings.__annotations__.keys() - {"proxy"} == {field.name for field in attrs.fields(Config)}
+
+
+def test_every_setting_says_what_it_means() -> None:
+    """The page of settings is made of what is said beside each field."""
+    for field in attrs.fields(Config):
+        assert field.metadata["meaning"].endswith("."), field.name
+        assert field.metadata["variable"] or field.metadata["argument"], field.name

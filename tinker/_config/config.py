@@ -1,0 +1,327 @@
+"""The settings of one client, each with its variable, its default and what it means; refused where they cannot be right."""
+
+# ruff: noqa: RUF009 - the function that describes a setting makes a field
+
+from __future__ import annotations
+
+import math
+import numbers
+import platform
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
+
+import attrs
+
+from tinker._config.proxies import Proxies
+from tinker._version import __version__
+
+HOSTED_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
+LOCAL_SCHEME = "local://"
+#: What connections are for, and how many of them there may be at once.
+CONNECTIONS: Mapping[str, int] = MappingProxyType({"upload": 8, "sample": 512, "poll": 1000, "session": 8, "heartbeat": 2})
+WireChoice: TypeAlias = Literal["auto", "proto", "json"]
+_BREAKS = re.compile(r"[\r\n\x00]")
+
+
+class ConfigSettings(TypedDict, total=False):
+    """The keywords of :meth:`Config.load`: the settings, each as the attribute of its name, and one proxy for everything."""
+
+    base_url: str | None
+    api_key: str | None
+    credential_cmd: str | None
+    credentials_file: Path | None
+    project_id: str | None
+    tags: tuple[str, ...] | None
+    wire: WireChoice | None
+    proxy: str | None
+    proxies: Proxies | None
+    proxy_headers: Mapping[str, str] | None
+    headers: Mapping[str, str] | None
+    query: Mapping[str, str] | None
+    sdk_version: str | None
+    local_dir: Path | None
+    patience_seconds: float | None
+    fail_fast: bool | None
+    max_retries: int | None
+    silence_seconds: float | None
+    connections: Mapping[str, int] | None
+    sample_submissions: int | None
+    heartbeat_seconds: float | None
+    heartbeat_warning_seconds: float | None
+    heartbeat_lost_seconds: float | None
+    telemetry: bool | None
+    trace_context: bool | None
+    dump_http: str | None
+
+
+def _setting(variable: str, meaning: str, *, argument: str | None = None, default_text: str | None = None, **field: Any) -> Any:
+    """Describe a setting where it is defined; the page of settings is made of that."""
+    about = {"variable": variable, "meaning": meaning, "argument": argument, "default": default_text}
+    return attrs.field(metadata=about, **field)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def check_seconds(name: str, value: object, *, positive: bool = False) -> None:
+    """Raise TypeError or ValueError unless it is a time in seconds: at least 0, or, when ``positive``, above it."""
+    if not _is_number(value):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    seconds = float(cast("float", value))
+    if math.isnan(seconds) or seconds < 0 or (positive and seconds == 0):
+        raise ValueError(f"{name} must be {'above 0' if positive else '0 or more'}, got {value}")
+
+
+def check_count(name: str, value: object, *, zero: bool = False) -> None:
+    """Raise TypeError or ValueError unless it is an integer of at least 1, or, with ``zero``, of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
+    if value < (least := 0 if zero else 1):
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Raise TypeError or ValueError unless they can be sent."""
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"the header {name!r} must be text")
+        if _BREAKS.search(name) or _BREAKS.search(value):
+            raise ValueError(f"the header {name!r} must not hold a line break")
+
+
+def check_wire(choice: object) -> None:
+    """Raise ValueError unless it is a known encoding."""
+    if choice not in get_args(WireChoice):
+        raise ValueError(f"wire must be one of {', '.join(get_args(WireChoice))}, got {choice!r}")
+
+
+def check_connections(connections: Mapping[str, int]) -> None:
+    """Raise TypeError or ValueError unless each is the number of connections of a known kind."""
+    for name, count in connections.items():
+        if name not in CONNECTIONS:
+            raise ValueError(f"connections: {name!r} is not one of {', '.join(CONNECTIONS)}")
+        check_count(f"connections[{name!r}]", count)
+
+
+def _validate(check: Callable[..., None], **options: bool) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is not None:
+            check(attribute.name, value, **options)
+
+    return validate
+
+
+def _validate_alone(check: Callable[[Any], None]) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    return lambda _, __, value: check(value)
+
+
+def identify() -> dict[str, str]:
+    """Return the header that says which client this is."""
+    return {"User-Agent": f"tinker-open-client/{__version__} Python/{platform.python_version()}"}
+
+
+@attrs.frozen(kw_only=True)
+class Config:
+    """Hold the settings of a client, for ``ServiceClient(config=...)``; secrets stay out of the repr.
+
+    :meth:`load` makes one of arguments and the environment. What cannot be right is a ValueError or a TypeError then.
+
+    Attributes:
+        base_url: The address of the server, without a slash at its end and without a password.
+        api_key: The credential.
+        credential_cmd: A command that prints the credential.
+        credentials_file: Where ``tinker auth login`` keeps the credential.
+        project_id: The project of new sessions.
+        tags: Tags of new sessions.
+        wire: The encoding of training requests.
+        proxies: Which proxy each address is reached through.
+        proxy_headers: Headers for the proxy alone.
+        headers: Headers of every request.
+        query: Query parameters of every request.
+        sdk_version: The version that servers are told.
+        local_dir: Where servers of this process keep checkpoints.
+        patience_seconds: The longest time that one exchange is tried again; None leaves that to the policy of each kind.
+        fail_fast: Whether a rate limit is raised instead of waited out.
+        max_retries: How often at most a failed exchange is tried again; None leaves that to the policy of each kind.
+        silence_seconds: How long a server may say nothing before a try is given up; None leaves that to the kind of request.
+        connections: The most connections at once, by what they are for; kinds that are not named keep their default.
+        sample_submissions: The most samples that are being submitted at once.
+        heartbeat_seconds: The time between heartbeats of the session.
+        heartbeat_warning_seconds: After how long without an accepted heartbeat the log has a warning.
+        heartbeat_lost_seconds: After how long without an accepted heartbeat the session counts as lost; None never.
+        telemetry: Whether failures are reported to the server.
+        trace_context: Whether the trace of your OpenTelemetry span is sent along.
+        dump_http: Where exchanges are written without secrets: a file, or ``-`` for the standard error; None nowhere.
+
+    >>> import tinker
+    >>> config = tinker.Config.load(base_url="local://toy", connections={"sample": 64}, heartbeat_lost_seconds=300)
+    >>> service = tinker.ServiceClient(config=config)
+    """
+
+    base_url: str = _setting(
+        "TINKER_BASE_URL",
+        "The address of the server; `local://` is a server in this process.",
+        argument="base_url",
+        default_text="the hosted service",
+        default=HOSTED_URL,
+    )
+    api_key: str | None = _setting("TINKER_API_KEY", "The credential.", argument="api_key", default=None, repr=False)
+    credential_cmd: str | None = _setting(
+        "TINKER_CREDENTIAL_CMD", "A command that prints the credential.", default=None, repr=False
+    )
+    credentials_file: Path = _setting(
+        "HOME", "Where `tinker auth login` keeps the credential.", default=Path("~/.tinker/credentials.json")
+    )
+    project_id: str | None = _setting("TINKER_PROJECT_ID", "The project of new sessions.", argument="project_id", default=None)
+    tags: tuple[str, ...] = _setting("TINKER_TAGS", "Tags of new sessions, with commas.", default=())
+    wire: WireChoice = _setting(
+        "TINKER_WIRE",
+        "The encoding of training requests: `auto`, `proto` or `json`.",
+        argument="wire",
+        default="auto",
+        validator=_validate_alone(check_wire),
+    )
+    proxies: Proxies = _setting(
+        "TINKER_PROXY",
+        "The proxy of every address; else the usual `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` count.",
+        default_text="none",
+        factory=Proxies,
+    )
+    proxy_headers: Mapping[str, str] = _setting(
+        "TINKER_PROXY_HEADERS",
+        "Headers for the proxy alone, a JSON object.",
+        factory=dict,
+        default_text="none",
+        repr=False,
+        validator=_validate_alone(check_headers),
+    )
+    headers: Mapping[str, str] = _setting(
+        "TINKER_DEFAULT_HEADERS",
+        "Headers of every request, a JSON object.",
+        argument="default_headers_overrides",
+        default_text="none",
+        factory=dict,
+        repr=False,
+        converter=lambda headers: {**identify(), **headers},
+        validator=_validate_alone(check_headers),
+    )
+    query: Mapping[str, str] = _setting(
+        "TINKER_DEFAULT_QUERY",
+        "Query parameters of every request, a JSON object.",
+        argument="default_query",
+        default_text="none",
+        factory=dict,
+        repr=False,
+    )
+    sdk_version: str = _setting(
+        "TINKER_SDK_VERSION", "The version that servers are told.", default_text="of this package", default=__version__
+    )
+    local_dir: Path | None = _setting(
+        "TINKER_LOCAL_DIR",
+        "Where servers of this machine keep checkpoints.",
+        default_text="`~/.tinker/local`",
+        default=None,
+    )
+    patience_seconds: float | None = _setting(
+        "",
+        "The longest time that a request is tried again, 0 for a single try.",
+        argument="patience_seconds",
+        default_text="minutes, by kind of request",
+        default=None,
+        validator=_validate(check_seconds),
+    )
+    fail_fast: bool = _setting(
+        "TINKER_FAIL_FAST", "Whether a rate limit is raised instead of waited out.", argument="fail_fast", default=False
+    )
+    max_retries: int | None = _setting(
+        "",
+        "How often at most a failed request is tried again.",
+        argument="max_retries",
+        default_text="no limit but time",
+        default=None,
+        validator=_validate(check_count, zero=True),
+    )
+    silence_seconds: float | None = _setting(
+        "",
+        "How long a server may say nothing before a try is given up.",
+        argument="timeout",
+        default_text="seconds to minutes, by kind of request",
+        default=None,
+        validator=_validate(check_seconds, positive=True),
+    )
+    connections: Mapping[str, int] = _setting(
+        "TINKER_CONNECTIONS",
+        "The most connections at once by what they are for, a JSON object.",
+        default_text=", ".join(f"{name} {count}" for name, count in CONNECTIONS.items()),
+        factory=dict,
+        validator=_validate_alone(check_connections),
+    )
+    sample_submissions: int = _setting(
+        "TINKER_SAMPLE_SUBMISSIONS",
+        "The most samples that are being submitted at once.",
+        default=400,
+        validator=_validate(check_count),
+    )
+    heartbeat_seconds: float = _setting(
+        "TINKER_HEARTBEAT_SECONDS",
+        "The time between heartbeats of the session.",
+        default=10.0,
+        validator=_validate(check_seconds, positive=True),
+    )
+    heartbeat_warning_seconds: float = _setting(
+        "TINKER_HEARTBEAT_WARNING_SECONDS",
+        "After how long without an accepted heartbeat the log has a warning.",
+        default=120.0,
+        validator=_validate(check_seconds, positive=True),
+    )
+    heartbeat_lost_seconds: float | None = _setting(
+        "TINKER_HEARTBEAT_LOST_SECONDS",
+        "After how long without an accepted heartbeat the session counts as lost.",
+        default_text="never",
+        default=None,
+        validator=_validate(check_seconds, positive=True),
+    )
+    telemetry: bool = _setting(
+        "TINKER_TELEMETRY", "Whether failures are reported to the server.", argument="telemetry", default=False
+    )
+    trace_context: bool = _setting(
+        "TINKER_TRACE_CONTEXT", "Whether the trace of your OpenTelemetry span is sent along.", default=True
+    )
+    dump_http: str | None = _setting(
+        "TINKER_DUMP_HTTP",
+        "Where exchanges are written without secrets: a file, or `1` for the standard error.",
+        default_text="nowhere",
+        default=None,
+    )
+
+    @classmethod
+    def load(cls, **settings: Unpack[ConfigSettings]) -> Config:
+        """Make the settings of arguments, of the environment where an argument is not given or None, and of the defaults.
+
+        Args:
+            **settings: The attributes of this class, as keywords; ``proxy`` is the address of one proxy for everything.
+
+        Returns:
+            The settings; later changes of the environment do not change them.
+
+        Raises:
+            ValueError: A setting, given or of the environment, that cannot be right.
+            TypeError: A setting of the wrong type, or one that does not exist.
+        """
+        from tinker._config.settings import load_config
+
+        return load_config(**settings)
+
+    @property
+    def is_hosted(self) -> bool:
+        """Return whether the server is the hosted service, which never does without a key."""
+        return self.base_url == HOSTED_URL
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether the server runs in this process."""
+        return self.base_url.startswith(LOCAL_SCHEME)

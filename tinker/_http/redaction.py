@@ -1,0 +1,135 @@
+"""What of an exchange may be shown to others: no credential, no signed address, and of a body only its beginning."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from typing import cast
+from urllib.parse import urlsplit
+
+import msgspec
+from tinker_wire import models
+
+from tinker._http.messages import PreparedRequest, RawResponse
+from tinker._wire import json
+
+HIDDEN = "<redacted>"
+#: Text that is a secret wherever it stands: keys, JSON web tokens, bearer tokens.
+SECRET_TEXT = re.compile(
+    r"\b(?:tml|sk|hf|ghp|github_pat)[-_][^\s'\",]+|\bAKIA\w{12,}|eyJ[\w-]+\.[\w-]+(?:\.[\w-]*)?|\b(?:bearer|basic)\s+[^\s'\",]+",
+    re.IGNORECASE,
+)
+_SECRET_NAME = re.compile(
+    r"secret|passw|api[-_]?key|authorization|credential|cookie|signature|jwt|private|(?:^|[-_])(?:token|urls?)$",
+    re.IGNORECASE,
+)
+_ADDRESS = re.compile(r"(https?://)[^\s'\"<>]+", re.IGNORECASE)
+_SHOWN_HEADERS = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "date",
+        "retry-after",
+        "retry-after-ms",
+        "server",
+        "traceparent",
+        "transfer-encoding",
+        "user-agent",
+        "x-idempotency-key",
+        "x-request-id",
+        "x-should-retry",
+        "x-tinker-create-promise-roundtrip-time",
+        "x-tinker-request-iteration",
+        "x-tinker-request-type",
+        "x-tinker-sampling-backpressure",
+    }
+)
+_SECRET_FIELDS: frozenset[str] = frozenset[str]().union(
+    *(getattr(record, "_secret_fields", ()) for record in vars(models).values() if isinstance(record, type))
+)
+_LARGEST_NBYTES = 1 << 20  # of a body that is looked into
+_MOST_ITEMS, _MOST_NAMES, _DEEPEST = 8, 40, 8
+_LONGEST_TEXT, _LONGEST_BODY = 200, 2000
+_SHORTEST_SECRET = 6
+
+
+class Redactor:
+    """Shows parts of one exchange; what its request keeps secret is left out of every part."""
+
+    def __init__(self, request: PreparedRequest) -> None:
+        self._request = request
+        hidden = {value for name, value in request.headers.items() if not self._is_shown(name)}
+        self._values = sorted((value for value in hidden if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
+
+    def path(self) -> str:
+        """Return path and query of the request, without its host."""
+        parts = urlsplit(self._request.redacted_url)
+        return self.text(f"{parts.path}?{parts.query}" if parts.query else parts.path)
+
+    def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return headers, of which only those are shown that are known to be harmless."""
+        shown = {name.lower(): self.text(value) if self._is_shown(name) else HIDDEN for name, value in headers.items()}
+        return dict(sorted(shown.items()))
+
+    def request_body(self) -> str | None:
+        """Return the beginning of the body that is sent; None where there is none."""
+        return self._body(b"".join(self._request.body[:1]), self._request.nbytes, self._request.headers.get("Content-Type", ""))
+
+    def response_body(self, response: RawResponse) -> str | None:
+        """Return the beginning of the body of the answer; None where there is none."""
+        if self._request.has_own_credential:  # a secret was asked for, and this may be one
+            return HIDDEN
+        return self._body(response.content, len(response.content), response.media_type)
+
+    def text(self, text: str) -> str:
+        """Return text without what looks like a secret, and without the secrets of the request."""
+        for value in self._values:
+            text = text.replace(value, HIDDEN)
+        return SECRET_TEXT.sub(HIDDEN, _ADDRESS.sub(rf"\1{HIDDEN}", text))
+
+    def _is_shown(self, name: str) -> bool:
+        return name.lower() in _SHOWN_HEADERS and name.lower() not in self._request.secret_headers
+
+    def _body(self, content: bytes, nbytes: int, media_type: str) -> str | None:
+        if not nbytes:
+            return None
+        if not media_type.startswith(json.MEDIA_TYPE) or nbytes > _LARGEST_NBYTES or len(content) < nbytes:
+            return f"<{media_type or 'no media type'}>"
+        try:
+            value: object = msgspec.json.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return "<not JSON>"
+        shown = msgspec.json.encode(self._shorten(value, 0)).decode()
+        return shown if len(shown) <= _LONGEST_BODY else f"{shown[:_LONGEST_BODY]}..."
+
+    def _shorten(self, value: object, depth: int) -> object:
+        """Return a value of JSON with secrets hidden, and with the beginning of what is long."""
+        if isinstance(value, str):
+            return self.text(value)[:_LONGEST_TEXT]
+        if not isinstance(value, dict | list):
+            return value
+        if depth >= _DEEPEST:
+            return "..."
+        if isinstance(value, list):
+            return self._shorten_list(cast("list[object]", value), depth)
+        return self._shorten_object(cast("dict[str, object]", value).items(), depth)
+
+    def _shorten_list(self, values: list[object], depth: int) -> list[object]:
+        shown = [self._shorten(one, depth + 1) for one in values[:_MOST_ITEMS]]
+        return shown if len(values) <= _MOST_ITEMS else [*shown, f"... {len(values)} items"]
+
+    def _shorten_object(self, fields: Iterable[tuple[str, object]], depth: int) -> dict[str, object]:
+        shown: dict[str, object] = {}
+        for name, value in itertools.islice(fields, _MOST_NAMES):
+            hidden = is_secret_name(name) and value is not None
+            shown[self.text(name)[:_LONGEST_TEXT]] = HIDDEN if hidden else self._shorten(value, depth + 1)
+        return shown
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether a field of this name holds a secret, by the contract or by how secrets are called."""
+    return name in _SECRET_FIELDS or _SECRET_NAME.search(name) is not None

@@ -1,0 +1,79 @@
+"""The heartbeat of a session, and what follows when the server does not accept it. Used on the loop only."""
+
+from __future__ import annotations
+
+import logging
+
+from tinker_wire import models
+from tinker_wire.api import service as api
+
+from tinker._http import ONE_SHOT, Policy, Purpose, Transport, is_session_over
+from tinker.errors import APIError, ClientClosedError, SessionSilentError
+from tinker.observing import SessionLost
+
+logger = logging.getLogger("tinker")
+
+
+async def beat(transport: Transport, session_id: str, policy: Policy = ONE_SHOT) -> None:
+    """Send one heartbeat; raises what it failed with."""
+    body = models.SessionHeartbeatRequest(session_id=session_id)
+    await transport.send(api.session_heartbeat(body), policy, purpose=Purpose.HEARTBEAT)
+
+
+class Heart:
+    """Beats for the sessions of one client.
+
+    ``beating`` are those of which a heartbeat was answered. ``silence`` is the error of new requests while the session counts
+    as lost, None while it does not.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._warned = False
+        self.beating: set[str] = set()
+        self.silence: SessionSilentError | None = None
+
+    async def run(self, session_id: str) -> None:
+        """Beat until cancelled, or until the server says that the session is over or that it knows no heartbeats."""
+        clock = self._transport.clock
+        heard = clock.monotonic()
+        self._hear()
+        while True:
+            try:
+                await beat(self._transport, session_id)
+                self.beating.add(session_id)
+                heard = clock.monotonic()
+                self._hear()
+            except APIError as error:
+                if is_session_over(error):
+                    if session_id in self.beating:
+                        self._tell(session_id, clock.monotonic() - heard, error)
+                    return
+                self._miss(session_id, clock.monotonic() - heard, error)
+            except ClientClosedError:
+                return
+            except Exception:
+                logger.exception("session %s: a heartbeat failed; the next one follows", session_id)
+            await clock.sleep(self._transport.config.heartbeat_seconds)
+
+    def _hear(self) -> None:
+        self._warned, self.silence = False, None
+
+    def _miss(self, session_id: str, seconds: float, error: APIError) -> None:
+        """Warn once when no heartbeat was accepted for long, and count the session as lost when it was for too long."""
+        config = self._transport.config
+        if not self._warned and seconds > config.heartbeat_warning_seconds:
+            self._warned = True
+            logger.warning("session %s: no heartbeat got through for %.0f s: %s", session_id, seconds, error)
+        if self.silence is None and config.heartbeat_lost_seconds is not None and seconds > config.heartbeat_lost_seconds:
+            self.silence = SessionSilentError(
+                f"no heartbeat of session {session_id} was accepted for {seconds:.0f} s, so it counts as lost "
+                f"(heartbeat_lost_seconds is {config.heartbeat_lost_seconds:g}); the last one failed with: {error}"
+            )
+            self.silence.__cause__ = error
+            self._tell(session_id, seconds, error)
+
+    def _tell(self, session_id: str, seconds: float, error: APIError) -> None:
+        if observers := self._transport.observers:
+            operation = api.session_heartbeat.__name__
+            observers.notify(SessionLost(operation=operation, session_id=session_id, silent_seconds=seconds, error=error))

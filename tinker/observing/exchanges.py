@@ -1,0 +1,148 @@
+"""A record of every exchange with a server that can be shown to others, for reports of defects."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO, TypeAlias
+
+import attrs
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+@attrs.frozen(kw_only=True)
+class ExchangeRecord:
+    """Hold what may be shown of one exchange: no credentials, no signed addresses, and of bodies the beginning.
+
+    Attributes:
+        operation: The name in the contract.
+        method: The HTTP method.
+        path: The path and the query.
+        request_headers: The headers that were sent, by name in lower case; what is not known to be harmless is redacted.
+        request_nbytes: The size of the body.
+        request_body: The beginning of a JSON body, with secrets redacted; of any other its kind; None without a body.
+        status: The HTTP status; None when no answer came.
+        response_headers: The headers of the answer.
+        response_nbytes: The size of its body.
+        response_body: The beginning of its body, as of the request.
+        seconds: How long the exchange took.
+        error: Why no answer came; None when one did.
+    """
+
+    operation: str
+    method: str
+    path: str
+    request_headers: Mapping[str, str]
+    request_nbytes: int
+    request_body: str | None
+    status: int | None
+    response_headers: Mapping[str, str]
+    response_nbytes: int
+    response_body: str | None
+    seconds: float
+    error: str | None
+
+    def to_json(self) -> str:
+        """Return the record as one line of JSON."""
+        return json.dumps(attrs.asdict(self))
+
+
+ExchangeSink: TypeAlias = Callable[[ExchangeRecord], object]
+
+
+class ExchangeLog:
+    """A log of exchanges that goes on until it is closed; made by :func:`log_exchanges`."""
+
+    def __init__(self, sink: ExchangeSink, file: TextIO | None = None) -> None:
+        self.sink = sink
+        self._file = file
+
+    def close(self) -> None:
+        """End the log; what it has stays. Closing again has no effect."""
+        _remove(self.sink)
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+
+def log_exchanges(target: str | Path | ExchangeSink | None = None) -> ExchangeLog:
+    """Log every exchange of every client of this process from now on, without secrets, for a report of a defect.
+
+    Args:
+        target: A file, to which a line of JSON is appended for each exchange; or a function of an :class:`ExchangeRecord`,
+            called on the thread that does all I/O; None writes lines of JSON to the standard error.
+
+    Returns:
+        The log, to be closed; also a context manager.
+
+    Raises:
+        OSError: The file cannot be written.
+
+    >>> import tinker
+    >>> from tinker.observing import log_exchanges
+    >>> seen = []
+    >>> with log_exchanges(seen.append):
+    ...     answer = tinker.ServiceClient(base_url="local://toy", api_key="tml-hush").get_server_capabilities()
+    >>> seen[-1].operation, seen[-1].status, seen[-1].request_headers["x-api-key"]
+    ('get_server_capabilities', 200, '<redacted>')
+    """
+    log = open_log(target)
+    _add(log.sink)
+    return log
+
+
+def open_log(target: str | Path | ExchangeSink | None) -> ExchangeLog:
+    """Make a log that nothing is written to yet."""
+    if callable(target):
+        return ExchangeLog(target)
+    if target is None:
+        return ExchangeLog(LineWriter(sys.stderr))
+    file = Path(target).open("a", encoding="utf-8")  # noqa: SIM115 - open until the log is closed
+    return ExchangeLog(LineWriter(file), file)
+
+
+class LineWriter:
+    """A sink that writes each record as a line of JSON; from any thread."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+
+    def __call__(self, record: ExchangeRecord) -> None:
+        """Write one record, unless the file was closed meanwhile."""
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(f"{record.to_json()}\n")
+                self._file.flush()
+
+
+_lock = threading.Lock()
+_sinks: tuple[ExchangeSink, ...] = ()
+
+
+def exchange_sinks() -> tuple[ExchangeSink, ...]:
+    """Return where exchanges of this process go; empty nearly always."""
+    return _sinks
+
+
+def _add(sink: ExchangeSink) -> None:
+    global _sinks
+    with _lock:
+        _sinks = (*_sinks, sink)
+
+
+def _remove(sink: ExchangeSink) -> None:
+    global _sinks
+    with _lock:
+        _sinks = tuple(one for one in _sinks if one is not sink)
