@@ -67,7 +67,7 @@ def main() -> None:
     frozen = service.create_lora_training_client(base_model=base_model, rank=8, seed=0)
     tokenizer = frozen.get_tokenizer()
     strayed, earned = [], []
-    for weight in (0.0, 1.0):
+    for weight in (0.0, 0.1):
         training = service.create_lora_training_client(base_model=base_model, rank=8, seed=0)
         kl = KL("ref_logprobs", estimator="k2", reduction="sum", mask="weights")
         loss = regularized("importance_sampling", [Regularizer(kl, weight)])

@@ -179,6 +179,24 @@ def test_the_drawing_of_the_imports_is_fresh() -> None:
     assert draw(client_graph(ROOT), DRAWING_TITLE) == (DOCS / "architecture.svg").read_text(encoding="utf-8")
 
 
+def test_the_figure_of_kl_is_of_such_runs() -> None:
+    """KL holds the policy, and runs of now begin as those that `python docs/_scripts/kl_figure.py` has drawn."""
+    pytest.importorskip("torch")
+    script = runpy.run_path(str(DOCS / "_scripts" / "kl_figure.py"))
+    drawing = script["FIGURE"].read_text(encoding="utf-8")
+    steps, weights = 8, (0.0, 2.0)
+    ends = []
+    for weight in weights:
+        curves = script["run"](weight, steps)
+        panels = re.findall(rf'points="([^"]*)"><title>weight {weight:g}</title>', drawing)
+        assert len(panels) == len(curves)
+        shares = [float(point.partition(",")[2]) for point in panels[1].split()[:steps]]
+        now = [script["TOP"] + script["HEIGHT"] * (1 - one) for one in curves["reward"]]
+        assert max(abs(a - b) for a, b in zip(shares, now, strict=True)) < 0.2 * script["HEIGHT"]
+        ends.append(curves["kl"][-1])
+    assert ends[0] > 2 * ends[1] > 0
+
+
 def test_command_reference() -> None:
     """What the build writes about the command line names each command with its options."""
     text = runpy.run_path(str(DOCS / "_scripts" / "hooks.py"))["on_page_markdown"]((DOCS / "cli.md").read_text())

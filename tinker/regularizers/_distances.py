@@ -1,6 +1,6 @@
 """Terms about how far log-probabilities are from others: by rows where targets are [N, K], by estimates where they are [N]."""
 
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (torch is typed in part only)
 
 from __future__ import annotations

@@ -1,0 +1,507 @@
+"""Losses with weighted terms: what trains, what is reported, how terms run, what fails and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import tinker
+from tinker.observing import LossTerm
+from tinker.regularizers import (
+    JS,
+    KL,
+    L1,
+    L2,
+    Consistency,
+    ElasticNet,
+    Entropy,
+    GradientPenalty,
+    LinearWeight,
+    LossBreakdown,
+    LossInput,
+    Orthogonality,
+    RegularizedLoss,
+    Regularizer,
+    WarmUpWeight,
+    regularized,
+)
+
+MakeDatum = Callable[..., tinker.Datum]
+Connect = Callable[..., tinker.ServiceClient]
+ADAM = tinker.AdamParams(learning_rate=0.05)
+
+
+def add(datum: tinker.Datum, **inputs: Any) -> tinker.Datum:
+    """The datum with further inputs."""
+    return tinker.Datum(datum.model_input, {**datum.loss_fn_inputs, **inputs})
+
+
+def total(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    """A base in torch: minus the sum of everything."""
+    return -torch.stack([part.sum() for part in logprobs]).sum(), {"mine": 4.0}
+
+
+def squares(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    """A term in torch."""
+    return torch.stack([part.square().sum() for part in logprobs]).sum(), {"datums": len(data)}
+
+
+@tinker.with_gradients
+def squares_in_numpy(data: Any, logprobs: Any) -> Any:
+    """The same, without torch."""
+    return sum((part**2).sum() for part in logprobs), [2 * part for part in logprobs], {"datums": len(data)}
+
+
+async def squares_later(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    """The same, as a coroutine."""
+    return squares(data, logprobs)
+
+
+def whole(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    """Base and term by hand."""
+    return total(data, logprobs)[0] + 0.3 * squares(data, logprobs)[0], {}
+
+
+# --------------------------------------------------------------------------------------------------------- what trains
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro"])
+def test_named_base_trains_as_the_servers(service: tinker.ServiceClient, datum: MakeDatum, name: str) -> None:
+    """A base by its name has the loss that the server has by that name, and moves the weights as that does."""
+    plain, own = (service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2))
+    data = [add(datum([1, 2, 3]), weights=[0.0, 1.0, 0.5]), datum([4, 5])]
+    if name != "cross_entropy":
+        before = plain.forward(data, "cross_entropy").result(10).loss_fn_outputs
+        data = [
+            add(
+                one,
+                logprobs=fields["logprobs"].to_numpy() - 0.3,
+                advantages=np.float32([1.0, -2.0, 3.0][: fields["logprobs"].to_numpy().size]),
+            )
+            for one, fields in zip(data, before, strict=True)
+        ]
+    config = {"dro": {"beta": 0.1}}.get(name)
+    for _ in range(3):
+        expected = plain.forward_backward(data, name, config).result(10)
+        found = own.forward_backward_custom(data, regularized(name, [], loss_fn_config=config)).result(10)
+        assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+        for client in (plain, own):
+            client.optim_step(ADAM).result(10)
+
+
+@pytest.mark.parametrize(("fn", "mode"), [(squares, "inline"), (squares, "thread"), (squares_later, "async"), (squares_in_numpy, "inline"), (squares_in_numpy, "thread")])  # fmt: skip
+def test_terms_train_whichever_way_they_run(service: tinker.ServiceClient, datum: MakeDatum, fn: Any, mode: Any) -> None:
+    """A base and a term train as the same written as one loss, by torch or numpy, here, on a thread or as a coroutine."""
+    one, other = (service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2))
+    data = [datum([1, 2, 3]), datum([4, 5])]
+    loss = regularized(total, [Regularizer(fn, 0.3, "squares", mode)])
+    for _ in range(3):
+        expected = one.forward_backward_custom(data, whole).result(10)
+        found = other.forward_backward_custom(data, loss).result(10)
+        assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+        assert found.metrics["reg/squares/datums"] == 2
+        for client in (one, other):
+            client.optim_step(ADAM).result(10)
+
+
+def every_term(shape: str) -> list[Any]:
+    """Each term of the module, for targets of a shape."""
+    terms: list[Any] = [L1(), L2(clip=100.0), ElasticNet(), Consistency("ref"), Orthogonality(mode="hard", normalize=False)]
+    terms += [GradientPenalty(squares), Consistency("ref", metric="l1"), Consistency("ref", metric="cosine")]
+    if shape == "[N]":
+        return [*terms, Entropy(), KL("ref"), KL("ref", estimator="k2")]
+    return [*terms, Entropy(), JS("ref"), KL("ref"), KL("ref", direction="reverse"), Consistency("ref", metric="kl")]
+
+
+@pytest.mark.parametrize("shape", ["[N]", "[N, K]"])
+def test_every_term_trains_all_data(training: tinker.TrainingClient, wire: Any, shape: str) -> None:
+    """The gradient of each term reaches every datum of the step, not the first alone."""
+    targets = np.arange(3) if shape == "[N]" else np.arange(12).reshape(3, 4) + 97
+    inputs = {"target_tokens": targets, "ref": np.linspace(-3, -1, targets.size, dtype=np.float32).reshape(targets.shape)}
+    data = [tinker.Datum(tinker.ModelInput.from_ints([i, i + 1, i + 2]), inputs) for i in (97, 104)]  # type: ignore[arg-type]
+    nothing = tinker.with_gradients(lambda data, logprobs: (0.0, [0 * part for part in logprobs]))
+    for term in every_term(shape):
+        loss = regularized(nothing, [Regularizer(term, name="term")], track_grad_norms=True)
+        gradients: list[Any] = []
+        metrics = training.forward_backward_custom(data, watch(loss, gradients)).result(10).metrics
+        assert all(np.abs(gradient).sum() > 0 for gradient in gradients), term
+        assert 0 < metrics["reg/term/grad_norm"] == pytest.approx(metrics["total_grad_norm"]), term
+
+
+def watch(loss: RegularizedLoss, gradients: list[Any]) -> Any:
+    """The same loss; its gradient is kept."""
+
+    def evaluate(data: Any, logprobs: Any) -> Any:
+        returned: Any = loss.fn(data, logprobs)
+        gradients.extend(returned[1])
+        return returned
+
+    return tinker.with_gradients(evaluate)
+
+
+def test_kl_holds_the_policy(service: tinker.ServiceClient, datum: MakeDatum) -> None:
+    """A run with KL to the model before it ends nearer to that than the same run without, and the nearer the larger the weight."""
+    distances = []
+    for weight in (0.0, 1.0, 10.0):
+        training = service.create_lora_training_client("tinker/toy", rank=4, seed=3)
+        data = [datum([97, 98, 99]), datum([101, 102])]
+        before = training.forward(data, "cross_entropy").result(10).loss_fn_outputs
+        data = [add(one, ref=fields["logprobs"]) for one, fields in zip(data, before, strict=True)]
+        loss = regularized("cross_entropy", [Regularizer(KL("ref", estimator="k2", reduction="sum"), weight)])
+        outputs = []
+        for _ in range(20):
+            outputs.append(training.forward_backward_custom(data, loss))
+            training.optim_step(tinker.AdamParams(learning_rate=0.01))
+        assert outputs[0].result(10).metrics["reg/kl/value"] == 0.0
+        distances.append(outputs[-1].result(10).metrics["reg/kl/value"])
+    assert distances[0] > 2 * distances[1] > 4 * distances[2] > 0
+
+
+# -------------------------------------------------------------------------------------------------------- what is reported
+
+
+def test_metrics(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """All that a step reports, as numbers, and the same sorted by term; norms are those of the gradients that train."""
+    seen: list[Any] = []
+
+    def base(data: Any, logprobs: list[torch.Tensor]) -> Any:
+        seen.extend(part.detach().numpy().copy() for part in logprobs)
+        return total(data, logprobs)
+
+    terms = [Regularizer(squares, 0.5), Regularizer(L1(), 2.0)]
+    output = training.forward_backward_custom(
+        [datum([1, 2, 3]), datum([4, 5])], regularized(base, terms, track_grad_norms=True)
+    )
+    metrics = output.result(10).metrics
+    x = np.concatenate(seen)
+    gradients = [-np.ones_like(x), 2 * x, -np.ones_like(x)]
+    norms = [float(np.linalg.norm(one)) for one in gradients]
+    expected = {
+        "mine": 4.0,
+        "base/loss": -x.sum(),
+        "base/grad_norm": norms[0],
+        "reg/squares/value": (x**2).sum(),
+        "reg/squares/weight": 0.5,
+        "reg/squares/contribution": 0.5 * (x**2).sum(),
+        "reg/squares/datums": 2,
+        "reg/squares/grad_norm": norms[1],
+        "reg/squares/grad_norm_weighted": 0.5 * norms[1],
+        "reg/l1/value": -x.sum(),
+        "reg/l1/weight": 2.0,
+        "reg/l1/contribution": -2 * x.sum(),
+        "reg/l1/mean": -x.mean(),
+        "reg/l1/grad_norm": norms[2],
+        "reg/l1/grad_norm_weighted": 2 * norms[2],
+        "reg/total": 0.5 * (x**2).sum() - 2 * x.sum(),
+        "total_grad_norm": np.linalg.norm(gradients[0] + 0.5 * gradients[1] + 2 * gradients[2]),
+        "loss:sum": 0.5 * (x**2).sum() - 3 * x.sum(),
+    }
+    assert {name: value for name, value in metrics.items() if name in expected} == pytest.approx(expected, rel=1e-5)
+    assert metrics.keys() - expected.keys() == {"surrogate_loss:sum", "tokens:sum"}
+    assert all(type(value) is float for value in metrics.values())
+    breakdown = LossBreakdown.from_metrics(metrics)
+    assert breakdown.total == pytest.approx(metrics["loss:sum"])
+    assert list(breakdown.terms) == ["squares", "l1"]
+    assert breakdown.terms["squares"].metrics == {"datums": 2.0}
+    assert breakdown.terms["l1"].grad_norm_weighted == metrics["reg/l1/grad_norm_weighted"]
+    with pytest.raises(ValueError, match="not the metrics"):
+        LossBreakdown.from_metrics({"loss:sum": 1.0})
+
+
+def test_constant_terms_are_counted(
+    training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A term that does not depend on the log-probabilities is in the loss, has no norm, and is named in the log once."""
+    terms = [Regularizer(lambda data, logprobs: (5.0, {"own": 1.0}), 2.0, "judge"), Regularizer(squares)]
+    loss = regularized("cross_entropy", terms, track_grad_norms=True)
+    with caplog.at_level(logging.WARNING, logger="tinker.regularizers"):
+        for _ in range(2):
+            metrics = training.forward_backward_custom([datum()], loss).result(10).metrics
+    assert (metrics["reg/judge/value"], metrics["reg/judge/contribution"], metrics["reg/judge/own"]) == (5.0, 10.0, 1.0)
+    assert "reg/judge/grad_norm" not in metrics
+    assert "reg/squares/grad_norm" in metrics
+    assert [record.getMessage() for record in caplog.records] == [
+        "the regularizer 'judge' does not depend on the log-probabilities: it trains nothing"
+    ]
+
+
+def test_observers_hear_of_terms(connect: Connect, datum: MakeDatum) -> None:
+    """An event for each term of each step, in their order, with its numbers or its error."""
+    events: list[LossTerm] = []
+    service = connect(observers=[lambda event: events.append(event) if isinstance(event, LossTerm) else None])
+    training = service.create_lora_training_client("tinker/toy", rank=4)
+    metrics = (
+        training.forward_backward_custom([datum()], regularized(total, [Regularizer(squares, 0.5), Regularizer(L1())]))
+        .result(10)
+        .metrics
+    )
+    first, second = events
+    assert (first.name, first.step, first.weight, first.error, second.name) == ("squares", 0, 0.5, None, "l1")
+    assert first.value == metrics["reg/squares/value"]
+    assert first.contribution == metrics["reg/squares/contribution"]
+    assert first.grad_norm is not None
+    assert first.seconds is not None
+    broken = Regularizer(lambda data, logprobs: 1 / 0, name="broken")
+    with pytest.raises(tinker.LossTermError):
+        training.forward_backward_custom([datum()], regularized(total, [broken, Regularizer(L1())])).result(10)
+    assert [(event.name, type(event.error), event.value is None) for event in events[2:]] == [
+        ("broken", tinker.LossTermError, True),
+        ("l1", type(None), False),
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------------- schedules
+
+
+def test_steps(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Schedules go by how often the loss was evaluated, from where the user says; failures do not count, and steps can be given."""
+    fails = [False, True, False, False]
+
+    def shaky(data: Any, logprobs: Any) -> Any:
+        if fails.pop(0):
+            raise LookupError("not now")
+        return squares(data, logprobs)
+
+    loss = regularized(total, [Regularizer(shaky, LinearWeight(0.0, 1.0, steps=10))], first_step=3)
+    weights: list[float | None] = []
+    for one in (loss, loss, loss, loss.at_step(8)):
+        output = training.forward_backward_custom([datum()], one)
+        weights.append(None if output.exception(10) else output.result(10).metrics["reg/shaky/weight"])
+    assert weights == pytest.approx([0.3, None, 0.4, 0.8])
+    assert loss.at_step(8).terms == loss.terms
+
+
+# ------------------------------------------------------------------------------------------------------------- failures
+
+
+async def never(data: Any, logprobs: Any) -> Any:
+    """A coroutine that ends only when it is cancelled."""
+    await asyncio.Event().wait()
+
+
+async def impatient(data: Any, logprobs: Any) -> Any:
+    raise TimeoutError("the judge sleeps")
+
+
+def leaving(data: Any, logprobs: Any) -> Any:
+    sys.exit(3)
+
+
+FAILURES: list[tuple[Any, Any, str]] = [
+    (lambda data, parts: [][1], "inline", "IndexError: list index out of range"),
+    (lambda data, parts: [][1], "thread", "IndexError: list index out of range"),
+    (leaving, "inline", "SystemExit: 3"),
+    (leaving, "thread", "SystemExit: 3"),
+    (impatient, "async", "TimeoutError: the judge sleeps"),
+    (never, "async", "TimeoutError: no result within 0.05 s"),
+    (lambda data, parts: (parts[0].sum(), {}), "async", "TypeError: mode='async' needs a coroutine function"),
+    (lambda data, parts: parts[0].sum(), "inline", r"it must return \(value, metrics\)"),
+    (lambda data, parts: (parts[0], {}), "inline", "a tensor with one value"),
+    (lambda data, parts: ("1", {}), "inline", "a tensor with one value"),
+    (lambda data, parts: (parts[0].sum(), [1]), "inline", "must be a mapping"),
+    (lambda data, parts: (parts[0].sum() * math.inf, {}), "inline", "holds NaN or infinity|its value is -inf"),
+    (lambda data, parts: ((parts[0] - parts[0]).sqrt().sum(), {}), "inline", "holds NaN or infinity"),
+    (lambda data, parts: (math.nan, {}), "inline", "its value is nan"),
+    (lambda data, parts: (parts[0].sum(), {"value": 1.0}), "inline", "its metric 'value'"),
+    (tinker.with_gradients(lambda data, parts: 3.0), "inline", r"\(loss, gradients\)"),  # type: ignore[arg-type,return-value]
+    (tinker.with_gradients(lambda data, parts: (1.0, [parts[0][:1]])), "thread", "has shape"),
+    (tinker.with_gradients(lambda data, parts: (math.nan, parts)), "inline", "its value is nan"),
+    (KL(lambda data: [np.zeros(7)]), "inline", r"the reference of data\[0\] has shape \[7\]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fn", "mode", "message"), FAILURES)
+def test_failing_term(training: tinker.TrainingClient, wire: Any, datum: MakeDatum, fn: Any, mode: Any, message: str) -> None:
+    """A term that fails, returns something else or is not finite fails the step with its name; no gradient is sent."""
+    terms = [Regularizer(squares), Regularizer(fn, name="culprit", mode=mode)]
+    step = training.forward_backward_custom([datum()], regularized(total, terms, timeout_seconds=0.05))
+    optim = training.optim_step(ADAM)
+    with pytest.raises(tinker.LossTermError, match=message) as caught:
+        step.result(10)
+    assert str(caught.value).startswith("the regularizer 'culprit' failed: ")
+    assert caught.value.term == "culprit"
+    assert caught.value.__cause__ is not None
+    with pytest.raises(tinker.PrecedingRequestFailed):
+        optim.result(10)
+    assert len(wire.sent("forward_backward")) == 1
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.term, str(again)) == ("culprit", str(caught.value))
+
+
+def test_slow_thread(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A thread that does not end in time fails the step; the next one works, whatever becomes of the thread."""
+    go = threading.Event()
+    slow = Regularizer(lambda data, parts: (parts[0].sum() * go.wait(10), {}), name="slow", mode="thread")
+    with pytest.raises(tinker.LossTermError, match=r"'slow' failed: TimeoutError: no result within 0\.05 s"):
+        training.forward_backward_custom([datum()], regularized(total, [slow], timeout_seconds=0.05)).result(10)
+    go.set()
+    assert training.forward_backward_custom([datum()], regularized(total, [slow])).result(10).metrics["reg/slow/value"] < 0
+
+
+def test_terms_run_beside_one_another(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Threads and coroutines run at the same time, and while the base is computed."""
+    together = threading.Barrier(3)
+
+    async def meet_later(data: Any, parts: Any) -> Any:
+        together.wait(10)
+        return squares(data, parts)
+
+    def meet(data: Any, parts: Any) -> Any:
+        together.wait(10)
+        return squares(data, parts)
+
+    terms = [Regularizer(meet, name="a", mode="thread"), Regularizer(meet_later, name="b", mode="async")]
+    metrics = training.forward_backward_custom([datum()], regularized(meet, terms)).result(10).metrics
+    assert metrics["reg/a/value"] == metrics["reg/b/value"] == metrics["base/loss"]
+
+
+@pytest.mark.parametrize("weight", [lambda step: -1.0, lambda step: math.nan, lambda step: "heavy", lambda step: 1 / step])
+def test_failing_schedules(training: tinker.TrainingClient, datum: MakeDatum, weight: Any) -> None:
+    """A schedule that fails, or gives no weight, fails the step with the name of the term."""
+    with pytest.raises(tinker.LossTermError, match="'squares' failed: "):
+        training.forward_backward_custom([datum()], regularized(total, [Regularizer(squares, weight)])).result(10)
+
+
+def test_failing_base(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A base that fails fails the step as a custom loss does; one that is not finite is refused too."""
+    with pytest.raises(ZeroDivisionError):
+        training.forward_backward_custom([datum()], regularized(lambda d, p: 1 / 0, [Regularizer(squares)])).result(10)
+    endless = tinker.with_gradients(lambda data, parts: (math.inf, parts))
+    with pytest.raises(ValueError, match="the base loss is inf"):
+        training.forward_backward_custom([datum()], regularized(endless, [Regularizer(squares)])).result(10)
+
+
+def test_terms_do_not_disturb_one_another(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A term may change the arrays that it gets; base and other terms have their own."""
+
+    def careless(data: Any, parts: Any) -> Any:
+        for part in parts:
+            part *= 0
+        return 0.0, parts
+
+    careless_loss = tinker.with_gradients(careless)
+    terms = [Regularizer(careless_loss, name="a"), Regularizer(squares), Regularizer(careless_loss, name="b")]
+    metrics = training.forward_backward_custom([datum()], regularized(careless_loss, terms)).result(10).metrics
+    assert metrics["reg/squares/value"] > 0
+
+
+# ----------------------------------------------------------------------------------------------------- what is refused
+
+
+def test_wrong_data_is_refused_on_the_users_line(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """What a base or a term cannot use is refused by the call, which names the term, the datum and the input; nothing is sent."""
+    rows = tinker.Datum(tinker.ModelInput.from_ints([1]), {"target_tokens": np.zeros((1, 3), np.int64)})
+    ready = add(datum(), ref=np.zeros(3, np.float32))
+    sampled = add(datum(), logprobs=[0.0] * 3, advantages=[0.0] * 3)
+
+    class Picky:
+        def __call__(self, data: Any, logprobs: Any) -> Any:
+            raise AssertionError("never called")
+
+        def check(self, data: Any) -> None:
+            raise ValueError("data[0] smells")
+
+    cases: list[tuple[list[tinker.Datum], Any, Any, str]] = [
+        ([ready, datum()], total, KL("ref"), r"regularizer 'term': data\[1\].loss_fn_inputs lacks 'ref'"),
+        ([add(datum(), ref=np.zeros((3, 2), np.float32))], total, KL("ref"), r"data\[0\].loss_fn_inputs\['ref'\] has shape \[3, 2\]"),
+        ([ready], total, KL("ref", mask="counted"), r"data\[0\].loss_fn_inputs lacks 'counted'"),
+        ([add(ready, counted=[0.0] * 3)], total, L1(mask="counted"), "'counted' is 0 in every datum"),
+        ([ready], total, KL([np.zeros(3)] * 2), "the reference has 2 arrays for 1 datums"),
+        ([ready], total, KL("ref", direction="reverse"), "choose an estimator"),
+        ([rows], total, KL([np.zeros((1, 3))], estimator="k1"), "choose a direction"),
+        ([ready], total, JS("ref"), r"data\[0\]: JS needs target_tokens of shape \[N, K\]"),
+        ([ready], total, Consistency("ref", metric="kl"), r"data\[0\]: metric='kl' needs"),
+        ([ready], total, Entropy(normalize=True), "temperature and normalize need"),
+        ([rows], total, Entropy(estimator="mean"), "estimator needs"),
+        ([ready, rows], total, Entropy(), "use one shape in a step"),
+        ([ready, datum([4, 5])], total, Orthogonality(), r"data\[1\] has target_tokens of shape \[2\]"),
+        ([datum()], total, L2(center=LossInput("ref")), r"data\[0\].loss_fn_inputs lacks 'ref'"),
+        ([datum()], total, L1(target=LossInput("ref")), r"data\[0\].loss_fn_inputs lacks 'ref'"),
+        ([datum()], total, GradientPenalty(total, mode="interpolated", reference="ref"), "lacks 'ref'"),
+        ([datum()], total, Picky(), r"regularizer 'term': data\[0\] smells"),
+        ([datum()], "ppo", L1(), r"base: data\[0\].loss_fn_inputs lacks 'advantages'"),
+        ([add(sampled, sequence_ratio_mask=[1.0] * 3)], "ppo", L1(), "has 'sequence_ratio_mask'"),
+        ([add(datum(), weights=np.zeros((3, 1), np.float32))], "cross_entropy", L1(), r"base: data\[0\].loss_fn_inputs\['weights'\] has"),
+    ]  # fmt: skip
+    for data, base, term, message in cases:
+        with pytest.raises(ValueError, match=message):
+            training.forward_backward_custom(data, regularized(base, [Regularizer(term, name="term")]))
+    assert wire.sent("forward_backward") == []
+
+
+def test_wrong_arguments_are_refused() -> None:
+    """What is no base, term, weight, name, mode, option or number is refused where it is given."""
+    make: Any = regularized
+    term: Any = Regularizer
+    fine = Regularizer(squares)
+    cases: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: make("gspo", []), ValueError, "base must be a loss function or one of cross_entropy, .* got 'gspo'"),
+        (lambda: make(5, []), TypeError, "must be a function"),
+        (lambda: make(total, [squares]), TypeError, r"terms\[0\] must be a Regularizer, got function"),
+        (lambda: make(total, [fine, fine]), ValueError, "several are called 'squares'"),
+        (lambda: make(total, [], loss_fn_config={"beta": 1}), ValueError, "goes with a base that is the name"),
+        (lambda: make("dro", [], loss_fn_config={"bata": 1}), ValueError, "unknown loss_fn_config key 'bata'; dro takes beta"),
+        (lambda: make("dro", [], loss_fn_config={"beta": math.nan}), ValueError, r"loss_fn_config\['beta'\] must be a finite"),
+        (lambda: make("ppo", [], loss_fn_config={"clip_low_threshold": 2.0}), ValueError, "is above clip_high_threshold"),
+        (lambda: make(total, [], timeout_seconds=0), ValueError, "timeout_seconds must be finite and above 0"),
+        (lambda: make(total, [], timeout_seconds="1"), TypeError, "timeout_seconds must be a number"),
+        (lambda: make(total, [], first_step=-1), ValueError, "first_step must not be negative"),
+        (lambda: make(total, []).at_step(1.5), TypeError, "step must be an integer"),
+        (lambda: term(5), TypeError, "fn must be a function"),
+        (lambda: term(L1), TypeError, "fn must be a function"),
+        (lambda: term(squares, -1), ValueError, "weight must be finite and not negative, got -1"),
+        (lambda: term(squares, math.inf), ValueError, "weight must be finite"),
+        (lambda: term(squares, "1"), TypeError, "weight must be a number, got '1'"),
+        (lambda: term(squares, True), TypeError, "weight must be a number"),
+        (lambda: term(squares, 1, "a/b"), ValueError, "needs a name, without '/'"),
+        (lambda: term(squares, 1, 5), TypeError, "name must be text"),
+        (lambda: term(lambda data, parts: 0), ValueError, "needs a name"),
+        (lambda: term(squares, mode="process"), ValueError, "mode must be one of inline, thread, async; got 'process'"),
+        (lambda: term(squares_later), ValueError, "give it mode='async'"),
+        (lambda: WarmUpWeight(-1.0, 5), ValueError, "weight must be finite"),
+        (lambda: WarmUpWeight(1.0, 0), ValueError, "steps must be at least 1"),
+        (lambda: WarmUpWeight(1.0, 2.5), TypeError, "steps must be an integer"),  # type: ignore[arg-type]
+        (lambda: KL(5), TypeError, "reference must be the name of a loss input"),  # type: ignore[arg-type]
+        (lambda: KL("ref", estimator="k4"), ValueError, "estimator"),  # type: ignore[arg-type]
+        (lambda: L1(reduction="max"), ValueError, "reduction"),  # type: ignore[arg-type]
+        (lambda: L1(target="tokens"), ValueError, "target must be"),  # type: ignore[arg-type]
+        (lambda: L2(center="median"), ValueError, "center must be"),  # type: ignore[arg-type]
+        (lambda: L2(clip=0.0), ValueError, "clip"),
+        (lambda: ElasticNet(l1_ratio=1.5), ValueError, "l1_ratio"),
+        (lambda: Entropy(temperature=0.0), ValueError, "temperature"),
+        (lambda: GradientPenalty(total, mode="interpolated"), ValueError, "go together"),
+    ]  # fmt: skip
+    for call, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            call()
+
+
+def test_without_torch(training: tinker.TrainingClient, datum: MakeDatum, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named base and terms with gradients need no torch; a term in torch says at once that it is missing."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match="PyTorch is not installed"):
+        regularized("cross_entropy", [Regularizer(KL("ref"))])
+    loss = regularized("cross_entropy", [Regularizer(squares_in_numpy, 0.1, mode="thread")], track_grad_norms=True)
+    assert training.forward_backward_custom([datum()], loss).result(10).metrics["reg/squares_in_numpy/grad_norm"] > 0
+
+
+def test_handles_are_refused(service: tinker.ServiceClient) -> None:
+    """A loss that the server may compute cannot be added to here."""
+    handle = service.create_custom_loss(lambda logprobs: (logprobs.sum(), {}), {"logprobs": 1}).result(10)
+    with pytest.raises(TypeError, match="base must be a function: a LossHandle"):
+        regularized(handle, [])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="fn must be a function"):
+        Regularizer(handle)  # type: ignore[arg-type]
