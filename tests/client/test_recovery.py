@@ -11,7 +11,7 @@ import pytest
 
 import tinker
 from tinker.observing import Event, RecoveryChange
-from tinker.recovery import RecoveringTrainingClient, Recovery, RecoveryFailedError, RecoveryPolicy, Save
+from tinker.recovery import RecoveringTrainingClient, Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint
 
 Connect = Callable[..., tinker.ServiceClient]
 MakeDatum = Callable[..., tinker.Datum]
@@ -93,7 +93,7 @@ def test_exactly_the_lost_steps_are_repeated(
     recovery = client.recover(caught.value)
     assert recoveries == [recovery]
     assert (recovery.run_id, recovery.new_run_id) == (before, client.model_id)
-    assert recovery.save == client.saves[-1] == Save(path=f"tinker://{before}/weights/step-000009", step=9)
+    assert recovery.save == client.saves[-1] == SavePoint(path=f"tinker://{before}/weights/step-000009", step=9)
     assert (recovery.step, recovery.attempt, recovery.with_optimizer, recovery.error) == (9, 1, True, caught.value)
     assert probe(client) == undisturbed(9)
 
@@ -438,7 +438,7 @@ def test_no_failure_of_the_lost_run_is_logged(
         ({"backoff_seconds": "5"}, TypeError, "backoff_seconds must be a number, got str"),
         ({"max_backoff_seconds": float("nan")}, ValueError, "max_backoff_seconds"),
         ({"checkpoint": "step-1"}, ValueError, "tinker://"),
-        ({"checkpoint": 5}, TypeError, "checkpoint must be 'latest', a path or a function of a Save, got int"),
+        ({"checkpoint": 5}, TypeError, "checkpoint must be 'latest', a path or a function of a SavePoint, got int"),
         ({"with_optimizer": 1}, TypeError, "with_optimizer must be True or False, got int"),
         ({"tries": 5}, TypeError, "tries"),
     ],

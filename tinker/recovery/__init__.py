@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from tinker.recovery.client import RecoveringTrainingClient
 from tinker.recovery.many import RecoveredRun, RecoveryExecutor, RecoveryMonitor, RunMarkedCorrupted
-from tinker.recovery.policy import CheckpointChoice, Recovery, RecoveryFailedError, RecoveryPolicy, Save
-from tinker.recovery.steps import Step, Steps
+from tinker.recovery.policy import CheckpointChoice, Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint
+from tinker.recovery.steps import Steps, TrainingStep
 
 __all__ = [
     "CheckpointChoice",
@@ -27,7 +27,7 @@ __all__ = [
     "RecoveryMonitor",
     "RecoveryPolicy",
     "RunMarkedCorrupted",
-    "Save",
-    "Step",
+    "SavePoint",
     "Steps",
+    "TrainingStep",
 ]

@@ -21,9 +21,9 @@ from tinker.errors import (
 )
 from tinker.futures import take_over
 from tinker.observing import RecoveryChange, RecoveryStage
-from tinker.recovery.policy import RecoveryFailedError, RecoveryPolicy, Save
+from tinker.recovery.policy import RecoveryFailedError, RecoveryPolicy, SavePoint
 
-Choose = Callable[[], Awaitable[tuple[Save | None, Creation]]]
+Choose = Callable[[], Awaitable[tuple[SavePoint | None, Creation]]]
 
 
 def root_of(error: BaseException) -> BaseException:
@@ -62,7 +62,7 @@ async def _is_known(runtime: Runtime, run_id: str) -> bool:
         return False
 
 
-def adapter_of(save: Save, policy: RecoveryPolicy, metadata: dict[str, object] | None) -> SavedAdapter:
+def adapter_of(save: SavePoint, policy: RecoveryPolicy, metadata: dict[str, object] | None) -> SavedAdapter:
     """Return what makes a run from a save."""
     return SavedAdapter(
         path=save.path,
@@ -79,7 +79,7 @@ class NewRun:
     """A run that took the place of a lost one."""
 
     run: TrainingRun
-    save: Save | None
+    save: SavePoint | None
     attempt: int
 
 
@@ -97,7 +97,7 @@ class RecoveryAttempts:
         last = error
         while self.count < self.policy.attempts:
             self.count += 1
-            await self.runtime.transport.sleep(max(self.policy.delay(self.count), _asked_delay(last)))
+            await self.runtime.transport.sleep(max(self.policy.delay(self.count), _delay_of(last)))
             try:
                 return await self._attempt(run_id, choose)
             except ClientClosedError:
@@ -124,5 +124,5 @@ class RecoveryAttempts:
             observers.notify(change)
 
 
-def _asked_delay(error: Exception) -> float:
+def _delay_of(error: Exception) -> float:
     return error.retry_after if isinstance(error, CircuitOpenError) else 0.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from tinker._training import TrainingRun
 from tinker.futures import APIFuture
 from tinker.recovery.keeper import RunKeeper, SaveCall
-from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, Save, check_function
+from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint, check_function
 from tinker.recovery.steps import Steps
 from tinker.training_client import TrainingClient
 from tinker.types.results import SaveWeightsResponse
@@ -66,7 +66,7 @@ class RecoveringTrainingClient(TrainingClient):
         self._ready = ready
 
     @property
-    def saves(self) -> list[Save]:
+    def saves(self) -> list[SavePoint]:
         """Return the checkpoints that the run can be recovered from, in the order in which they were saved."""
         return self._keeper.saves()
 
@@ -138,7 +138,7 @@ class RecoveringTrainingClient(TrainingClient):
             name: The last part of the checkpoint's path, without ``/``.
             ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
             overwrite: Whether to replace a checkpoint of the same name; otherwise the future fails with ConflictError.
-            user_metadata: Text by name, stored with the checkpoint and part of its :class:`Save`; None stores none.
+            user_metadata: Text by name, stored with the checkpoint and part of its :class:`SavePoint`; None stores none.
 
         Returns:
             A future whose result has the ``path``.

@@ -11,7 +11,7 @@ from tinker._training import Creation, NewAdapter, RenewableRun, SavedAdapter, T
 from tinker.errors import TinkerError
 from tinker.futures import APIFuture, failure_of
 from tinker.recovery.attempts import NewRun, RecoveryAttempts, adapter_of, is_loss, root_of
-from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, Save, call_user
+from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint, call_user
 from tinker.types.results import SaveWeightsResponse
 
 
@@ -25,12 +25,12 @@ class SaveCall:
     user_metadata: Mapping[str, str]
 
     @property
-    def save(self) -> Save | None:
+    def save(self) -> SavePoint | None:
         """What was saved; None before it is, and when it failed."""
         future = self.future
         if not future.done() or future.cancelled() or failure_of(future) is not None:
             return None
-        return Save(path=future.result(0).path, step=self.step, user_metadata=self.user_metadata)
+        return SavePoint(path=future.result(0).path, step=self.step, user_metadata=self.user_metadata)
 
 
 class RunKeeper:
@@ -58,7 +58,7 @@ class RunKeeper:
         self._save_calls.append(call)
         self._calls_at_save = self.run.calls
 
-    def saves(self, loop: object | None = None) -> list[Save]:
+    def saves(self, loop: object | None = None) -> list[SavePoint]:
         """Return what was saved, by one loop or at all; of two saves of the same path the later one."""
         found = [call.save for call in self._save_calls if loop is None or call.loop is loop]
         return list({save.path: save for save in found if save is not None}.values())
@@ -105,7 +105,7 @@ class RunKeeper:
         self._calls_at_save = self.run.calls
         return self._describe(new, run_id, error)
 
-    async def _choose(self, loop: object | None) -> tuple[Save | None, Creation]:
+    async def _choose(self, loop: object | None) -> tuple[SavePoint | None, Creation]:
         save = self._policy.choose(self.saves(loop))
         metadata = self._first.user_metadata if isinstance(self._first, NewAdapter | SavedAdapter) else None
         return save, self._first if save is None else adapter_of(save, self._policy, metadata)

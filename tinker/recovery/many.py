@@ -25,7 +25,7 @@ from tinker.recovery.policy import (
     Recovery,
     RecoveryFailedError,
     RecoveryPolicy,
-    Save,
+    SavePoint,
     call_user,
     check_function,
     check_seconds,
@@ -165,7 +165,7 @@ class RecoveryExecutor:
         call_user(self._on_recovery, recovered)
         return recovered
 
-    async def _choose(self, run_id: str, last_checkpoint: str | None) -> tuple[Save | None, Creation]:
+    async def _choose(self, run_id: str, last_checkpoint: str | None) -> tuple[SavePoint | None, Creation]:
         """Return the checkpoint that the policy wants of the run; TinkerError where there is none."""
         if callable(self._policy.checkpoint):
             saves = await self._list(run_id)
@@ -173,13 +173,13 @@ class RecoveryExecutor:
             found = (await self.runtime.transport.send(training_api.get_training_run(training_run_id=run_id), SUBMIT)).value
             saves = [] if found.last_checkpoint is None else [_save_of(found.last_checkpoint)]
         else:
-            saves = [] if last_checkpoint is None else [Save(path=last_checkpoint)]
+            saves = [] if last_checkpoint is None else [SavePoint(path=last_checkpoint)]
         save = self._policy.choose(saves)
         if save is None:
             raise TinkerError(f"the training run {run_id} has no checkpoint that it can be recovered from")
         return save, adapter_of(save, self._policy, None)
 
-    async def _list(self, run_id: str) -> list[Save]:
+    async def _list(self, run_id: str) -> list[SavePoint]:
         answer = (await self.runtime.transport.send(weights_api.list_checkpoints(training_run_id=run_id), SUBMIT)).value
         found = [one for one in answer.checkpoints if one.checkpoint_type == "training"]
         return [_save_of(one) for one in sorted(found, key=lambda one: one.time)]
@@ -300,5 +300,5 @@ class RecoveryMonitor:
             observers.notify(RecoveryChange(run_id=run_id, stage="unknown", error=error))
 
 
-def _save_of(checkpoint: models.Checkpoint) -> Save:
-    return Save(path=checkpoint.tinker_path, user_metadata=dict(checkpoint.user_metadata or {}))
+def _save_of(checkpoint: models.Checkpoint) -> SavePoint:
+    return SavePoint(path=checkpoint.tinker_path, user_metadata=dict(checkpoint.user_metadata or {}))

@@ -18,7 +18,7 @@ LATEST = "latest"
 
 
 @attrs.frozen(kw_only=True)
-class Save:
+class SavePoint:
     """Describe a checkpoint that a run can be recovered from.
 
     Attributes:
@@ -49,7 +49,7 @@ class Recovery:
 
     run_id: str
     new_run_id: str
-    save: Save | None
+    save: SavePoint | None
     step: int | None
     attempt: int
     with_optimizer: bool
@@ -72,7 +72,7 @@ class RecoveryFailedError(TinkerError):
 
 RecoveryFailedError.__module__ = "tinker.recovery"
 
-CheckpointChoice: TypeAlias = str | Callable[[Save], float]
+CheckpointChoice: TypeAlias = str | Callable[[SavePoint], float]
 
 
 def _check_attempts(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -114,7 +114,7 @@ def _check_choice(_: object, __: object, value: object) -> None:
     if callable(value) or value == LATEST:
         return
     if not isinstance(value, str):
-        raise TypeError(f"checkpoint must be 'latest', a path or a function of a Save, got {type(value).__name__}")
+        raise TypeError(f"checkpoint must be 'latest', a path or a function of a SavePoint, got {type(value).__name__}")
     check_model_path(value)
 
 
@@ -159,7 +159,7 @@ class RecoveryPolicy:
             return 0.0
         return float(min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** min(attempt - 2, 32)))
 
-    def choose(self, saves: list[Save]) -> Save | None:
+    def choose(self, saves: list[SavePoint]) -> SavePoint | None:
         """Return the save to recover from; None where there is none.
 
         Args:
@@ -167,6 +167,6 @@ class RecoveryPolicy:
         """
         if isinstance(self.checkpoint, str):
             if self.checkpoint != LATEST:
-                return next((save for save in saves if save.path == self.checkpoint), Save(path=self.checkpoint))
+                return next((save for save in saves if save.path == self.checkpoint), SavePoint(path=self.checkpoint))
             return saves[-1] if saves else None
         return max(reversed(saves), key=self.checkpoint, default=None)

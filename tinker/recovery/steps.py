@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Waits: TypeAlias = Generator[APIFuture[Any], None, bool]
 
 
-class Step(int):
+class TrainingStep(int):
     """The number of a step, from 0, and the block in which the step is done.
 
     An error that leaves the block and means that the run is lost ends the block; after that, the loop goes on with the first
@@ -73,13 +73,13 @@ class Steps:
     def __aiter__(self) -> Self:
         return self
 
-    def __next__(self) -> Step:
+    def __next__(self) -> TrainingStep:
         _drive(self._advance())
         if self._done >= self._count:
             raise StopIteration
         return self._step()
 
-    async def __anext__(self) -> Step:
+    async def __anext__(self) -> TrainingStep:
         await _drive_async(self._advance())
         if self._done >= self._count:
             raise StopAsyncIteration
@@ -100,8 +100,8 @@ class Steps:
         self._rewound = True
         return True
 
-    def _step(self) -> Step:
-        step = Step(self._done)
+    def _step(self) -> TrainingStep:
+        step = TrainingStep(self._done)
         step._loop = self
         return step
 
