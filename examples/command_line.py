@@ -6,7 +6,6 @@ python examples/command_line.py
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,15 +18,15 @@ EXAMPLES = [{"prompt": f"{number} + 1 =", "completion": f" {number + 1}"} for nu
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, running_server(Settings(data_dir=Path(folder) / "server"), ToyEngine()) as url:
+    with tempfile.TemporaryDirectory() as folder, running_server(Settings(data_dir=Path(folder) / "data"), ToyEngine()) as url:
         data = Path(folder) / "examples.jsonl"
         data.write_text("".join(json.dumps(example) + "\n" for example in EXAMPLES))
 
         def tinker(*arguments: str) -> dict[str, object]:
             print("$ tinker", " ".join(argument.replace(folder, "~") for argument in arguments))
-            command = [sys.executable, "-m", "tinker.cli", "--base-url", os.environ.get("TINKER_BASE_URL", url), "-f", "json"]
-            done = subprocess.run([*command, *arguments], check=True, capture_output=True, text=True)
-            return json.loads(done.stdout) if done.stdout else {}
+            command = [sys.executable, "-m", "tinker.cli", "--base-url", url, "-f", "json", *arguments]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  (our own words)
+            return json.loads(done.stdout) if done.stdout.startswith("{") else {}
 
         trained = tinker("train", str(data), "--rank", "4", "--batch-size", "4", "--epochs", "2", "--learning-rate", "0.01")
         print(f"  {trained['steps']} steps")

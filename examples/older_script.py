@@ -24,9 +24,7 @@ def main() -> None:
     print("run:", training._guaranteed_model_id() == training.model_id)
 
     tokens = tinker.get_tokenizer(base_model).encode("the quick brown fox", add_special_tokens=False)
-    datum = tinker.Datum(
-        model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]}
-    )
+    datum = tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]})
     print("loss:", round(training.forward_backward([datum], LOSS).result().metrics["loss:sum"], 2))
 
     params = SamplingParams(max_tokens=4).copy(update={"temperature": 0.0})

@@ -5,25 +5,24 @@ python examples/queue_observer.py
 
 from __future__ import annotations
 
-import tinker
-from tinker.testing import FaultyServer
+from tinker.testing import SteppedClock, toy_server
 
 
 def main() -> None:
-    # A server that says "paused" twice before it answers; with a real one, leave this out and give its address.
     told: list[tuple[str, str | None]] = []
 
-    with FaultyServer(engine="toy") as server:
-        paused = {"type": "try_again", "request_id": "r", "queue_state": "paused_capacity", "queue_state_reason": "all GPUs are busy"}
-        service = server.service()
-        training = service.create_lora_training_client(base_model="tinker/toy", rank=4).result(timeout=60)
+    # A server that says twice that it is busy. With a real one: tinker.ServiceClient(base_url=...), and patience.
+    with toy_server(clock=SteppedClock()) as server:
+        training = server.service().create_lora_training_client("tinker/toy", rank=4).result(timeout=60)
         training.observe_queue(lambda state, reason: told.append((state, reason)))
-        server.fail("retrieve_future", 408, body=paused, times=2)
+        busy = {"queue_state": "paused_capacity", "queue_state_reason": "all machines are busy"}
+        server.fail_next("retrieve_future", status=408, body=busy, times=2)
         future = training.save_state("waited-for")
-        future.result(timeout=60)
-        print("told:", told)
-        times = future.timings
-        print("accepted after the call:", times.accepted is not None and times.called is not None)
+        print("saved as", future.result(timeout=60).path.rpartition("/")[2])
+        for state, reason in told:
+            print(f"told: {state}: {reason}")
+        print("its times:", future.timings)
+    assert ("paused_capacity", "all machines are busy") in told
 
 
 if __name__ == "__main__":

@@ -46,11 +46,11 @@ def main() -> None:
     after = training.save_weights_for_sampler("after").result().path
 
     with tempfile.TemporaryDirectory() as folder:
-        runtime = {"base_url": BASE_URL}
-        folders = [checkpoints.download(path, f"{folder}/{index}", **runtime) for index, path in enumerate((before, after))]
-        files = sorted(file.name for file in Path(folders[0]).iterdir())
+        downloads = [checkpoints.download(path, folder, service=service) for path in (before, after)]
+        folders = [download.result().destination for download in downloads]
+        files = sorted(file.name for file in folders[0].iterdir())
         print("files:", ", ".join(files))
-        old, new = (read_safetensors(next(Path(one).glob("*.safetensors"))) for one in folders)
+        old, new = (read_safetensors(next(one.glob("*.safetensors"))) for one in folders)
 
     for name in sorted(old)[:6]:
         moved = float(np.linalg.norm(new[name] - old[name]))
