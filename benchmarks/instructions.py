@@ -1,8 +1,8 @@
 """Count the instructions that one operation costs, under callgrind: unlike a time, the count is the same on a busy machine.
 
     python benchmarks/instructions.py                              print the counts
-    python benchmarks/instructions.py --official B/bin/python      beside those of the official client in another environment
-    python benchmarks/instructions.py --check                      fail when a count is off the recorded one by more than 5 %
+    python benchmarks/instructions.py --official B/bin/python      beside those of the official client
+    python benchmarks/instructions.py --check                      fail when one is off the record by more than 5 %
     python benchmarks/instructions.py --record                     write the counts to instructions.json
 
 Each row runs twice in a fresh process, with more operations the second time; the difference, divided by the operations added, is
@@ -94,9 +94,8 @@ def count_process(python: str, row: str, count: int, base_url: str) -> int:
     """The instructions of one process that does so many operations."""
     command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", python, "-P", __file__]
     environment = {**os.environ, "PYTHONHASHSEED": "0", "TINKER_API_KEY": "tml-bench", "TINKER_TELEMETRY": "0"}
-    done = subprocess.run(
-        [*command, "--work", row, "--count", str(count), "--base-url", base_url], env=environment, capture_output=True, text=True
-    )
+    command += ["--work", row, "--count", str(count), "--base-url", base_url]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     collected = re.search(r"Collected : (\d+)", done.stderr)
     if done.returncode or collected is None:
         raise SystemExit(f"{row}: the process failed\n{done.stdout}{done.stderr}")

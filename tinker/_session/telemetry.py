@@ -154,9 +154,9 @@ class Telemetry:
         return SECRET_TEXT.sub("***", text.replace(key, "***") if key else text)[:_LONGEST_MESSAGE]
 
 
-def is_user_error(error: BaseException) -> bool:
+def is_user_error(exception: BaseException) -> bool:
     """Return whether it, or what it came of, is the user's fault: the server says so, or a status from 400 on but for 408."""
-    return any(_is_users(one) for one in _chain(error))
+    return any(_is_users(one) for one in _chain(exception))
 
 
 def _is_users(error: BaseException) -> bool:
