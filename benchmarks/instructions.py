@@ -5,8 +5,8 @@
     python benchmarks/instructions.py --check                      fail when one is off the record by more than 5 %
     python benchmarks/instructions.py --record                     write the counts to instructions.json
 
-Each row runs in two fresh processes, in the second with more operations. The figure is the difference, divided by the operations
-added, so that imports, connections and the first operations are not part of it. Everything in the process is counted: the
+Each row runs in two fresh processes, in the second with more operations. The figure is the difference divided by the number
+of operations added, so that imports, connections and the first operations are not part of it. Everything in the process is counted: the
 interpreter, the client, aiohttp and asyncio. Needs valgrind. Counts belong to one version of CPython, which is recorded too.
 """
 

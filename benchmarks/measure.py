@@ -3,8 +3,8 @@
     python benchmarks/measure.py samples --base-url http://127.0.0.1:8000
 
 A row has variants. Each is a list of measurements ``{"cpu": s, "wall": s}``, import rows also ``"modules"``; those of memory
-have ``"megabytes"`` alone. CPU is that of the whole process, all threads, user and system. Only what both clients offer to users
-is used.
+have ``"megabytes"`` alone. CPU is that of the whole process, all threads, user and system. Only what both clients offer to
+users is used.
 """
 
 from __future__ import annotations
