@@ -6,8 +6,9 @@
     python benchmarks/instructions.py --record                     write the counts to instructions.json
 
 Each row runs in two fresh processes, in the second with more operations. The figure is the difference divided by the number
-of operations added, so that imports, connections and the first operations are not part of it. Everything in the process is counted: the
-interpreter, the client, aiohttp and asyncio. Needs valgrind. Counts belong to one version of CPython, which is recorded too.
+of operations added, so that imports, connections and the first operations are not part of it. Everything in the process is
+counted: the interpreter, the client, aiohttp and asyncio. Needs valgrind. Counts belong to one version of CPython, which is
+recorded too.
 """
 
 from __future__ import annotations
