@@ -24,7 +24,7 @@ def main() -> None:
         service = server.service(circuit_breaker=breaker, observers=[tell])
         sampler = service.create_sampling_client(base_model="tinker/toy").result(timeout=60)
         server.fail_next("asample", status=503, times=3)
-        answered, refused = 0, 0
+        answered, refused, wait = 0, 0, 0.0
         for _ in range(10):
             try:
                 sampler.sample(PROMPT, 1, PARAMS).result(timeout=60)

@@ -132,7 +132,7 @@ class CircuitBreaker:
         Raises:
             TypeError: The name is no text.
         """
-        if not isinstance(name, str):
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"name must be text, got {type(name).__name__}")
         return CircuitBlock(self._registry, self._registry.circuit(name))
 
@@ -181,7 +181,10 @@ class CircuitBreaker:
         Returns:
             The state, ``closed``, ``open`` or ``half_open``.
         """
-        return next((one.state for one in self._registry.circuits if one.name == name), "closed")
+        for one in self._registry.circuits:
+            if one.name == name:
+                return one.state
+        return "closed"
 
     def circuits(self) -> list[CircuitStatus]:
         """Return what every circuit is like that was used, in the order of their first uses."""

@@ -454,8 +454,9 @@ def test_wrong_arguments(first: tinker.TrainingClient, client: RecoveringTrainin
     wrong: Any = 5
     for make, error, message in [
         (lambda: RecoveringTrainingClient(wrong), TypeError, "training must be a TrainingClient"),
-        (lambda: RecoveringTrainingClient(client), TypeError, "training must be a TrainingClient"),
+        (lambda: RecoveringTrainingClient(client), TypeError, "training must be a client that a service client made"),
         (lambda: RecoveringTrainingClient(first, wrong), TypeError, "policy must be a RecoveryPolicy, got int"),
+        (lambda: RecoveringTrainingClient(first, wrong - 5), TypeError, "policy must be a RecoveryPolicy, got int"),
         (lambda: RecoveringTrainingClient(first, on_recovery=wrong), TypeError, "on_recovery must be a function"),
         (lambda: RecoveringTrainingClient(first, on_failure=wrong), TypeError, "on_failure must be a function"),
         (lambda: client.steps(-1), ValueError, "count must be 0 or more, got -1"),

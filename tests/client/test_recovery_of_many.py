@@ -26,7 +26,7 @@ POLL_SECONDS = 20.0
 
 def save(training: tinker.TrainingClient, *names: str, **metadata: str) -> list[str]:
     """Step and save under each name; the paths."""
-    paths = []
+    paths = list[str]()
     for name in names:
         training.optim_step(PARAMS)
         paths.append(training.save_state(name, user_metadata=metadata or None).result(10).path)
@@ -209,15 +209,16 @@ def test_a_question_that_fails_is_asked_again(watched: Watched, wire: Any, clock
 
 def test_wrong_values(service: tinker.ServiceClient) -> None:
     """What cannot be right is refused by name."""
-    executor, wrong = RecoveryExecutor(service), 5
+    wrong: Any = 5
+    executor = RecoveryExecutor(service)
     for make, error, message in [
         (lambda: RecoveryExecutor(service, wrong), TypeError, "policy must be a RecoveryPolicy, got int"),
         (lambda: RecoveryExecutor(service, at_once=0), ValueError, "at_once must be 1 or more, got 0"),
-        (lambda: RecoveryExecutor(service, at_once=1.5), TypeError, "at_once must be a whole number"),
+        (lambda: RecoveryExecutor(service, at_once=wrong / 2), TypeError, "at_once must be a whole number"),
         (lambda: RecoveryExecutor(service, on_recovery=wrong), TypeError, "on_recovery must be a function"),
         (lambda: RecoveryMonitor(wrong), TypeError, "executor must be a RecoveryExecutor, got int"),
         (lambda: RecoveryMonitor(executor, poll_seconds=-1), ValueError, "poll_seconds must be a time"),
-        (lambda: RecoveryMonitor(executor).watch(wrong), TypeError, "run_id must be text, got int"),
+        (lambda: RecoveryMonitor(executor).watch(wrong), TypeError, "run_id must be a str, got int"),
     ]:
         with pytest.raises(error, match=message):
             make()  # type: ignore[no-untyped-call]

@@ -103,7 +103,7 @@ def test_half_open_admits_exactly_the_probes(time: Time, probes: int) -> None:
     breaker = tinker.CircuitBreaker(failures=1, probes=probes, reset_seconds=10, clock=time)
     try_to(breaker)
     time.now += 10
-    count, passed, refused = 40, [], []
+    count, passed, refused = 40, list[int](), list[float]()
     together, all_came = threading.Barrier(count), threading.Event()
 
     def come() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from tinker._training import TrainingRun
 from tinker.futures import APIFuture
 from tinker.recovery.keeper import RunKeeper, SaveCall
-from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint, check_function
+from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint, check_function, check_kind
 from tinker.recovery.steps import Steps
 from tinker.training_client import TrainingClient
 from tinker.types.results import SaveWeightsResponse
@@ -51,14 +51,15 @@ class RecoveringTrainingClient(TrainingClient):
         on_recovery: Callable[[Recovery], object] | None = None,
         on_failure: Callable[[RecoveryFailedError], object] | None = None,
     ) -> None:
-        first = training._run if isinstance(training, TrainingClient) else None
+        check_kind("training", training, TrainingClient)
+        first = training._run
         if not isinstance(first, TrainingRun):
-            raise TypeError(f"training must be a TrainingClient that a service client made, got {type(training).__name__}")
-        if policy is not None and not isinstance(policy, RecoveryPolicy):
-            raise TypeError(f"policy must be a RecoveryPolicy, got {type(policy).__name__}")
+            raise TypeError(f"training must be a client that a service client made, got a {type(training).__name__}")
+        chosen = RecoveryPolicy() if policy is None else policy
+        check_kind("policy", chosen, RecoveryPolicy)
         check_function("on_recovery", on_recovery)
         check_function("on_failure", on_failure)
-        self._keeper = RunKeeper(first, policy or RecoveryPolicy(), on_recovery, on_failure)
+        self._keeper = RunKeeper(first, chosen, on_recovery, on_failure)
         self._keeper.run.on_replaced = self._note_ready
         super().__init__(self._keeper.run)
 

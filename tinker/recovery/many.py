@@ -27,7 +27,9 @@ from tinker.recovery.policy import (
     RecoveryPolicy,
     SavePoint,
     call_user,
+    check_count,
     check_function,
+    check_kind,
     check_seconds,
 )
 from tinker.training_client import TrainingClient
@@ -104,16 +106,12 @@ class RecoveryExecutor:
         on_recovery: Callable[[RecoveredRun], object] | None = None,
         on_failure: Callable[[RecoveryFailedError], object] | None = None,
     ) -> None:
-        if policy is not None and not isinstance(policy, RecoveryPolicy):
-            raise TypeError(f"policy must be a RecoveryPolicy, got {type(policy).__name__}")
-        if isinstance(at_once, bool) or not isinstance(at_once, int):
-            raise TypeError(f"at_once must be a whole number, got {type(at_once).__name__}")
-        if at_once < 1:
-            raise ValueError(f"at_once must be 1 or more, got {at_once}")
+        self._policy = RecoveryPolicy() if policy is None else policy
+        check_kind("policy", self._policy, RecoveryPolicy)
+        check_count("at_once", at_once, 1)
         check_function("on_recovery", on_recovery)
         check_function("on_failure", on_failure)
         self.runtime: Runtime = service._runtime()  # pyright: ignore[reportPrivateUsage]
-        self._policy = policy or RecoveryPolicy()
         self._slots = Budget(at_once)
         self._on_recovery, self._on_failure = on_recovery, on_failure
         self._pending: dict[str, APIFuture[RecoveredRun]] = {}
@@ -210,8 +208,7 @@ class RecoveryMonitor:
     """
 
     def __init__(self, executor: RecoveryExecutor, *, poll_seconds: float = 30.0) -> None:
-        if not isinstance(executor, RecoveryExecutor):
-            raise TypeError(f"executor must be a RecoveryExecutor, got {type(executor).__name__}")
+        check_kind("executor", executor, RecoveryExecutor)
         check_seconds("poll_seconds", poll_seconds)
         self._executor = executor
         self._poll_seconds = poll_seconds
@@ -232,8 +229,7 @@ class RecoveryMonitor:
         Raises:
             TypeError: The id is no text.
         """
-        if not isinstance(run_id, str):
-            raise TypeError(f"run_id must be text, got {type(run_id).__name__}")
+        check_kind("run_id", run_id, str)
         self._watched[run_id] = None
         self._executor.runtime.thread.call(self._ensure_watching)
 

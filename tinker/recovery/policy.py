@@ -76,10 +76,7 @@ CheckpointChoice: TypeAlias = str | Callable[[SavePoint], float]
 
 
 def _check_attempts(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{attribute.name} must be a whole number, got {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{attribute.name} must be 1 or more, got {value}")
+    check_count(attribute.name, value, 1)
 
 
 def _check_seconds(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -92,6 +89,21 @@ def check_seconds(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be a time in seconds, 0 or more, got {value}")
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Raise TypeError unless a value is of a kind."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise TypeError(f"{name} must be {article} {kind.__name__}, got {type(value).__name__}")
+
+
+def check_count(name: str, value: object, least: int) -> None:
+    """Raise TypeError or ValueError unless a value is a whole number that is large enough."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} must be {least} or more, got {value}")
 
 
 def check_function(name: str, value: object) -> None:

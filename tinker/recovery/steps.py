@@ -11,6 +11,7 @@ from tinker._validate import check_name, check_ttl
 from tinker.errors import copy_error
 from tinker.futures import APIFuture
 from tinker.recovery.keeper import RunKeeper, SaveCall
+from tinker.recovery.policy import check_count
 from tinker.types.results import SaveWeightsResponse
 
 if TYPE_CHECKING:
@@ -28,6 +29,18 @@ class TrainingStep(int):
     """
 
     _loop: Steps
+
+    @classmethod
+    def of(cls, loop: Steps, number: int) -> Self:
+        """Return a step of a loop.
+
+        Args:
+            loop: The loop.
+            number: The number of the step.
+        """
+        step = cls(number)
+        step._loop = loop
+        return step
 
     def __enter__(self) -> Self:
         return self
@@ -56,8 +69,8 @@ class Steps:
         name: str,
         ttl_seconds: int | None,
     ) -> None:
-        _check_number("count", count, 0)
-        _check_number("save_every", save_every, 1)
+        check_count("count", count, 0)
+        check_count("save_every", save_every, 1)
         check_name(name)
         check_ttl(ttl_seconds)
         self._keeper, self._save_as = keeper, save
@@ -77,13 +90,13 @@ class Steps:
         _drive(self._advance())
         if self._done >= self._count:
             raise StopIteration
-        return self._step()
+        return TrainingStep.of(self, self._done)
 
     async def __anext__(self) -> TrainingStep:
         await _drive_async(self._advance())
         if self._done >= self._count:
             raise StopAsyncIteration
-        return self._step()
+        return TrainingStep.of(self, self._done)
 
     def recover(self, error: BaseException) -> Waits:
         """Recover the run and go back to the first lost step, if the error means that; returns whether it does.
@@ -99,11 +112,6 @@ class Steps:
         self._done = recovery.step or 0
         self._rewound = True
         return True
-
-    def _step(self) -> TrainingStep:
-        step = TrainingStep(self._done)
-        step._loop = self
-        return step
 
     def _advance(self) -> Waits:
         """End the step before, and do what lies between it and the next one."""
@@ -175,10 +183,3 @@ async def _drive_async(waits: Waits) -> bool:
             await next(waits).wait()
     except StopIteration as end:
         return bool(end.value)
-
-
-def _check_number(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"{name} must be {least} or more, got {value}")
