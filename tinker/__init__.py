@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         PrecedingRequestFailed,
         RateLimitError,
         RequestFailedError,
+        SampleStreamError,
         SessionLostError,
         TinkerError,
         UnknownIdentityError,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from tinker.rest_client import RestClient
     from tinker.sampling_client import SamplingClient
     from tinker.service_client import ServiceClient
+    from tinker.streaming import SampleStream
     from tinker.training_client import TrainingClient
     from tinker.types import (
         AdamOptimizerConfig,
@@ -89,8 +91,8 @@ if TYPE_CHECKING:
 _ERRORS = (
     "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError AuthenticationError "
     "BadRequestError BillingError ClientClosedError ConflictError ExperimentalWarning InternalServerError NotFoundError "
-    "PermissionDeniedError PrecedingRequestFailed RateLimitError RequestFailedError SessionLostError TinkerError "
-    "UnknownIdentityError UnprocessableEntityError"
+    "PermissionDeniedError PrecedingRequestFailed RateLimitError RequestFailedError SampleStreamError SessionLostError "
+    "TinkerError UnknownIdentityError UnprocessableEntityError"
 )
 _TYPES = (
     "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk "
@@ -113,6 +115,7 @@ _HOMES: dict[str, str] = {
     "RestClient": "tinker.rest_client",
     "SamplingClient": "tinker.sampling_client",
     "ServiceClient": "tinker.service_client",
+    "SampleStream": "tinker.streaming",
     "Timeout": "httpx",
     "TrainingClient": "tinker.training_client",
 }
@@ -169,6 +172,8 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "RestClient",
     "SampleRequest",
     "SampleResponse",
+    "SampleStream",
+    "SampleStreamError",
     "SampledProvenanceSpan",
     "SampledSequence",
     "SamplingClient",

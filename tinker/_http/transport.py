@@ -154,8 +154,8 @@ class Transport:
                 value = _decode(response, request.reply, check)
                 return Reply(value, self.clock.monotonic() - began, 1 if failures is None else failures.count + 1)
             except errors.APIError as error:
-                failures = failures or self._submission_attempts(policy, request.operation, began)
-                delay = self._next_delay(failures, error, admit)
+                failures = failures or self.submission_attempts(policy, request.operation, began)
+                delay = self.next_delay(failures, error, admit)
             await self.sleep(delay)
 
     async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
@@ -177,7 +177,7 @@ class Transport:
                 variants.accept()
                 return Reply(value, self.clock.monotonic() - began, 1 if failures is None else failures.count + 1)
             except errors.APIError as error:
-                failures = failures or self._submission_attempts(policy, variants.operation, began)
+                failures = failures or self.submission_attempts(policy, variants.operation, began)
                 delay = failures.next_delay(error)
             await self.sleep(delay)
 
@@ -193,13 +193,15 @@ class Transport:
         """Count the failures of something promised, which is waited for also where submissions fail fast."""
         return Attempts(policy.within(self.config.patience_seconds), self.observers, operation)
 
-    def _submission_attempts(self, policy: Policy, operation: str, began: float) -> Attempts:
+    def submission_attempts(self, policy: Policy, operation: str, began: float) -> Attempts:
+        """Count the failures of something that is submitted, since a time."""
         chosen = policy.within(self.config.patience_seconds)
         if self.config.fail_fast:
             chosen = attrs.evolve(chosen, fails_fast=True)
         return Attempts(chosen, self.observers, operation, began)
 
-    def _next_delay(self, attempts: Attempts, error: errors.APIError, admit: Admission | None) -> float:
+    def next_delay(self, attempts: Attempts, error: errors.APIError, admit: Admission | None) -> float:
+        """Return the seconds until the next attempt, and note what the server asks of all; without one raises the error."""
         if admit is not None and isinstance(error, errors.APIStatusError) and judge(error) is Verdict.COOL_DOWN:
             admit.note_cool_down(error, delay_before(attempts.policy, error, attempts.count, self.clock))
         return attempts.next_delay(error)
@@ -310,10 +312,15 @@ class Transport:
         )
         return prepared if credential is None else attrs.evolve(self._under(credential, prepared), has_own_credential=True)
 
+    def prepare_stream(self, request: Request[Any]) -> PreparedRequest:
+        """Encode a request whose answer is a stream of events, which must not be packed on the way."""
+        prepared = self.prepare(request, Purpose.STREAM)
+        return attrs.evolve(prepared, headers={**prepared.headers, "Accept-Encoding": "identity"})
+
     def _silence_seconds(self, purpose: Purpose) -> float:
-        """Return how long a try waits for a silent server. Servers hold a poll, so patience does not shorten that."""
+        """Return how long a try waits for a silent server. Servers hold polls and streams, whatever the patience."""
         patience = self.config.patience_seconds
-        if patience is None or purpose is Purpose.POLL:
+        if patience is None or purpose in (Purpose.POLL, Purpose.STREAM):
             return purpose.read_seconds
         return min(purpose.read_seconds, max(SHORTEST_PATIENCE_SECONDS, patience))
 
