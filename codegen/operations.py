@@ -26,6 +26,8 @@ from codegen.python_types import annotate, types_of
 from codegen.schemas import doc_of
 
 JSON = "application/json"
+#: Its schema is the record in the data of each event.
+EVENTS = "text/event-stream"
 #: Names that a generated function uses itself; a parameter of that name would shadow them.
 TAKEN = frozenset({"body", "expected", "models", "datetime", "Request", "Binary", "Sequence", "T"})
 
@@ -307,20 +309,20 @@ def read_body(node: DocumentNode) -> tuple[str | None, tuple[str, ...]]:
     if not body.flag("required"):
         raise body.refusal("a request body needs `required: true`")
     name, media_types = read_content(body["content"])
-    if name is None:
+    if name is None or EVENTS in media_types:
         raise body["content"].refusal(f"a request body needs {JSON}")
     return record_name(body, name), media_types
 
 
 def read_content(content: DocumentNode) -> tuple[str | None, tuple[str, ...]]:
-    """Return the schema of the JSON form, if there is one, and all media types in the order of the document."""
+    """Return the schema of the JSON form or of events, if there is one, and all media types in the order of the document."""
     name: str | None = None
     media_types: list[str] = []
     for media_type, media in content.items():
         media.only(MEDIA_TYPE, "a media type")
         if "schema" not in media:
             raise media.refusal("a schema is missing")
-        if media_type == JSON:
+        if media_type in (JSON, EVENTS):
             name = json_schema(media["schema"])
         elif media["schema"].value != {"type": "string", "format": "binary"}:
             raise media["schema"].refusal("a media type other than JSON needs {type: string, format: binary}")
@@ -358,5 +360,5 @@ def read_response(status: str, node: DocumentNode) -> tuple[str | None, tuple[st
         return None, ()
     name, media_types = read_content(response["content"])
     if name is None:
-        raise response["content"].refusal(f"an answer with a body needs {JSON}")
+        raise response["content"].refusal(f"an answer with a body needs {JSON} or {EVENTS}")
     return name, media_types

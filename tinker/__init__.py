@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         PrecedingRequestFailed,
         RateLimitError,
         RequestFailedError,
+        SampleStreamError,
         SessionLostError,
         TinkerError,
         UnknownIdentityError,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from tinker.rest_client import RestClient
     from tinker.sampling_client import SamplingClient
     from tinker.service_client import ServiceClient
+    from tinker.streaming import SampleStream
     from tinker.training_client import TrainingClient
     from tinker.types import (
         AdamOptimizerConfig,
@@ -97,7 +99,7 @@ _ERRORS = (
     "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError AuthenticationError "
     "BadRequestError BillingError CircuitOpenError ClientClosedError ConflictError ExperimentalWarning InternalServerError "
     "LossTermError NotFoundError PermissionDeniedError PrecedingRequestFailed RateLimitError RequestFailedError "
-    "SessionLostError TinkerError UnknownIdentityError UnprocessableEntityError"
+    "SampleStreamError SessionLostError TinkerError UnknownIdentityError UnprocessableEntityError"
 )
 _TYPES = (
     "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk "
@@ -122,6 +124,7 @@ _HOMES: dict[str, str] = {
     "SamplingClient": "tinker.sampling_client",
     "ServiceClient": "tinker.service_client",
     "Config": "tinker._config",
+    "SampleStream": "tinker.streaming",
     "Timeout": "httpx",
     "get_tokenizer": "tinker._tokenizers",
     "TrainingClient": "tinker.training_client",
@@ -193,6 +196,8 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "RestClient",
     "SampleRequest",
     "SampleResponse",
+    "SampleStream",
+    "SampleStreamError",
     "SampledProvenanceSpan",
     "SampledSequence",
     "SamplingClient",

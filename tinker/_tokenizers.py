@@ -118,6 +118,11 @@ def load(source: TokenizerSource | str) -> PreTrainedTokenizerBase:
         return _loaded[source]
 
 
+def find_loaded(source: TokenizerSource) -> PreTrainedTokenizerBase | None:
+    """Return a tokenizer that has been loaded."""
+    return _loaded.get(source)
+
+
 def encode(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
     """Return the tokens of ``text`` as a list of ints."""
     return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))

@@ -136,6 +136,14 @@ def check_timeout(timeout: float | None) -> None:
         raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
 
 
+def check_seconds(name: str, seconds: float) -> None:
+    """Raise TypeError or ValueError unless the argument is a number of seconds above 0."""
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be a number of seconds, got {seconds!r}")
+    if not seconds > 0:
+        raise ValueError(f"{name} must be more than 0, got {seconds!r}")
+
+
 def _check_targets(prompt: ModelInput, targets: TensorData) -> None:
     shape = dimensions(targets)
     if targets.dtype != "int64" or len(shape) != 2:

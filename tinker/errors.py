@@ -198,6 +198,25 @@ class RequestFailedError(TinkerError):
         self.category = category
 
 
+class SampleStreamError(TinkerError, RuntimeError):
+    """A stream of samples broke off after some of its tokens had come. ``__cause__`` is the reason.
+
+    Before the first token a failure is retried, and raised as that of any other request.
+
+    Attributes:
+        message: The reason in words.
+        received_tokens: The number of tokens that came, of all samples together.
+    """
+
+    def __init__(self, message: str, received_tokens: int) -> None:
+        super().__init__(message, received_tokens)
+        self.message = message
+        self.received_tokens = received_tokens
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class PrecedingRequestFailed(TinkerError):
     """The request was not sent, because an earlier request of the same training run failed and its error was not received.
 

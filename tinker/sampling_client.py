@@ -10,18 +10,21 @@ from tinker._clients import ReadyClient, SessionHolder, awaiting_twin_of
 from tinker._http import sampling_policy
 from tinker._runtime import Runtime
 from tinker._sampling import (
+    SILENCE_SECONDS,
     SampleOptions,
     Sampler,
     SamplerState,
     SharedSession,
     StoredModel,
+    TokenMailbox,
     from_handle,
     runtime_for,
     to_handle,
 )
 from tinker._session import report_pause
-from tinker._validate import check_context_length, check_sample
+from tinker._validate import check_context_length, check_sample, check_seconds
 from tinker.futures import APIFuture
+from tinker.streaming import SampleStream, TokenDecoder
 from tinker.types.model_input import ModelInput
 from tinker.types.params import SamplingParams
 from tinker.types.results import SampleResponse
@@ -96,6 +99,42 @@ class SamplingClient(ReadyClient):
         check_sample(prompt, options)
         check_context_length("prompt", prompt, self._sampler.find_context_length())
         return self._sampler.sample(prompt, options)
+
+    def sample_stream(
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        *,
+        tokenizer: TokenDecoder | None = None,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> SampleStream:
+        """Sample continuations of a prompt, and get the tokens as the server draws them.
+
+        Streaming is not part of the official API. On a server without it, which is found out by the first call, the tokens of
+        each sample come in one chunk at the end.
+
+        Args:
+            prompt: The model input to continue.
+            num_samples: The number of continuations, at least 1; their tokens come in any order.
+            sampling_params: The limits, temperature and stops of the sampling.
+            tokenizer: What turns tokens into text, with a method ``decode``; None takes the tokenizer that
+                :meth:`get_tokenizer` has loaded, and gives chunks without text before that.
+            silence_seconds: The longest time between two tokens, in seconds, once the first one has come.
+
+        Returns:
+            An iterator and asynchronous iterator of chunks.
+
+        Raises:
+            ValueError: At once, for arguments that no server can answer.
+            TypeError: At once, for an argument of the wrong type.
+        """
+        options = SampleOptions(num_samples=num_samples, sampling_params=sampling_params)
+        check_sample(prompt, options)
+        check_seconds("silence_seconds", silence_seconds)
+        mailbox = TokenMailbox(silence_seconds=silence_seconds)
+        chosen = self._sampler.find_tokenizer() if tokenizer is None else tokenizer
+        return SampleStream(self._sampler.stream(prompt, options, mailbox), mailbox, chosen)
 
     def compute_logprobs(self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None) -> APIFuture[list[float | None]]:
         """Compute the log-probability of each prompt token given the tokens before it.

@@ -278,6 +278,9 @@ SAMPLE_REQUEST_PROMPT_LOGPROBS_LAST_N_MINIMUM: Final = 1
 SAMPLE_RESPONSE_PROMPT_CACHE_HIT_TOKENS_MINIMUM: Final = 0
 """`minimum` of `SampleResponse.prompt_cache_hit_tokens`."""
 
+SAMPLE_STREAM_EVENT_INDEX_MINIMUM: Final = 0
+"""`minimum` of `SampleStreamEvent.index`."""
+
 UNTYPED_API_FUTURE_REQUEST_ID_MIN_LENGTH: Final = 1
 """`minLength` of `UntypedAPIFuture.request_id`."""
 

@@ -132,6 +132,8 @@ __all__ = [
     "RequestType",
     "SampleRequest",
     "SampleResponse",
+    "SampleStreamEvent",
+    "SampleStreamEventType",
     "SampledSequence",
     "SamplingClientKind",
     "SamplingParams",
@@ -1593,6 +1595,28 @@ class SampleResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     topk_prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     prompt_cache_hit_tokens: int | None = None
     type: Literal["sample"] | str = _field(default_factory=lambda: "sample")
+
+
+SampleStreamEventType: TypeAlias = Literal["tokens", "done", "failed"] | str
+
+
+class SampleStreamEvent(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Some tokens of one sample, or the end of the stream."""
+
+    type: SampleStreamEventType
+    """A client ignores types that it does not know."""
+    index: int = _field(default_factory=lambda: 0)
+    """Which of the samples the tokens belong to."""
+    tokens: list[int] = _field(default_factory=lambda: [])
+    """The tokens that were drawn since the event before."""
+    logprobs: list[float] = _field(default_factory=lambda: [])
+    """One for each of the tokens."""
+    stop_reason: StopReason | None = None
+    """Of the last tokens of a sample."""
+    error: str | None = None
+    """What went wrong; with `failed` only."""
+    category: RequestErrorCategory | None = None
+    """With `failed` only."""
 
 
 class UntypedAPIFuture(_Record, frozen=True, kw_only=True, omit_defaults=True):

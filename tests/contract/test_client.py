@@ -103,6 +103,7 @@ def sampling(place: Place) -> None:
         sampler.compute_logprobs(PROMPT, 2).result(SECONDS)
     copy: tinker.SamplingClient = pickle.loads(pickle.dumps(samplers[0]))
     copy.sample(PROMPT, 1, params).result(SECONDS)
+    assert list(copy.sample_stream(PROMPT, 2, params))
     targets = tinker.TensorData([6, -1], "int64", [2, 1])
     samplers[0].sample(PROMPT, 1, params, target_prompt_logprobs=targets, prompt_alt_tokens_k=1).result(SECONDS)
     service.close("errored", "on purpose").result(SECONDS)

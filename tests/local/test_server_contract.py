@@ -93,6 +93,7 @@ def test_every_answer_is_of_the_promised_type(api: Api) -> None:
         "create_sampling_session": {"session_id": session, "sampling_session_seq_id": 1, "base_model": "tinker/toy"},
         "join_sampling_session": {"sampling_session_id": sampler},
         "asample": sample_body(sampler),
+        "stream_sample": sample_body(sampler),
         "retrieve_future": {"request_id": f"{model}:request:0"},
         "retrieve_futures": {
             "target": {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0},
@@ -121,7 +122,10 @@ def test_every_answer_is_of_the_promised_type(api: Api) -> None:
         assert answer.status_code == 302 if name == "get_checkpoint_archive" else answer.is_success, (name, answer.text)
         if name == "save_weights_external":
             api.result(answer.json())
-        if name == "retrieve_future":
+        if name == "stream_sample":
+            lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+            assert [msgspec.json.decode(line, type=models.SampleStreamEvent) for line in lines][-1].type == "done"
+        elif name == "retrieve_future":
             msgspec.json.decode(answer.content, type=models.CreateModelResponse)
         elif operation.reply is None or answer.status_code == 302:
             assert answer.content == b""

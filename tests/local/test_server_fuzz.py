@@ -83,6 +83,7 @@ def bodies(session: str, model: str, sampler: str) -> dict[str, Any]:
             "cursor": {"last_created_at": "2026-01-02T03:04:05Z", "last_checkpoint_uuid": "u"},
         },
         "external_weights_upload_start": {"base_model": "tinker/toy", "lora_config": lora, "destination_project_id": "p"},
+        "stream_sample": sample_body(sampler, params={"stop": ["a"], "top_k": 2}),
         "external_weights_upload_finish": {"upload_id": "u"},
         "set_session_project": {"project_id": "p"},
         "create_custom_loss": custom_loss_body(session),

@@ -559,6 +559,31 @@ def test_a_seed_gives_the_same_tokens_in_any_company(engine: TorchEngine) -> Non
     assert len({tuple(s.tokens.tolist()) for s in alone}) == 3
 
 
+class Heard:
+    """A listener that has enough after some tokens."""
+
+    def __init__(self, enough: int) -> None:
+        self.enough = enough
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, str | None] = {}
+
+    def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
+        self.tokens.setdefault(index, []).append(token)
+        self.ends[index] = stop_reason
+        return len(self.tokens[index]) < self.enough
+
+
+def test_a_listener_is_handed_each_token(engine: TorchEngine) -> None:
+    """It hears the tokens of the result in their order, with the reason at the last one, and can end a job among others."""
+    heard, bored = Heard(99), Heard(2)
+    jobs = [job(engine, num_samples=2, listener=heard), job(engine, listener=bored), job(engine)]
+    results = engine.sample(jobs)
+    assert [heard.tokens[index] for index in (0, 1)] == [one.tokens.tolist() for one in results[0].sequences]
+    assert heard.ends == {index: one.stop_reason for index, one in enumerate(results[0].sequences)}
+    assert (len(bored.tokens[0]), len(results[1].sequences[0].tokens)) == (2, 2)
+    assert results[2].sequences[0].tokens.tolist() == only(engine, job(engine)).tokens.tolist()
+
+
 def test_without_a_seed_samples_differ(engine: TorchEngine) -> None:
     """No seed means fresh noise for every call."""
     unseeded = job(engine, seed=None)

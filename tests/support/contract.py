@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parents[2]
 JSON = "application/json"
+EVENTS = "text/event-stream"
 
 #: How a schema is read. `sent`: by a client of today, with every default and no needless null. `taken`: by any client since
 #: 2025, which leaves out defaults and tags and sends nulls. `answered`: by a server, with listed enum values only.
@@ -205,6 +206,9 @@ class Contract:
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type not in declared:
             raise Fault(f"{where}: a body as {media_type or 'nothing'}, not as {' or '.join(declared)}")
+        if media_type == EVENTS:
+            self._check_events(where, declared[EVENTS]["schema"], content, reading)
+            return None
         if media_type != JSON:
             self._parse(where, declared[media_type]["x-protobuf-message"].split(" or "), content, result)
             return None
@@ -214,6 +218,14 @@ class Contract:
             raise Fault(f"{where}: not JSON: {error}") from error
         self._check(declared[JSON]["schema"], value, reading, where)
         return value
+
+    def _check_events(self, where: str, schema: dict[str, Any], content: bytes, reading: Reading) -> None:
+        """The data of each event is JSON that fits; our server writes each in a line of its own, and comments."""
+        for line in content.decode().splitlines():
+            if line and not line.startswith(":"):
+                if not line.startswith("data: "):
+                    raise Fault(f"{where}: not a line of an event: {line[:100]}")
+                self._check(schema, json.loads(line.removeprefix("data: ")), reading, where)
 
     def _parse(self, where: str, messages: list[str], content: bytes, result: str | None) -> None:
         """A protobuf body parses as the one message that is due, where a parser for it was given."""

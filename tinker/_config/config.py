@@ -21,7 +21,9 @@ from tinker._version import __version__
 HOSTED_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 LOCAL_SCHEME = "local://"
 #: What connections are for, and how many of them there may be at once.
-CONNECTIONS: Mapping[str, int] = MappingProxyType({"upload": 8, "sample": 512, "poll": 1000, "session": 8, "heartbeat": 2})
+CONNECTIONS: Mapping[str, int] = MappingProxyType(
+    {"upload": 8, "sample": 512, "poll": 1000, "session": 8, "heartbeat": 2, "stream": 256}
+)
 WireChoice: TypeAlias = Literal["auto", "proto", "json"]
 _BREAKS = re.compile(r"[\r\n\x00]")
 

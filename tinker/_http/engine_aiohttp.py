@@ -76,8 +76,11 @@ class AiohttpEngine:
             ) as response,
         ):
             phase.has_begun = True
-            _limit(limit, ANSWER_SECONDS)
             received = cast("Mapping[str, str]", response.headers)
+            if (receive := request.receiver_of(response.status)) is not None:
+                await receive(received, _read_pieces(response, request, limit))
+                return RawResponse(request, response.status, received, b"")
+            _limit(limit, ANSWER_SECONDS)
             body = await _read(response)
         content = await unpack(body, received.get("Content-Encoding", ""))
         return RawResponse(request, response.status, received, content)
@@ -135,6 +138,16 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     async for piece in response.content.iter_any():
         extend(received, piece)
     return bytes(received)
+
+
+async def _read_pieces(
+    response: aiohttp.ClientResponse, request: PreparedRequest, limit: asyncio.Timeout
+) -> AsyncIterator[bytes]:
+    """Yield the body as it comes, for as long as it takes; but no piece may take too long."""
+    _limit(limit, request.silence_seconds)
+    async for piece in response.content.iter_any():
+        yield piece
+        _limit(limit, request.silence_seconds)
 
 
 def _headers(

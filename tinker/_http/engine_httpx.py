@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from tinker._clock import Clock, Deadline
 from tinker._http.closing import check_open
-from tinker._http.messages import PreparedRequest, Purpose, RawResponse
+from tinker._http.messages import PreparedRequest, Purpose, RawResponse, Receive
 from tinker._http.phase import ANSWER_SECONDS, CONNECT_SECONDS, Phase, connect_seconds, extend
 from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpack
 from tinker._wire import INLINE_NBYTES
@@ -45,6 +46,9 @@ class HttpxEngine:
             try:
                 response = await self._begin(request)
                 phase.has_begun = True
+                if (receive := request.receiver_of(response.status_code)) is not None:
+                    await _hand_over(receive, response, deadline, request.silence_seconds)
+                    return RawResponse(request, response.status_code, response.headers, b"")
                 deadline.extend(ANSWER_SECONDS)
                 body, encoding = await _read_httpx(response)
             finally:
@@ -77,6 +81,25 @@ class HttpxEngine:
     def files(self) -> httpx.AsyncClient:
         """Return a client over the same transport, not to be closed."""
         return open_files_client(transport=self._transport)
+
+
+async def _hand_over(receive: Receive, response: httpx.Response, deadline: Deadline, silence_seconds: float) -> None:
+    """Hand the body over as it comes, for as long as it takes; but no piece may take too long."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        deadline.extend(silence_seconds)
+        async for piece in response.aiter_raw():
+            yield piece
+            deadline.extend(silence_seconds)
+
+    try:
+        await receive(response.headers, _read_all(response) if response.is_stream_consumed else pieces())
+    finally:
+        await response.aclose()
+
+
+async def _read_all(response: httpx.Response) -> AsyncIterator[bytes]:
+    yield response.content
 
 
 async def _read_httpx(response: httpx.Response) -> tuple[bytes, str]:

@@ -44,11 +44,11 @@ def wrap_client(client: object) -> httpx.AsyncBaseTransport | None:
 
 def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
     """Return the server of this process. Imported by name: the client never depends on it otherwise."""
-    import httpx
+    from tinker._http.in_process import InProcessTransport
 
     local = importlib.import_module("tinker.local")
     app: Any = local.in_process_app(config.base_url, data_dir=config.local_dir)
-    return httpx.ASGITransport(app)
+    return InProcessTransport(app)
 
 
 @contextlib.asynccontextmanager

@@ -188,6 +188,10 @@ class SampleAdmission:
             raise
 
     async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give back before the attempt is over, where the server has accepted the request and its answer takes longer."""
         self._give_back()
 
     def note_cool_down(self, error: APIStatusError, seconds: float) -> None:

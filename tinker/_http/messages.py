@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Protocol, TypeAlias
 
 import attrs
 import msgspec
@@ -12,6 +12,10 @@ import msgspec
 from tinker._wire import Piece
 
 _LONGEST_REASON = 500  # characters of what a failure says about itself, which may be the server's words
+
+
+#: Takes the body of a success as it comes, with the headers, and must not raise; may leave before the end.
+Receive: TypeAlias = Callable[[Mapping[str, str], AsyncIterator[bytes]], Awaitable[None]]
 
 
 class Purpose(enum.Enum):
@@ -23,6 +27,7 @@ class Purpose(enum.Enum):
     SESSION = ("session", 60.0)
     START = ("start", 20.0)  # tried for a minute: a connection that has died must leave time for others
     HEARTBEAT = ("heartbeat", 10.0)
+    STREAM = ("stream", 60.0)  # servers send a sign of life at least every 10 s
 
     @property
     def pool_name(self) -> str:
@@ -46,7 +51,7 @@ class PreparedRequest:
 
     ``headers`` may hold secrets: ``secret_headers`` names (in lower case) those of the user. So may ``url``; ``redacted_url``
     does not. A body that is ``confined`` holds one too, and is not sent to another server by a redirect. ``silence_seconds``
-    is how long the server may say nothing.
+    is how long the server may say nothing. With ``receive``, a success is handed over piece by piece and its content is empty.
     """
 
     method: str
@@ -61,7 +66,12 @@ class PreparedRequest:
     follows_redirects: bool = True
     confined: bool = False
     has_own_credential: bool = False
+    receive: Receive | None = attrs.field(default=None, repr=False)
     silence_seconds: float = attrs.field(default=attrs.Factory(lambda request: request.purpose.read_seconds, takes_self=True))
+
+    def receiver_of(self, status: int) -> Receive | None:
+        """Return who takes the body of an answer with this status as it comes; None when it is read completely."""
+        return self.receive if 200 <= status < 300 else None
 
     @property
     def nbytes(self) -> int:

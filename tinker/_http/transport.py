@@ -145,8 +145,8 @@ class Transport:
                         value = _decode(await self.send_once(prepared), request.reply, check)
                 return Reply(value, self.clock.monotonic() - began, 1 if failures is None else failures.count + 1)
             except errors.APIError as error:
-                failures = failures or self._submission_attempts(policy, request.operation, began)
-                delay = self._next_delay(failures, error, admit)
+                failures = failures or self.submission_attempts(policy, request.operation, began)
+                delay = self.next_delay(failures, error, admit)
             await (self.sleep(delay) if guard is None else guard.sleep(self.sleep, delay))
 
     async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
@@ -173,7 +173,7 @@ class Transport:
                 variants.accept()
                 return Reply(value, self.clock.monotonic() - began, 1 if failures is None else failures.count + 1)
             except errors.APIError as error:
-                failures = failures or self._submission_attempts(policy, variants.operation, began)
+                failures = failures or self.submission_attempts(policy, variants.operation, began)
                 delay = failures.next_delay(error)
             await (self.sleep(delay) if guard is None else guard.sleep(self.sleep, delay))
 
@@ -192,13 +192,15 @@ class Transport:
     def _limit(self, policy: Policy) -> Policy:
         return attrs.evolve(policy.within(self.config.patience_seconds), max_retries=self.config.max_retries)
 
-    def _submission_attempts(self, policy: Policy, operation: str, began: float) -> Attempts:
+    def submission_attempts(self, policy: Policy, operation: str, began: float) -> Attempts:
+        """Count the failures of something that is submitted, since a time."""
         chosen = self._limit(policy)
         if self.config.fail_fast:
             chosen = attrs.evolve(chosen, fails_fast=True)
         return Attempts(chosen, self.observers, operation, began)
 
-    def _next_delay(self, attempts: Attempts, error: errors.APIError, admit: Admission | None) -> float:
+    def next_delay(self, attempts: Attempts, error: errors.APIError, admit: Admission | None) -> float:
+        """Return the seconds until the next attempt, and note what the server asks of all; without one raises the error."""
         if admit is not None and isinstance(error, errors.APIStatusError) and judge(error) is Verdict.COOL_DOWN:
             admit.note_cool_down(error, delay_before(attempts.policy, error, attempts.count, self.clock))
         return attempts.next_delay(error)
@@ -315,10 +317,15 @@ class Transport:
         )
         return prepared if credential is None else attrs.evolve(self._under(credential, prepared), has_own_credential=True)
 
+    def prepare_stream(self, request: Request[Any]) -> PreparedRequest:
+        """Encode a request whose answer is a stream of events, which must not be packed on the way."""
+        prepared = self.prepare(request, Purpose.STREAM)
+        return attrs.evolve(prepared, headers={**prepared.headers, "Accept-Encoding": "identity"})
+
     def _silence_seconds(self, purpose: Purpose) -> float:
-        """Return how long a try waits for a silent server. Servers hold a poll, so patience does not shorten that."""
+        """Return how long a try waits for a silent server. Servers hold polls and streams, whatever the patience."""
         patience, silence = self.config.patience_seconds, self.config.silence_seconds
-        if purpose is Purpose.POLL:
+        if purpose in (Purpose.POLL, Purpose.STREAM):
             return purpose.read_seconds if silence is None else max(purpose.read_seconds, silence)
         longest = purpose.read_seconds if silence is None else silence
         return longest if patience is None else min(longest, max(SHORTEST_PATIENCE_SECONDS, patience))

@@ -9,8 +9,9 @@ import asyncio
 import itertools
 import logging
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import msgspec
 from tinker_wire import models
 from tinker_wire.api import futures as futures_api
@@ -18,17 +19,28 @@ from tinker_wire.api import sampling as api
 
 from tinker import _tokenizers
 from tinker._futures import Subject
-from tinker._http import RESUBMISSIONS, SAMPLE, SUBMIT, Policy, Purpose, Reply, SampleAdmission, Verdict, judge
+from tinker._http import RESUBMISSIONS, SAMPLE, SUBMIT, Policy, Purpose, Reply, SampleAdmission, Verdict, is_absent, judge
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._sampling.request import SampleOptions
 from tinker._sampling.sources import SamplerSource
+from tinker._sampling.streaming import StreamsAbsent, TokenMailbox, receive_stream
 from tinker._session import ServerConfig, SessionContext, SessionPoller, meter, prompt_use, sample_response
 from tinker._training import PROMPT_TOKEN_NBYTES, chunk_nbytes
-from tinker.errors import APIError, APIStatusError, CircuitOpenError, TinkerError
-from tinker.futures import APIFuture, wait_before
+from tinker.errors import (
+    APIError,
+    APIStatusError,
+    CircuitOpenError,
+    RequestFailedError,
+    SampleStreamError,
+    TinkerError,
+)
+from tinker.futures import APIFuture, failure_of, on_done, wait_before
 from tinker.types.model_input import ModelInput
 from tinker.types.results import SampleResponse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger: logging.Logger = logging.getLogger("tinker")
 
@@ -69,6 +81,12 @@ class Sampler:
         """Sample continuations of the prompt."""
         return run(self._runtime_here(), "sample", self._sample, prompt, options, parent=self.created)
 
+    def stream(self, prompt: ModelInput, options: SampleOptions, to: TokenMailbox) -> APIFuture[None]:
+        """Sample continuations of the prompt, and hand the tokens over as they come; the future is done after the last ones."""
+        future = run(self._runtime_here(), "sample_stream", self._stream, prompt, options, to, parent=self.created)
+        on_done(future, to.events.close)
+        return future
+
     def compute_logprobs(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[list[float | None]]:
         """Return the log-probabilities of the prompt, which the options ask for."""
         runtime = self._runtime_here()
@@ -91,6 +109,13 @@ class Sampler:
         if known is None or _has_failed(known):
             known = self._tokenizer = run(self._runtime_here(), "get_tokenizer", self._find_tokenizer, parent=self.created)
         return known
+
+    def find_tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """Return the tokenizer where it has been loaded; nothing is asked and nothing loaded."""
+        known = self._tokenizer
+        if known is None or not known.done() or known.cancelled() or failure_of(known) is not None:
+            return None
+        return _tokenizers.find_loaded(known.result(0))
 
     def state(self) -> portable.SamplerState:
         """Return the state with which another process makes this sampler again. Blocks until it exists."""
@@ -193,20 +218,56 @@ class Sampler:
                     if judge(error) is not Verdict.RESUBMIT or submissions > RESUBMISSIONS:
                         raise
 
-    async def _submit(
-        self, context: SessionContext, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions
-    ) -> SampleResponse:
+    async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenMailbox) -> None:
+        """Receive a stream; where the server has none, the tokens of an ordinary sample, all at once."""
+        await wait_before(self.created, future)
+        context = await self.runtime.session.ensure_started()
+        if not context.wire.lacks_streams:
+            try:
+                async with context.limits.samples.take():
+                    await self._receive(context, future, prompt, options, to)
+                return
+            except StreamsAbsent:
+                pass
+            except (APIError, RequestFailedError) as error:
+                if to.received_tokens:
+                    reason = f"sample_stream broke off after {to.received_tokens} tokens: {error}"
+                    raise SampleStreamError(reason, to.received_tokens) from error
+                if not is_absent(error):
+                    raise
+        response = await self._sample(future, prompt, options)
+        context.wire.lacks_streams = True  # and does not merely not know the sampler
+        to.put_response(response)
+
+    async def _receive(
+        self, context: SessionContext, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenMailbox
+    ) -> None:
         if (observers := self.runtime.transport.observers).given:
             await self._note_base_model()
-        body = options.to_wire(
+        request = api.stream_sample(self._to_wire(prompt, options))
+        admit = SampleAdmission(context.limits, _prompt_nbytes(prompt))
+        try:
+            await receive_stream(self.runtime.transport, request, self._policy, admit, to)
+        finally:
+            if observers.given and to.received_tokens:
+                use = attrs.evolve(prompt_use(future, prompt), sampled=to.received_tokens)
+                observers.notify(use, future.progress)
+
+    def _to_wire(self, prompt: ModelInput, options: SampleOptions) -> models.SampleRequest:
+        return options.to_wire(
             prompt,
             sampling_session_id=self.session_id,
             seq_id=next(self.numbers),
             record_stability_info=self._record_stability_info,
         )
-        request = api.asample(body, x_tinker_sampling_backpressure="1")
-        nbytes = sum(chunk_nbytes(chunk, PROMPT_TOKEN_NBYTES) for chunk in prompt.chunks)
-        admit = SampleAdmission(context.limits, nbytes)
+
+    async def _submit(
+        self, context: SessionContext, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions
+    ) -> SampleResponse:
+        if (observers := self.runtime.transport.observers).given:
+            await self._note_base_model()
+        request = api.asample(self._to_wire(prompt, options), x_tinker_sampling_backpressure="1")
+        admit = SampleAdmission(context.limits, _prompt_nbytes(prompt))
         completions = self.completions
         with nullcontext(0) if completions is None else completions.submission() as number:
             submission = await self.runtime.transport.send(request, self._policy, purpose=Purpose.SAMPLE, admit=admit)
@@ -259,6 +320,10 @@ class Sampler:
             await self.runtime.transport.send(request, SUBMIT)
         except (APIError, CircuitOpenError) as error:
             logger.debug("cancel of %s: %s", request_id, error)
+
+
+def _prompt_nbytes(prompt: ModelInput) -> int:
+    return sum(chunk_nbytes(chunk, PROMPT_TOKEN_NBYTES) for chunk in prompt.chunks)
 
 
 class _Unsupported(TinkerError, RuntimeError):

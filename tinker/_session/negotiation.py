@@ -1,4 +1,4 @@
-"""Which form training requests take on one server: protobuf or JSON, with sparse tensors or without.
+"""What one server reads: the form of training requests, protobuf or JSON, with sparse tensors or without; and streams.
 
 Results are told apart by their media type.
 """
@@ -40,12 +40,13 @@ class Negotiation:
     Otherwise a server that answers the client configuration gets protobuf (servers of both are of the same age), one that
     does not gets JSON. A refused request may be repeated in another form, until the first success settles it; so may one on
     whose protobuf form the server fails, which settles it when it happens again. Sparse tensors may turn out to be unread
-    later too.
+    later too. ``lacks_streams`` says that the server does not stream samples, which is found out by the first one.
     """
 
     def __init__(self, choice: WireChoice) -> None:
         self._settled = choice != "auto"
         self._failures = 0
+        self.lacks_streams: bool = False
         self.form: WireFormat = WireFormat("json" if choice == "json" else "proto")
 
     @property

@@ -1,8 +1,21 @@
-"""Payload bytes in both directions: JSON and protobuf. No I/O, no clients, no retry."""
+"""Payload bytes in both directions: JSON, protobuf and server-sent events. No I/O, no clients, no retry."""
 
 from __future__ import annotations
 
 from tinker._wire import compression, json, proto
 from tinker._wire.bodies import BUFFERS, INLINE_NBYTES, Piece, as_pieces, slices
+from tinker._wire.events import MEDIA_TYPE as EVENT_STREAM
+from tinker._wire.events import EventDecoder
 
-__all__ = ["BUFFERS", "INLINE_NBYTES", "Piece", "as_pieces", "compression", "json", "proto", "slices"]
+__all__ = [
+    "BUFFERS",
+    "EVENT_STREAM",
+    "EventDecoder",
+    "INLINE_NBYTES",
+    "Piece",
+    "as_pieces",
+    "compression",
+    "json",
+    "proto",
+    "slices",
+]

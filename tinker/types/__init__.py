@@ -168,6 +168,7 @@ from tinker.types.results import (
     SaveWeightsResponse,
     TopkLogprobs,
 )
+from tinker.types.sample_stream_chunk import SampleStreamChunk
 from tinker.types.tensor_data import TensorData
 from tinker.types.unions import (
     BillingEventInfo,
@@ -300,6 +301,7 @@ __all__ = [
     "RequestID",
     "SampleRequest",
     "SampleResponse",
+    "SampleStreamChunk",
     "SampledProvenanceSpan",
     "SampledSequence",
     "SamplingClientKind",

@@ -83,3 +83,23 @@ def asample(
         headers=header_values(("X-Tinker-Sampling-Backpressure", x_tinker_sampling_backpressure)),
         body=body,
     )
+
+
+def stream_sample(body: models.SampleRequest) -> Request[models.SampleStreamEvent]:
+    """Sample continuations of a prompt, and get the tokens as they are drawn.
+
+    Takes what `asample` takes, but for scores of the prompt and tables of likely tokens. The answer is a stream of
+    server-sent events; the data of each is JSON. Tokens of several samples come in any order. The last event is of
+    type `done` or `failed`; a stream that ends without one broke off. Comments keep the connection alive while
+    nothing is drawn. A client that closes the connection ends the work.
+
+    `POST /api/v1/stream_sample`; servers may lack it.
+    """
+    return Request(
+        operation="stream_sample",
+        method="POST",
+        path="/api/v1/stream_sample",
+        reply=models.SampleStreamEvent,
+        body=body,
+        accepts=("text/event-stream",),
+    )

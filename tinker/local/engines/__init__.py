@@ -36,6 +36,7 @@ from tinker.local.engines.protocol import (
     PromptTargets,
     SampleJob,
     SampleResult,
+    TokenListener,
     TrainingExample,
 )
 from tinker.local.engines.sample_inputs import check_job, noise_seed
@@ -60,6 +61,7 @@ __all__ = [
     "PromptTargets",
     "SampleJob",
     "SampleResult",
+    "TokenListener",
     "TrainingExample",
     "check_data",
     "check_datum",

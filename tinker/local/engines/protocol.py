@@ -78,6 +78,14 @@ class PromptTargets:
     tokens: NDArray[np.int64]
 
 
+class TokenListener(Protocol):
+    """Is handed the tokens of one job as they are drawn, in the engine's thread."""
+
+    def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
+        """Take a token of the sample ``index``, the last one with its reason; False: nobody wants more of this job."""
+        ...
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class SampleJob:
     """``num_samples`` continuations of one prompt.
@@ -87,7 +95,8 @@ class SampleJob:
     or None for the model's own end of text; an empty list disables every stop. The stop that ended a sequence is part of it.
     ``topk_prompt_logprobs`` and ``topk_sample_logprobs`` 0 mean: not wanted. ``prompt_targets`` None means: score none.
     ``prompt_alternatives`` tokens are drawn at each prompt position but the first, with replacement and at ``temperature``,
-    from the whole distribution; they change nothing about the continuations.
+    from the whole distribution; they change nothing about the continuations. ``listener`` None means that only the result
+    counts. A continuation that its listener ended is as long as it was then.
     """
 
     tokens: Int32
@@ -104,6 +113,7 @@ class SampleJob:
     topk_sample_logprobs: int = 0
     prompt_targets: PromptTargets | None = None
     prompt_alternatives: int = 0
+    listener: TokenListener | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -5,13 +5,23 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 
+from starlette.responses import Response, StreamingResponse
 from tinker_wire import models
 
 from tinker.local.call import APICall
 from tinker.local.engines import Engine, EngineError, SampleJob, SampleResult
 from tinker.local.errors import APIProblem
 from tinker.local.naming import check_base_model, tokenizer_for, visible_name
-from tinker.local.operations import count_prompt_tokens, count_tokens, to_job, to_response
+from tinker.local.operations import (
+    EVENT_STREAM,
+    STREAM_HEADERS,
+    TokenStream,
+    check_stream,
+    count_prompt_tokens,
+    count_tokens,
+    to_job,
+    to_response,
+)
 from tinker.local.scheduling import SampleTask, fingerprint
 from tinker.local.state import State
 from tinker.local.storage import (
@@ -144,6 +154,30 @@ def _enqueue(
         state.notify()
         request_id = future.request_id
     return models.UntypedAPIFuture(request_id=request_id, sample_sequence_ids=sequence_ids)
+
+
+async def stream_sample(state: State, call: APICall) -> Response:
+    """Sample, and hand out the tokens as the engine draws them. A client that goes ends the work."""
+    request = call.read(models.SampleRequest)
+    check_stream(request, state.settings.max_samples)
+    engine = await state.engine()
+    with state.lock:
+        state.require_open()
+        if request.sampling_session_id is None:
+            weights, base_model = _find_source(state, engine, request.base_model, request.model_path)
+            key: UsageKey = (None, None, base_model)
+        else:
+            sampler = state.store.sampler(request.sampling_session_id)
+            assert sampler.weights is not None
+            weights, key = sampler.weights, sampler.session.usage_key(sampler.base_model)
+        stream = TokenStream()
+        future = state.futures.open(f"stream:{uuid.uuid4()}", b"")
+        tokens = count_tokens(request, engine.max_context_length)
+        names = [str(index) for index in range(request.num_samples)]
+        result = _response_maker(state, request, key, names)
+        state.samples.put(SampleTask(future, tokens, stream.job_maker(_job_maker(request, weights)), result, stream.begin))
+        state.notify()
+    return StreamingResponse(stream.events(state, future), media_type=EVENT_STREAM, headers=STREAM_HEADERS)
 
 
 def _completion_logger(log: CompletionLog) -> Callable[[ServerFuture], None]:

@@ -12,14 +12,22 @@ from tinker.local.scheduling.steps import OpenEngine, Step, to_failure
 from tinker.local.storage import FutureStore, RequestResult, ServerFuture
 
 
+def _do_nothing() -> None:
+    return None
+
+
 @attrs.frozen(eq=False)
 class SampleTask:
-    """One sample request: ``tokens`` is its size, ``job`` makes the engine's job, ``result`` converts the engine's result."""
+    """One sample request: ``tokens`` is its size, ``job`` makes the engine's job, ``result`` converts the engine's result.
+
+    ``begin`` is called whenever the engine begins with it, which may be more than once.
+    """
 
     future: ServerFuture
     tokens: int
     job: Callable[[Engine], SampleJob]
     result: Callable[[SampleResult], RequestResult]
+    begin: Callable[[], None] = _do_nothing
 
 
 class SampleQueue:
@@ -63,6 +71,8 @@ class SampleQueue:
     def _run(self, ready: list[tuple[SampleTask, SampleJob]], open_engine: OpenEngine) -> None:
         """Sample a batch. The fault of one job fails the whole batch in the engine, so after one each job runs alone."""
         try:
+            for sampling, _ in ready:
+                sampling.begin()
             results = open_engine().sample([job for _, job in ready])
             outcomes = [sampling.result(result) for (sampling, _), result in zip(ready, results, strict=True)]
         except EngineError as error:

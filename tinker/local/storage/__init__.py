@@ -17,6 +17,7 @@ from tinker.local.storage.checkpoints import LEFTOVERS, RECORD_FILE, Checkpoints
 from tinker.local.storage.completions import Completion, CompletionLog
 from tinker.local.storage.exports import TraceExports
 from tinker.local.storage.links import FILES_PATH, Links
+from tinker.local.storage.notifier import Notifier
 from tinker.local.storage.owners import FOLDER, Owner
 from tinker.local.storage.results import FutureStore, RequestFailure, RequestOutcome, RequestResult, ServerFuture
 from tinker.local.storage.sessions import MAX_CLIENTS, LoadWeights, ModelRecord, SamplerRecord, SessionEnd, SessionRecord
@@ -48,6 +49,7 @@ __all__ = [
     "LoadWeights",
     "MAX_CLIENTS",
     "ModelRecord",
+    "Notifier",
     "OWNER",
     "Owner",
     "RECORD_FILE",

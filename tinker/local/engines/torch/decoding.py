@@ -51,6 +51,7 @@ class DecodingRun:
     job: SampleJob
     stops: Stops
     noise: NDArray[np.float64]
+    index: int = 0
     tokens: list[int] = attrs.Factory(list)
     logprobs: list[float] = attrs.Factory(list)
     topk_ids: list[NDArray[np.int32]] = attrs.Factory(list)
@@ -64,6 +65,9 @@ class DecodingRun:
             self.stop_reason = "stop"
         elif len(self.tokens) >= self.job.max_tokens:
             self.stop_reason = "length"
+        listener = self.job.listener
+        if listener is not None and not listener.take(self.index, token, logprob, self.stop_reason):
+            self.stop_reason = self.stop_reason or "length"
 
     def continuation(self) -> Continuation:
         shape = (len(self.topk_ids), self.job.topk_sample_logprobs)
@@ -81,7 +85,8 @@ def start_runs(job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> l
     seed = noise_seed(job)
     stops = Stops(job.stop, end_of_text, decode)
     return [
-        DecodingRun(job, stops, np.random.default_rng([seed, index]).random(job.max_tokens)) for index in range(job.num_samples)
+        DecodingRun(job, stops, np.random.default_rng([seed, index]).random(job.max_tokens), index)
+        for index in range(job.num_samples)
     ]
 
 

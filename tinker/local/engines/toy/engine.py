@@ -242,7 +242,7 @@ class ToyEngine:
 
     def _sample(self, job: SampleJob, weights: ToyWeights) -> SampleResult:
         seed = noise_seed(job)
-        sequences = [self._continue(job, weights, np.random.default_rng([seed, index])) for index in range(job.num_samples)]
+        sequences = [self._continue(job, weights, seed, index) for index in range(job.num_samples)]
         topk = self._topk(weights, job.tokens, job.topk_prompt_logprobs, prompt=True)
         return SampleResult(
             sequences=sequences,
@@ -252,8 +252,8 @@ class ToyEngine:
             alternatives=self._alternatives(weights, job, seed),
         )
 
-    def _continue(self, job: SampleJob, weights: ToyWeights, rng: np.random.Generator) -> Continuation:
-        noise: list[float] = rng.random(job.max_tokens).tolist()
+    def _continue(self, job: SampleJob, weights: ToyWeights, seed: int, number: int) -> Continuation:
+        noise: list[float] = np.random.default_rng([seed, number]).random(job.max_tokens).tolist()
         last, tokens, logprobs, reason = int(job.tokens[-1]), list[int](), list[float](), "length"
         while len(tokens) < job.max_tokens:
             cumulative, ids = self._cumulative(weights, last, job)
@@ -262,8 +262,12 @@ class ToyEngine:
             tokens.append(following)
             logprobs.append(float(self._row(weights, last)[following]))
             last = following
-            if has_stopped(tokens, job.stop):
-                reason = "stop"
+            ended = has_stopped(tokens, job.stop)
+            reason = "stop" if ended else "length"
+            is_last = ended or len(tokens) == job.max_tokens
+            if job.listener is not None and not job.listener.take(number, following, logprobs[-1], reason if is_last else None):
+                break
+            if ended:
                 break
         history = np.array([job.tokens[-1], *tokens], np.int32)
         return Continuation(

@@ -1,0 +1,109 @@
+"""The way to the server of this process. Answers that are streams of events come piece by piece; httpx waits for all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, MutableMapping
+from typing import Any
+from urllib.parse import unquote
+
+import httpx
+
+from tinker._wire import EVENT_STREAM
+
+
+class InProcessTransport(httpx.AsyncBaseTransport):
+    """An ASGI application as a transport."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._whole = httpx.ASGITransport(app)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Hand the request to the application."""
+        if EVENT_STREAM not in request.headers.get("accept", ""):
+            return await self._whole.handle_async_request(request)
+        exchange = _StreamedExchange(await request.aread())
+        task = asyncio.create_task(self._app(_scope(request), exchange.receive, exchange.send))
+        task.add_done_callback(exchange.end)
+        try:
+            await exchange.begun.wait()
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if exchange.status == 0:
+            await task
+            raise RuntimeError("the application gave no answer")
+        return httpx.Response(exchange.status, headers=exchange.headers, stream=_StreamedBody(exchange, task))
+
+
+class _StreamedExchange:
+    """The application's side of one request."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: bytes | None = body
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.begun = asyncio.Event()
+        self.gone = asyncio.Event()
+        self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the whole body; later that the client is gone, once it is."""
+        if self._body is None:
+            await self.gone.wait()
+            return {"type": "http.disconnect"}
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Take the head of the answer, or a part of its body."""
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], list(message.get("headers", ()))
+            self.begun.set()
+        elif part := message.get("body", b""):
+            self.parts.put_nowait(part)
+
+    def end(self, _: object) -> None:
+        """Note that the application is done."""
+        self.begun.set()
+        self.parts.put_nowait(None)
+
+
+class _StreamedBody(httpx.AsyncByteStream):
+    """The parts of an answer as they come; closing it ends the application's work."""
+
+    def __init__(self, exchange: _StreamedExchange, task: asyncio.Task[None]) -> None:
+        self._exchange, self._task = exchange, task
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while (part := await self._exchange.parts.get()) is not None:
+            yield part
+        if not self._task.cancelled() and (error := self._task.exception()) is not None:
+            raise httpx.ReadError(f"the application failed: {error}") from error
+
+    async def aclose(self) -> None:
+        """Tell the application that the client is gone, and wait for its end."""
+        self._exchange.gone.set()
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await self._task
+
+
+def _scope(request: httpx.Request) -> dict[str, Any]:
+    raw_path = request.url.raw_path.partition(b"?")[0]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": request.method,
+        "headers": [(name.lower(), value) for name, value in request.headers.raw],
+        "scheme": request.url.scheme,
+        "path": unquote(raw_path.decode("ascii")),
+        "raw_path": raw_path,
+        "query_string": request.url.query,
+        "server": (request.url.host, request.url.port),
+        "client": ("127.0.0.1", 123),
+        "root_path": "",
+    }

@@ -1,0 +1,67 @@
+"""What one thread puts in and others take out, blocking or awaiting. It ends when its future is done."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """Items in order, each for one taker."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._items: deque[T] = deque()
+        self._wakers: list[Callable[[], None]] = []
+        self._closed = False
+
+    def put(self, item: T) -> None:
+        """Put an item in; never blocks."""
+        with self._changed:
+            self._items.append(item)
+            self._wake_all()
+
+    def close(self, _: object = None) -> None:
+        """End: what is in it can be taken, and then there is nothing more."""
+        with self._changed:
+            self._closed = True
+            self._wake_all()
+
+    def take(self, timeout: float | None = None) -> T | None:
+        """Return the next item, None when there are no more. Blocks; TimeoutError after so many seconds."""
+        with self._changed:
+            if not self._changed.wait_for(self._is_ready, timeout):
+                raise TimeoutError
+            return self._items.popleft() if self._items else None
+
+    async def take_async(self) -> T | None:
+        """Return the next item, None when there are no more."""
+        while True:
+            with self._changed:
+                if self._is_ready():
+                    return self._items.popleft() if self._items else None
+                event = asyncio.Event()
+                self._wakers.append(partial(_set_event, asyncio.get_running_loop(), event))
+            await event.wait()
+
+    def _is_ready(self) -> bool:
+        return bool(self._items) or self._closed
+
+    def _wake_all(self) -> None:
+        self._changed.notify_all()
+        wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+
+
+def _set_event(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:
+        pass  # that loop is closed; nobody waits any more

@@ -1,0 +1,162 @@
+"""Samples that are handed out token by token: from the engine's thread to the client, as server-sent events.
+
+The engine takes no notice of how fast a client reads: what it has drawn waits here, and what was drawn meanwhile goes as one
+event. A client that is gone ends the work at the next token.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterable
+
+import attrs
+from tinker_wire import models
+
+from tinker._wire import json
+from tinker.local.engines import Engine, EngineError, SampleJob, noise_seed
+from tinker.local.errors import APIProblem
+from tinker.local.state import State
+from tinker.local.storage import Notifier, RequestFailure, RequestOutcome, ServerFuture
+from tinker.types.results import SampleResponse
+
+EVENT_STREAM = "text/event-stream"
+STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+#: Clients give up a connection that is silent for a minute.
+KEEP_ALIVE_SECONDS = 10.0
+KEEP_ALIVE = b": waiting\n\n"
+_CANCELLED = RequestFailure("the client closed the stream", "user")
+
+
+def check_stream(request: models.SampleRequest, max_samples: int) -> None:
+    """Raise APIProblem 400 for a number of samples that is out of range, and for scores, which are not streamed."""
+    if not 1 <= request.num_samples <= max_samples:
+        raise APIProblem(400, f"num_samples is {request.num_samples}; it must be 1 to {max_samples}")
+    wanted = {
+        "prompt_logprobs": request.prompt_logprobs,
+        "topk_prompt_logprobs": request.topk_prompt_logprobs,
+        "topk_sample_logprobs": request.topk_sample_logprobs,
+        "target_prompt_logprobs": request.target_prompt_logprobs is not None,
+        "prompt_alt_tokens_k": request.prompt_alt_tokens_k,
+    }
+    if named := [name for name, value in wanted.items() if value]:
+        raise APIProblem(400, f"{', '.join(named)} cannot be streamed; use asample")
+
+
+@attrs.frozen
+class DrawnToken:
+    """One token of the sample ``index``; ``stop_reason`` is that of its last one."""
+
+    index: int
+    token: int
+    logprob: float
+    stop_reason: str | None
+
+
+class TokenStream:
+    """The tokens of one request, between the engine's thread, which puts them in, and the loop of the connection.
+
+    The engine may begin with a job again, when another job of its batch had a fault. With the same noise it draws the same
+    tokens then, of which those that were handed out already are left out.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._notifier = Notifier()
+        self._waiting: list[DrawnToken] = []
+        self._taken: dict[int, list[int]] = {}
+        self._places: dict[int, int] = {}
+        self._closed = False
+
+    # In the engine's thread
+
+    def job_maker(self, make: Callable[[Engine], SampleJob]) -> Callable[[Engine], SampleJob]:
+        """Return what makes the job that is listened to, with noise that is the same each time."""
+
+        def make_listened(engine: Engine) -> SampleJob:
+            job = make(engine)
+            return attrs.evolve(job, seed=noise_seed(job), listener=self)
+
+        return make_listened
+
+    def begin(self) -> None:
+        """Take every token from the first one on."""
+        self._places.clear()
+
+    def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
+        """Take the next token of a sample; False when the client is gone."""
+        taken, place = self._taken.setdefault(index, []), self._places.get(index, 0)
+        self._places[index] = place + 1
+        if place < len(taken):
+            if taken[place] != token:
+                raise EngineError("the sample had to begin again and took another way; ask for it again")
+            return not self._closed
+        taken.append(token)
+        with self._lock:
+            self._waiting.append(DrawnToken(index, token, logprob, stop_reason))
+        self._notifier.notify_all()
+        return not self._closed
+
+    # On the loop of the connection
+
+    async def events(self, state: State, future: ServerFuture) -> AsyncGenerator[bytes]:
+        """Yield the events of the stream until its last one. Closing it ends the work."""
+        future.on_done = lambda _: self._notifier.notify_all()
+        try:
+            while True:
+                await self._notifier.wait(lambda: bool(self._waiting) or future.outcome is not None, KEEP_ALIVE_SECONDS)
+                outcome, drawn = future.outcome, self._drain()
+                if not drawn and outcome is None:
+                    yield KEEP_ALIVE
+                for event in _merge(drawn):
+                    yield _encode(event)
+                if outcome is not None:
+                    for event in self._last_events(outcome):
+                        yield _encode(event)
+                    return
+        finally:
+            self._close(state, future)
+
+    def _close(self, state: State, future: ServerFuture) -> None:
+        self._closed = True
+        with state.lock:
+            state.samples.drop(future)
+        state.futures.resolve(future, _CANCELLED)
+        state.futures.release(future.request_id)
+
+    def _drain(self) -> list[DrawnToken]:
+        with self._lock:
+            drawn, self._waiting = self._waiting, []
+        return drawn
+
+    def _last_events(self, outcome: RequestOutcome) -> Iterable[models.SampleStreamEvent]:
+        """Return the ends of samples without a token, and the end of the stream."""
+        if isinstance(outcome, RequestFailure):
+            return [models.SampleStreamEvent(type="failed", error=outcome.error, category=outcome.category)]
+        assert isinstance(outcome, SampleResponse)
+        empty = [
+            models.SampleStreamEvent(type="tokens", index=index, stop_reason=sequence.stop_reason)
+            for index, sequence in enumerate(outcome.sequences)
+            if index not in self._taken
+        ]
+        return [*empty, models.SampleStreamEvent(type="done")]
+
+
+def _merge(drawn: Iterable[DrawnToken]) -> list[models.SampleStreamEvent]:
+    """Return one event for each sample, in the order of their first tokens."""
+    by_index: dict[int, list[DrawnToken]] = {}
+    for one in drawn:
+        by_index.setdefault(one.index, []).append(one)
+    return [
+        models.SampleStreamEvent(
+            type="tokens",
+            index=index,
+            tokens=[one.token for one in tokens],
+            logprobs=[one.logprob for one in tokens],
+            stop_reason=tokens[-1].stop_reason,
+        )
+        for index, tokens in by_index.items()
+    ]
+
+
+def _encode(event: models.SampleStreamEvent) -> bytes:
+    return b"data: " + json.encode(event) + b"\n\n"

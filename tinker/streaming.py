@@ -1,0 +1,144 @@
+"""SampleStream: samples as their tokens are drawn, for `for` and for `async for`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tinker_wire import models
+
+from tinker._loop import loop_thread
+from tinker._sampling import TokenMailbox
+from tinker.types.sample_stream_chunk import SampleStreamChunk
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from tinker.futures import APIFuture
+
+__all__ = ["SampleStream", "TokenDecoder"]
+
+_UNFINISHED = "\ufffd"  # what decoders write for a character whose last bytes are missing
+
+
+class TokenDecoder(Protocol):
+    """Turn tokens into text, as the tokenizers of transformers do."""
+
+    def decode(self, token_ids: Any, /) -> Any:
+        """Return the text of a list of token ids."""
+        ...
+
+
+class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]):
+    """Iterate over the chunks of one or more samples, in the order in which they come.
+
+    Made by ``SamplingClient.sample_stream``, and under way at once. Use it with ``for`` or with ``async for``, from one thread
+    or task at a time. Leaving the loop early does not end the work: close the stream, or use it in a ``with`` block. A stream
+    that is dropped is closed.
+
+    A failure before the first token is raised as that of ``sample``; a later one is SampleStreamError, which says how many
+    tokens came.
+
+    >>> import tinker
+    >>> sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(base_model="tinker/toy")
+    >>> prompt = tinker.ModelInput.from_ints([72, 105])
+    >>> with sampler.sample_stream(prompt, 1, tinker.SamplingParams(max_tokens=5, stop=[])) as stream:
+    ...     sum(len(chunk.tokens) for chunk in stream)
+    5
+    """
+
+    def __init__(self, future: APIFuture[None], mailbox: TokenMailbox, tokenizer: TokenDecoder | None) -> None:
+        self._future, self._mailbox, self._tokenizer = future, mailbox, tokenizer
+        self._texts: dict[int, _Text] = {}
+        self._close = weakref.finalize(self, future.cancel)
+        self._close.atexit = False
+
+    def __repr__(self) -> str:
+        state = "ended" if self._future.done() else "under way"
+        return f"<SampleStream {state}, {self._mailbox.received_tokens} tokens>"
+
+    @property
+    def received_tokens(self) -> int:
+        """Return how many tokens have come so far, those that were not taken yet included."""
+        return self._mailbox.received_tokens
+
+    def close(self) -> None:
+        """End the stream, and with it the server's work. What has come already can still be taken."""
+        self._close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> SampleStreamChunk:
+        if not self._future.done() and loop_thread().is_current():
+            raise RuntimeError("sample_stream: blocking here would stop all I/O; use async for")
+        event = self._mailbox.events.take()
+        if event is None:
+            self._raise_failure()
+            raise StopIteration
+        return self._to_chunk(event)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SampleStreamChunk:
+        event = await self._mailbox.events.take_async()
+        if event is None:
+            self._raise_failure()
+            raise StopAsyncIteration
+        return self._to_chunk(event)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _raise_failure(self) -> None:
+        if not self._future.cancelled():
+            self._future.result(0)
+
+    def _to_chunk(self, event: models.SampleStreamEvent) -> SampleStreamChunk:
+        return SampleStreamChunk(
+            index=event.index,
+            tokens=event.tokens,
+            logprobs=event.logprobs if len(event.logprobs) == len(event.tokens) else None,
+            text=None if self._tokenizer is None else self._complete_text(self._tokenizer, event),
+            stop_reason=event.stop_reason,
+        )
+
+    def _complete_text(self, tokenizer: TokenDecoder, event: models.SampleStreamEvent) -> str:
+        text = self._texts.setdefault(event.index, _Text(tokenizer))
+        return text.add(event.tokens, is_last=event.stop_reason is not None)
+
+
+class _Text:
+    """The text of one sample so far. A token is decoded with those of the chunk before it, as its text may depend on them."""
+
+    def __init__(self, tokenizer: TokenDecoder) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def add(self, tokens: list[int], *, is_last: bool) -> str:
+        """Return the text that these tokens complete."""
+        self._pending += tokens
+        before = self._decode(self._context)
+        text = self._decode(self._context + self._pending)[len(before) :]
+        if text.endswith(_UNFINISHED) and not is_last:
+            return ""
+        self._context, self._pending = self._pending or self._context, []
+        return text
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens)) if tokens else ""
