@@ -233,6 +233,6 @@ def test_tables() -> None:
     shown = console.export_text()
     assert "1,234" in shown
     assert "[red]length" in shown
-    html = metrics._repr_html_()
+    html = metrics._repr_html_()  # pyright: ignore[reportPrivateUsage]
     assert "&lt;i&gt;" in html
     assert "0.5000 s" in html

@@ -22,7 +22,7 @@ SECRETS = (KEY, "hush", JWT, "aHVzaC1zaWduYXR1cmU")
 
 
 def redactor(**fields: Any) -> Redactor:
-    given = {"method": "POST", "url": "https://host/api/v1/x", "headers": {"X-API-Key": KEY}, **fields}
+    given: dict[str, Any] = {"method": "POST", "url": "https://host/api/v1/x", "headers": {"X-API-Key": KEY}, **fields}
     return Redactor(PreparedRequest(**given))
 
 

@@ -214,8 +214,9 @@ def test_tables(connect: Connect) -> None:
     usage = Usage()
     usage(TokensUsed(operation="<b>", base_model="m", trained=1234))
     assert usage.__rich__().row_count == 1
-    assert "&lt;b&gt;" in usage._repr_html_()
-    assert "1,234" in usage._repr_html_()
+    html = usage._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert "&lt;b&gt;" in html
+    assert "1,234" in html
     assert "1234" in repr(usage)
     with pytest.raises(ValueError, match="name must be base_model"):
         usage.by("model")  # type: ignore[arg-type]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -65,7 +66,8 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
 def test_what_cannot_be_right(name: str, value: Any, error: type[Exception], match: str) -> None:
     """A wrong setting is refused where it is given, whether loaded, constructed or changed."""
     given = {name: value}
-    for make in (load_config, Config, lambda **given: override(Config(), **given)):
+    makers: tuple[Callable[..., Config], ...] = (load_config, Config, partial(override, Config()))
+    for make in makers:
         with pytest.raises(error, match=match):
             make(**given)
 

@@ -66,7 +66,7 @@ def _setting(variable: str, meaning: str, *, argument: str | None = None, defaul
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, numbers.Real)
 
 
 def check_seconds(name: str, value: object, *, positive: bool = False) -> None:
@@ -124,6 +124,10 @@ def _validate_alone(check: Callable[[Any], None]) -> Callable[[Any, attrs.Attrib
 def identify() -> dict[str, str]:
     """Return the header that says which client this is."""
     return {"User-Agent": f"tinker-open-client/{__version__} Python/{platform.python_version()}"}
+
+
+def _identify_too(headers: Mapping[str, str]) -> dict[str, str]:
+    return {**identify(), **headers}
 
 
 @attrs.frozen(kw_only=True)
@@ -208,7 +212,7 @@ class Config:
         default_text="none",
         factory=dict,
         repr=False,
-        converter=lambda headers: {**identify(), **headers},
+        converter=_identify_too,
         validator=_validate_alone(check_headers),
     )
     query: Mapping[str, str] = _setting(
