@@ -19,6 +19,7 @@ from tinker.types.tensor_data import TensorData, dimensions
 
 if TYPE_CHECKING:
     from tinker._sampling import SampleOptions
+    from tinker.observing import Observer
 
 # Of each loss whose definition is public, the inputs it needs and all it knows; a loss not named here may have any.
 LOSS_INPUTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -217,7 +218,14 @@ def check_model_path(path: str) -> None:
         raise ValueError(f"model_path must be a checkpoint path such as {SCHEME}<run>/sampler_weights/<name>, got {path!r}")
 
 
-def check_observer(observer: object) -> None:
-    """Raise TypeError unless an observer can be called."""
-    if not callable(observer):
+def check_observer(observer: Observer) -> Observer:
+    """Return the observer. TypeError unless it can be called."""
+    if not callable(observer):  # pyright: ignore[reportUnnecessaryComparison]
         raise TypeError(f"an observer must be a function of one event, got {type(observer).__name__}")
+    return observer
+
+
+def check_type(name: str, value: object, kind: type) -> None:
+    """Raise TypeError unless the value is None or of its kind."""
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")

@@ -18,7 +18,7 @@ from tinker._http import ONE_SHOT, SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
 from tinker._training import NewAdapter, SavedAdapter, TrainingRun, create_handle, trace
-from tinker._validate import check_model_path, check_observer
+from tinker._validate import check_model_path, check_observer, check_type
 from tinker.circuit_breaker import CircuitBreaker, registry_of
 from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import ClientClosedError
@@ -106,14 +106,12 @@ class ServiceClient:
     ) -> None:
         older = read_older_arguments(kwargs, stacklevel=3)
         check_given(base_url=base_url, api_key=api_key, patience_seconds=patience_seconds)
-        if circuit_breaker is not None and not isinstance(circuit_breaker, CircuitBreaker):
-            raise TypeError(f"circuit_breaker must be a CircuitBreaker, got {type(circuit_breaker).__name__}")
-        if config is not None and not isinstance(config, Config):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"config must be a tinker.Config, got {type(config).__name__}")
+        check_type("circuit_breaker", circuit_breaker, CircuitBreaker)
+        check_type("config", config, Config)
         choose = load_config if config is None else partial(override, config)
 
         def load() -> Config:  # a function, as the repr of a partial would show the key
-            loaded = choose(
+            return choose(
                 base_url=base_url,
                 api_key=api_key,
                 project_id=project_id,
@@ -123,16 +121,15 @@ class ServiceClient:
                 patience_seconds=patience_seconds,
                 fail_fast=fail_fast,
                 telemetry=telemetry,
+                max_retries=older.max_retries,
+                silence_seconds=older.silence_seconds,
             )
-            return older.apply(loaded)
 
         self._config = load
         self._description = Description(user_metadata=dict(user_metadata or {}), display_name=display_name)
         self._transport = transport or older.transport
         self._clock = clock
-        self._observers = tuple(observers)
-        for observer in self._observers:
-            check_observer(observer)
+        self._observers = tuple(check_observer(observer) for observer in observers)
         self._circuits = None if circuit_breaker is None else registry_of(circuit_breaker)
         self._opened: Runtime | None = None
         self._closed = False
@@ -394,9 +391,8 @@ class ServiceClient:
         Raises:
             TypeError: It cannot be called.
         """
-        check_observer(observer)
         with self._lock:
-            self._observers = (*self._observers, observer)
+            self._observers = (*self._observers, check_observer(observer))
             if self._opened is not None:
                 self._opened.transport.observers.add(observer)
 

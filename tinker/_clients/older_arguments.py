@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast
 
 import attrs
 
-from tinker._config import Config
 from tinker._http import wrap_client
 
 if TYPE_CHECKING:
@@ -34,12 +33,6 @@ class OlderArguments:
         """Return these headers and the newer ones, which win, in whatever case their names are."""
         named = {name.lower() for name in newer or ()}
         return {**{name: value for name, value in self.headers.items() if name.lower() not in named}, **(newer or {})}
-
-    def apply(self, config: Config) -> Config:
-        """Return the settings with the limits that were given."""
-        silence = config.silence_seconds if self.silence_seconds is None else self.silence_seconds
-        retries = config.max_retries if self.max_retries is None else self.max_retries
-        return attrs.evolve(config, silence_seconds=silence, max_retries=retries)
 
 
 def read_older_arguments(given: dict[str, object], *, stacklevel: int) -> OlderArguments:
