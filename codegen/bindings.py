@@ -14,7 +14,7 @@ from openapi_python_client.parser.errors import GeneratorError
 from openapi_python_client.strings import PythonIdentifier
 
 from codegen.client_methods import ClientMethod, read_client_methods
-from codegen.document import COMPONENTS, DOCUMENT, DocumentNode, Refusal, is_list, is_mapping
+from codegen.document import COMPONENTS, DOCUMENT, MULTIPART, DocumentNode, Refusal, is_list, is_mapping
 from codegen.limits import Constant, read_limits
 from codegen.operations import JSON, OperationSpec, read_operations
 from codegen.schemas import Models, read_models
@@ -140,7 +140,9 @@ def binary_media_types(value: Any) -> dict[str, str]:
     if not is_mapping(value):
         return {}
     content = value.get("content")
-    here = {name: "application/octet-stream" for name in content if name != JSON} if is_mapping(content) else {}
+    here = (
+        {name: "application/octet-stream" for name in content if name not in (JSON, MULTIPART)} if is_mapping(content) else {}
+    )
     return here | merge(binary_media_types(item) for item in value.values())
 
 

@@ -12,6 +12,8 @@ from typing import Any, TypeGuard, TypeVar
 
 Result = TypeVar("Result")
 
+MULTIPART = "multipart/form-data"
+
 #: Keywords that explain and change nothing about what is generated.
 DOCUMENTATION = frozenset({"description", "summary", "deprecated", "example", "examples", "externalDocs", "x-evidence"})
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from codegen.document import (
     MEDIA_TYPE,
     METHODS,
+    MULTIPART,
     OPERATION,
     PARAMETER,
     PATH_ITEM,
@@ -29,7 +30,7 @@ JSON = "application/json"
 #: Its schema is the record in the data of each event.
 EVENTS = "text/event-stream"
 #: Names that a generated function uses itself; a parameter of that name would shadow them.
-TAKEN = frozenset({"body", "expected", "models", "datetime", "Request", "Binary", "Sequence", "T"})
+TAKEN = frozenset({"body", "expected", "models", "datetime", "Request", "Binary", "Sequence", "T", "form_body"})
 
 PythonName = Callable[[str], str]
 
@@ -91,8 +92,12 @@ class OperationSpec:
         return "T" if self.expected else f"models.{self.reply}" if self.reply else "None"
 
     @property
+    def multipart(self) -> bool:
+        return MULTIPART in self.request_media_types
+
+    @property
     def binary(self) -> bool:
-        return any(name != JSON for name in self.request_media_types)
+        return any(name not in (JSON, MULTIPART) for name in self.request_media_types)
 
     @property
     def accepts(self) -> tuple[str, ...]:
@@ -308,10 +313,23 @@ def read_body(node: DocumentNode) -> tuple[str | None, tuple[str, ...]]:
     body.only(REQUEST_BODY, "a request body")
     if not body.flag("required"):
         raise body.refusal("a request body needs `required: true`")
+    if MULTIPART in body["content"]:
+        return record_name(body, read_form(body["content"])), (MULTIPART,)
     name, media_types = read_content(body["content"])
     if name is None or EVENTS in media_types:
         raise body["content"].refusal(f"a request body needs {JSON}")
     return record_name(body, name), media_types
+
+
+def read_form(content: DocumentNode) -> str:
+    """Return the schema of a form, which has no other media type."""
+    if len(content.mapping()) > 1:
+        raise content.refusal(f"{MULTIPART} stands alone")
+    media = content[MULTIPART]
+    media.only(MEDIA_TYPE, "a media type")
+    if "schema" not in media:
+        raise media.refusal("a schema is missing")
+    return json_schema(media["schema"])
 
 
 def read_content(content: DocumentNode) -> tuple[str | None, tuple[str, ...]]:

@@ -23,13 +23,14 @@ from codegen.document import (
     is_list,
     is_mapping,
 )
+from codegen.forms import annotate_file, check_form_property, form_schemas, is_file
 from codegen.python_defaults import source_of
 from codegen.python_types import annotate, is_nullable, nullable_ref, types_of, with_none
 from codegen.unions import discriminator, is_union, mandatory_names, members, refs
 
 #: Names that annotations and factories in models.py use; a schema or field of that name would shadow them.
 TAKEN = frozenset(
-    {"Any", "Annotated", "ClassVar", "Literal", "Sequence", "TypeAlias", "datetime", "msgspec", "property", "None"}
+    {"Any", "Annotated", "ClassVar", "Literal", "Sequence", "TypeAlias", "datetime", "msgspec", "property", "None", "Upload"}
     | {"bool", "bytes", "dict", "float", "int", "list", "str", "tuple"}
 )
 
@@ -137,13 +138,15 @@ class SchemaIndex:
     tags: dict[str, tuple[str, str]] = field(default_factory=lambda: dict[str, tuple[str, str]]())
     #: Open unions by name.
     open_unions: dict[str, OpenUnion] = field(default_factory=lambda: dict[str, OpenUnion]())
+    #: Schemas that are the bodies of forms; only these have files.
+    forms: frozenset[str] = frozenset()
     #: Record name -> the module from which users import it.
     public: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
 
 
 def read_models(root: DocumentNode, refusals: list[Refusal], public: Mapping[str, str] | None = None) -> Models:
     """Read all schemas of the document; `public` says from which modules users import which records."""
-    index = SchemaIndex(sent=schemas_in_requests(root), public=public or {})
+    index = SchemaIndex(sent=schemas_in_requests(root), forms=form_schemas(root), public=public or {})
     schemas = root["components"]["schemas"]
     each(schemas.items(), lambda name, node: note_union(name, node, index), refusals)
     return Models(in_order(each(schemas.items(), lambda name, node: read_schema(name, node, index), refusals)))
@@ -292,7 +295,9 @@ def read_record(name: str, node: DocumentNode, index: SchemaIndex) -> RecordSpec
     tag_field, tag = index.tags.get(name, (None, None))
     properties = dict(node["properties"].items())
     fields = [
-        read_property(key, prop, key in required, name in index.sent, index)
+        read_form_property(key, prop, key in required, index)
+        if name in index.forms
+        else read_property(key, prop, key in required, name in index.sent, index)
         for key, prop in properties.items()
         if key != tag_field
     ]
@@ -330,6 +335,15 @@ def read_property(name: str, node: DocumentNode, required: bool, sent: bool, ind
         nullable=nullable or optional,
         secret=node.flag("x-secret"),
     )
+
+
+def read_form_property(name: str, node: DocumentNode, required: bool, index: SchemaIndex) -> Field:
+    """Read a property of a form, which may be a file."""
+    if not is_file(node):
+        check_form_property(node)
+        return read_property(name, node, required, True, index)
+    check_field_name(name, node)
+    return Field(name, with_none(annotate_file(node), not required), doc_of(node), optional=not required)
 
 
 def open_union_of(node: DocumentNode, index: SchemaIndex) -> OpenUnion | None:

@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import datetime
+import io
+import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, TypeAlias, TypeVar, cast, overload
 from urllib.parse import quote, urlencode
 
 import attrs
@@ -37,7 +41,87 @@ class Binary:
     @property
     def nbytes(self) -> int:
         """The length of the whole content in bytes."""
+        if isinstance(self.content, FormPieces):
+            return self.content.nbytes
         return sum(memoryview(piece).nbytes for piece in self.content)
+
+
+@attrs.frozen
+class FilePart:
+    """A file of a form: its bytes, its path, or a file object open for reading bytes; and what the server is told about it.
+
+    `filename` None is the name of the path or file, or `upload`.
+    """
+
+    content: BytesLike | os.PathLike[str] | BinaryIO = attrs.field(repr=False)
+    filename: str | None = None
+    media_type: str = "application/octet-stream"
+
+
+Upload: TypeAlias = BytesLike | os.PathLike[str] | BinaryIO | FilePart
+
+
+class FormPieces(Sequence[bytes | memoryview]):
+    """The pieces of a form. Files are read as their pieces are asked for, so they are never in memory as a whole.
+
+    The pieces can be asked for again, as for a second attempt. OSError when a file has become shorter meanwhile.
+    """
+
+    CHUNK_NBYTES = 1 << 20
+
+    def __init__(self, segments: Sequence[bytes | memoryview | Stored]) -> None:
+        self._pieces: list[bytes | memoryview | Stored] = []
+        for segment in segments:
+            self._pieces += segment.cut(self.CHUNK_NBYTES) if isinstance(segment, Stored) else [segment]
+        self.nbytes = sum(
+            piece.nbytes if isinstance(piece, (Stored, memoryview)) else len(piece) for piece in self._pieces
+        )
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes | memoryview: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[bytes | memoryview]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | memoryview | Sequence[bytes | memoryview]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        piece = self._pieces[index]
+        return piece.read() if isinstance(piece, Stored) else piece
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        return (self[index] for index in range(len(self)))
+
+
+@attrs.frozen
+class Stored:
+    """Some bytes of a file: where they begin and how many they are."""
+
+    source: os.PathLike[str] | BinaryIO
+    offset: int
+    nbytes: int
+
+    def cut(self, most: int) -> list[Stored]:
+        """Cut this into pieces of at most so many bytes."""
+        starts = range(0, self.nbytes, most)
+        return [Stored(self.source, self.offset + start, min(most, self.nbytes - start)) for start in starts]
+
+    def read(self) -> bytes:
+        """Read the bytes. Raises OSError when they are not all there any more."""
+        if isinstance(self.source, os.PathLike):
+            with open(self.source, "rb") as file:
+                return self._read(file)
+        return self._read(self.source)
+
+    def _read(self, file: BinaryIO) -> bytes:
+        file.seek(self.offset)
+        found = file.read(self.nbytes)
+        if len(found) != self.nbytes:
+            raise OSError(f"{_filename(self.source)} became shorter while it was sent")
+        return found
 
 
 @attrs.frozen
@@ -144,6 +228,82 @@ def header_values(*pairs: tuple[str, Scalar | None]) -> dict[str, str]:
         if _HEADER_ENDS.search(text):
             raise ValueError(f"the header {name} cannot hold a line break")
     return headers
+
+
+def form_body(record: msgspec.Struct) -> Binary:
+    """Encode a record as `multipart/form-data`; nothing of its files is read yet, but of those that cannot be read twice.
+
+    A field that is None is left out, a list is one part for each item, text and numbers are text, records and maps are JSON.
+    Raises OSError for a file that is not there, TypeError for a value that is no file where one is needed, and ValueError for a media
+    type with a line break.
+    """
+    boundary = secrets.token_hex(16)
+    segments: list[bytes | memoryview | Stored] = []
+    for name, attribute in zip(record.__struct_encode_fields__, record.__struct_fields__):
+        value: object = getattr(record, attribute)
+        for one in _items(value):
+            segments += [f"--{boundary}\r\n".encode(), *_part(name, one), b"\r\n"]
+    segments.append(f"--{boundary}--\r\n".encode())
+    return Binary(f"multipart/form-data; boundary={boundary}", FormPieces(_merge(segments)))
+
+
+def _items(value: object) -> Sequence[object]:
+    if isinstance(value, (list, tuple)):
+        return cast("Sequence[object]", value)
+    return [] if value is None else [value]
+
+
+def _part(name: str, value: object) -> list[bytes | memoryview | Stored]:
+    """Return the headers and the content of one part."""
+    disposition = f'Content-Disposition: form-data; name="{_quoted(name)}"'
+    if isinstance(value, (str, int, float, datetime.datetime)):
+        return [f"{disposition}\r\n\r\n{_spelled(name, value)}".encode()]
+    if isinstance(value, (msgspec.Struct, dict)):
+        return [f"{disposition}\r\nContent-Type: application/json\r\n\r\n".encode(), msgspec.json.encode(value)]
+    file = value if isinstance(value, FilePart) else FilePart(cast("Any", value))
+    if _HEADER_ENDS.search(file.media_type):
+        raise ValueError(f"the media type of {name} cannot hold a line break")
+    content = _content(name, file.content)
+    source = content.source if isinstance(content, Stored) else file.content
+    filename = _quoted(_filename(source) if file.filename is None else file.filename)
+    head = f'{disposition}; filename="{filename}"\r\nContent-Type: {file.media_type}\r\n\r\n'
+    return [head.encode(), content]
+
+
+def _content(name: str, content: object) -> bytes | memoryview | Stored:
+    if isinstance(content, (bytes, bytearray, memoryview)):
+        return memoryview(cast("bytes", content)).cast("B")
+    if isinstance(content, os.PathLike):
+        path = Path(cast("os.PathLike[str]", content))
+        return Stored(path, 0, path.stat().st_size)
+    if not hasattr(content, "read"):
+        raise TypeError(f"{name} must be bytes, a path, a file object or a FilePart, got {type(content).__name__}")
+    file = cast("BinaryIO", content)
+    if not file.seekable():
+        return file.read()
+    offset = file.tell()
+    return Stored(file, offset, file.seek(0, io.SEEK_END) - offset)
+
+
+def _filename(content: object) -> str:
+    name = str(content) if isinstance(content, Path) else getattr(content, "name", None)
+    return Path(name).name if isinstance(name, str) else "upload"
+
+
+def _quoted(text: str) -> str:
+    """Return text as it stands in quotes in the head of a part, as browsers write it."""
+    return text.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _merge(segments: Sequence[bytes | memoryview | Stored]) -> list[bytes | memoryview | Stored]:
+    """Join what is small and stands side by side."""
+    merged: list[bytes | memoryview | Stored] = []
+    for segment in segments:
+        if isinstance(segment, bytes) and merged and isinstance(merged[-1], bytes):
+            merged[-1] += segment
+        else:
+            merged.append(segment)
+    return merged
 
 
 def _joined(name: str, value: Scalar | Sequence[Scalar]) -> str:

@@ -83,7 +83,7 @@ def test_a_probe_closes_it(run: tinker.TrainingClient, wire: Any, clock: Any, br
     wire.fail("optim_step", 503, times=3)
     with pytest.raises(tinker.CircuitOpenError):
         run.optim_step(ADAM).result(10)
-    clock.wake(30)
+    clock.advance(30, idle=True)
     assert breaker.state(TRAINING) == "half_open"
     assert run.optim_step(ADAM).result(10)
     assert breaker.state(TRAINING) == "closed"
@@ -136,7 +136,7 @@ def test_a_request_that_may_have_arrived_keeps_its_number(run: tinker.TrainingCl
         run.optim_step(ADAM).result(10)
     with pytest.raises(tinker.CircuitOpenError):
         run.optim_step(ADAM).result(10)
-    clock.wake(30)
+    clock.advance(30, idle=True)
     assert run.optim_step(ADAM).result(10)
     numbers = [one.seq_id for one in wire.sent("optim_step")]
     assert numbers == [numbers[0]] * 3 + [numbers[0] + 1]
@@ -150,7 +150,7 @@ def test_samples_give_back_what_they_hold(guarded: tinker.ServiceClient, wire: A
         sampler.sample(PROMPT, 1, PARAMS).result(10)
     refused = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(450)]
     assert all(isinstance(one.exception(10), tinker.CircuitOpenError) for one in refused)
-    clock.wake(30)
+    clock.advance(30, idle=True)
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
     assert len(wire.sent("asample")) == 4
 
@@ -196,7 +196,7 @@ def test_observers_hear_of_it(connect: Connect, wire: Any, clock: Any, breaker: 
     wire.fail("optim_step", 503, times=3)
     with pytest.raises(tinker.CircuitOpenError):
         run.optim_step(ADAM).result(10)
-    clock.wake(30)
+    clock.advance(30, idle=True)
     run.optim_step(ADAM).result(10)
     assert [event for event in events if isinstance(event, CircuitChange)] == [
         CircuitChange(circuit=TRAINING, state="open", failures=3),

@@ -150,7 +150,7 @@ def ask_again(wire: Any, clock: Any, question: str) -> None:
     """Let time pass until the monitor, which may be about to go to sleep, has asked once more."""
     count = len(wire.sent(question)) + 1
     for _ in range(100):
-        clock.wake(POLL_SECONDS)
+        clock.advance(POLL_SECONDS, idle=True)
         if wire.arrives(question, count, seconds=0.1):
             return
     pytest.fail("the monitor does not ask")

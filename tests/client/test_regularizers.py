@@ -268,7 +268,7 @@ def test_observers_hear_of_terms(connect: Connect, datum: MakeDatum) -> None:
 
 def test_steps(training: tinker.TrainingClient, datum: MakeDatum) -> None:
     """Schedules go by how often the loss was evaluated, from where the user says; failures do not count, and steps can be given."""
-    fails = [False, True, False, False]
+    fails = [False, True, False, False, False]
 
     def shaky(data: Any, logprobs: Any) -> Any:
         if fails.pop(0):
@@ -277,10 +277,10 @@ def test_steps(training: tinker.TrainingClient, datum: MakeDatum) -> None:
 
     loss = regularized(total, [Regularizer(shaky, LinearWeight(0.0, 1.0, steps=10))], first_step=3)
     weights: list[float | None] = []
-    for one in (loss, loss, loss, loss.at_step(8)):
+    for one in (loss, loss, loss, loss.at_step(8), loss):
         output = training.forward_backward_custom([datum()], one)
         weights.append(None if output.exception(10) else output.result(10).metrics["reg/shaky/weight"])
-    assert weights == pytest.approx([0.3, None, 0.4, 0.8])
+    assert weights == pytest.approx([0.3, None, 0.4, 0.8, 0.5])
     assert loss.at_step(8).terms == loss.terms
 
 

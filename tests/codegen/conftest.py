@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from support.pet_contract import FIXTURE, ROOT
 
+FORMS = FIXTURE.with_name("upload_contract.yaml")
+
 
 def load_generator() -> None:
     """Import codegen from where it lies. The checkout is not on the path, as the tinker that is tested is the installed one."""
@@ -61,3 +63,20 @@ def pets(tmp_path_factory: pytest.TempPathFactory, loaded_document: Any) -> Iter
         for name in ("models", "limits", "operations", "api.pets", "api.results"):
             importlib.import_module(f"pet_wire.{name}")
         yield importlib.import_module("pet_wire")
+
+
+@pytest.fixture(scope="session")
+def contract() -> Any:
+    """The small contract with a form, read once."""
+    return importlib.import_module("codegen.files").load(FORMS)
+
+
+@pytest.fixture(scope="session")
+def uploads(tmp_path_factory: pytest.TempPathFactory, contract: Any) -> Iterator[ModuleType]:
+    """The package generated from the contract with a form."""
+    folder = tmp_path_factory.mktemp("generated")
+    assert importlib.import_module("codegen.bindings").generate(copy.deepcopy(contract), folder / "upload_wire") == []
+    with importable(folder):
+        for name in ("models", "operations", "api.photos"):
+            importlib.import_module(f"upload_wire.{name}")
+        yield importlib.import_module("upload_wire")

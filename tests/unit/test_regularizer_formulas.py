@@ -379,6 +379,16 @@ def test_impossible_tokens() -> None:
     assert evaluate(KL([theirs]), Batch([ours], [theirs], [], data))[0] == pytest.approx(0.5 * 100)
 
 
+def test_what_is_too_small_adds_nothing() -> None:
+    """Probabilities below 1e-10 add nothing to a divergence, log-probabilities below -50 nothing to an entropy."""
+    data = [tinker.Datum(model_input=tinker.ModelInput.from_ints([0]), loss_fn_inputs={"target_tokens": [[0]]})]
+    for logprob, divergence, entropy in ((-24.0, 0.0, 24 * math.exp(-24)), (-22.0, -22 * math.exp(-22), 22 * math.exp(-22))):
+        batch = Batch([np.array([[logprob]])], [], [], data)
+        assert evaluate(KL([np.zeros((1, 1))]), batch)[0] == pytest.approx(divergence, rel=1e-6, abs=0)
+        assert evaluate(Entropy(), batch)[0] == pytest.approx(entropy, rel=1e-6, abs=0)
+    assert evaluate(Entropy(), Batch([np.array([[-51.0]])], [], [], data))[0] == 0.0
+
+
 def test_sparse_targets() -> None:
     """Of sparse targets only the candidates that are stored count."""
     targets = tinker.TensorData([5, 6, 7], "int64", [2, 3], [0, 2, 3], [0, 2, 1])

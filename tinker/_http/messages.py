@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import attrs
 import msgspec
 
-from tinker._wire import Piece
+from tinker._wire import Piece, count_nbytes
 
 _LONGEST_REASON = 500  # characters of what a failure says about itself, which may be the server's words
 
@@ -60,7 +60,7 @@ class PreparedRequest:
     headers: Mapping[str, str] = attrs.field(repr=False)
     redacted_url: str = attrs.field(default=attrs.Factory(lambda request: request.url, takes_self=True))
     secret_headers: frozenset[str] = frozenset()
-    body: tuple[Piece, ...] = attrs.field(default=(), repr=False)
+    body: Sequence[Piece] = attrs.field(default=(), repr=False)
     record: msgspec.Struct | None = attrs.field(default=None, repr=False)
     purpose: Purpose = Purpose.SESSION
     follows_redirects: bool = True
@@ -76,7 +76,7 @@ class PreparedRequest:
     @property
     def nbytes(self) -> int:
         """Return length of the body."""
-        return sum(map(len, self.body))
+        return count_nbytes(self.body)
 
 
 @attrs.frozen

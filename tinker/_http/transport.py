@@ -30,7 +30,7 @@ from tinker._http.refused_fields import RefusedFields
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
 from tinker._http.retry import Attempts, Policy, delay_before, read_requested_delay
 from tinker._http.statuses import UNAUTHENTICATED_STATUS, UNSUPPORTED_FORMAT_STATUSES, Verdict, is_absent, judge
-from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, json
+from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, count_nbytes, json
 from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, exchange_sinks
 
 T = TypeVar("T")
@@ -289,7 +289,7 @@ class Transport:
             headers |= present.trace_headers
         if request.method != "GET":
             headers[_IDEMPOTENCY_HEADER] = str(uuid.uuid4())
-        body: tuple[Piece, ...] = ()
+        body: Sequence[Piece] = ()
         record = None if isinstance(request.body, Binary) else request.body
         if isinstance(request.body, Binary):
             body = as_pieces(request.body.content)
@@ -392,7 +392,7 @@ def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], st
 
 def _length(body: Sequence[Piece]) -> dict[str, str]:
     """Return the header of a body that is handed over in pieces."""
-    return {"Content-Length": str(sum(map(len, body)))} if len(body) > 1 or (body and len(body[0]) > INLINE_NBYTES) else {}
+    return {"Content-Length": str(count_nbytes(body))} if len(body) > 1 or (body and len(body[0]) > INLINE_NBYTES) else {}
 
 
 def _holds_token(body: object) -> bool:

@@ -1,9 +1,9 @@
-"""Payload bytes in both directions: JSON, protobuf and server-sent events. No I/O, no clients, no retry."""
+"""What is inside HTTP bodies: protobuf, JSON, compression, and the memory that bodies are written into."""
 
 from __future__ import annotations
 
 from tinker._wire import compression, json, proto
-from tinker._wire.bodies import BUFFERS, INLINE_NBYTES, Piece, as_pieces, slices
+from tinker._wire.bodies import BUFFERS, INLINE_NBYTES, Piece, as_pieces, count_nbytes, slices
 from tinker._wire.events import MEDIA_TYPE as EVENT_STREAM
 from tinker._wire.events import EventDecoder
 
@@ -15,6 +15,7 @@ __all__ = [
     "Piece",
     "as_pieces",
     "compression",
+    "count_nbytes",
     "json",
     "proto",
     "slices",

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from tinker_wire.runtime import FormPieces
+
 Piece: TypeAlias = bytes | memoryview
 
 UPLOAD_PIECE = 1 << 20
@@ -22,14 +24,24 @@ def slices(whole: memoryview) -> list[Piece]:
     return [whole[at : at + UPLOAD_PIECE] for at in range(0, len(whole), UPLOAD_PIECE)]
 
 
-def as_pieces(pieces: Sequence[bytes | bytearray | memoryview]) -> tuple[Piece, ...]:
-    """Return the pieces of a body as they are where they are large, else a copy in few: each costs a system call."""
-    nbytes = sum(map(len, pieces))
+def as_pieces(pieces: Sequence[bytes | bytearray | memoryview]) -> Sequence[Piece]:
+    """Return the pieces of a body as they are where they are large, else a copy in few: each costs a system call.
+
+    A large form stays what reads its files piece by piece, as they are sent.
+    """
+    nbytes = count_nbytes(pieces)
     if nbytes <= INLINE_NBYTES:
         return (b"".join(pieces),)
+    if isinstance(pieces, FormPieces):
+        return pieces
     if nbytes < len(pieces) * INLINE_NBYTES:
         return tuple(slices(memoryview(b"".join(pieces))))
     return tuple(piece if isinstance(piece, (bytes, memoryview)) else memoryview(piece) for piece in pieces)
+
+
+def count_nbytes(pieces: Sequence[bytes | bytearray | memoryview]) -> int:
+    """Return the length of a body; the files of a form are not read for that."""
+    return pieces.nbytes if isinstance(pieces, FormPieces) else sum(map(len, pieces))
 
 
 class Buffers:
