@@ -1,4 +1,4 @@
-"""What is inside HTTP bodies: protobuf, JSON, compression, and the memory that bodies are written into."""
+"""Payload bytes in both directions: JSON, protobuf and server-sent events. No I/O, no clients, no retry."""
 
 from __future__ import annotations
 
