@@ -117,7 +117,8 @@ def _parse_prompts(file: Path, text: str) -> list[_Prompt]:
         value: object = json.loads(text)
     except ValueError as error:
         raise CommandFailed(f"{file} is not JSON: {error}") from None
-    listed = cast("list[object]", value) if isinstance(value, list) and not _is_ids(value) else [value]
+    is_several = isinstance(value, list) and not _is_ids(cast("object", value))
+    listed = cast("list[object]", value if is_several else [value])
     for index, prompt in enumerate(listed):
         if not isinstance(prompt, str) and not _is_ids(prompt):
             raise CommandFailed(f"{file}: prompt {index} is neither text nor a list of token ids")
