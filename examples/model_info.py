@@ -24,7 +24,7 @@ def main() -> None:
     data = info.model_data
     print(f"run {info.model_id}")
     print(f"a LoRA adapter of rank {info.lora_rank} over {data.model_name}")
-    print(f"its tokenizer is named by the server: {bool(data.tokenizer_id)}")
+    print(f"the server names its tokenizer: {bool(data.tokenizer_id)}")
 
     path = training.save_state("before-unloading").result().path
     training.unload_model().result()  # the adapter leaves the server's memory; what is saved stays

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import click
 
@@ -114,18 +114,20 @@ def _collect_prompts(prompts: tuple[str, ...], file: Path | None) -> Sequence[_P
 def _parse_prompts(file: Path, text: str) -> list[_Prompt]:
     """Return one prompt or several: a text, a list of ids, or a list of such."""
     try:
-        value = json.loads(text)
+        value: object = json.loads(text)
     except ValueError as error:
         raise CommandFailed(f"{file} is not JSON: {error}") from None
-    listed = value if isinstance(value, list) and not _is_ids(value) else [value]
+    is_several = isinstance(value, list) and not _is_ids(cast("object", value))
+    listed = cast("list[object]", value if is_several else [value])
     for index, prompt in enumerate(listed):
         if not isinstance(prompt, str) and not _is_ids(prompt):
             raise CommandFailed(f"{file}: prompt {index} is neither text nor a list of token ids")
-    return listed
+    return cast("list[_Prompt]", listed)
 
 
 def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int and item >= 0 for item in value)
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    return bool(items) and all(type(item) is int and item >= 0 for item in items)
 
 
 def _read_pipe() -> Sequence[str]:
