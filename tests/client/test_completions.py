@@ -78,7 +78,11 @@ def test_polls_go_on_from_the_cursor(sampler: tinker.SamplingClient, wire: Any) 
     tell(wire, 5, "r1", "r2")
     tell(wire, 5)
     results(wire, 2)
+    release = wire.hold("retrieve_futures")
     futures = [sample(sampler), sample(sampler)]
+    wire.wait_for("asample", 2)
+    round_trips(wire)
+    release()
     assert [future.result(10).sequences[0].tokens for future in futures] == [[7], [7]]
     wire.wait_for("retrieve_futures", 3)
     assert [(cursor, timeout) for cursor, _, timeout in polls(wire)[:2]] == [(0, None), (3, None)]
