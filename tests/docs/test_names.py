@@ -23,3 +23,13 @@ def test_what_a_page_names_exists(page: Path) -> None:
     paths = set(PATH.findall(text)) - MODELS
     assert sorted(path for path in paths if not (ROOT / path).exists()) == []
     assert sorted(set(FILE.findall(text)) - FILES) == []
+
+
+def test_the_table_of_features_names_what_exists() -> None:
+    """Every feature is somewhere, and held by a test that is there."""
+    for row in (ROOT / "docs" / "features.md").read_text().splitlines():
+        cells = row.strip("|").split("|")
+        if len(cells) == 3:
+            tests = [f"tests/{path}" for path in re.findall(r"[\w/-]+\.py", cells[2])]
+            places = re.findall(r"(?:tinker|docs|codegen|generated)/[\w/-]+\.(?:py|md)", cells[1])
+            assert [path for path in tests + places if not (ROOT / path).exists()] == [], row
