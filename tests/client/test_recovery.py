@@ -177,6 +177,20 @@ def test_a_second_loop_begins_where_the_first_ended(client: RecoveringTrainingCl
     assert [one.json["path"] for one in wire.sent("save_weights")] == ["step-000003", "step-000006"]
 
 
+def test_a_save_of_the_body_is_not_the_loops(client: RecoveringTrainingClient, restart: Restart) -> None:
+    """A save in the middle of a step is nothing that a loop goes back to: it could not tell what to repeat."""
+
+    def body(step: int) -> None:
+        client.forward_backward([datum(step)], "cross_entropy")
+        if step == 3 and len(client.saves) == 1:
+            client.save_state("in-the-middle").result(10)
+            restart()
+        client.optim_step(PARAMS).result(10)
+
+    loop(client, 5, body, save_every=2)
+    assert probe(client) == undisturbed(5)
+
+
 def test_several_losses_in_one_loop(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
     """As many as come, as long as something is saved in between; also twice in the same step."""
     train(client, 10, {1: restart, 3: restart, 7: restart, 8: restart}, save_every=2)
