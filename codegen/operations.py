@@ -340,8 +340,10 @@ def read_content(content: DocumentNode) -> tuple[str | None, tuple[str, ...]]:
         media.only(MEDIA_TYPE, "a media type")
         if "schema" not in media:
             raise media.refusal("a schema is missing")
-        if media_type in (JSON, EVENTS):
+        if media_type == JSON:
             name = json_schema(media["schema"])
+        elif media_type == EVENTS:
+            name = event_schema(media["schema"])
         elif media["schema"].value != {"type": "string", "format": "binary"}:
             raise media["schema"].refusal("a media type other than JSON needs {type: string, format: binary}")
         media_types.append(media_type)
@@ -353,6 +355,18 @@ def json_schema(schema: DocumentNode) -> str:
         raise schema.refusal("an unnamed body; name it in components.schemas and refer to it")
     schema.only(frozenset({"$ref"}), "a body")
     return schema.ref_name("schemas")
+
+
+def event_schema(event: DocumentNode) -> str:
+    """Return the schema of what the data of each event of a stream is."""
+    event.only(frozenset({"description", "type", "required", "properties"}), "an event")
+    if event["required"].value != ["data"] or list(event["properties"].mapping()) != ["data"]:
+        raise event.refusal("an event has `data`, which is required, and nothing else")
+    data = event["properties"]["data"]
+    data.only(frozenset({"description", "type", "contentMediaType", "contentSchema"}), "the data of an event")
+    if (data["type"].value, data["contentMediaType"].value) != ("string", JSON):
+        raise data.refusal(f"the data of an event is a string of {JSON}")
+    return json_schema(data["contentSchema"])
 
 
 def read_reply(node: DocumentNode) -> tuple[str | None, tuple[str, ...]]:

@@ -19,7 +19,7 @@ from tinker.cli.lazy import LazyGroup
 OFFICIAL = {
     "auth": ["login", "logout", "status", "whoami"],
     "billing": ["checkpoint-storage", "usage"],
-    "checkpoint": ["delete", "download", "info", "list", "publish", "push-hf", "search", "set-ttl", "unpublish", "upload"],
+    "checkpoint": ["delete", "download", "info", "list", "publish", "push-hf", "set-ttl", "unpublish"],
     "model": ["list"],
     "run": ["info", "list"],
     "session": ["export-trace"],
@@ -42,7 +42,7 @@ def test_every_command_has_help(path: tuple[str, ...]) -> None:
     assert f"Usage: main {' '.join(path)}" in result.stdout
 
 
-OURS = {("run", "usage")}
+OURS = {("run", "usage"), ("checkpoint", "create"), ("checkpoint", "search"), ("checkpoint", "upload")}
 
 
 def test_the_commands_of_the_official_client() -> None:
@@ -144,7 +144,7 @@ def test_a_base_url_that_is_none(call: Callable[..., Result]) -> None:
 
 def test_no_key_for_the_hosted_service(tmp_path: Path, call: Callable[..., Result]) -> None:
     """The hosted service is not asked without a key; how to get one is told."""
-    from tinker._config.settings import HOSTED_URL
+    from tinker._config.config import HOSTED_URL
 
     result = call("run", "list", base_url=HOSTED_URL)
     assert result.exit_code == 1

@@ -17,7 +17,17 @@ from tinker.cli.paging import fetch_pages
 Call = Callable[..., Result]
 Ask = Callable[..., Any]
 
-CHECKPOINT = ["checkpoint_id", "checkpoint_type", "time", "tinker_path", "size_bytes", "public", "user_metadata", "expires_at"]
+CHECKPOINT = [
+    "checkpoint_id",
+    "checkpoint_type",
+    "time",
+    "tinker_path",
+    "size_bytes",
+    "public",
+    "user_metadata",
+    "expires_at",
+    "base_model",
+]
 RUN = [
     "training_run_id",
     "base_model",

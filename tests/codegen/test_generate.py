@@ -288,6 +288,13 @@ ERROR = "components/responses/Error"
 REF_TOY = {"$ref": "#/components/schemas/Toy"}
 REF_OUTING = {"$ref": "#/components/schemas/Outing"}
 INLINE = {"type": "object", "properties": {}}
+DATA = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"$ref": "#/components/schemas/Ball"}}
+EVENT = {"type": "object", "required": ["data"], "properties": {"data": DATA}}
+
+
+def stream(schema: object) -> dict[str, object]:
+    """An answer that is a stream of such events."""
+    return {"description": "x", "content": {"text/event-stream": {"schema": schema}}}
 
 
 def case(name: str, pointer: str, value: object, reason: str, at: str | None = None) -> Any:
@@ -484,6 +491,20 @@ REFUSALS = [
         "not a record",
         at=GET,
     ),
+    case(
+        "events without data",
+        f"{GET}/responses/200",
+        stream({**EVENT, "required": []}),
+        "has `data`, which is required",
+        at=f"{GET}/responses/200/content/text~1event-stream/schema",
+    ),
+    case(
+        "events of plain text",
+        f"{GET}/responses/200",
+        stream({**EVENT, "properties": {"data": {**DATA, "contentMediaType": "text/plain"}}}),
+        "a string of application/json",
+        at=f"{GET}/responses/200/content/text~1event-stream/schema/properties/data",
+    ),
     case("two 2xx answers", f"{POST}/responses/202", {"description": "x"}, "exactly one 2xx", at=f"{POST}/responses"),
     case("no 2xx answer", f"{POST}/responses/201", REMOVED, "exactly one 2xx", at=f"{POST}/responses"),
     case("status range", f"{POST}/responses/2XX", {"description": "x"}, "neither a status"),
@@ -505,6 +526,15 @@ def test_what_would_have_to_be_guessed_is_refused(
     assert f"#/{refused_at}".removesuffix("/") in [refusal.pointer for refusal in refusals]
     assert any(reason in str(refusal) for refusal in refusals)
     assert not (tmp_path / "wire").exists()
+
+
+def test_a_stream_of_events_is_of_what_their_data_is(document: Any, tmp_path: Path) -> None:
+    """A request whose answer is a stream accepts that alone, and its reply is the record in the data of each event."""
+    put(document, f"{GET}/responses/200", stream(EVENT))
+    assert generate(document, tmp_path / "wire") == []
+    source = "".join(path.read_text() for path in (tmp_path / "wire" / "api").glob("*.py"))
+    assert "Request[Ball]" in source.replace("models.", "")
+    assert '("text/event-stream",)' in source
 
 
 def test_records_cannot_need_each_other_in_a_circle(document: Any, tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_checkpoints_of_a_run_are_listed(api: Api) -> None:
         "public": False,
         "user_metadata": {"k": "v"},
         "expires_at": "1970-01-01T01:16:43Z",
+        "base_model": "tinker/toy",
     }
     assert answer["checkpoints"][1]["checkpoint_type"] == "sampler"
 

@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.api import PROTO, Api, custom_loss_body, datum, sample_body
 from tinker_wire.operations import OPERATIONS
 
-from tinker._wire import proto
+from tinker._wire import EventDecoder, proto
 from tinker.local import Settings, State
 from tinker.local.engines.toy import ToyEngine
 from tinker.types.datum import Datum
@@ -150,6 +151,12 @@ def test_deep_bodies_are_refused(shared: Api, operation: str, depth: int) -> Non
     assert 400 <= answer.status_code < 500 or (operation == "create_session" and answer.status_code == 200)
 
 
+def last_event(answer: httpx.Response) -> dict[str, Any]:
+    """What ended a stream."""
+    *_, event = EventDecoder().feed(answer.content)
+    return dict(json.loads(event.data))
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_value_in_no_place_breaks_the_server(shared: Api, data: st.DataObject) -> None:
@@ -163,7 +170,9 @@ def test_no_value_in_no_place_breaks_the_server(shared: Api, data: st.DataObject
     where = {"session_id": session, "training_run_id": model, "checkpoint_id": "weights/a"}
     answer = shared.call(operation, content=json.dumps(changed).encode(), **where)
     assert answer.status_code < 500, answer.text
-    if answer.status_code == 200 and "request_id" in answer.json() and operation != "retrieve_future":
+    if operation == "stream_sample" and answer.status_code == 200:
+        assert last_event(answer).get("category") != "server", answer.text
+    elif answer.status_code == 200 and "request_id" in answer.json() and operation != "retrieve_future":
         future = proto_only(shared, answer.json()) if operation == "asample" else shared.result(answer.json())
         assert future.get("category") != "server", future
     assert shared.ok("session_heartbeat", {"session_id": shared.session()})

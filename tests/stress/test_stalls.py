@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import httpx
 import pytest
 
+from tinker._config import CONNECTIONS
 from tinker._http import engine_aiohttp, engine_httpx, phase
 from tinker._http.engine_aiohttp import AiohttpEngine
 from tinker._http.engine_httpx import HttpxEngine
@@ -144,7 +145,7 @@ def test_a_body_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_waiting_for_a_connection_is_not_waiting_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind as many exchanges as there may be connections another one waits, and has its full time after that."""
-    monkeypatch.setattr(Purpose, "connections", property(lambda _: 1))
+    monkeypatch.setattr(engine_aiohttp, "CONNECTIONS", dict.fromkeys(CONNECTIONS, 1))
     give_answers(monkeypatch, 60.0)
     monkeypatch.setattr(Purpose, "read_seconds", property(lambda _: 2 * SHORT))
 

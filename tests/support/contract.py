@@ -207,7 +207,8 @@ class Contract:
         if media_type not in declared:
             raise Fault(f"{where}: a body as {media_type or 'nothing'}, not as {' or '.join(declared)}")
         if media_type == EVENTS:
-            self._check_events(where, declared[EVENTS]["schema"], content, reading)
+            data = declared[EVENTS]["schema"]["properties"]["data"]
+            self._check_events(where, data["contentSchema"], content, reading)
             return None
         if media_type != JSON:
             self._parse(where, declared[media_type]["x-protobuf-message"].split(" or "), content, result)

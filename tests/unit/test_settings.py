@@ -95,7 +95,7 @@ def test_there_is_no_other_setting() -> None:
     with pytest.raises(TypeError, match="nonsense"):
         Config.load(nonsense=1)  # type: ignore[call-arg]
     wrong: Any = {"base_url": "local://toy"}
-    with pytest.raises(TypeError, match=r"config must be a tinker\.Config, got dict"):
+    with pytest.raises(TypeError, match=r"config must be a Config, got dict"):
         tinker.ServiceClient(config=wrong)
 
 

@@ -14,7 +14,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import attrs
 import msgspec
 
-from tinker._config.config import HOSTED_URL, LOCAL_SCHEME, Config, check_seconds
+from tinker._config import config as _defaults
+from tinker._config.config import LOCAL_SCHEME, Config, check_seconds
 from tinker._config.proxies import Proxies, from_environment
 from tinker._version import __version__
 
@@ -45,7 +46,7 @@ def load_config(
     not a proxy's, and defaults that are not JSON; TypeError for a setting that does not exist.
     """
     env = os.environ if environ is None else environ
-    wanted = base_url or env.get("TINKER_BASE_URL") or HOSTED_URL
+    wanted = base_url or env.get("TINKER_BASE_URL") or _defaults.HOSTED_URL
     url = _base_url(wanted)
     given = {**_spell(_pairs(env, "TINKER_DEFAULT_HEADERS")), **_spell(headers)}
     found: dict[str, Any] = {
