@@ -9,6 +9,7 @@ import base64
 import datetime
 import math
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from support.judge import served
 from support.replay import KEY, SESSION, Replay, as_app
 from tinker import types
 from tinker._config import config as _config
+from tinker._loop import loop_thread
 from tinker.cli import main
 from tinker.testing import SteppedClock
 
@@ -333,7 +335,10 @@ def sample_clones(player: Player) -> None:
 @recorded("sample_retrieve_futures")
 def sample_retrieve_futures(player: Player) -> None:
     sampler = player.sampler()
+    called = threading.Event()
+    loop_thread().call(lambda: called.wait(SECONDS))  # the recording tells of all three, so none is sent before all are called
     futures = [sampler.sample(PROMPT, 1, tinker.SamplingParams(max_tokens=4)) for _ in range(3)]
+    called.set()
     for future in futures:
         future.result(SECONDS)
     player.replay.wait_for(10)
