@@ -139,7 +139,7 @@ def _check_flag(_: object, attribute: attrs.Attribute[Any], value: object) -> No
 class RecoveryPolicy:
     """Say how lost runs are recovered.
 
-    Args:
+    Attributes:
         attempts: The number of attempts in a row without a save in between, 1 or more.
         backoff_seconds: The time in seconds before the second attempt; each later one waits twice as long as the one before.
         max_backoff_seconds: The longest of these times.
