@@ -183,7 +183,7 @@ class TrainingFixture:
         return self.context.submit(weights_api.load_weights(body), models.LoadWeightsResponse)
 
 
-def unused_name() -> str:
+def fresh_name() -> str:
     """A name that no checkpoint has."""
     return f"conformance-{uuid.uuid4().hex[:8]}"
 

@@ -18,7 +18,7 @@ from tinker.testing.conformance.training_fixture import (
     create,
     distance,
     effect,
-    unused_name,
+    fresh_name,
 )
 
 
@@ -35,7 +35,7 @@ def incomplete(context: CheckContext) -> None:
 def unknown(context: CheckContext) -> None:
     """An upload that was never started is refused with 404."""
     _start(context)
-    body = models.ExternalWeightsUploadFinishRequest(upload_id=unused_name())
+    body = models.ExternalWeightsUploadFinishRequest(upload_id=fresh_name())
     context.expect_refusal(api.external_weights_upload_finish(body), 404)
 
 
@@ -70,7 +70,7 @@ def _finish(upload: models.ExternalWeightsUploadStartResult) -> Request[models.E
 
 def _export(context: CheckContext, fixture: TrainingFixture) -> dict[str, bytes]:
     """The files of a model's adapter, by name."""
-    path = fixture.export(unused_name())
+    path = fixture.export(fresh_name())
     urls = context.call(api.get_external_weights_urls(**checkpoint_parts(path))).urls
     return {name: context.connection.fetch(url, context.deadline).content for name, url in urls.items()}
 

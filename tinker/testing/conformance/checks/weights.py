@@ -26,7 +26,7 @@ from tinker.testing.conformance.training_fixture import (
     datum,
     distance,
     effect,
-    unused_name,
+    fresh_name,
 )
 
 _INFLIGHT_TRIES, _INFLIGHT_PAUSE = 50, 0.2
@@ -35,7 +35,7 @@ _INFLIGHT_TRIES, _INFLIGHT_PAUSE = 50, 0.2
 @check("save_weights", core=True)
 def save(context: CheckContext) -> None:
     """A save answers a path made of the run, the kind and the name."""
-    fixture, name = create(context), unused_name()
+    fixture, name = create(context), fresh_name()
     path, wanted = fixture.save_and_wait(name), f"tinker://{fixture.model_id}/weights/{name}"
     context.expect(path == wanted, f"the path is {path!r}, not {wanted!r}")
 
@@ -43,7 +43,7 @@ def save(context: CheckContext) -> None:
 @check("save_weights")
 def taken_name(context: CheckContext) -> None:
     """A name that exists is refused with 409, unless it may be overwritten."""
-    fixture, name = create(context), unused_name()
+    fixture, name = create(context), fresh_name()
     first = fixture.save_and_wait(name)
     try:
         context.wait_for_response(fixture.save(name))
@@ -64,7 +64,7 @@ def taken_name(context: CheckContext) -> None:
 @check("weights_info", core=True)
 def info(context: CheckContext) -> None:
     """A checkpoint says from what it was made."""
-    found = context.call(_info(create(context).save_and_wait(unused_name())))
+    found = context.call(_info(create(context).save_and_wait(fresh_name())))
     context.expect(
         found.base_model == context.base_model(), f"made from {context.base_model()!r}, it says {found.base_model!r}"
     )
@@ -74,7 +74,7 @@ def info(context: CheckContext) -> None:
 @check("list_checkpoints", core=True)
 def of_run(context: CheckContext) -> None:
     """The checkpoints of a run are listed, each with its kind, its path and its time."""
-    fixture, name = create(context), unused_name()
+    fixture, name = create(context), fresh_name()
     path = fixture.save_and_wait(name, user_metadata={"k": "v"})
     fixture.save_for_sampler(path=name)
     listed = context.call(api.list_checkpoints(training_run_id=fixture.model_id)).checkpoints
@@ -91,7 +91,7 @@ def of_run(context: CheckContext) -> None:
 def of_user(context: CheckContext) -> None:
     """The checkpoints of all runs are listed newest first, with a cursor that counts them."""
     fixture = create(context)
-    older, newer = fixture.save_and_wait(unused_name()), fixture.save_and_wait(unused_name())
+    older, newer = fixture.save_and_wait(fresh_name()), fixture.save_and_wait(fresh_name())
     page = context.call(api.list_user_checkpoints(limit=2))
     found = [one.tinker_path for one in page.checkpoints]
     context.expect(found == [newer, older], f"the newest two are {[newer, older]}, listed are {found}")
@@ -103,9 +103,9 @@ def of_user(context: CheckContext) -> None:
 @check("search_checkpoints")
 def search(context: CheckContext) -> None:
     """A search finds the checkpoints that meet its conditions, newest first, and its cursor leads to the next of them."""
-    fixture, tag = create(context), {"conformance": unused_name()}
-    older, newer = (fixture.save_and_wait(unused_name(), user_metadata=tag) for _ in range(2))
-    fixture.save_and_wait(unused_name())
+    fixture, tag = create(context), {"conformance": fresh_name()}
+    older, newer = (fixture.save_and_wait(fresh_name(), user_metadata=tag) for _ in range(2))
+    fixture.save_and_wait(fresh_name())
     request = models.CheckpointSearchRequest(user_metadata=tag, base_models=[context.base_model()], limit=1)
     page = context.call(api.search_checkpoints(request))
     found = [one.tinker_path for one in page.checkpoints]
@@ -156,7 +156,7 @@ def optimizer_state(context: CheckContext) -> None:
     original = create(context)
     original.learn(params=ADAM)
     original.learn([ONE], ADAM)
-    path = original.save_and_wait(unused_name())
+    path = original.save_and_wait(fresh_name())
     saved = original.logprobs()
     original.learn([ONE], ADAM)
     wanted = original.logprobs()
@@ -192,7 +192,7 @@ def missing(context: CheckContext) -> None:
 @check("save_weights_for_sampler", core=True)
 def named_for_sampler(context: CheckContext) -> None:
     """Weights saved under a name can be sampled from, and are those that were trained."""
-    fixture, name = create(context), unused_name()
+    fixture, name = create(context), fresh_name()
     fixture.learn()
     saved = fixture.save_for_sampler(path=name)
     wanted = f"tinker://{fixture.model_id}/sampler_weights/{name}"
@@ -235,7 +235,7 @@ def inflight(context: CheckContext) -> None:
 @check("delete_checkpoint", core=True)
 def delete(context: CheckContext) -> None:
     """A deleted checkpoint is gone; deleting it again is refused with 404, a bare name with 400."""
-    fixture, name = create(context), unused_name()
+    fixture, name = create(context), fresh_name()
     path = fixture.save_and_wait(name)
     request = api.delete_checkpoint(**checkpoint_parts(path))
     context.call(request)
@@ -250,7 +250,7 @@ def delete(context: CheckContext) -> None:
 def publish(context: CheckContext) -> None:
     """A checkpoint is made public and private again; what it is already is refused with 409."""
     fixture = create(context)
-    parts = checkpoint_parts(fixture.save_and_wait(unused_name()))
+    parts = checkpoint_parts(fixture.save_and_wait(fresh_name()))
     for request, public in ((api.publish_checkpoint(**parts), True), (api.unpublish_checkpoint(**parts), False)):
         context.call(request)
         (listed,) = _find_listed(context, fixture)
@@ -264,7 +264,7 @@ def publish(context: CheckContext) -> None:
 def time_to_live(context: CheckContext) -> None:
     """A checkpoint expires when it is told to, at its save or later, and stays when that is taken back."""
     fixture = create(context)
-    parts = checkpoint_parts(fixture.save_and_wait(unused_name(), ttl_seconds=7200))
+    parts = checkpoint_parts(fixture.save_and_wait(fresh_name(), ttl_seconds=7200))
     context.expect(
         _hours_left(_find_listed(context, fixture)[0]) == 2, "saved with two hours to live, it expires at another time"
     )
@@ -277,7 +277,7 @@ def time_to_live(context: CheckContext) -> None:
 @check("save_weights_external", "get_external_weights_urls")
 def external(context: CheckContext) -> None:
     """Weights are saved as files, whose URLs work without a credential."""
-    fixture, name = create(context), unused_name()
+    fixture, name = create(context), fresh_name()
     saved = fixture.export(name)
     wanted = f"tinker://{fixture.model_id}/external_weights/{name}"
     context.expect(saved == wanted, f"the path is {saved!r}, not {wanted!r}")
@@ -293,7 +293,7 @@ def external(context: CheckContext) -> None:
 def archive(context: CheckContext) -> None:
     """A checkpoint can be downloaded as one archive, from a URL that needs no credential."""
     fixture = create(context)
-    path = fixture.save_for_sampler(path=unused_name()).path
+    path = fixture.save_for_sampler(path=fresh_name()).path
     request = api.get_checkpoint_archive(**checkpoint_parts(str(path)))
     answer = context.send(request, headers={"Accept": "application/gzip"})
     if answer.status in ABSENT_STATUSES:
@@ -307,10 +307,10 @@ def archive(context: CheckContext) -> None:
 @check("copy_weights")
 def copy(context: CheckContext) -> None:
     """A checkpoint is copied into a run of its own, and is the same there."""
-    path = create(context).save_and_wait(unused_name())
+    path = create(context).save_and_wait(fresh_name())
     if context.send(api.copy_weights(models.CopyWeightsRequest(source_path=path)), content=b"{}").status in ABSENT_STATUSES:
         raise Absent("there is no copy_weights")
-    body = models.CopyWeightsRequest(source_path=path, destination_project_id=unused_name())
+    body = models.CopyWeightsRequest(source_path=path, destination_project_id=fresh_name())
     try:
         made = context.call(api.copy_weights(body)).tinker_path
     except (Refused, Absent) as error:
@@ -330,7 +330,7 @@ def _info(path: str) -> Request[models.WeightsInfoResponse]:
 def _train(fixture: TrainingFixture) -> tuple[str, Floats]:
     """The path of a model that has learned something, and its logprobs."""
     fixture.learn()
-    return fixture.save_and_wait(unused_name()), fixture.logprobs()
+    return fixture.save_and_wait(fresh_name()), fixture.logprobs()
 
 
 def _measure_move(context: CheckContext, trained: Floats) -> float:
