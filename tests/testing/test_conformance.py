@@ -223,6 +223,19 @@ def head(operation: str, status: int | None = None, media_type: str = "applicati
     return Tampering(answer)
 
 
+def stream(change: Callable[[list[bytes]], list[bytes]]) -> Tampering:
+    """Changes the events of a sample that is streamed."""
+
+    def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+        if not request.url.path.endswith("/stream_sample"):
+            return response
+        events = change(response.content.removesuffix(b"\n\n").split(b"\n\n"))
+        content = b"".join(event + b"\n\n" for event in events)
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=content)
+
+    return Tampering(answer)
+
+
 def _type(response: httpx.Response) -> str:
     return str(response.headers.get("content-type", ""))
 
@@ -255,6 +268,30 @@ def _type(response: httpx.Response) -> str:
             "announced are 1 bytes",
         ),
         ("wires.json_body", head("forward_backward", 415), Outcome.ABSENT, "415"),
+        ("weights.search", head("checkpoints/search", 405), Outcome.ABSENT, "answers 405"),
+        (
+            "weights.search",
+            body("checkpoints/search", lambda v: v["checkpoints"].clear()),
+            Outcome.CONTRADICTION,
+            "found are []",
+        ),
+        ("weights.search", body("checkpoints/search", lambda v: v.pop("next_cursor", 0)), Outcome.CONTRADICTION, "no cursor"),
+        ("uploads.incomplete", head("external_weights_upload_start", 501), Outcome.ABSENT, "answered 501"),
+        ("uploads.incomplete", head("external_weights_upload_finish", 200), Outcome.CONTRADICTION, "where it must refuse"),
+        ("uploads.unknown", head("external_weights_upload_finish", 400), Outcome.DIFFERS, "400 instead of 404"),
+        ("uploads.adapter", head("save_weights_external", 422), Outcome.ABSENT, "422"),
+        ("uploads.adapter", head("toy_adapter.npz", 403), Outcome.CONTRADICTION, "answers 403"),
+        ("sampling.stream", head("stream_sample", 404), Outcome.ABSENT, "answers 404"),
+        ("sampling.stream", head("stream_sample"), Outcome.CONTRADICTION, "not as text/event-stream"),
+        ("sampling.stream", stream(lambda events: events[:-1]), Outcome.CONTRADICTION, "'tokens'"),
+        ("sampling.stream", stream(lambda events: events[-1:]), Outcome.CONTRADICTION, "the stream has 0"),
+        (
+            "sampling.stream",
+            stream(lambda events: [b"data: [7]", *events]),
+            Outcome.CONTRADICTION,
+            "is not a SampleStreamEvent",
+        ),
+        ("sampling.stream", stream(lambda events: [b'data: {"type": "more"}', *events]), Outcome.DIFFERS, "'more' is none of"),
     ],
 )
 def test_an_answer_outside_the_document_is_found(

@@ -130,6 +130,10 @@ class Connection:
         """The answer of another address, asked without the credential."""
         return self._once(SentRequest("GET", url), deadline)
 
+    def put(self, url: str, content: bytes, deadline: CheckDeadline) -> ReceivedResponse:
+        """The answer of another address to a file, sent without the credential."""
+        return self._once(SentRequest("PUT", url, content=content), deadline)
+
     def _once(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
         headers = dict(message.headers) | ({} if message.key is None else {_KEY_HEADER: message.key})
         url = message.path if "://" in message.path else self.base_url + message.path

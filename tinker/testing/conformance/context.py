@@ -109,17 +109,27 @@ class CheckContext:
 
     def decode_accepted(self, request: Request[T], answer: ReceivedResponse) -> T:
         """The typed answer, once it is there."""
-        if not 200 <= answer.status < 300:
-            self._raise_refusal(request, answer)
+        self.require_acceptance(request, answer)
         documented = 204 if request.reply is None else 200
         self.expect(answer.status == documented, f"{request.operation} answers {answer.status} instead of {documented}")
         if request.reply is None:
             return None  # type: ignore[return-value]
         return self.decode(answer, request.reply)
 
+    def require_acceptance(self, request: Request[Any], answer: ReceivedResponse) -> None:
+        """Nothing for a success. Absent when there is no such operation, Refused otherwise."""
+        if not 200 <= answer.status < 300:
+            self._raise_refusal(request, answer)
+
     def decode(self, answer: ReceivedResponse, kind: type[T]) -> T:
         """The record of an answer; what is unusual about it is noted."""
-        found = decoding.record(answer, kind)
+        return self._note_anomalies(answer, decoding.record(answer, kind))
+
+    def decode_events(self, answer: ReceivedResponse, kind: type[T]) -> list[T]:
+        """The records of a stream of events; what is unusual about them is noted."""
+        return self._note_anomalies(answer, decoding.events(answer, kind))
+
+    def _note_anomalies(self, answer: ReceivedResponse, found: T) -> T:
         for anomaly in decoding.anomalies(found):
             self.note_difference(f"{answer.message}: {anomaly}")
         return found

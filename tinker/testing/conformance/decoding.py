@@ -11,7 +11,7 @@ import msgspec
 from msgspec import inspect
 from tinker_wire import models
 
-from tinker._wire import json, proto
+from tinker._wire import EVENT_STREAM, EventDecoder, json, proto
 from tinker.testing.conformance.connection import ReceivedResponse
 from tinker.testing.conformance.outcome import Contradiction
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
@@ -27,6 +27,16 @@ def record(answer: ReceivedResponse, kind: type[T]) -> T:
         return json.decode(answer.content, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Contradiction(f"{answer.message}: the answer is not a {kind.__name__}: {error}: {answer.excerpt}") from error
+
+
+def events(answer: ReceivedResponse, kind: type[T]) -> list[T]:
+    """The data of each event of a stream as a record. Contradiction when it is something else, or does not fit."""
+    if answer.media_type != EVENT_STREAM:
+        raise Contradiction(f"{answer.message}: a body as {answer.media_type or 'nothing'}, not as {EVENT_STREAM}")
+    try:
+        return [json.decode(event.data.encode(), kind) for event in EventDecoder().feed(answer.content)]
+    except (ValueError, msgspec.DecodeError) as error:
+        raise Contradiction(f"{answer.message}: an event is not a {kind.__name__}: {error}: {answer.excerpt}") from error
 
 
 def loss_output(answer: ReceivedResponse) -> ForwardBackwardOutput:

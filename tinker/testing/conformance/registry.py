@@ -25,6 +25,7 @@ MODULES = (
     "sequence",
     "futures",
     "weights",
+    "uploads",
     "sampling",
     "errors",
     "admin",

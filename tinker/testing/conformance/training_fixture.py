@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -16,7 +17,7 @@ from tinker_wire.runtime import Binary, Request
 from tinker._wire import json, proto
 from tinker.testing.conformance.connection import BodyFormat
 from tinker.testing.conformance.context import CheckContext, PendingResult
-from tinker.testing.conformance.outcome import Absent, Contradiction
+from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
 from tinker.types.results import ForwardBackwardOutput
@@ -28,7 +29,8 @@ STILL = models.AdamParams(learning_rate=0.0)
 ADAM = models.AdamParams(learning_rate=0.01)
 
 _UNREADABLE = frozenset({400, 404, 406, 415, 422})
-_SEED = 11
+#: The adapter of a model that is created without another one. Adapters of equal seed begin equal.
+LORA = models.LoraConfig(rank=8, seed=11)
 #: With so large an `eps`, and without momentum, Adam's step is the gradient times `learning_rate / eps`.
 _EPS = 1e4
 #: What the loss of a request is called, and what another server calls it.
@@ -164,14 +166,41 @@ class TrainingFixture:
         kind = models.SaveWeightsForSamplerResponseInternal
         return self.context.result(self.context.submit(weights_api.save_weights_for_sampler(body), kind))
 
+    def export(self, name: str) -> str:
+        """The path of weights that are saved as files. Absent when the server does not do that."""
+        body = models.SaveWeightsExternalRequest(model_id=self.model_id, path=name, seq_id=self._take_number(None))
+        kind = models.SaveWeightsExternalResponseInternal
+        try:
+            saved = self.context.result(self.context.submit(weights_api.save_weights_external(body), kind))
+        except (Refused, Failed) as error:
+            raise Absent(str(error)) from error
+        return saved.path or f"tinker://{self.model_id}/external_weights/{name}"
+
+    def load(self, path: str, *, optimizer: bool = False) -> PendingResult[models.LoadWeightsResponse]:
+        """Submit a load as the first request of the model."""
+        body = models.LoadWeightsRequest(model_id=self.model_id, seq_id=1, path=path, optimizer=optimizer)
+        self.number = 2
+        return self.context.submit(weights_api.load_weights(body), models.LoadWeightsResponse)
+
+
+def fresh_name() -> str:
+    """A name that no checkpoint has."""
+    return f"conformance-{uuid.uuid4().hex[:8]}"
+
+
+def checkpoint_parts(path: str) -> dict[str, str]:
+    """The parts of a checkpoint's URL."""
+    run, _, checkpoint = path.removeprefix("tinker://").partition("/")
+    return {"training_run_id": run, "checkpoint_id": checkpoint}
+
 
 def creation(context: CheckContext, number: int = 0, **fields: Any) -> Request[models.UntypedAPIFuture]:
-    """The request that creates model ``number`` of the check's session. Adapters of equal seed begin equal."""
+    """The request that creates model ``number`` of the check's session."""
     given: dict[str, Any] = {
         "session_id": context.session(),
         "model_seq_id": number,
         "base_model": context.base_model(),
-        "lora_config": models.LoraConfig(rank=8, seed=_SEED),
+        "lora_config": LORA,
         **fields,
     }
     body = models.CreateModelRequest(**given)

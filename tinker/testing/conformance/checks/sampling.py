@@ -185,6 +185,32 @@ def json_result(context: CheckContext) -> None:
     context.expect(all(a == b or (a and b and abs(a - b) < 1e-4) for a, b in pairs), "the prompt logprobs differ")
 
 
+@check("stream_sample")
+def stream(context: CheckContext) -> None:
+    """Streamed tokens are as many as asked for, each with a logprob, and after them the stream ends with `done`."""
+    made = SamplingFixture.on_base(context)
+    request = api.stream_sample(made.body(num_samples=2, max_tokens=4))
+    answer = context.send(request)
+    context.require_acceptance(request, answer)
+    events = context.decode_events(answer, models.SampleStreamEvent)
+    last = events[-1].type if events else None
+    context.require(last == "done", f"the last of {len(events)} events is {last!r}")
+    for index in range(2):
+        _check_sequence(context, [one for one in events if (one.type, one.index) == ("tokens", index)])
+    unknown = {one.index for one in events} - {0, 1}
+    context.expect(not unknown, f"of samples 0 and 1 there are tokens with the index {sorted(unknown)}")
+
+
+def _check_sequence(context: CheckContext, events: list[models.SampleStreamEvent]) -> None:
+    """The events of one sample are together what was asked for."""
+    count = sum(len(one.tokens) for one in events)
+    logprobs = sum(len(one.logprobs) for one in events)
+    reason = events[-1].stop_reason if events else None
+    context.require(0 < count <= 4, f"asked for up to 4 tokens, the stream has {count}")
+    context.expect(reason == "stop" or (count == 4 and reason == "length"), f"{count} of 4 tokens end with {reason!r}")
+    context.expect(logprobs == count, f"{count} tokens of the stream have {logprobs} logprobs")
+
+
 @check("join_sampling_session")
 def join(context: CheckContext) -> None:
     """Copies of a sampling client get numbers of their own, and sample under them."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import uuid
 
+import msgspec
 import numpy as np
 from tinker_wire import models
 from tinker_wire.api import weights as api
 from tinker_wire.runtime import Request
 
 from tinker._http import ABSENT_STATUSES
-from tinker.testing.conformance.context import CheckContext, PendingResult
+from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.sampling_fixture import PROMPT, SamplingFixture
@@ -21,29 +21,21 @@ from tinker.testing.conformance.training_fixture import (
     Floats,
     TrainingFixture,
     are_alike,
+    checkpoint_parts,
     create,
     datum,
     distance,
     effect,
+    fresh_name,
 )
 
 _INFLIGHT_TRIES, _INFLIGHT_PAUSE = 50, 0.2
 
 
-def _name() -> str:
-    return f"conformance-{uuid.uuid4().hex[:8]}"
-
-
-def _checkpoint(path: str) -> dict[str, str]:
-    """The parts of a checkpoint's URL."""
-    run, _, checkpoint = path.removeprefix("tinker://").partition("/")
-    return {"training_run_id": run, "checkpoint_id": checkpoint}
-
-
 @check("save_weights", core=True)
 def save(context: CheckContext) -> None:
     """A save answers a path made of the run, the kind and the name."""
-    fixture, name = create(context), _name()
+    fixture, name = create(context), fresh_name()
     path, wanted = fixture.save_and_wait(name), f"tinker://{fixture.model_id}/weights/{name}"
     context.expect(path == wanted, f"the path is {path!r}, not {wanted!r}")
 
@@ -51,7 +43,7 @@ def save(context: CheckContext) -> None:
 @check("save_weights")
 def taken_name(context: CheckContext) -> None:
     """A name that exists is refused with 409, unless it may be overwritten."""
-    fixture, name = create(context), _name()
+    fixture, name = create(context), fresh_name()
     first = fixture.save_and_wait(name)
     try:
         context.wait_for_response(fixture.save(name))
@@ -72,7 +64,7 @@ def taken_name(context: CheckContext) -> None:
 @check("weights_info", core=True)
 def info(context: CheckContext) -> None:
     """A checkpoint says from what it was made."""
-    found = context.call(_info(create(context).save_and_wait(_name())))
+    found = context.call(_info(create(context).save_and_wait(fresh_name())))
     context.expect(
         found.base_model == context.base_model(), f"made from {context.base_model()!r}, it says {found.base_model!r}"
     )
@@ -82,7 +74,7 @@ def info(context: CheckContext) -> None:
 @check("list_checkpoints", core=True)
 def of_run(context: CheckContext) -> None:
     """The checkpoints of a run are listed, each with its kind, its path and its time."""
-    fixture, name = create(context), _name()
+    fixture, name = create(context), fresh_name()
     path = fixture.save_and_wait(name, user_metadata={"k": "v"})
     fixture.save_for_sampler(path=name)
     listed = context.call(api.list_checkpoints(training_run_id=fixture.model_id)).checkpoints
@@ -99,7 +91,7 @@ def of_run(context: CheckContext) -> None:
 def of_user(context: CheckContext) -> None:
     """The checkpoints of all runs are listed newest first, with a cursor that counts them."""
     fixture = create(context)
-    older, newer = fixture.save_and_wait(_name()), fixture.save_and_wait(_name())
+    older, newer = fixture.save_and_wait(fresh_name()), fixture.save_and_wait(fresh_name())
     page = context.call(api.list_user_checkpoints(limit=2))
     found = [one.tinker_path for one in page.checkpoints]
     context.expect(found == [newer, older], f"the newest two are {[newer, older]}, listed are {found}")
@@ -108,12 +100,33 @@ def of_user(context: CheckContext) -> None:
     context.expect(page.cursor is not None and page.cursor.total_count >= 2, f"the cursor is {page.cursor}")
 
 
+@check("search_checkpoints")
+def search(context: CheckContext) -> None:
+    """A search finds the checkpoints that meet its conditions, newest first, and its cursor leads to the next of them."""
+    fixture, tag = create(context), {"conformance": fresh_name()}
+    older, newer = (fixture.save_and_wait(fresh_name(), user_metadata=tag) for _ in range(2))
+    fixture.save_and_wait(fresh_name())
+    request = models.CheckpointSearchRequest(user_metadata=tag, base_models=[context.base_model()], limit=1)
+    page = context.call(api.search_checkpoints(request))
+    found = [one.tinker_path for one in page.checkpoints]
+    context.require(found == [newer], f"the newest that meets the conditions is {newer}, found are {found}")
+    context.require(page.next_cursor is not None, "two meet the conditions, and after the first there is no cursor")
+    last = context.call(api.search_checkpoints(msgspec.structs.replace(request, cursor=page.next_cursor)))
+    found = [one.tinker_path for one in last.checkpoints]
+    context.require(found == [older], f"the next that meets the conditions is {older}, found are {found}")
+    context.expect(last.next_cursor is None, f"after the last page there is a cursor {last.next_cursor}")
+    others = msgspec.structs.replace(request, checkpoint_type="sampler"), msgspec.structs.replace(request, base_models=[])
+    for request in others:
+        found = [one.tinker_path for one in context.call(api.search_checkpoints(request)).checkpoints]
+        context.expect(not found, f"with conditions that no checkpoint meets the search finds {found}")
+
+
 @check("load_weights")
 def load(context: CheckContext) -> None:
     """A new model that loads a checkpoint gives the logprobs that were saved."""
     path, wanted = _train(create(context))
     fixture = create(context, 1)
-    context.result(_load(fixture, path))
+    context.result(fixture.load(path))
     found = fixture.logprobs()
     context.require(
         are_alike(wanted, found, _measure_move(context, wanted)), f"the logprobs are {distance(wanted, found):g} away"
@@ -143,7 +156,7 @@ def optimizer_state(context: CheckContext) -> None:
     original = create(context)
     original.learn(params=ADAM)
     original.learn([ONE], ADAM)
-    path = original.save_and_wait(_name())
+    path = original.save_and_wait(fresh_name())
     saved = original.logprobs()
     original.learn([ONE], ADAM)
     wanted = original.logprobs()
@@ -155,7 +168,7 @@ def optimizer_state(context: CheckContext) -> None:
 
 def _next_step(context: CheckContext, number: int, path: str, *, optimizer: bool) -> Floats:
     fixture = create(context, number)
-    context.result(_load(fixture, path, optimizer=optimizer))
+    context.result(fixture.load(path, optimizer=optimizer))
     fixture.learn([ONE], ADAM)
     return fixture.logprobs()
 
@@ -165,7 +178,7 @@ def missing(context: CheckContext) -> None:
     """Loading what was never saved fails, and is not the server's fault."""
     fixture = create(context)
     try:
-        context.wait_for_response(_load(fixture, f"tinker://{fixture.model_id}/weights/no-such-checkpoint"))
+        context.wait_for_response(fixture.load(f"tinker://{fixture.model_id}/weights/no-such-checkpoint"))
     except Refused as error:
         context.expect(error.status in (400, 404), f"it is refused with {error.status}")
     except Failed as error:
@@ -179,7 +192,7 @@ def missing(context: CheckContext) -> None:
 @check("save_weights_for_sampler", core=True)
 def named_for_sampler(context: CheckContext) -> None:
     """Weights saved under a name can be sampled from, and are those that were trained."""
-    fixture, name = create(context), _name()
+    fixture, name = create(context), fresh_name()
     fixture.learn()
     saved = fixture.save_for_sampler(path=name)
     wanted = f"tinker://{fixture.model_id}/sampler_weights/{name}"
@@ -222,9 +235,9 @@ def inflight(context: CheckContext) -> None:
 @check("delete_checkpoint", core=True)
 def delete(context: CheckContext) -> None:
     """A deleted checkpoint is gone; deleting it again is refused with 404, a bare name with 400."""
-    fixture, name = create(context), _name()
+    fixture, name = create(context), fresh_name()
     path = fixture.save_and_wait(name)
-    request = api.delete_checkpoint(**_checkpoint(path))
+    request = api.delete_checkpoint(**checkpoint_parts(path))
     context.call(request)
     context.expect_refusal(request, 404)
     context.expect_refusal(_info(path), 404)
@@ -237,7 +250,7 @@ def delete(context: CheckContext) -> None:
 def publish(context: CheckContext) -> None:
     """A checkpoint is made public and private again; what it is already is refused with 409."""
     fixture = create(context)
-    parts = _checkpoint(fixture.save_and_wait(_name()))
+    parts = checkpoint_parts(fixture.save_and_wait(fresh_name()))
     for request, public in ((api.publish_checkpoint(**parts), True), (api.unpublish_checkpoint(**parts), False)):
         context.call(request)
         (listed,) = _find_listed(context, fixture)
@@ -251,7 +264,7 @@ def publish(context: CheckContext) -> None:
 def time_to_live(context: CheckContext) -> None:
     """A checkpoint expires when it is told to, at its save or later, and stays when that is taken back."""
     fixture = create(context)
-    parts = _checkpoint(fixture.save_and_wait(_name(), ttl_seconds=7200))
+    parts = checkpoint_parts(fixture.save_and_wait(fresh_name(), ttl_seconds=7200))
     context.expect(
         _hours_left(_find_listed(context, fixture)[0]) == 2, "saved with two hours to live, it expires at another time"
     )
@@ -264,15 +277,11 @@ def time_to_live(context: CheckContext) -> None:
 @check("save_weights_external", "get_external_weights_urls")
 def external(context: CheckContext) -> None:
     """Weights are saved as files, whose URLs work without a credential."""
-    fixture, name = create(context), _name()
-    body = models.SaveWeightsExternalRequest(model_id=fixture.model_id, path=name, seq_id=1)
-    try:
-        saved = context.result(context.submit(api.save_weights_external(body), models.SaveWeightsExternalResponseInternal))
-    except (Refused, Failed) as error:
-        raise Absent(str(error)) from error
+    fixture, name = create(context), fresh_name()
+    saved = fixture.export(name)
     wanted = f"tinker://{fixture.model_id}/external_weights/{name}"
-    context.expect(saved.path == wanted, f"the path is {saved.path!r}, not {wanted!r}")
-    answer = context.call(api.get_external_weights_urls(**_checkpoint(saved.path or wanted)))
+    context.expect(saved == wanted, f"the path is {saved!r}, not {wanted!r}")
+    answer = context.call(api.get_external_weights_urls(**checkpoint_parts(saved)))
     context.require(bool(answer.urls), "there are no files")
     context.expect(answer.expires > datetime.datetime.now(datetime.UTC), f"the URLs ended at {answer.expires}")
     for name, url in answer.urls.items():
@@ -284,8 +293,8 @@ def external(context: CheckContext) -> None:
 def archive(context: CheckContext) -> None:
     """A checkpoint can be downloaded as one archive, from a URL that needs no credential."""
     fixture = create(context)
-    path = fixture.save_for_sampler(path=_name()).path
-    request = api.get_checkpoint_archive(**_checkpoint(str(path)))
+    path = fixture.save_for_sampler(path=fresh_name()).path
+    request = api.get_checkpoint_archive(**checkpoint_parts(str(path)))
     answer = context.send(request, headers={"Accept": "application/gzip"})
     if answer.status in ABSENT_STATUSES:
         raise Absent(str(answer))
@@ -298,10 +307,10 @@ def archive(context: CheckContext) -> None:
 @check("copy_weights")
 def copy(context: CheckContext) -> None:
     """A checkpoint is copied into a run of its own, and is the same there."""
-    path = create(context).save_and_wait(_name())
+    path = create(context).save_and_wait(fresh_name())
     if context.send(api.copy_weights(models.CopyWeightsRequest(source_path=path)), content=b"{}").status in ABSENT_STATUSES:
         raise Absent("there is no copy_weights")
-    body = models.CopyWeightsRequest(source_path=path, destination_project_id=_name())
+    body = models.CopyWeightsRequest(source_path=path, destination_project_id=fresh_name())
     try:
         made = context.call(api.copy_weights(body)).tinker_path
     except (Refused, Absent) as error:
@@ -321,19 +330,12 @@ def _info(path: str) -> Request[models.WeightsInfoResponse]:
 def _train(fixture: TrainingFixture) -> tuple[str, Floats]:
     """The path of a model that has learned something, and its logprobs."""
     fixture.learn()
-    return fixture.save_and_wait(_name()), fixture.logprobs()
+    return fixture.save_and_wait(fresh_name()), fixture.logprobs()
 
 
 def _measure_move(context: CheckContext, trained: Floats) -> float:
     """How far the training went from a new model's logprobs."""
     return effect(create(context, 99).logprobs(), trained)
-
-
-def _load(fixture: TrainingFixture, path: str, *, optimizer: bool = False) -> PendingResult[models.LoadWeightsResponse]:
-    """Load as the first request of a model."""
-    body = models.LoadWeightsRequest(model_id=fixture.model_id, seq_id=1, path=path, optimizer=optimizer)
-    fixture.number = 2
-    return fixture.context.submit(api.load_weights(body), models.LoadWeightsResponse)
 
 
 def _find_listed(context: CheckContext, fixture: TrainingFixture) -> list[models.Checkpoint]:

@@ -1,0 +1,84 @@
+"""Adapters that are brought: announced, sent as files, and made into checkpoints."""
+
+from __future__ import annotations
+
+import datetime
+
+from tinker_wire import models
+from tinker_wire.api import weights as api
+from tinker_wire.runtime import Request
+
+from tinker.testing.conformance.context import CheckContext
+from tinker.testing.conformance.registry import check
+from tinker.testing.conformance.training_fixture import (
+    LORA,
+    TrainingFixture,
+    are_alike,
+    checkpoint_parts,
+    create,
+    distance,
+    effect,
+    fresh_name,
+)
+
+
+@check("external_weights_upload_start", "external_weights_upload_finish")
+def incomplete(context: CheckContext) -> None:
+    """An upload has a URL for each file of its adapter, and cannot be finished before the files are there."""
+    upload = _start(context)
+    context.require(bool(upload.urls), "an upload has no URLs")
+    context.expect(upload.expires > datetime.datetime.now(datetime.UTC), f"the URLs ended at {upload.expires}")
+    context.expect_refusal(_finish(upload), 400)
+
+
+@check("external_weights_upload_finish")
+def unknown(context: CheckContext) -> None:
+    """An upload that was never started is refused with 404."""
+    _start(context)
+    body = models.ExternalWeightsUploadFinishRequest(upload_id=fresh_name())
+    context.expect_refusal(api.external_weights_upload_finish(body), 404)
+
+
+@check("external_weights_upload_start", "external_weights_upload_finish")
+def adapter(context: CheckContext) -> None:
+    """An adapter that was saved as files and is sent back makes one checkpoint, with the logprobs that were saved."""
+    upload = _start(context)
+    fixture = create(context)
+    before = fixture.logprobs()
+    fixture.learn()
+    wanted = fixture.logprobs()
+    _send(context, upload, _export(context, fixture))
+    path, again = (context.call(_finish(upload)).tinker_path for _ in range(2))
+    context.expect(path == again, f"finished again, {path} is {again}")
+    other = create(context, 1)
+    context.result(other.load(path))
+    found = other.logprobs()
+    context.require(are_alike(wanted, found, effect(before, wanted)), f"the logprobs are {distance(wanted, found):g} away")
+
+
+# ------------------------------------------------------------------------------------------------------------------- parts
+
+
+def _start(context: CheckContext) -> models.ExternalWeightsUploadStartResult:
+    body = models.ExternalWeightsUploadStartRequest(base_model=context.base_model(), lora_config=LORA)
+    return context.call(api.external_weights_upload_start(body))
+
+
+def _finish(upload: models.ExternalWeightsUploadStartResult) -> Request[models.ExternalWeightsUploadFinishResult]:
+    return api.external_weights_upload_finish(models.ExternalWeightsUploadFinishRequest(upload_id=upload.upload_id))
+
+
+def _export(context: CheckContext, fixture: TrainingFixture) -> dict[str, bytes]:
+    """The files of a model's adapter, by name."""
+    path = fixture.export(fresh_name())
+    urls = context.call(api.get_external_weights_urls(**checkpoint_parts(path))).urls
+    return {name: context.connection.fetch(url, context.deadline).content for name, url in urls.items()}
+
+
+def _send(context: CheckContext, upload: models.ExternalWeightsUploadStartResult, files: dict[str, bytes]) -> None:
+    """Send every file that the upload has a URL for."""
+    lost = sorted(upload.urls.keys() - files.keys())
+    context.require(not lost, f"an upload wants {', '.join(lost)}, which the adapter that was saved as files does not have")
+    for name, url in upload.urls.items():
+        answer = context.connection.put(url, files[name], context.deadline)
+        context.require(answer.status < 300, f"the file {name} is sent, and its URL answers {answer.status}")
