@@ -5,10 +5,10 @@
     python benchmarks/instructions.py --check                      fail when one is off the record by more than 5 %
     python benchmarks/instructions.py --record                     write the counts to instructions.json
 
-Each row runs in two fresh processes, in the second with more operations. The figure is the difference divided by the number
-of operations added, so that imports, connections and the first operations are not part of it. Everything in the process is
-counted: the interpreter, the client, aiohttp and asyncio. Needs valgrind. Counts belong to one version of CPython, which is
-recorded too.
+Each row runs in a process that first does some operations, so that imports, connections and first times are over. Then the
+counter is set to zero, and the figure is what it shows after more operations, divided by their number. Everything in the
+process is counted: the interpreter, the client, aiohttp and asyncio. Needs valgrind. Counts belong to one version of CPython,
+which is recorded too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,28 +29,32 @@ from pathlib import Path
 HERE = Path(__file__).parent
 RECORD = HERE / "instructions.json"
 ALLOWED = 0.05
-#: Of each row: operations of the first and of the second process.
-COUNTS = {"samples": (100, 300), "steps": (2, 6)}
+COUNTS = {"samples": 300, "steps": 6}
 DATUMS, TOKENS, PROMPT_TOKENS, SAMPLED_TOKENS = 128, 4096, 512, 128
 
 
 # ------------------------------------------------------------------------------------------------------------- what is counted
 
 
-def take_samples(base_url: str, count: int) -> None:
-    """Ask for samples at once, a hundred at a time, and read each."""
+def prepare_samples(base_url: str) -> Callable[[int], None]:
+    """Make a function that asks for samples, a hundred at once, and reads each."""
     import tinker
 
     params = tinker.SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0)
     sampler = tinker.ServiceClient(base_url=base_url).create_sampling_client(base_model="stub/model").result()
-    for _ in range(count // 100):
-        prompts = [tinker.ModelInput.from_ints(list(range(i, i + PROMPT_TOKENS))) for i in range(100)]
-        for future in [sampler.sample(prompt, 1, params) for prompt in prompts]:
-            assert len(future.result().sequences[0].tokens) == SAMPLED_TOKENS
+    prompts = [tinker.ModelInput.from_ints(list(range(i, i + PROMPT_TOKENS))) for i in range(100)]
+
+    def take(count: int) -> None:
+        for _ in range(count // 100):
+            for future in [sampler.sample(prompt, 1, params) for prompt in prompts]:
+                assert len(future.result().sequences[0].tokens) == SAMPLED_TOKENS
+
+    take(100)
+    return take
 
 
-def take_steps(base_url: str, count: int) -> None:
-    """Make datums from arrays once, then take steps one after the other."""
+def prepare_steps(base_url: str) -> Callable[[int], None]:
+    """Make a function that takes steps one after the other, of datums that are made of arrays."""
     import numpy as np
 
     import tinker
@@ -68,13 +73,27 @@ def take_steps(base_url: str, count: int) -> None:
         )
         for _ in range(DATUMS)
     ]
-    for _ in range(count):
-        loss = training.forward_backward(data, "importance_sampling")
-        training.optim_step(tinker.AdamParams()).result()
-        assert len([output["logprobs"].to_numpy() for output in loss.result().loss_fn_outputs]) == DATUMS
+
+    def take(count: int) -> None:
+        for _ in range(count):
+            loss = training.forward_backward(data, "importance_sampling")
+            training.optim_step(tinker.AdamParams()).result()
+            assert len([output["logprobs"].to_numpy() for output in loss.result().loss_fn_outputs]) == DATUMS
+
+    take(2)
+    return take
 
 
-WORK: dict[str, Callable[[str, int], None]] = {"samples": take_samples, "steps": take_steps}
+def work(row: str, base_url: str) -> None:
+    """Do the operations of a row; the counter starts at the first line of input, and is read before the second."""
+    take = WORK[row](base_url)
+    for turn in (lambda: take(COUNTS[row]), lambda: None):
+        print("ready", flush=True)
+        sys.stdin.readline()
+        turn()
+
+
+WORK: dict[str, Callable[[str], Callable[[int], None]]] = {"samples": prepare_samples, "steps": prepare_steps}
 
 
 # ------------------------------------------------------------------------------------------------------------------- counting
@@ -91,23 +110,25 @@ def stub_server() -> Iterator[str]:
             server.kill()
 
 
-def count_process(python: str, row: str, count: int, base_url: str) -> int:
-    """The instructions of one process that does so many operations."""
-    command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", python, "-P", __file__]
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "TINKER_API_KEY": "tml-bench", "TINKER_TELEMETRY": "0"}
-    command += ["--work", row, "--count", str(count), "--base-url", base_url]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    collected = re.search(r"Collected : (\d+)", done.stderr)
-    if done.returncode or collected is None:
-        raise SystemExit(f"{row}: the process failed\n{done.stdout}{done.stderr}")
-    return int(collected[1])
-
-
 def count_row(python: str, row: str, base_url: str) -> int:
     """The instructions of one operation."""
-    few, many = COUNTS[row]
-    added = count_process(python, row, many, base_url) - count_process(python, row, few, base_url)
-    return added // (many - few)
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "TINKER_API_KEY": "tml-bench", "TINKER_TELEMETRY": "0"}
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "counts")
+        command = ["valgrind", "-q", "--tool=callgrind", f"--callgrind-out-file={output}", python, "-P", __file__]
+        command += ["--work", row, "--base-url", base_url]
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            for order in ("--zero", "--dump"):
+                if process.stdout.readline() != "ready\n":
+                    raise SystemExit(f"{row}: the process ended early")
+                subprocess.run(["callgrind_control", order, str(process.pid)], check=True, capture_output=True)
+                process.stdin.write("\n")
+                process.stdin.flush()
+        counted = re.search(r"^(?:summary|totals): (\d+)", Path(f"{output}.1").read_text(), re.MULTILINE)
+        assert counted is not None
+        return int(counted[1]) // COUNTS[row]
 
 
 def count_all(python: str) -> dict[str, int]:
@@ -148,11 +169,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--work", choices=WORK, help=argparse.SUPPRESS)
-    parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--base-url", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        WORK[options.work](options.base_url, options.count)
+        work(options.work, options.base_url)
         return 0
     if shutil.which("valgrind") is None:
         raise SystemExit("valgrind is not installed")
