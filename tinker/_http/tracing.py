@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 logger = logging.getLogger("tinker")
 _MODULE = "opentelemetry.trace"
@@ -21,8 +23,7 @@ def read_trace_headers() -> Mapping[str, str] | None:
 def _inject() -> Mapping[str, str] | None:
     headers: dict[str, str] = {}
     try:
-        from opentelemetry.trace.propagation import tracecontext
-
+        tracecontext: Any = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
         tracecontext.TraceContextTextMapPropagator().inject(headers)
     except Exception as error:  # noqa: BLE001 - a program whose tracing is broken still trains
         logger.debug("no trace context: %s", error)
