@@ -156,3 +156,15 @@ def test_a_result_that_was_not_waited_for(operation: str, named: str) -> None:
         _ = future.metrics  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"has no attribute '_metrics'$"):
         _ = future._metrics  # type: ignore[attr-defined]
+
+
+def test_a_future_whose_work_is_cancelled_is_cancelled(training: tinker.TrainingClient, wire: Any) -> None:
+    """Whatever ends the work of an operation, as the end of its loop does, nobody waits for it any more."""
+    release = wire.hold("optim_step")
+    future = training.optim_step(ADAM)
+    wire.wait_for("optim_step")
+    assert future._task is not None
+    loop_thread().call(future._task.cancel)
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(10)
+    release()
