@@ -13,7 +13,7 @@ import pytest
 import tinker
 
 ROOT = Path(__file__).resolve().parents[2]
-NEED_TORCH = ("tinker.service_client",)
+NEED_TORCH = ("tinker._tokenizers", "tinker.service_client")
 
 
 def modules_with_examples() -> list[str]:
