@@ -160,9 +160,10 @@ def test_a_result_that_was_not_waited_for(operation: str, named: str) -> None:
 
 def test_a_future_whose_work_is_cancelled_is_cancelled(training: tinker.TrainingClient, wire: Any) -> None:
     """Whatever ends the work of an operation, as the end of its loop does, nobody waits for it any more."""
+    polls = len(wire.sent("retrieve_future"))
     release = wire.hold("retrieve_future")
     future = training.optim_step(ADAM)
-    wire.wait_for("retrieve_future")
+    wire.wait_for("retrieve_future", polls + 1)
     assert future._task is not None
     loop_thread().call(future._task.cancel)
     with pytest.raises(concurrent.futures.CancelledError):
