@@ -43,8 +43,8 @@ class RenewableRun:
     """What a training client needs of a run, done by the one that is present."""
 
     def __init__(self, present: TrainingRun) -> None:
-        self.present = present
-        self.calls = 0
+        self.present: TrainingRun = present
+        self.calls: int = 0
         self.on_replaced: Callable[[APIFuture[None]], object] | None = None
         self._lock = threading.Lock()
         self._tracked: dict[int, TrackedCall] = {}  # what is under way, and what has failed

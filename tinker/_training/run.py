@@ -89,7 +89,7 @@ class TrainingRun:
     def __init__(self, runtime: Runtime, operation: str, creation: Creation) -> None:
         self.runtime: Runtime = runtime
         self.model: Model | None = None
-        self.creation = creation
+        self.creation: Creation = creation
         self._session_id: str | None = None
         self._order = Sequencer()
         self._subject = Subject()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -13,13 +13,18 @@ from tinker.cli.errors import CommandFailed
 if TYPE_CHECKING:
     from tinker.usage import Price, TokenCounts
 
-prices_option = click.option(
-    "--prices",
-    "prices_path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="A price list, TOML or JSON: for each model train, prefill and sample per million tokens. Default: TINKER_PRICES.",
-)
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+def prices_option(command: Command) -> Command:
+    """Add the option that names a price list to a command."""
+    return click.option(
+        "--prices",
+        "prices_path",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="A price list, TOML or JSON: for each model train, prefill and sample per million tokens. Default: TINKER_PRICES.",
+    )(command)
 
 
 def read_prices(path: Path | None) -> Mapping[str, Price] | None:

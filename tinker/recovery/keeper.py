@@ -43,7 +43,7 @@ class RunKeeper:
         on_recovery: Callable[[Recovery], object] | None,
         on_failure: Callable[[RecoveryFailedError], object] | None,
     ) -> None:
-        self.run = RenewableRun(first)
+        self.run: RenewableRun = RenewableRun(first)
         self._first: Creation = first.creation
         self._policy = policy
         self._attempts = RecoveryAttempts(first.runtime, policy)

@@ -26,7 +26,7 @@ class StepCounter:
 
     def __init__(self, first: int) -> None:
         self._lock = threading.Lock()
-        self.step = first
+        self.step: int = first
         self.warned: set[str] = set()
 
     def advance(self) -> None:
