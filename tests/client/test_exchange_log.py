@@ -115,7 +115,7 @@ def test_the_answer_to_a_credential_is_hidden() -> None:
 
 
 def test_failures_are_logged(connect: Connect, wire: Any) -> None:
-    """An exchange that broke has the reason, and one that the server refused its answer; a sink that fails is no matter."""
+    """An exchange that broke has the reason, and one that the server refused its answer; a sink that fails changes nothing."""
     seen: list[ExchangeRecord] = []
 
     def fail(record: ExchangeRecord) -> None:

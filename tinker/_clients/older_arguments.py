@@ -1,4 +1,4 @@
-"""What constructors of older versions took, and later ones ignore: read, checked, and heeded."""
+"""What constructors of older versions took, and later ones ignore: read, checked, and honored."""
 
 from __future__ import annotations
 

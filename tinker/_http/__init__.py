@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tinker._http.asgi_scope import make_scope
 from tinker._http.auth import Auth, Credential, CredentialSource, find_command, find_source, read_claims
 from tinker._http.circuits import Circuit, CircuitRegistry, CircuitRules, Circuits, Permit
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
@@ -59,6 +60,7 @@ from tinker._http.tracing import read_trace_headers
 from tinker._http.transport import Reply, Transport
 
 __all__ = [
+    "make_scope",
     "ABSENT_STATUSES",
     "ARCHIVE",
     "Attempts",

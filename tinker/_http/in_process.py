@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
-from urllib.parse import unquote
 
 import httpx
 
+from tinker._http.asgi_scope import make_scope
 from tinker._wire import EVENT_STREAM
 
 
@@ -25,7 +25,7 @@ class InProcessTransport(httpx.AsyncBaseTransport):
         if EVENT_STREAM not in request.headers.get("accept", ""):
             return await self._whole.handle_async_request(request)
         exchange = _StreamedExchange(await request.aread())
-        task = asyncio.create_task(self._app(_scope(request), exchange.receive, exchange.send))
+        task = asyncio.create_task(self._app(make_scope(request), exchange.receive, exchange.send))
         task.add_done_callback(exchange.end)
         try:
             await exchange.begun.wait()
@@ -89,21 +89,3 @@ class _StreamedBody(httpx.AsyncByteStream):
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await self._task
-
-
-def _scope(request: httpx.Request) -> dict[str, Any]:
-    raw_path = request.url.raw_path.partition(b"?")[0]
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": request.method,
-        "headers": [(name.lower(), value) for name, value in request.headers.raw],
-        "scheme": request.url.scheme,
-        "path": unquote(raw_path.decode("ascii")),
-        "raw_path": raw_path,
-        "query_string": request.url.query,
-        "server": (request.url.host, request.url.port),
-        "client": ("127.0.0.1", 123),
-        "root_path": "",
-    }

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import httpx
 
+from tinker._http import make_scope
 from tinker.testing.faults import ServerResponse
 
 if TYPE_CHECKING:
@@ -18,26 +18,8 @@ if TYPE_CHECKING:
 async def call_app(app: ASGIApp, request: httpx.Request, body: bytes) -> ServerResponse:
     """What the application answers; whatever it raises is raised here."""
     exchange = _ASGIExchange(body)
-    await app(_scope(request), exchange.receive, exchange.send)
+    await app(make_scope(request), exchange.receive, exchange.send)
     return ServerResponse(status=exchange.status, headers=httpx.Headers(exchange.headers), content=b"".join(exchange.parts))
-
-
-def _scope(request: httpx.Request) -> dict[str, Any]:
-    raw_path = request.url.raw_path.partition(b"?")[0]
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": request.method,
-        "headers": [(name.lower(), value) for name, value in request.headers.raw],
-        "scheme": request.url.scheme,
-        "path": unquote(raw_path.decode("ascii")),
-        "raw_path": raw_path,
-        "query_string": request.url.query,
-        "server": (request.url.host, request.url.port),
-        "client": ("127.0.0.1", 0),
-        "root_path": "",
-    }
 
 
 class _ASGIExchange:
