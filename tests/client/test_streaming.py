@@ -368,3 +368,15 @@ def test_the_end_of_the_client_ends_streams(sampler: tinker.SamplingClient, engi
     )
     with pytest.raises(tinker.TinkerError):
         list(stream)
+
+
+def test_a_stream_asks_the_circuit(connect: Connect, wire: Any, clock: Any) -> None:
+    """Failures of streams open the circuit of sampling, and an open circuit lets no stream pass."""
+    breaker = tinker.CircuitBreaker(failures=2, reset_seconds=30, clock=lambda: clock.now)
+    sampler = connect(circuit_breaker=breaker).create_sampling_client(base_model="tinker/toy").result(10)
+    wire.fail("stream_sample", 503, times=2)
+    for cause in (tinker.InternalServerError, type(None)):
+        with pytest.raises(tinker.CircuitOpenError) as caught:
+            list(sampler.sample_stream(PROMPT, 1, SHORT))
+        assert isinstance(caught.value.__cause__, cause)
+    assert len(wire.sent("stream_sample")) == 2

@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 import attrs
 import msgspec
 
+from tinker._http.statuses import is_success
 from tinker._wire import Piece, count_nbytes
 
 _LONGEST_REASON = 500  # characters of what a failure says about itself, which may be the server's words
@@ -71,7 +72,7 @@ class PreparedRequest:
 
     def receiver_of(self, status: int) -> Receive | None:
         """Return who takes the body of an answer with this status as it comes; None when it is read completely."""
-        return self.receive if 200 <= status < 300 else None
+        return self.receive if is_success(status) else None
 
     @property
     def nbytes(self) -> int:

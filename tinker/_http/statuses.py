@@ -91,6 +91,11 @@ _GONE_STATUSES = frozenset({410})
 LOST_STATUSES = _GONE_STATUSES | {404}
 
 
+def is_success(status: int) -> bool:
+    """Return whether a status says that the request was carried out."""
+    return 200 <= status < 300
+
+
 def judge(error: BaseException) -> Verdict:
     """Return the verdict on a failure; FATAL for anything that is not an APIError."""
     if isinstance(error, APIConnectionError):

@@ -7,7 +7,7 @@ attempts by `send_once`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
@@ -29,7 +29,7 @@ from tinker._http.observers import Observers
 from tinker._http.refused_fields import RefusedFields
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
 from tinker._http.retry import Attempts, Policy, delay_before, read_requested_delay
-from tinker._http.statuses import UNAUTHENTICATED_STATUS, UNSUPPORTED_FORMAT_STATUSES, Verdict, is_absent, judge
+from tinker._http.statuses import UNAUTHENTICATED_STATUS, UNSUPPORTED_FORMAT_STATUSES, Verdict, is_absent, is_success, judge
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, count_nbytes, json
 from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, exchange_sinks
 
@@ -83,6 +83,42 @@ class Variants(Protocol[T_co]):
         ...
 
 
+class StreamReceiver(Protocol):
+    """Takes the answers to the attempts at a stream."""
+
+    @property
+    def received(self) -> bool:
+        """Return whether something of the stream was handed over, which no other attempt can take back."""
+        ...
+
+    def begin(self, prepared: PreparedRequest) -> None:
+        """Expect the answer to another attempt."""
+        ...
+
+    async def receive(self, headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
+        """Take the answer as it comes."""
+        ...
+
+    def check(self, response: RawResponse) -> None:
+        """Raise what was wrong with the answer, once it is over."""
+        ...
+
+
+def _always() -> bool:
+    return True
+
+
+@attrs.frozen
+class _Call:
+    """What is repeated: what it is for, how long, and what each attempt needs."""
+
+    operation: str
+    purpose: Purpose
+    policy: Policy
+    admit: Admission | None = None
+    may_repeat: Callable[[], bool] = _always
+
+
 @attrs.frozen
 class Transport:
     """Exchanges with one server under one credential."""
@@ -115,7 +151,7 @@ class Transport:
 
     # ------------------------------------------------------------------------------------------------------------- sending
 
-    async def send(
+    def send(
         self,
         request: Request[T],
         policy: Policy,
@@ -125,29 +161,18 @@ class Transport:
         credential: Credential | None = None,
         check: Callable[[T], str | None] | None = None,
         follow_redirects: bool = True,
-    ) -> Reply[T]:
+    ) -> Coroutine[Any, Any, Reply[T]]:
         """Send a request, again as ``policy`` and the settings say, and decode its answer.
 
         ``admit`` is what each attempt needs. ``credential`` takes the place of the client's own, and hides the answer in
         errors. ``check`` says what is wrong with an answer that decodes and is nevertheless of no use.
         """
         prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
-        guard = None if self.circuits is None else self.circuits.guard(request.operation, purpose, policy, admit)
-        held = guard or admit
-        failures: Attempts | None = None
-        began = self.clock.monotonic()
-        while True:
-            try:
-                if held is None:
-                    value = _decode(await self.send_once(prepared), request.reply, check)
-                else:
-                    async with held:
-                        value = _decode(await self.send_once(prepared), request.reply, check)
-                return Reply(value, self.clock.monotonic() - began, 1 if failures is None else failures.count + 1)
-            except errors.APIError as error:
-                failures = failures or self.submission_attempts(policy, request.operation, began)
-                delay = self.next_delay(failures, error, admit)
-            await (self.sleep(delay) if guard is None else guard.sleep(self.sleep, delay))
+        return self._repeat(
+            _Call(request.operation, purpose, policy, admit),
+            lambda: self.send_once(prepared),
+            lambda response: _decode(response, request.reply, check),
+        )
 
     async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
         """Send as :meth:`send` does, to an endpoint that not every server has: None where it is absent."""
@@ -158,23 +183,54 @@ class Transport:
                 return None
             raise
 
-    async def send_variants(self, variants: Variants[T], policy: Policy) -> Reply[T]:
+    def send_variants(self, variants: Variants[T], policy: Policy) -> Coroutine[Any, Any, Reply[T]]:
         """Send as :meth:`send` does, a request that can be written in several forms; an attempt may take several of them."""
-        guard = None if self.circuits is None else self.circuits.guard(variants.operation, Purpose.UPLOAD, policy, None)
+
+        def read(response: RawResponse) -> T:
+            value = decode_json(response, variants.reply)
+            variants.accept()
+            return value
+
+        call = _Call(variants.operation, Purpose.UPLOAD, policy)
+        return self._repeat(call, lambda: self._send_first_accepted(variants), read)
+
+    def send_stream(
+        self, request: Request[Any], policy: Policy, receiver: StreamReceiver, admit: Admission
+    ) -> Coroutine[Any, Any, Reply[None]]:
+        """Send a request whose answer is a stream, as :meth:`send` does; again only until its receiver has something."""
+        prepared = self.prepare(request, Purpose.STREAM)
+        # Nothing may hold events back to pack them.
+        headers = {**prepared.headers, "Accept-Encoding": "identity"}
+        prepared = attrs.evolve(prepared, headers=headers, receive=receiver.receive)
+
+        def attempt() -> Awaitable[RawResponse]:
+            receiver.begin(prepared)
+            return self.send_once(prepared)
+
+        call = _Call(request.operation, Purpose.STREAM, policy, admit, lambda: not receiver.received)
+        return self._repeat(call, attempt, receiver.check)
+
+    async def _repeat(
+        self, call: _Call, attempt: Callable[[], Awaitable[RawResponse]], read: Callable[[RawResponse], T]
+    ) -> Reply[T]:
+        """Make attempts until the answer of one can be read, as the policy, the settings and the circuit of the call say."""
+        guard = None if self.circuits is None else self.circuits.guard(call.operation, call.purpose, call.policy, call.admit)
+        held = guard or call.admit
         failures: Attempts | None = None
         began = self.clock.monotonic()
         while True:
             try:
-                if guard is None:
-                    value = decode_json(await self._send_first_accepted(variants), variants.reply)
+                if held is None:
+                    value = read(await attempt())
                 else:
-                    async with guard:
-                        value = decode_json(await self._send_first_accepted(variants), variants.reply)
-                variants.accept()
+                    async with held:
+                        value = read(await attempt())
                 return Reply(value, self.clock.monotonic() - began, 1 if failures is None else failures.count + 1)
             except errors.APIError as error:
-                failures = failures or self.submission_attempts(policy, variants.operation, began)
-                delay = failures.next_delay(error)
+                if not call.may_repeat():
+                    raise
+                failures = failures or self._submission_attempts(call, began)
+                delay = self._next_delay(failures, error, call.admit)
             await (self.sleep(delay) if guard is None else guard.sleep(self.sleep, delay))
 
     async def _send_first_accepted(self, variants: Variants[T]) -> RawResponse:
@@ -192,14 +248,14 @@ class Transport:
     def _limit(self, policy: Policy) -> Policy:
         return attrs.evolve(policy.within(self.config.patience_seconds), max_retries=self.config.max_retries)
 
-    def submission_attempts(self, policy: Policy, operation: str, began: float) -> Attempts:
+    def _submission_attempts(self, call: _Call, began: float) -> Attempts:
         """Count the failures of something that is submitted, since a time."""
-        chosen = self._limit(policy)
+        chosen = self._limit(call.policy)
         if self.config.fail_fast:
             chosen = attrs.evolve(chosen, fails_fast=True)
-        return Attempts(chosen, self.observers, operation, began)
+        return Attempts(chosen, self.observers, call.operation, began)
 
-    def next_delay(self, attempts: Attempts, error: errors.APIError, admit: Admission | None) -> float:
+    def _next_delay(self, attempts: Attempts, error: errors.APIError, admit: Admission | None) -> float:
         """Return the seconds until the next attempt, and note what the server asks of all; without one raises the error."""
         if admit is not None and isinstance(error, errors.APIStatusError) and judge(error) is Verdict.COOL_DOWN:
             admit.note_cool_down(error, delay_before(attempts.policy, error, attempts.count, self.clock))
@@ -215,7 +271,7 @@ class Transport:
             prepared = self._without_refused(prepared)
         while True:
             response = await self._send_authenticated(prepared)
-            if 200 <= response.status < 300:
+            if is_success(response.status):
                 return response
             if response.status not in UNSUPPORTED_FORMAT_STATUSES or prepared.record is None:
                 raise self._failure(prepared, response)
@@ -316,11 +372,6 @@ class Transport:
             silence_seconds=self._silence_seconds(purpose),
         )
         return prepared if credential is None else attrs.evolve(self._under(credential, prepared), has_own_credential=True)
-
-    def prepare_stream(self, request: Request[Any]) -> PreparedRequest:
-        """Encode a request whose answer is a stream of events, which must not be packed on the way."""
-        prepared = self.prepare(request, Purpose.STREAM)
-        return attrs.evolve(prepared, headers={**prepared.headers, "Accept-Encoding": "identity"})
 
     def _silence_seconds(self, purpose: Purpose) -> float:
         """Return how long a try waits for a silent server. Servers hold polls and streams, whatever the patience."""

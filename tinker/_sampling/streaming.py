@@ -1,4 +1,4 @@
-"""One stream of samples: its events as they come, tried again until the first tokens, and what ends it. On the loop.
+"""One stream of samples: its events as they come, and what ends it. On the loop.
 
 A connection that is silent ends, as everywhere. Signs of life are not progress: the time without tokens has a limit of its own.
 """
@@ -10,21 +10,12 @@ from collections.abc import AsyncIterator, Mapping
 import attrs
 import msgspec
 from tinker_wire import models
-from tinker_wire.runtime import Request
 
-from tinker._http import (
-    ExchangeFailed,
-    Policy,
-    PreparedRequest,
-    RawResponse,
-    SampleAdmission,
-    Transport,
-    connection_error,
-    invalid_response,
-)
+from tinker._clock import Clock
+from tinker._http import ExchangeFailed, PreparedRequest, RawResponse, SampleAdmission, connection_error, invalid_response
 from tinker._sampling.mailbox import Mailbox
 from tinker._wire import EVENT_STREAM, EventDecoder, json
-from tinker.errors import APIError, RequestFailedError, TinkerError
+from tinker.errors import RequestFailedError, TinkerError
 from tinker.types.results import SampleResponse
 
 #: A sample may wait so long for its turn, as one that is not streamed may.
@@ -64,39 +55,32 @@ class TokenMailbox:
             )
 
 
-async def receive_stream(
-    transport: Transport, request: Request[models.SampleStreamEvent], policy: Policy, admit: SampleAdmission, to: TokenMailbox
-) -> None:
-    """Send the request and hand its events over until the last one; again as the policy says, as long as there were no tokens.
-
-    StreamsAbsent when the answer is no stream; APIError and RequestFailedError as of other requests.
-    """
-    prepared, began, failures = transport.prepare_stream(request), transport.clock.monotonic(), None
-    while True:
-        receiver = EventReceiver(transport, prepared, admit, to)
-        try:
-            async with admit:
-                await transport.send_once(attrs.evolve(prepared, receive=receiver.receive))
-            receiver.check()
-            return
-        except APIError as error:
-            if to.received_tokens:
-                raise
-            failures = failures or transport.submission_attempts(policy, request.operation, began)
-            delay = transport.next_delay(failures, error, admit)
-        await transport.sleep(delay)
-
-
 class EventReceiver:
-    """The events of one answer. What is wrong with them is raised by :meth:`check`, once the exchange is over."""
+    """Takes the events of a stream, to the last one or to one that is wrong.
 
-    def __init__(self, transport: Transport, prepared: PreparedRequest, admit: SampleAdmission, to: TokenMailbox) -> None:
-        self._clock, self._prepared, self._admit, self._to = transport.clock, prepared, admit, to
-        self._outcome: Exception | None = connection_error(prepared, ExchangeFailed("the stream ended before its last event"))
+    :meth:`check` raises StreamsAbsent when the answer is no stream; APIError and RequestFailedError as of other requests.
+    """
+
+    _prepared: PreparedRequest
+    _outcome: Exception | str | None
+    _until: float
+
+    def __init__(self, clock: Clock, admit: SampleAdmission, to: TokenMailbox) -> None:
+        self._clock, self._admit, self._to = clock, admit, to
+
+    @property
+    def received(self) -> bool:
+        """Return whether there were tokens."""
+        return self._to.received_tokens > 0
+
+    def begin(self, prepared: PreparedRequest) -> None:
+        """Expect the events of another attempt."""
+        self._prepared = prepared
+        self._outcome = connection_error(prepared, ExchangeFailed("the stream ended before its last event"))
         self._until = self._clock.monotonic() + FIRST_TOKEN_SECONDS
 
     async def receive(self, headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
-        """Take the events as they come, to the last one or to one that cannot be."""
+        """Take the events as they come."""
         self._admit.release()
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != EVENT_STREAM:
@@ -108,11 +92,13 @@ class EventReceiver:
                 if any(self._take(event.data) for event in decoder.feed(piece)) or self._is_late():
                     return
             except (ValueError, msgspec.DecodeError) as error:
-                self._outcome = invalid_response(RawResponse(self._prepared, 200, headers, b""), str(error))
+                self._outcome = str(error)
                 return
 
-    def check(self) -> None:
+    def check(self, response: RawResponse) -> None:
         """Raise what went wrong."""
+        if isinstance(self._outcome, str):
+            raise invalid_response(response, self._outcome)
         if self._outcome is not None:
             raise self._outcome
 

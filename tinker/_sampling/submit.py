@@ -24,7 +24,7 @@ from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._sampling.request import SampleOptions
 from tinker._sampling.sources import SamplerSource
-from tinker._sampling.streaming import StreamsAbsent, TokenMailbox, receive_stream
+from tinker._sampling.streaming import EventReceiver, StreamsAbsent, TokenMailbox
 from tinker._session import ServerConfig, SessionContext, SessionPoller, meter, prompt_use, sample_response
 from tinker._training import PROMPT_TOKEN_NBYTES, chunk_nbytes
 from tinker.errors import (
@@ -246,8 +246,9 @@ class Sampler:
             await self._note_base_model()
         request = api.stream_sample(self._to_wire(prompt, options))
         admit = SampleAdmission(context.limits, _prompt_nbytes(prompt))
+        receiver = EventReceiver(self.runtime.clock, admit, to)
         try:
-            await receive_stream(self.runtime.transport, request, self._policy, admit, to)
+            await self.runtime.transport.send_stream(request, self._policy, receiver, admit)
         finally:
             if observers.given and to.received_tokens:
                 use = attrs.evolve(prompt_use(future, prompt), sampled=to.received_tokens)
