@@ -11,6 +11,7 @@ import numpy as np
 from tinker_wire import limits
 from tinker_wire.models import AccessScope
 
+from tinker._checks import check_integer
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
 from tinker.types.params import AdamParams, DimuonParams, SamplingParams
@@ -102,14 +103,14 @@ def check_sample(prompt: ModelInput, options: SampleOptions) -> None:
     if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"prompt must be a ModelInput, got {type(prompt).__name__}")
     params = options.sampling_params
-    _check_integer("num_samples", options.num_samples)
+    check_integer("num_samples", options.num_samples)
     if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
     if options.num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {options.num_samples}")
     for name in options.COUNTS:
         count = getattr(options, name)
-        _check_integer(name, count)
+        check_integer(name, count)
         if count < 0:
             raise ValueError(f"{name} must not be negative, got {count}")
     if options.prompt_logprobs_last_n is not None:
@@ -121,28 +122,15 @@ def check_sample(prompt: ModelInput, options: SampleOptions) -> None:
 def _check_last_n(last_n: int, include_prompt_logprobs: bool) -> None:
     if not include_prompt_logprobs:
         raise ValueError("prompt_logprobs_last_n needs include_prompt_logprobs=True")
-    _check_integer("prompt_logprobs_last_n", last_n)
+    check_integer("prompt_logprobs_last_n", last_n)
     if last_n < 1:
         raise ValueError(f"prompt_logprobs_last_n must be at least 1, got {last_n}")
-
-
-def _check_integer(name: str, value: object) -> None:
-    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
 
 
 def check_timeout(timeout: float | None) -> None:
     """Raise TypeError unless the timeout is a number of seconds, of Python or numpy, or None."""
     if timeout is not None and not isinstance(timeout, numbers.Real):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
-
-
-def check_seconds(name: str, seconds: float) -> None:
-    """Raise TypeError or ValueError unless the argument is a number of seconds above 0."""
-    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be a number of seconds, got {seconds!r}")
-    if not seconds > 0:
-        raise ValueError(f"{name} must be more than 0, got {seconds!r}")
 
 
 def _check_targets(prompt: ModelInput, targets: TensorData) -> None:

@@ -11,7 +11,6 @@ closes the circuit, one that fails opens it again.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import ParamSpec, TypeVar
 
 import attrs
 
+from tinker._checks import check_count, check_function, check_number
 from tinker._http import Circuit, CircuitRegistry, CircuitRules, Permit, is_server_failure
 from tinker.errors import CircuitOpenError, TinkerError
 from tinker.observing import CircuitChange, CircuitState
@@ -102,12 +102,11 @@ class CircuitBreaker:
         on_change: Callable[[CircuitChange], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _check_count("failures", failures)
-        _check_count("probes", probes)
-        _check_seconds("reset_seconds", reset_seconds)
+        check_count("failures", failures)
+        check_count("probes", probes)
+        check_number("reset_seconds", reset_seconds, positive=True)
         for name, function in (("counts", counts), ("on_change", on_change), ("clock", clock)):
-            if function is not None and not callable(function):
-                raise TypeError(f"{name} must be a function, got {type(function).__name__}")
+            check_function(name, function)
         rules = CircuitRules(
             failures=failures, reset_seconds=float(reset_seconds), probes=probes, monotonic=clock, is_failure=counts or _counts
         )
@@ -261,17 +260,3 @@ def _counts(error: BaseException) -> bool:
 
 def _name_of(function: Callable[..., object]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{name} must be 1 or more, got {value}")
-
-
-def _check_seconds(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be a time in seconds above 0, got {value}")

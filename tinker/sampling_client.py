@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tinker import _tokenizers
+from tinker._checks import check_number
 from tinker._clients import ReadyClient, SessionHolder, awaiting_twin_of
 from tinker._http import sampling_policy
 from tinker._runtime import Runtime
@@ -22,7 +23,7 @@ from tinker._sampling import (
     to_handle,
 )
 from tinker._session import report_pause
-from tinker._validate import check_context_length, check_sample, check_seconds
+from tinker._validate import check_context_length, check_sample
 from tinker.futures import APIFuture
 from tinker.streaming import SampleStream, TokenDecoder
 from tinker.types.model_input import ModelInput
@@ -131,7 +132,7 @@ class SamplingClient(ReadyClient):
         """
         options = SampleOptions(num_samples=num_samples, sampling_params=sampling_params)
         check_sample(prompt, options)
-        check_seconds("silence_seconds", silence_seconds)
+        check_number("silence_seconds", silence_seconds, positive=True)
         mailbox = TokenMailbox(silence_seconds=silence_seconds)
         chosen = self._sampler.find_tokenizer() if tokenizer is None else tokenizer
         return SampleStream(self._sampler.stream(prompt, options, mailbox), mailbox, chosen)

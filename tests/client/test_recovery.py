@@ -446,9 +446,9 @@ def test_no_failure_of_the_lost_run_is_logged(
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"attempts": 0}, ValueError, "attempts must be 1 or more, got 0"),
-        ({"attempts": 1.5}, TypeError, "attempts must be a whole number, got float"),
-        ({"backoff_seconds": -1}, ValueError, "backoff_seconds must be a time in seconds, 0 or more"),
+        ({"attempts": 0}, ValueError, "attempts must be at least 1, got 0"),
+        ({"attempts": 1.5}, TypeError, "attempts must be an integer, got float"),
+        ({"backoff_seconds": -1}, ValueError, "backoff_seconds must be at least 0"),
         ({"backoff_seconds": "5"}, TypeError, "backoff_seconds must be a number, got str"),
         ({"max_backoff_seconds": float("nan")}, ValueError, "max_backoff_seconds"),
         ({"checkpoint": "step-1"}, ValueError, "tinker://"),
@@ -473,9 +473,9 @@ def test_wrong_arguments(first: tinker.TrainingClient, client: RecoveringTrainin
         (lambda: RecoveringTrainingClient(first, wrong - 5), TypeError, "policy must be a RecoveryPolicy, got int"),
         (lambda: RecoveringTrainingClient(first, on_recovery=wrong), TypeError, "on_recovery must be a function"),
         (lambda: RecoveringTrainingClient(first, on_failure=wrong), TypeError, "on_failure must be a function"),
-        (lambda: client.steps(-1), ValueError, "count must be 0 or more, got -1"),
-        (lambda: client.steps(wrong / 2), TypeError, "count must be a whole number, got float"),
-        (lambda: client.steps(1, save_every=0), ValueError, "save_every must be 1 or more"),
+        (lambda: client.steps(-1), ValueError, "count must be at least 0, got -1"),
+        (lambda: client.steps(wrong / 2), TypeError, "count must be an integer, got float"),
+        (lambda: client.steps(1, save_every=0), ValueError, "save_every must be at least 1"),
         (lambda: client.steps(1, name="a/b"), ValueError, "name"),
         (lambda: client.steps(1, ttl_seconds=5), ValueError, "ttl_seconds"),
     ]:

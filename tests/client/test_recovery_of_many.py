@@ -213,11 +213,11 @@ def test_wrong_values(service: tinker.ServiceClient) -> None:
     executor = RecoveryExecutor(service)
     for make, error, message in [
         (lambda: RecoveryExecutor(service, wrong), TypeError, "policy must be a RecoveryPolicy, got int"),
-        (lambda: RecoveryExecutor(service, at_once=0), ValueError, "at_once must be 1 or more, got 0"),
-        (lambda: RecoveryExecutor(service, at_once=wrong / 2), TypeError, "at_once must be a whole number"),
+        (lambda: RecoveryExecutor(service, at_once=0), ValueError, "at_once must be at least 1, got 0"),
+        (lambda: RecoveryExecutor(service, at_once=wrong / 2), TypeError, "at_once must be an integer"),
         (lambda: RecoveryExecutor(service, on_recovery=wrong), TypeError, "on_recovery must be a function"),
         (lambda: RecoveryMonitor(wrong), TypeError, "executor must be a RecoveryExecutor, got int"),
-        (lambda: RecoveryMonitor(executor, poll_seconds=-1), ValueError, "poll_seconds must be a time"),
+        (lambda: RecoveryMonitor(executor, poll_seconds=-1), ValueError, "poll_seconds must be at least 0"),
         (lambda: RecoveryMonitor(executor).watch(wrong), TypeError, "run_id must be a str, got int"),
     ]:
         with pytest.raises(error, match=message):

@@ -345,7 +345,7 @@ def test_text(client: tinker.SamplingClient, wire: Any) -> None:
     ("arguments", "reason"),
     [
         ({"num_samples": 0}, "num_samples"),
-        ({"silence_seconds": 0}, "silence_seconds must be more than 0"),
+        ({"silence_seconds": 0}, "silence_seconds must be above 0"),
         ({"silence_seconds": "1"}, "silence_seconds must be a number"),
     ],
 )

@@ -305,12 +305,12 @@ def test_a_block_is_for_one_call_at_a_time(breaker: tinker.CircuitBreaker) -> No
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"failures": 0}, ValueError, "failures must be 1 or more, got 0"),
-        ({"failures": 2.0}, TypeError, "failures must be a whole number, got float"),
-        ({"failures": True}, TypeError, "failures must be a whole number, got bool"),
-        ({"probes": 0}, ValueError, "probes must be 1 or more"),
-        ({"probes": "1"}, TypeError, "probes must be a whole number"),
-        ({"reset_seconds": 0}, ValueError, "reset_seconds must be a time in seconds above 0, got 0"),
+        ({"failures": 0}, ValueError, "failures must be at least 1, got 0"),
+        ({"failures": 2.0}, TypeError, "failures must be an integer, got float"),
+        ({"failures": True}, TypeError, "failures must be an integer, got bool"),
+        ({"probes": 0}, ValueError, "probes must be at least 1"),
+        ({"probes": "1"}, TypeError, "probes must be an integer"),
+        ({"reset_seconds": 0}, ValueError, "reset_seconds must be above 0, got 0"),
         ({"reset_seconds": float("nan")}, ValueError, "reset_seconds"),
         ({"reset_seconds": float("inf")}, ValueError, "reset_seconds"),
         ({"reset_seconds": "30"}, TypeError, "reset_seconds must be a number"),

@@ -101,7 +101,7 @@ def test_patience_must_be_a_number(seconds: Any) -> None:
 @pytest.mark.parametrize("seconds", [-1, float("nan"), -0.1])
 def test_patience_that_makes_no_sense(seconds: float) -> None:
     """Patience below 0, or not a number, is a ValueError of the constructor."""
-    with pytest.raises(ValueError, match="patience_seconds must be 0 or more"):
+    with pytest.raises(ValueError, match="patience_seconds must be at least 0"):
         tinker.ServiceClient(base_url="http://host", patience_seconds=seconds)
 
 

@@ -58,7 +58,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("proxy_headers", {"a": "b\nc"}, ValueError, "header 'a' must not hold a line break"),
     ("proxy_headers", {"a": 1}, TypeError, "header 'a' must be text"),
     ("wire", "xml", ValueError, "wire must be one of auto, proto, json"),
-    ("patience_seconds", -1, ValueError, "patience_seconds must be 0 or more"),
+    ("patience_seconds", -1, ValueError, "patience_seconds must be at least 0"),
 ]
 
 

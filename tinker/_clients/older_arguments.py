@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 import attrs
 
+from tinker._checks import check_count, check_number
 from tinker._http import wrap_client
 
 if TYPE_CHECKING:
@@ -58,21 +57,15 @@ def _seconds(timeout: object) -> float | None:
     seconds = getattr(timeout, "read", timeout)
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
-        raise TypeError(f"timeout must be a number of seconds, an httpx.Timeout or None, got {type(timeout).__name__}")
-    if math.isnan(seconds) or seconds <= 0:
-        raise ValueError(f"timeout must be more than 0 seconds, got {seconds}")
-    return float(seconds)
+    check_number("timeout", seconds, positive=True, finite=False)
+    return float(cast("float", seconds))
 
 
 def _count(max_retries: object) -> int | None:
     if max_retries is None:
         return None
-    if isinstance(max_retries, bool) or not isinstance(max_retries, numbers.Integral):
-        raise TypeError(f"max_retries must be an integer, got {type(max_retries).__name__}")
-    if max_retries < 0:
-        raise ValueError(f"max_retries must be 0 or more, got {max_retries}")
-    return int(max_retries)
+    check_count("max_retries", max_retries, least=0)
+    return int(cast("int", max_retries))
 
 
 def _headers(headers: object) -> Mapping[str, str]:

@@ -4,17 +4,16 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 import platform
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 import attrs
 
+from tinker._checks import check_count, check_number
 from tinker._config.proxies import Proxies
 from tinker._version import __version__
 
@@ -65,27 +64,6 @@ def _setting(variable: str, meaning: str, *, argument: str | None = None, defaul
     return attrs.field(metadata=about, **field)
 
 
-def _is_number(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, numbers.Real)
-
-
-def check_seconds(name: str, value: object, *, positive: bool = False) -> None:
-    """Raise TypeError or ValueError unless it is a time in seconds: at least 0, or, when ``positive``, above it."""
-    if not _is_number(value):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    seconds = float(cast("float", value))
-    if math.isnan(seconds) or seconds < 0 or (positive and seconds == 0):
-        raise ValueError(f"{name} must be {'above 0' if positive else '0 or more'}, got {value}")
-
-
-def check_count(name: str, value: object, *, zero: bool = False) -> None:
-    """Raise TypeError or ValueError unless it is an integer of at least 1, or, with ``zero``, of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
-    if value < (least := 0 if zero else 1):
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-
-
 def check_headers(headers: Mapping[str, str]) -> None:
     """Raise TypeError or ValueError unless they can be sent."""
     for name, value in headers.items():
@@ -109,7 +87,7 @@ def check_connections(connections: Mapping[str, int]) -> None:
         check_count(f"connections[{name!r}]", count)
 
 
-def _validate(check: Callable[..., None], **options: bool) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+def _validate(check: Callable[..., None], **options: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value is not None:
             check(attribute.name, value, **options)
@@ -238,7 +216,7 @@ class Config:
         argument="patience_seconds",
         default_text="minutes, by kind of request",
         default=None,
-        validator=_validate(check_seconds),
+        validator=_validate(check_number, finite=False),
     )
     fail_fast: bool = _setting(
         "TINKER_FAIL_FAST", "Whether a rate limit is raised instead of waited out.", argument="fail_fast", default=False
@@ -249,7 +227,7 @@ class Config:
         argument="max_retries",
         default_text="no limit but time",
         default=None,
-        validator=_validate(check_count, zero=True),
+        validator=_validate(check_count, least=0),
     )
     silence_seconds: float | None = _setting(
         "",
@@ -257,7 +235,7 @@ class Config:
         argument="timeout",
         default_text="seconds to minutes, by kind of request",
         default=None,
-        validator=_validate(check_seconds, positive=True),
+        validator=_validate(check_number, positive=True, finite=False),
     )
     connections: Mapping[str, int] = _setting(
         "TINKER_CONNECTIONS",
@@ -276,20 +254,20 @@ class Config:
         "TINKER_HEARTBEAT_SECONDS",
         "The time between heartbeats of the session.",
         default=10.0,
-        validator=_validate(check_seconds, positive=True),
+        validator=_validate(check_number, positive=True, finite=False),
     )
     heartbeat_warning_seconds: float = _setting(
         "TINKER_HEARTBEAT_WARNING_SECONDS",
         "After how long without an accepted heartbeat the log has a warning.",
         default=120.0,
-        validator=_validate(check_seconds, positive=True),
+        validator=_validate(check_number, positive=True, finite=False),
     )
     heartbeat_lost_seconds: float | None = _setting(
         "TINKER_HEARTBEAT_LOST_SECONDS",
         "After how long without an accepted heartbeat the session counts as lost.",
         default_text="never",
         default=None,
-        validator=_validate(check_seconds, positive=True),
+        validator=_validate(check_number, positive=True, finite=False),
     )
     telemetry: bool = _setting(
         "TINKER_TELEMETRY", "Whether failures are reported to the server.", argument="telemetry", default=False

@@ -14,8 +14,9 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import attrs
 import msgspec
 
+from tinker._checks import check_number
 from tinker._config import config as _defaults
-from tinker._config.config import LOCAL_SCHEME, Config, check_seconds
+from tinker._config.config import LOCAL_SCHEME, Config
 from tinker._config.proxies import Proxies, from_environment
 from tinker._version import __version__
 
@@ -156,11 +157,11 @@ def check_given(*, base_url: str | None, api_key: str | None, patience_seconds: 
         _base_url(base_url)
     _key(api_key, "api_key")
     if patience_seconds is not None:
-        check_seconds("patience_seconds", patience_seconds)
+        check_number("patience_seconds", patience_seconds, finite=False)
 
 
 def _patience(seconds: float) -> float:
-    check_seconds("patience_seconds", seconds)
+    check_number("patience_seconds", seconds, finite=False)
     return float(seconds)
 
 

@@ -31,6 +31,7 @@ from tinker._http.retry import (
     SUBMIT,
     Attempts,
     Policy,
+    longest_delay,
     sampling_policy,
 )
 from tinker._http.statuses import (
@@ -121,6 +122,7 @@ __all__ = [
     "is_unexplained",
     "is_user_fault",
     "judge",
+    "longest_delay",
     "open_engine",
     "open_files",
     "read_claims",

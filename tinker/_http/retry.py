@@ -133,12 +133,16 @@ def _seconds(value: str, scale: float, clock: Clock) -> float | None:
         return None
 
 
+def longest_delay(first: float, longest: float, retries: int) -> float:
+    """Return seconds that are twice as many with each retry (from 0), up to the longest."""
+    return min(longest, first * 2.0 ** min(retries, 32))
+
+
 def delay_before(policy: Policy, error: BaseException, retries: int, clock: Clock) -> float:
     """Return seconds to wait before retry number ``retries`` (from 0)."""
     if judge(error) is Verdict.PAUSE:
         return PAUSE_SECONDS
-    ceiling = min(policy.max_delay, policy.base_delay * 2.0 ** min(retries, 32))
-    jittered = ceiling * clock.random()
+    jittered = longest_delay(policy.base_delay, policy.max_delay, retries) * clock.random()
     hint = _hint(error, clock)
     return jittered if hint is None else hint + min(jittered, 1.0)
 

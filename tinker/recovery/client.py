@@ -5,10 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Callable, Mapping
 
+from tinker._checks import check_function, check_kind
 from tinker._training import TrainingRun
 from tinker.futures import APIFuture
 from tinker.recovery.keeper import RunKeeper, SaveCall
-from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint, check_function, check_kind
+from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint
 from tinker.recovery.steps import Steps
 from tinker.training_client import TrainingClient
 from tinker.types.results import SaveWeightsResponse

@@ -13,6 +13,7 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 
+from tinker._checks import check_count, check_function, check_kind, check_number
 from tinker._http import SUBMIT, Budget, is_absent
 from tinker._runtime import Runtime, run
 from tinker._training import Creation
@@ -27,10 +28,6 @@ from tinker.recovery.policy import (
     RecoveryPolicy,
     SavePoint,
     call_user,
-    check_count,
-    check_function,
-    check_kind,
-    check_seconds,
 )
 from tinker.training_client import TrainingClient
 
@@ -108,7 +105,7 @@ class RecoveryExecutor:
     ) -> None:
         self._policy = RecoveryPolicy() if policy is None else policy
         check_kind("policy", self._policy, RecoveryPolicy)
-        check_count("at_once", at_once, 1)
+        check_count("at_once", at_once)
         check_function("on_recovery", on_recovery)
         check_function("on_failure", on_failure)
         self.runtime: Runtime = service._runtime()  # pyright: ignore[reportPrivateUsage]
@@ -209,7 +206,7 @@ class RecoveryMonitor:
 
     def __init__(self, executor: RecoveryExecutor, *, poll_seconds: float = 30.0) -> None:
         check_kind("executor", executor, RecoveryExecutor)
-        check_seconds("poll_seconds", poll_seconds)
+        check_number("poll_seconds", poll_seconds)
         self._executor = executor
         self._poll_seconds = poll_seconds
         self._watched: dict[str, str | None] = {}  # the last checkpoint that the server named, by run

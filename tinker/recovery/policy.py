@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import attrs
 
+from tinker._checks import check_count, check_number
+from tinker._http import longest_delay
 from tinker._validate import check_model_path
 from tinker.errors import TinkerError
 
@@ -76,40 +77,11 @@ CheckpointChoice: TypeAlias = str | Callable[[SavePoint], float]
 
 
 def _check_attempts(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    check_count(attribute.name, value, 1)
+    check_count(attribute.name, value)
 
 
 def _check_seconds(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    check_seconds(attribute.name, value)
-
-
-def check_seconds(name: str, value: object) -> None:
-    """Raise TypeError or ValueError unless a value is a time in seconds."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} must be a time in seconds, 0 or more, got {value}")
-
-
-def check_kind(name: str, value: object, kind: type) -> None:
-    """Raise TypeError unless a value is of a kind."""
-    if not isinstance(value, kind):
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise TypeError(f"{name} must be {article} {kind.__name__}, got {type(value).__name__}")
-
-
-def check_count(name: str, value: object, least: int) -> None:
-    """Raise TypeError or ValueError unless a value is a whole number that is large enough."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"{name} must be {least} or more, got {value}")
-
-
-def check_function(name: str, value: object) -> None:
-    """Raise TypeError unless a value is a function or None."""
-    if value is not None and not callable(value):
-        raise TypeError(f"{name} must be a function, got {type(value).__name__}")
+    check_number(attribute.name, value)
 
 
 def call_user(function: Callable[[T], object] | None, value: T) -> None:
@@ -169,7 +141,7 @@ class RecoveryPolicy:
         """
         if attempt == 1:
             return 0.0
-        return float(min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** min(attempt - 2, 32)))
+        return float(longest_delay(self.backoff_seconds, self.max_backoff_seconds, attempt - 2))
 
     def choose(self, saves: list[SavePoint]) -> SavePoint | None:
         """Return the save to recover from; None where there is none.

@@ -7,11 +7,11 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tinker._checks import check_count
 from tinker._validate import check_name, check_ttl
 from tinker.errors import copy_error
 from tinker.futures import APIFuture
 from tinker.recovery.keeper import RunKeeper, SaveCall
-from tinker.recovery.policy import check_count
 from tinker.types.results import SaveWeightsResponse
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class Steps:
         name: str,
         ttl_seconds: int | None,
     ) -> None:
-        check_count("count", count, 0)
-        check_count("save_every", save_every, 1)
+        check_count("count", count, least=0)
+        check_count("save_every", save_every)
         check_name(name)
         check_ttl(ttl_seconds)
         self._keeper, self._save_as = keeper, save

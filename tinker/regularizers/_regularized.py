@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import attrs
 
+from tinker._checks import check_count, check_number
 from tinker._training import evaluator, require_torch
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.regularizers._base_losses import make_named_loss
@@ -47,7 +47,8 @@ class RegularizedLoss(LossWithGradients):
         Raises:
             ValueError: The step is negative.
         """
-        return _wrap(attrs.evolve(self.composition, step=_check_step("step", step)))
+        check_count("step", step, least=0)
+        return _wrap(attrs.evolve(self.composition, step=step))
 
 
 def regularized(
@@ -101,14 +102,16 @@ def regularized(
         raise TypeError("base must be a function: a LossHandle may be computed by the server, and cannot be added to here")
     if loss_fn_config is not None and not isinstance(base, str):
         raise ValueError("loss_fn_config goes with a base that is the name of a loss")
+    check_number("timeout_seconds", timeout_seconds, positive=True)
+    check_count("first_step", first_step, least=0)
     checked = make_named_loss(base, loss_fn_config) if isinstance(base, str) else base
     composition = Composition(
         base=checked,
         evaluate_base=evaluator(checked),
         terms=_check_terms(terms),
         track_grad_norms=track_grad_norms,
-        timeout_seconds=_check_timeout(timeout_seconds),
-        counter=StepCounter(_check_step("first_step", first_step)),
+        timeout_seconds=float(timeout_seconds),
+        counter=StepCounter(first_step),
     )
     return _wrap(composition)
 
@@ -127,19 +130,3 @@ def _check_terms(terms: Iterable[Regularizer]) -> tuple[Regularizer, ...]:
     if repeated := [name for name, count in Counter(term.name for term in found).items() if count > 1]:
         raise ValueError(f"terms need different names; several are called {', '.join(map(repr, repeated))}")
     return found
-
-
-def _check_timeout(seconds: float) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"timeout_seconds must be a number, got {seconds!r}")
-    if not math.isfinite(seconds) or seconds <= 0:
-        raise ValueError(f"timeout_seconds must be finite and above 0, got {seconds}")
-    return float(seconds)
-
-
-def _check_step(what: str, step: int) -> int:
-    if isinstance(step, bool) or not isinstance(step, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{what} must be an integer, got {step!r}")
-    if step < 0:
-        raise ValueError(f"{what} must not be negative, got {step}")
-    return step

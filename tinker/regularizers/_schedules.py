@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from tinker._checks import check_count
+
 WeightSchedule: TypeAlias = Callable[[int], float]
 """From the step of the loss, 0 at first, to the weight of a term."""
 
@@ -27,10 +29,7 @@ def _weight(instance: object, attribute: attrs.Attribute[Any], value: object) ->
 
 
 def _steps(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{attribute.name} must be an integer, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{attribute.name} must be at least 1, got {value}")
+    check_count(attribute.name, value)
 
 
 @attrs.frozen

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import attrs
 
+from tinker._checks import check_number
 from tinker.usage.counts import TokenCounts
 
 MILLION = 1_000_000
@@ -21,10 +22,7 @@ ANY_MODEL = "*"
 def _check_price(price: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if value is None and attribute.default is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{attribute.name} must be a number, got {type(value).__name__}")
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{attribute.name} must be at least 0, got {value}")
+    check_number(attribute.name, value)
 
 
 @attrs.frozen(kw_only=True)
