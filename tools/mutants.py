@@ -51,7 +51,15 @@ RETRIES = ["unit/test_retry.py", "unit/test_retry_times.py", "client/test_patien
 TESTS: dict[str, list[str]] = {
     "_http/retry": RETRIES,
     "_http/statuses": [*RETRIES, "client/test_session.py", "client/test_restarted_server.py", "client/test_telemetry.py"],
-    "_http/transport": ["client/test_exchanges.py", "client/test_session.py", "client/test_auth.py", "client/test_patience.py"],
+    "_http/transport": [
+        "client/test_exchanges.py",
+        "client/test_session.py",
+        "client/test_auth.py",
+        "client/test_patience.py",
+        "client/test_events.py",
+        "client/test_streaming.py",
+        "client/test_circuit_breaker.py",
+    ],
     "_http/limits": ["unit/test_order.py", "unit/test_budgets.py", "client/test_limits.py"],
     "_session/session": [
         "client/test_session.py",
