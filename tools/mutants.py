@@ -50,7 +50,13 @@ RETRIES = ["unit/test_retry.py", "unit/test_retry_times.py", "client/test_patien
 #: Which tests are asked about a module; the ones most likely to notice first.
 TESTS: dict[str, list[str]] = {
     "_http/retry": RETRIES,
-    "_http/statuses": [*RETRIES, "client/test_session.py", "client/test_restarted_server.py", "client/test_telemetry.py"],
+    "_http/statuses": [
+        *RETRIES,
+        "unit/test_circuit_breaker.py",
+        "client/test_session.py",
+        "client/test_restarted_server.py",
+        "client/test_telemetry.py",
+    ],
     "_http/transport": [
         "client/test_exchanges.py",
         "client/test_session.py",

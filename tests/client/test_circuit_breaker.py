@@ -120,6 +120,15 @@ def test_the_session_is_kept_alive(run: tinker.TrainingClient, wire: Any, clock:
     wire.wait_for("session_heartbeat", beats + 5)
 
 
+def test_asking_for_the_session_opens_no_circuit(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
+    """Whether the server still knows the session is asked by heartbeats, which are tried again whatever the breaker counts."""
+    wire.fail("optim_step", 404)
+    wire.fail("session_heartbeat", 503, times=4)
+    with pytest.raises(tinker.NotFoundError):
+        run.optim_step(ADAM).result(10)
+    assert all(one.state == "closed" for one in breaker.circuits())
+
+
 def test_what_the_user_did_wrong_is_no_failure(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
     """Answers that blame the request leave the circuit closed, however many there are."""
     wire.fail("optim_step", 422, times=6)

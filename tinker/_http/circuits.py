@@ -24,8 +24,6 @@ from tinker.observing import CircuitChange, CircuitState
 Tell: TypeAlias = Callable[[CircuitChange], object]
 # Who comes while others are probing should ask again about then.
 PROBE_SECONDS = 1.0
-# What waits for accepted work, and what keeps a session alive, goes on while a circuit is open.
-_EXEMPT = frozenset({Purpose.POLL, Purpose.HEARTBEAT})
 
 
 @attrs.frozen(kw_only=True)
@@ -203,8 +201,12 @@ class Circuits:
     observers: Observers
 
     def guard(self, operation: str, purpose: Purpose, policy: Policy, admit: Admission | None) -> CircuitGuard | None:
-        """Return what guards a request, which holds ``admit`` too; None for a request that no circuit may stop."""
-        if purpose in _EXEMPT or policy is ONE_SHOT:
+        """Return what guards a request, which holds ``admit`` too; None for one that no circuit may stop.
+
+        What keeps a session alive goes on while a circuit is open. Polls for accepted work do too: they are single attempts,
+        which never come here.
+        """
+        if purpose is Purpose.HEARTBEAT or policy is ONE_SHOT:
             return None
         from tinker_wire.operations import OPERATIONS  # a long table, for those who have a breaker
 
