@@ -46,6 +46,7 @@ class AiohttpEngine:
         self._proxy_headers = proxy_headers
         self._proxies = None if proxies is None or proxies.is_empty else proxies
         self._pools: dict[Purpose, _Pool] = {}
+        self._limits: set[asyncio.Timeout] = set()  # of the answers under way
         self._closed = False
 
     async def send(self, request: PreparedRequest) -> RawResponse:
@@ -77,11 +78,15 @@ class AiohttpEngine:
         ):
             phase.has_begun = True
             received = cast("Mapping[str, str]", response.headers)
-            if (receive := request.receiver_of(response.status)) is not None:
-                await receive(received, _read_pieces(response, request, limit))
-                return RawResponse(request, response.status, received, b"")
-            _limit(limit, ANSWER_SECONDS)
-            body = await _read(response)
+            self._limits.add(limit)
+            try:
+                if (receive := request.receiver_of(response.status)) is not None:
+                    await receive(received, _read_pieces(response, request, limit))
+                    return RawResponse(request, response.status, received, b"")
+                _limit(limit, ANSWER_SECONDS)
+                body = await _read(response)
+            finally:
+                self._limits.discard(limit)
         content = await unpack(body, received.get("Content-Encoding", ""))
         return RawResponse(request, response.status, received, content)
 
@@ -103,6 +108,8 @@ class AiohttpEngine:
 
     async def aclose(self) -> None:
         self._closed = True
+        for limit in self._limits:
+            _limit(limit, 0)  # closed connections alone leave who reads a body of unknown length waiting
         pools, self._pools = self._pools, {}
         for pool in pools.values():
             await pool.session.close()
