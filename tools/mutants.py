@@ -76,6 +76,7 @@ TESTS: dict[str, list[str]] = {
     "_session/results": [
         "client/test_polling.py",
         "client/test_waiting.py",
+        "client/test_observing.py",
         "client/test_training.py",
         "client/test_sampling.py",
     ],

@@ -120,6 +120,7 @@ def test_a_pending_answer_forgives_the_failures_before_it(training: tinker.Train
         httpx.Response(408, json={"queue_state": "active"}),
         httpx.Response(408, json={"detail": "not yet"}),
         httpx.Response(200, json={"status": "complete_metadata", "request_id": "x", "response_payload_size": 9}),
+        httpx.Response(503, json={"detail": "the last"}),
     ]
     for answer in pending:
         wire.fail("retrieve_future", 503)
@@ -129,7 +130,6 @@ def test_a_pending_answer_forgives_the_failures_before_it(training: tinker.Train
             return answer
 
         wire.answer("retrieve_future", late)
-    wire.fail("retrieve_future", 503)
     assert training.optim_step(ADAM).result(10).metrics is not None
 
 
