@@ -88,8 +88,14 @@ TESTS: dict[str, list[str]] = {
         "client/test_training.py",
         "client/test_restarted_server.py",
         "client/test_samplers.py",
+        "client/test_events.py",
     ],
-    "_training/order": ["unit/test_order.py", "client/test_turns.py", "client/test_what_a_failure_stops.py"],
+    "_training/order": [
+        "unit/test_order.py",
+        "client/test_turns.py",
+        "client/test_what_a_failure_stops.py",
+        "client/test_training.py",
+    ],
     "_training/numbers": ["client/test_turns.py", "client/test_what_a_failure_stops.py"],
     "_training/loss_requests": [
         "client/test_turns.py",

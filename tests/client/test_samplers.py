@@ -107,6 +107,31 @@ def test_the_base_model_of_a_run_that_is_being_created(service: tinker.ServiceCl
     assert asked.result(10) == "tinker/toy"
 
 
+@pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        (None, "tinker/toy"),
+        ({"model_id": "m", "model_data": {}}, "tinker/toy"),
+        ({"model_id": "m", "model_data": {}, "model_name": "of the answer"}, "of the answer"),
+        ({"model_id": "m", "model_data": {"model_name": "of its data"}, "model_name": "of the answer"}, "of its data"),
+    ],
+)
+def test_who_says_the_base_model_of_a_run(service: tinker.ServiceClient, wire: Any, told: object, known: str) -> None:
+    """The server's description goes first; where it says nothing the model is the one that was asked for."""
+    wire.fail("get_info", 404 if told is None else 200, body=told)
+    training = service.create_lora_training_client("tinker/toy", rank=4)
+    assert training.save_weights_and_get_sampling_client().get_base_model() == known
+
+
+def test_a_base_model_that_nobody_says(service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any) -> None:
+    """A run from a checkpoint on a server that describes neither has no base model that could be named."""
+    path = training.save_state("s").result(10).path
+    wire.fail("get_info", 404)
+    again = service.create_training_client_from_state(path)
+    with pytest.raises(LookupError, match="which base model the run has"):
+        again.save_weights_and_get_sampling_client().get_base_model()
+
+
 def test_what_is_lost_is_asked_for_a_few_times(sampler: tinker.SamplingClient, wire: Any) -> None:
     """A result that is gone as often as allowed is asked for once more each time, and comes in the end."""
     wire.fail("retrieve_future", 410, body={"detail": "expired"}, times=RESUBMISSIONS)

@@ -127,17 +127,19 @@ class TrainingRun:
 
     def find_context_length(self) -> int | None:
         """Return the most tokens that the model takes; None where the server has not said so yet."""
-        return self.runtime.server.find_context_length(self._base_model() or self.creation.base_model)
+        return self.runtime.server.find_context_length(self._base_model())
 
     async def base_model(self) -> str:
-        """Return the name of the base model, once the model is created."""
+        """Return the name of the base model, once the model is created. LookupError when nobody has said it."""
         await self.created
-        self.info()
-        return self._base_model() or ""
+        if (name := self._base_model()) is None:
+            raise LookupError("this server does not say which base model the run has")
+        return name
 
     def _base_model(self) -> str | None:
         info = None if self.model is None else self.model.info
-        return None if info is None else info.model_data.model_name or info.model_name
+        told = None if info is None else info.model_data.model_name or info.model_name
+        return told or self.creation.base_model
 
     async def _create(self, future: APIFuture[None], creation: Creation, called: int) -> None:
         session = self.runtime.session
@@ -151,7 +153,7 @@ class TrainingRun:
             self.model = Model(model_id)
             self._subject.training_run_id = model_id
         self.model = Model(model_id, await self._get_info(model_id))
-        self._subject.base_model = self._base_model() or creation.base_model
+        self._subject.base_model = self._base_model()
 
     async def _get_info(self, model_id: str) -> models.GetInfoResponse | None:
         request = training_api.get_info(models.GetInfoRequest(model_id=model_id))
