@@ -18,6 +18,7 @@ nox.options.error_on_external_run = True
 ROOT = Path(__file__).parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 WITHOUT_TORCH = ("unit", "client", "codec", "local", "testing", "cli")
+WORKERS = ("-n", "auto", "--dist", "worksteal")  # of pytest-xdist; `-- -n 0` for none
 CONSTRAINTS = ROOT / "constraints.txt"
 TORCH = "torch==2.13.0"
 COOKBOOK = "tinker-cookbook==0.6.1"
@@ -42,10 +43,11 @@ def without(requirements: list[str], name: str) -> list[str]:
     return [requirement for requirement in requirements if not requirement.startswith(name)]
 
 
-def lowest_versions() -> list[str]:
-    """The core dependencies, each at its lower bound."""
-    core = nox.project.load_toml(ROOT / "pyproject.toml")["project"]["dependencies"]
-    return [requirement.partition(",")[0].replace(">=", "==") for requirement in core]
+def lowest_versions(*extras: str) -> list[str]:
+    """The dependencies of the core and of these extras, each at its lower bound."""
+    project = nox.project.load_toml(ROOT / "pyproject.toml")["project"]
+    ranges = project["dependencies"] + [one for extra in extras for one in project["optional-dependencies"][extra]]
+    return [requirement.partition(",")[0].replace(">=", "==") for requirement in ranges]
 
 
 def scratch(session: nox.Session) -> Path:
@@ -76,16 +78,18 @@ def tests(session: nox.Session) -> None:
     wheel = built_wheel(session)
     install(session, f"{wheel}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
     session.install("--force-reinstall", "--no-deps", str(wheel))
-    session.run("pytest", *session.posargs, env={"TINKER_LOCAL_DIR": str(scratch(session) / "local")})
+    session.run("pytest", *WORKERS, *session.posargs, env={"TINKER_LOCAL_DIR": str(scratch(session) / "local")})
 
 
 @nox.session
 def lowest(session: nox.Session) -> None:
-    """The tests that need no torch, with the lowest version that pyproject.toml allows of every core dependency."""
+    """The tests that need no torch, with the lowest version that pyproject.toml allows of every dependency but torch."""
     wheel = built_wheel(session)
-    session.install(*lowest_versions(), f"{wheel}[server,zstd]", *without(dependencies("test"), "schemathesis"))
+    extras = ("server", "zstd", "hub", "tokenizers")
+    test = without(dependencies("test"), "schemathesis")
+    session.install(*lowest_versions(*extras), f"{wheel}[{','.join(extras)}]", *test)
     session.install("--force-reinstall", "--no-deps", str(wheel))
-    session.run("pytest", *(session.posargs or [f"tests/{name}" for name in WITHOUT_TORCH]))
+    session.run("pytest", *WORKERS, *(session.posargs or [f"tests/{name}" for name in WITHOUT_TORCH]))
 
 
 def interpreter(version: str) -> str | None:
@@ -125,7 +129,7 @@ def run_tests_with(session: nox.Session, version: str) -> None:
     ):
         session.run(python, "-m", "pip", "install", "-q", "-c", str(CONSTRAINTS), *what, external=True)
     folders = [] if torch else [f"tests/{name}" for name in WITHOUT_TORCH]
-    session.run(python, "-m", "pytest", *(session.posargs or folders), external=True)
+    session.run(python, "-m", "pytest", *WORKERS, *(session.posargs or folders), external=True)
 
 
 for _version in PYTHONS:

