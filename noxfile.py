@@ -129,7 +129,7 @@ def run_tests_with(session: nox.Session, version: str) -> None:
     ):
         session.run(python, "-m", "pip", "install", "-q", "-c", str(CONSTRAINTS), *what, external=True)
     folders = [] if torch else [f"tests/{name}" for name in WITHOUT_TORCH]
-    session.run(python, "-m", "pytest", *WORKERS, *(session.posargs or folders), external=True)
+    session.run(str(Path(python).with_name("pytest")), *WORKERS, *(session.posargs or folders), external=True)
 
 
 for _version in PYTHONS:
