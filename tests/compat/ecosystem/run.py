@@ -47,12 +47,9 @@ def main() -> int:
     for name, result in results.items():
         (arguments.folder / f"{name}.json").write_text(json.dumps(result))
     print(page.table(results))
-    kept = {name: arguments.folder / f"{name}.json" for name in PACKAGES} | {
-        name: arguments.folder / f"{name}.json" for name in results
-    }
-    if all(path.exists() for path in kept.values()):
-        every = {name: json.loads(path.read_text()) for name, path in kept.items()}
-        (ROOT / "docs" / "ecosystem.md").write_text(page.whole(every))
+    kept = {name: arguments.folder / f"{name}.json" for name in [*PACKAGES, *results]}
+    every = {name: json.loads(path.read_text()) for name, path in kept.items() if path.exists()}
+    (ROOT / "docs" / "ecosystem.md").write_text(page.whole(every))
     problems = [line for name, result in results.items() for line in page.problems(name, result)]
     print("\n".join(problems), file=sys.stderr)
     return len(problems)
@@ -63,7 +60,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--wheel", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True, help="for environments and results")
     parser.add_argument("names", nargs="*", help="packages; all by default")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.folder = arguments.folder.absolute()
+    return arguments
 
 
 def run_package(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
