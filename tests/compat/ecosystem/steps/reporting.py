@@ -16,7 +16,7 @@ import tinker
 
 MODEL = "Qwen/Qwen3-8B"  # any name: the server has one small model, and serves it under all of them
 TOKENIZER_FOLDER = os.environ["TOKENIZER_FOLDER"]
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 
 
 class Run(NamedTuple):
