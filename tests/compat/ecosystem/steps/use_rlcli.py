@@ -26,7 +26,8 @@ def invoke(*arguments: str) -> str:
 def pass_through(*arguments: str) -> str:
     """Run a command that rlcli hands to the client's own command line."""
     command = [sys.executable, "-c", "from rlcli.cli import main_cli; main_cli()", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    wide = {**os.environ, "COLUMNS": "250"}  # tables are not cut
+    result = subprocess.run(command, env=wide, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -56,7 +57,8 @@ def supervised_training() -> None:
 
 
 def checkpoint_list() -> None:
-    assert run.id in pass_through("checkpoint", "list", "--base-url", URL)
+    listed = pass_through("checkpoint", "list", "--base-url", URL)
+    assert run.id in listed, listed
 
 
 def run_list() -> None:
