@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import nox
@@ -14,6 +16,9 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
 ROOT = Path(__file__).parent
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+WITHOUT_TORCH = ("unit", "client", "codec", "local", "testing", "cli")
+WORKERS = ("-n", "auto", "--dist", "worksteal")  # of pytest-xdist; `-- -n 0` for none
 CONSTRAINTS = ROOT / "constraints.txt"
 TORCH = "torch==2.13.0"
 COOKBOOK = "tinker-cookbook==0.6.1"
@@ -38,10 +43,11 @@ def without(requirements: list[str], name: str) -> list[str]:
     return [requirement for requirement in requirements if not requirement.startswith(name)]
 
 
-def lowest_versions() -> list[str]:
-    """The core dependencies, each at its lower bound."""
-    core = nox.project.load_toml(ROOT / "pyproject.toml")["project"]["dependencies"]
-    return [requirement.partition(",")[0].replace(">=", "==") for requirement in core]
+def lowest_versions(*extras: str) -> list[str]:
+    """The dependencies of the core and of these extras, each at its lower bound."""
+    project = nox.project.load_toml(ROOT / "pyproject.toml")["project"]
+    ranges = project["dependencies"] + [one for extra in extras for one in project["optional-dependencies"][extra]]
+    return [requirement.partition(",")[0].replace(">=", "==") for requirement in ranges]
 
 
 def scratch(session: nox.Session) -> Path:
@@ -72,17 +78,72 @@ def tests(session: nox.Session) -> None:
     wheel = built_wheel(session)
     install(session, f"{wheel}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
     session.install("--force-reinstall", "--no-deps", str(wheel))
-    session.run("pytest", *session.posargs, env={"TINKER_LOCAL_DIR": str(scratch(session) / "local")})
+    session.run("pytest", *WORKERS, *session.posargs, env={"TINKER_LOCAL_DIR": str(scratch(session) / "local")})
 
 
 @nox.session
 def lowest(session: nox.Session) -> None:
-    """The tests that need no torch, with the lowest version that pyproject.toml allows of every core dependency."""
+    """The tests that need no torch, with the lowest version that pyproject.toml allows of every dependency but torch."""
     wheel = built_wheel(session)
-    session.install(*lowest_versions(), f"{wheel}[server,zstd]", *without(dependencies("test"), "schemathesis"))
+    extras = ("server", "zstd", "hub", "tokenizers")
+    test = without(dependencies("test"), "schemathesis")
+    session.install(*lowest_versions(*extras), f"{wheel}[{','.join(extras)}]", *test)
     session.install("--force-reinstall", "--no-deps", str(wheel))
-    folders = ("unit", "client", "codec", "local", "testing", "cli")
-    session.run("pytest", *(session.posargs or [f"tests/{name}" for name in folders]))
+    session.run("pytest", *WORKERS, *(session.posargs or [f"tests/{name}" for name in WITHOUT_TORCH]))
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of this version: nox's own, on PATH, or where pyenv keeps its own, whose shims may be on PATH and not run."""
+    kept = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+    found = [sys.executable, shutil.which(f"python{version}"), *map(str, sorted(kept.glob(f"{version}.*/bin/python")))]
+    return next((path for path in found if path and runs(path, version)), None)
+
+
+def runs(python: str, version: str) -> bool:
+    """Whether this Python runs and is of that version."""
+    asked = subprocess.run([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True)
+    return asked.returncode == 0 and asked.stdout.strip() == version
+
+
+def torch_for(session: nox.Session, python: str) -> list[str]:
+    """PyTorch, where its build for this Python is one for the CPU; others bring gigabytes that no test uses."""
+    question = ("-m", "pip", "install", "-q", "--dry-run", "--no-deps", "--ignore-installed", "--report", "-", TORCH)
+    answer = session.run(python, *question, silent=True, external=True, success_codes=(0, 1)) or ""
+    return [TORCH] if "%2Bcpu" in answer or (sys.platform != "linux" and '"url"' in answer) else []
+
+
+def run_tests_with(session: nox.Session, version: str) -> None:
+    """The tests with that version: all with PyTorch, if it has a build for the CPU, else those that need none."""
+    found = interpreter(version)
+    if found is None:
+        session.skip(f"no Python {version} here: neither python{version} on PATH nor one under pyenv")
+    wheel = built_wheel(session)
+    python = environment(session, f"python-{version}", python=found)
+    torch = torch_for(session, python)
+    session.log(f"{found}, {'with' if torch else 'without'} PyTorch")
+    extras, test = ("local,zstd" if torch else "server,zstd"), dependencies("test")
+    environment(session, f"python-{version}", *torch, python=found)
+    for what in (
+        [f"{wheel}[{extras}]", *test, "-r", "codegen/requirements.txt"],
+        ["--force-reinstall", "--no-deps", str(wheel)],
+    ):
+        session.run(python, "-m", "pip", "install", "-q", "-c", str(CONSTRAINTS), *what, external=True)
+    folders = [] if torch else [f"tests/{name}" for name in WITHOUT_TORCH]
+    session.run(str(Path(python).with_name("pytest")), *WORKERS, *(session.posargs or folders), external=True)
+
+
+for _version in PYTHONS:
+
+    @nox.session(name=f"tests-{_version}")
+    def tests_with(session: nox.Session, version: str = _version) -> None:  # noqa: PT028
+        """The tests with this version of Python, in the built wheel; skipped, saying so, where it is not there."""
+        run_tests_with(session, version)
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """The tests that need no torch with the newest Python that is there (`-- PATH ...` for some of them)."""
+    run_tests_with(session, next(version for version in reversed(PYTHONS) if interpreter(version)))
 
 
 @nox.session
@@ -212,6 +273,16 @@ def cookbook(session: nox.Session) -> None:
         session.run("pytest", "-q", "-W", "ignore", *own, env={"HF_HUB_OFFLINE": "1"})
 
 
+@nox.session
+def ecosystem(session: nox.Session) -> None:
+    """Packages that use the SDK, with the official client and with this one (`-- NAME ...`); writes docs/ecosystem.md."""
+    wheel = built_wheel(session)
+    install(session, f"{wheel}[local,zstd]")
+    session.install("--force-reinstall", "--no-deps", str(wheel))
+    here = ROOT / "tests" / "compat" / "ecosystem"
+    session.run("python", str(here / "run.py"), "--wheel", str(wheel), "--folder", str(scratch(session)), *session.posargs)
+
+
 def unpacked(session: nox.Session, requirement: str) -> Path:
     """The source distribution of a package, which has its tests."""
     folder = scratch(session) / "source"
@@ -223,12 +294,12 @@ def unpacked(session: nox.Session, requirement: str) -> Path:
     return folder / archive.name.removesuffix(".tar.gz")
 
 
-def environment(session: nox.Session, name: str, *packages: str) -> str:
+def environment(session: nox.Session, name: str, *packages: str, python: str = "python") -> str:
     """The Python of a virtual environment of its own inside the session's folder."""
     home = scratch(session) / name
     binaries = home / ("Scripts" if os.name == "nt" else "bin")
     if not home.exists():
-        session.run("python", "-m", "venv", str(home))
+        session.run(python, "-m", "venv", str(home), external=True)
     for package in packages:
         session.run(str(binaries / "python"), "-m", "pip", "install", "-q", "--upgrade", package, external=True)
     return str(binaries / "python")

@@ -388,3 +388,10 @@ def test_console_addresses(service: tinker.ServiceClient, training: tinker.Train
     assert training.get_console_url() == run
     saved = training.save_state("a").result(10)
     assert saved.get_console_url().endswith(f"/checkpoints/{quote(training.model_id, safe='')}/weights%2Fa")
+
+
+def test_what_is_missing_is_said_to_be_not_found(rest: Rest) -> None:
+    """Programs tell a missing run or checkpoint from other failures by the words "not found" in the text of the error."""
+    for ask in (rest.get_training_run, rest.delete_checkpoint_from_tinker_path):
+        with pytest.raises(tinker.NotFoundError, match="was not found on this server"):
+            ask("tinker://no-run/weights/nothing" if ask == rest.delete_checkpoint_from_tinker_path else "no-run").result(10)

@@ -173,7 +173,7 @@ def test_kinds_are_not_mixed_up(api: Api) -> None:
 def test_an_expired_checkpoint_is_gone(make_api: MakeApi) -> None:
     """After ``ttl_seconds`` a checkpoint is unknown, and its name is free."""
     clock = Clock()
-    api = make_api(clock=clock)
+    api = make_api(clock=clock, idle_session_seconds=1e6)
     session = api.session()
     model = api.model(session)
     path = api.result(api.save(model, 1, "a", ttl_seconds=3600))["path"]

@@ -190,7 +190,8 @@ def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) 
     """What is asked for wins; a model means torch; without torch the default is the toy, and torch says what it lacks."""
     assert choose_engine("toy", "some/model") == "toy"
     assert choose_engine(None, "some/model") == "torch"
-    monkeypatch.setattr("tinker.local.engines.opening.find_spec", lambda name: None)
+    for module in ("tinker.local.engines.opening", "tinker._installation.extras"):
+        monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
     assert choose_engine(None, None) == "toy"
     with pytest.raises(ImportError, match=r"torch, transformers, peft, safetensors: pip install .*'safetensors>=0.4'"):
         open_engine("torch")

@@ -19,7 +19,7 @@ class APIProblem(Exception):
 
 def make_not_found(what: str, name: str) -> APIProblem:
     """Make a 404 that names what is unknown."""
-    return APIProblem(404, f"{what} {name!r} is not known to this server")
+    return APIProblem(404, f"{what} {name!r} was not found on this server")
 
 
 def conflict(detail: str) -> APIProblem:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import re
 import sys
 import time
 import traceback
@@ -43,7 +45,7 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 import tinker
 
 MODEL, RENDERER = "tinker/babble", "role_colon"
-TOKENIZER_FOLDER = str(Path(tinker.__file__).parent / "local" / "base_model")
+TOKENIZER_FOLDER = os.environ.get("TOKENIZER_FOLDER") or str(Path(tinker.__file__).parent / "local" / "base_model")
 QUESTIONS = [("Who are you?", "A model."), ("Say hi.", "hi"), ("And now?", "now"), ("What is 1 + 1?", "2")]
 COMMON = ChatDatasetBuilderCommonConfig(
     model_name_for_tokenizer=MODEL, renderer_name=RENDERER, max_length=256, batch_size=2
@@ -295,7 +297,10 @@ async def download(url: str, folder: Path) -> None:
 
 
 def main() -> int:
-    """The number of loops that failed."""
+    """The number of loops that failed; with `--list` instead of arguments, print their names."""
+    if sys.argv[1:] == ["--list"]:
+        print(*re.findall(r"^async def ([a-z]\w+)\(url", Path(__file__).read_text(), re.MULTILINE))
+        return 0
     register_tokenizer()
     url, folder, *names = sys.argv[1:]
     failures: dict[str, str] = {}

@@ -1,0 +1,119 @@
+"""What `docs/ecosystem.md` and the terminal say about a run, and what of it nobody has explained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+HEAD = """# Packages that use the SDK
+
+`nox -s ecosystem` installs each of these packages, unchanged, in two environments: beside the client that it was written for, and
+beside this one. Both run the same steps against the local server: the package's own tests where its source distribution has
+some, and the calls that its users make. The session writes this page.
+
+"""
+FOOT = """
+## Run it yourself
+
+```sh
+python -m nox -s ecosystem              # all of them
+python -m nox -s ecosystem -- tviz      # one of them; the page keeps the last results of the others
+```
+
+PyTorch is a CPU build, the server has the small packaged model and serves it under every name, and no model hub is asked. The
+names that these packages use are held by an ordinary test, `tests/compat/test_names_used.py`.
+"""
+
+
+def table(results: dict[str, Any]) -> str:
+    """One row for each package."""
+    rows = ["| package | official client | passed with it | passed with this client | differences |", "|---|---|--:|--:|---|"]
+    for name, result in results.items():
+        official, ours = (count(result["steps"][client]) for client in ("official", "ours"))
+        differ = len(different(result))
+        rows.append(
+            f"| {title(name, result)} | {result['official'].partition('==')[2]} | {official} | {ours} | {differ or 'none'} |"
+        )
+    return "\n".join(rows)
+
+
+def title(name: str, result: dict[str, Any]) -> str:
+    """The package with its version."""
+    return f"{name.partition(' ')[0]} {result['version']}"
+
+
+def count(steps: dict[str, Any]) -> str:
+    """How many steps passed, of how many."""
+    return f"{sum(step['passed'] for step in steps.values())} of {len(steps)}"
+
+
+def passed(result: dict[str, Any], client: str, step: str) -> bool:
+    """Whether a step ran with a client and passed."""
+    return bool(result["steps"][client].get(step, {}).get("passed"))
+
+
+def all_steps(result: dict[str, Any]) -> list[str]:
+    """The steps of either client, in the order of the run."""
+    return list(dict.fromkeys([*result["steps"]["official"], *result["steps"]["ours"]]))
+
+
+def different(result: dict[str, Any]) -> list[str]:
+    """The steps that one client passed and the other did not."""
+    return [step for step in all_steps(result) if passed(result, "official", step) != passed(result, "ours", step)]
+
+
+def fail_with_both(result: dict[str, Any]) -> list[str]:
+    """The steps that no client passed."""
+    return [step for step in all_steps(result) if not passed(result, "official", step) and not passed(result, "ours", step)]
+
+
+def reason(result: dict[str, Any], kind: str, step: str) -> str | None:
+    """Why a step differs or fails, where packages.toml says so."""
+    listed = result.get(kind, [])
+    return next((one["why"] for one in listed if any(re.search(pattern, step) for pattern in one["steps"])), None)
+
+
+def problems(name: str, result: dict[str, Any]) -> Iterator[str]:
+    """What needs a repair or a reason, and reasons that nothing needs."""
+    found = {"differences": different(result), "fails_with_both": fail_with_both(result)}
+    if not all_steps(result):
+        yield f"{name}: nothing ran"
+    for kind, steps in found.items():
+        for step in steps:
+            if reason(result, kind, step) is None:
+                yield f"{name}: {step}: no reason in {kind}: {why(result, step)}"
+        for one in result.get(kind, []):
+            idle = [pattern for pattern in one["steps"] if not any(re.search(pattern, step) for step in steps)]
+            yield from (f"{name}: {kind}: nothing is like {pattern!r} any more" for pattern in idle)
+
+
+def why(result: dict[str, Any], step: str) -> str:
+    """What the failing clients said."""
+    said = (result["steps"][client].get(step, {"why": "did not run"})["why"] for client in ("official", "ours"))
+    return " / ".join(text[-600:] for text in said if text)
+
+
+def whole(results: dict[str, Any]) -> str:
+    """The page."""
+    return HEAD + table(results) + "\n" + "".join(section(name, result) for name, result in results.items()) + FOOT
+
+
+def section(name: str, result: dict[str, Any]) -> str:
+    """What one package is, which steps ran, and which ended otherwise."""
+    own = [step for step in all_steps(result) if "." in step]
+    ran = [step for step in all_steps(result) if "." not in step]
+    parts = [f"{len(own)} of its own tests"] * bool(own) + [", ".join(ran)] * bool(ran)
+    lines = [f"\n## {title(name, result)}\n", f"{result['what']}. Run: {'; '.join(parts)}.\n"]
+    lines += [f"- {row}" for row in explained(result)]
+    return "\n".join(lines) + "\n"
+
+
+def explained(result: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each reason, with the steps that it stands for."""
+    for step in different(result):
+        who = "the official client" if passed(result, "official", step) else "this client"
+        yield f"`{step}` passes only with {who}: {reason(result, 'differences', step) or 'not explained'}."
+    for one in result.get("fails_with_both", []):
+        steps = [step for step in fail_with_both(result) if any(re.search(pattern, step) for pattern in one["steps"])]
+        yield f"{', '.join(f'`{step}`' for step in steps)}: passes with neither client: {one['why']}."
