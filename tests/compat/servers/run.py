@@ -1,6 +1,6 @@
 """Install other people's servers, start each, and run the scenario against it with this client and the official ones.
 
-python tests/compat/servers/run.py --scratch FOLDER [--only SERVER ...] [--client CLIENT ...] [--step TEXT] [--keep]
+python tests/compat/servers/run.py --scratch FOLDER [--only SERVER ...] [--client CLIENT ...] [--step TEXT] [--keep] [--slow TIMES]
 
 The Python that runs this has this client. What came of each run is written to `recorded/`, and the tables of docs/servers.md are
 made from that. `--client` is `ours` or a version of the official client; with `--step` or `--keep` nothing is recorded.
@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--step", default="", help="the steps whose area and title have this text")
     parser.add_argument("--keep", action="store_true", help="record nothing")
     parser.add_argument("--total", type=float, default=1500.0, help="seconds for one run of the scenario")
+    parser.add_argument("--slow", type=float, default=1.0, help="how many times as long everything may take, on a busy machine")
     arguments = parser.parse_args()
     arguments.scratch = arguments.scratch.resolve()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(f"ended by signal {number}"))  # which ends the servers, too
@@ -65,12 +66,13 @@ def run_scenario(server: Server, python: str, client: str, client_python: str, a
     """One run, recorded with what was run."""
     folder = fresh_folder(arguments.scratch / "run" / f"{server.name}-{client}")
     out = folder / "outcomes.json"
+    total = arguments.total * arguments.slow
     print(f"== {server.title} {server.version} with {client}", flush=True)
     with running(server, python, folder, free_port()) as url:
         options = ["--base-url", url, "--api-key", KEY, "--model", MODEL, "--out", str(out), "--only", arguments.step]
-        command = [client_python, "-P", str(HERE / "scenario"), *options, "--total", str(arguments.total)]
+        command = [client_python, "-P", str(HERE / "scenario"), *options, "--total", str(total), "--slow", str(arguments.slow)]
         try:
-            subprocess.run(command, cwd=folder, timeout=arguments.total + SPARE_SECONDS, check=False)
+            subprocess.run(command, cwd=folder, timeout=total + SPARE_SECONDS, check=False)
         except subprocess.TimeoutExpired:
             print("the scenario did not end in time", flush=True)
     if not (arguments.step or arguments.keep):

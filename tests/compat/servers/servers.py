@@ -91,6 +91,7 @@ SERVERS = (
         (
             'its gateway and its own worker are put together as its launcher does, with `device="cpu"`, where that would take '
             "a scripted worker",
+            "its tracebacks are logged without the values of variables",
             CPU_TORCH,
         ),
     ),

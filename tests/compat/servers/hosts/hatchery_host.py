@@ -13,9 +13,19 @@ import sys
 MODEL, PORT, KEY = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 
 
+def shorten_tracebacks() -> None:
+    """Log tracebacks without the values of all variables, which are thousands of lines each and hold up the server."""
+    import structlog
+
+    renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[structlog.processors.add_log_level, renderer])
+
+
 async def serve() -> None:
     """Serve until the process is ended."""
     import uvicorn
+
+    shorten_tracebacks()
     from hatchery.core.gateway import create_app, set_config
     from hatchery.core.local_dev import _build_config
     from hatchery.core.worker import GPUWorker

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from steps import STEPS, Outcome, as_json, run_step
-from world import World
+from world import World, allow_for_slowness
 
 AREAS = ("clients", "losses", "states", "sampling", "order", "lists", "futures")
 
@@ -33,7 +33,9 @@ def main() -> int:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--only", default="", help="run the steps whose area and title have this text")
     parser.add_argument("--total", type=float, default=1500.0, help="seconds after which no further step is begun")
+    parser.add_argument("--slow", type=float, default=1.0, help="how many times as long a step may take")
     arguments = parser.parse_args()
+    allow_for_slowness(arguments.slow)
     warnings.simplefilter("ignore")
     for area in AREAS:
         importlib.import_module(area)
@@ -57,7 +59,7 @@ def run(world: World, arguments: argparse.Namespace) -> list[Outcome]:
         if left < 1:
             outcome = Outcome(one.area, one.title, "not reached", 0.0, message="the time of the whole run was over")
         else:
-            outcome = run_step(one, world, min(one.seconds, left))
+            outcome = run_step(one, world, min(one.seconds * arguments.slow, left))
         if outcome.status in ("failed", "timeout"):
             world.forget(world.used)
         outcomes.append(outcome)

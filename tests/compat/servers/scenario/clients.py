@@ -55,7 +55,7 @@ def seeds(world: World) -> None:
     assert abs(losses[0] - losses[2]) > 1e-4, f"the seed changes nothing: {losses}"
 
 
-@step(AREA, "the tokenizer of a training client")
+@step(AREA, "the tokenizer of a training client", seconds=200)
 def tokenizer(world: World) -> None:
     loaded = world.trainer.get_tokenizer()
     assert loaded.decode(loaded.encode("quick fox")) == "quick fox"
