@@ -23,7 +23,7 @@ from typing import Any
 from steps import STEPS, Outcome, as_json, run_step
 from world import World, allow_for_slowness
 
-AREAS = ("clients", "losses", "states", "sampling", "order", "lists", "futures")
+AREAS = ("clients", "losses", "states", "sampling", "order", "lists", "futures", "last")
 
 
 def main() -> int:

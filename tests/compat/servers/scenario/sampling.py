@@ -93,12 +93,6 @@ def stop_string(world: World) -> None:
     )
 
 
-@step(AREA, "without max_tokens, to the end of the context", seconds=120)
-def unlimited(world: World) -> None:
-    (sequence,) = sample(world, tokens=(TEXT * 30)[:1000], max_tokens=None).sequences
-    assert sequence.tokens, sequence
-
-
 @step(AREA, "a prompt in several chunks")
 def chunks(world: World) -> None:
     text = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=TEXT[:9]), types.EncodedTextChunk(tokens=TEXT[9:16])])
