@@ -260,6 +260,15 @@ def parity(session: nox.Session) -> None:
 
 
 @nox.session
+def servers(session: nox.Session) -> None:
+    """Other people's servers and ours, with this client and the official ones: docs/servers.md; `-- --only tuft` for some."""
+    wheel = built_wheel(session)
+    install(session, f"{wheel}[local]")
+    session.install("--force-reinstall", "--no-deps", str(wheel))
+    session.run("python", "tests/compat/servers/run.py", "--scratch", str(scratch(session)), *session.posargs)
+
+
+@nox.session
 def cookbook(session: nox.Session) -> None:
     """tinker-cookbook on this client: its training loops on our server (`-- NAME ...` for some of them), and its own tests."""
     here = ROOT / "tests" / "compat" / "cookbook"

@@ -157,6 +157,16 @@ def test_protobuf_that_makes_a_server_fail_is_sent_as_json(
     assert max(clock.slept, default=0) < 0.5  # polls, no retries
 
 
+def test_the_form_in_which_a_connection_broke_is_tried_again(
+    training: tinker.TrainingClient, wire: Any, datum: MakeDatum
+) -> None:
+    """A server that fails on protobuf and then closes the connection gets JSON again on the next, not protobuf once more."""
+    wire.fail("forward_backward", 500, body=b"Internal Server Error", form="protobuf", outside="another server's")
+    wire.drop("forward_backward", apply=False)
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    assert forms_sent(wire) == [("x-protobuf", 1), ("json", 1), ("json", 1)]
+
+
 def test_a_server_that_fails_once_keeps_getting_protobuf(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
     """One failure that JSON happened not to meet does not cost the session its protobuf."""
     wire.fail("forward_backward", 500, body=CANNOT, form="protobuf")

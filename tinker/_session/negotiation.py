@@ -104,15 +104,22 @@ class Trial:
         self._failures_before = 0
         self._refusals: list[tuple[WireFormat, APIStatusError]] = []
         self._others: Iterator[WireFormat] = iter(())
+        self._is_unanswered = False
 
     def begin(self) -> WireFormat:
-        """Return the form that an attempt begins with."""
+        """Return the form that an attempt begins with: the one in use, or another one that the last attempt broke off in.
+
+        Frameworks that fail close the connection after their answer, so the next request may get none.
+        """
+        if self._is_unanswered and not self._wire.is_settled:
+            return self._form
         self._form, self._failures_before = self._wire.form, self._wire.failures
         self._refusals = []
         return self._form
 
     def next_after(self, error: APIStatusError) -> WireFormat:
         """Return another form for the same attempt. Without one, raises the refusal that says most, the others as notes."""
+        self._is_unanswered = False
         if not self._refusals:
             if self._rounds == ROUNDS:
                 raise error
@@ -123,6 +130,7 @@ class Trial:
             self._rounds += is_unexplained(self._refusals[0][1])
             raise self._most_telling(self._refusals)
         self._form = other
+        self._is_unanswered = True
         return other
 
     def accept(self) -> None:

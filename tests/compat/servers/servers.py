@@ -1,0 +1,159 @@
+"""The servers that are compared: how each is installed and started, and what is replaced as it cannot run on a CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MODEL = "tiny-qwen3"
+KEY = "tml-comparison"
+LOG_LINES = 60
+OFFICIAL_OF_TODAY = "0.38.0"
+CPU_TORCH = "PyTorch 2.13.0 for CPUs, in place of the version that it pins"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server: its name, its package on the index (none is ours), the official client of its own age, and its program."""
+
+    name: str
+    title: str
+    package: str
+    own_client: str
+    command: Callable[[str, int], list[str]]
+    replaced: tuple[str, ...] = ()
+    ready_text: str = ""  # what its log says when it is ready, where its address answers before
+    start_seconds: float = 300.0
+
+    @property
+    def version(self) -> str:
+        """Its version; ours is that of the tree."""
+        return self.package.partition("==")[2]
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients that it is tried with: `ours`, or versions of the official one."""
+        return tuple(dict.fromkeys(("ours", OFFICIAL_OF_TODAY, self.own_client)))
+
+
+def _host(script: str, *arguments: str) -> Callable[[str, int], list[str]]:
+    return lambda python, port: [python, str(HERE / "hosts" / script), *(one.format(port=port) for one in arguments)]
+
+
+SERVERS = (
+    Server(
+        "ours",
+        "`tinker serve`",
+        "",
+        OFFICIAL_OF_TODAY,
+        lambda python, port: [python, "-m", "tinker.cli", "serve", "--model", f"./{MODEL}", "--port", str(port)],
+    ),
+    Server(
+        "skyrl",
+        "SkyRL",
+        "skyrl==0.4.0",
+        "0.25.0",
+        _host("skyrl_host.py", "serve", MODEL, "{port}", "."),
+        (
+            "its engine is a process of the same environment, not one of `uv run`",
+            "where the Python is 3.11, `TypedDict` of typing_extensions, which pydantic wants there",
+        ),
+        ready_text="Starting background engine",
+        start_seconds=900,
+    ),
+    Server(
+        "tuft",
+        "TuFT",
+        "tuft==0.2.2",
+        "0.25.0",
+        _host("tuft_host.py", MODEL, "{port}", ".", KEY),
+        (
+            "its training model runs on a thread, not in a Ray actor on a GPU",
+            "vLLM is a sampler in torch of this project; TuFT's code that calls it and reads its outputs is TuFT's",
+            "the count of a GPU's memory is left out",
+            CPU_TORCH,
+        ),
+    ),
+    Server(
+        "hatchery",
+        "Hatchery",
+        "hatchery-core==0.3.0",
+        "0.18.2",
+        _host("hatchery_host.py", MODEL, "{port}", KEY),
+        (
+            'its gateway and its own worker are put together as its launcher does, with `device="cpu"`, where that would take '
+            "a scripted worker",
+            "its tracebacks are logged without the values of variables",
+            CPU_TORCH,
+        ),
+    ),
+)
+
+
+class StartError(Exception):
+    """A server that did not start; the text has the end of its log."""
+
+
+@contextmanager
+def running(server: Server, python: str, folder: Path, port: int) -> Iterator[str]:
+    """The address of a server that runs for the length of the block, in a folder that has the model."""
+    log = folder / "server.log"
+    settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "TINKER_SERVE_API_KEY": KEY}
+    with ExitStack() as stack:
+        out = stack.enter_context(log.open("w"))
+        process = subprocess.Popen(
+            server.command(python, port),
+            cwd=folder,
+            env={**_environment(), **settings, "TINKER_LOCAL_DIR": str(folder / "local")},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        stack.callback(_stop, process)
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_up(server, process, url, log)
+        yield url
+
+
+def _environment() -> dict[str, str]:
+    """The variables of this process without those that are meant for clients."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TINKER_")}
+
+
+def _wait_until_up(server: Server, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + server.start_seconds
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=5):
+                if server.ready_text in log.read_text(errors="replace"):
+                    return
+                ended = process.poll()
+        except (OSError, urllib.error.URLError):
+            ended = process.poll()
+        if ended is not None or time.monotonic() > deadline:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+            how = f"it ended with {ended}" if ended is not None else f"nothing answers after {server.start_seconds:.0f} s"
+            raise StartError(f"{server.title} did not start: {how}. The end of its log:\n{tail}")
+        time.sleep(0.5)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server and the processes that it started."""
+    for send in (process.terminate, lambda: os.killpg(process.pid, 9)):
+        try:
+            send()
+            process.wait(20)
+        except (subprocess.TimeoutExpired, ProcessLookupError):
+            continue
+    try:
+        os.killpg(process.pid, 9)
+    except ProcessLookupError:
+        pass

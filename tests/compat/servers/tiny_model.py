@@ -1,0 +1,51 @@
+"""Make the model that every server of the comparison loads: a Qwen3 of 2 layers over bytes, seeded, untrained.
+
+python tests/compat/servers/tiny_model.py DIRECTORY
+
+Its tokenizer is that of the packaged model, so that 258 tokens are all there are. Qwen3, because it is the family that each
+of the servers has; in float32, because nothing else is exact on a CPU.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (torch and transformers are typed in part only)
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+TOKENIZER = Path(__file__).resolve().parents[3] / "tinker" / "local" / "base_model"
+END_OF_TEXT, PAD, VOCABULARY = 256, 257, 258
+SEED = 7
+
+
+def write_model(home: Path) -> None:
+    """Write weights, configuration and tokenizer into a folder, in the form of Hugging Face."""
+    import torch
+    import transformers
+
+    torch.manual_seed(SEED)
+    config = transformers.Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=1024,
+        bos_token_id=END_OF_TEXT,
+        eos_token_id=END_OF_TEXT,
+        pad_token_id=PAD,
+        tie_word_embeddings=False,
+        dtype="float32",
+    )
+    model = transformers.Qwen3ForCausalLM(config).to(torch.float32)
+    model.save_pretrained(home)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, home / name)
+
+
+if __name__ == "__main__":
+    write_model(Path(sys.argv[1]))
