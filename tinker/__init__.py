@@ -136,6 +136,7 @@ _MODULES = (
     "errors",
     "lib",
     "observing",
+    "proto",
     "recovery",
     "regularizers",
     "types",
