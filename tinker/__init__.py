@@ -141,6 +141,7 @@ _MODULES = (
     "regularizers",
     "types",
     "usage",
+    "wire",
 )
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are those of the imports above)

@@ -180,7 +180,7 @@ def test_the_runtime_in_python_will_do() -> None:
 
 def test_without_the_runtime_the_extra_is_named() -> None:
     """The import says what to install; everything else of the package works without it."""
-    program = "import sys; sys.modules['google.protobuf'] = None; import tinker.types; import tinker.proto"
+    program = "import sys; sys.modules['google.protobuf'] = None; import tinker.wire; import tinker.proto"
     done = run_python(program)
     assert "ImportError: tinker.proto needs Google's protobuf runtime: pip install" in done.stderr
     assert "protobuf>=4.21" in done.stderr
