@@ -150,7 +150,8 @@ class Value:
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: object, handler: object) -> Any:
         """Return what the documents of a web framework say of a value: that it is an object with these fields."""
-        return {"title": cls.__name__, "type": "object", "properties": {info.name: {} for info in cls._known_fields()}}
+        fields: dict[str, Any] = {info.name: {} for info in cls._known_fields()}
+        return {"title": cls.__name__, "type": "object", "properties": fields}
 
     @classmethod
     def _known_fields(cls) -> Iterable[FieldInfo]:
