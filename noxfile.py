@@ -203,11 +203,14 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def generate(session: nox.Session) -> None:
-    """Make generated/, docs/coverage.md and the older paths of types; with `-- --check` only say whether they are fresh."""
-    session.install("-r", "codegen/requirements.txt")
+    """Make generated/, docs/coverage.md, older paths of types and `tinker.proto`; `-- --check`: say whether they are fresh."""
+    session.install(
+        "-r", "codegen/requirements.txt", *(item for item in dependencies("test") if item.startswith("grpcio-tools"))
+    )
     session.run("python", "-m", "codegen", "generate", *session.posargs)
     session.run("python", "-m", "codegen", "coverage", *session.posargs)
     session.run("python", "tools/older_paths.py", *session.posargs)
+    session.run("python", "tools/proto_module.py", *session.posargs)
 
 
 @nox.session
@@ -242,7 +245,7 @@ def surface(session: nox.Session) -> None:
     wheel = built_wheel(session)
     pairs: list[str] = []
     for name, torch in (("0.38.0", [TORCH]), ("0.38.0-without-torch", [])):
-        python = environment(session, name, *torch, str(wheel), "pydantic")
+        python = environment(session, name, *torch, str(wheel), "pydantic", "protobuf")
         session.run(python, "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", str(wheel), external=True)
         ours = scratch(session) / f"{name}.json"
         session.run(python, "-P", "tests/compat/surface/introspect.py", str(ours), external=True)
@@ -253,7 +256,7 @@ def surface(session: nox.Session) -> None:
 @nox.session
 def parity(session: nox.Session) -> None:
     """The same scripts with the official 0.38.0 and 0.7.0 and with this client: requests and results must be equal."""
-    install(session, "-e", f"{ROOT}[local,zstd]")
+    install(session, "-e", f"{ROOT}[local,zstd,proto]")
     current = environment(session, "official-0.38.0", TORCH, "tinker==0.38.0")
     old = environment(session, "official-0.7.0", TORCH, "tinker==0.7.0")
     session.run("python", "tests/compat/parity/run.py", "--current", current, "--old", old, *session.posargs)

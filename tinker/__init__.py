@@ -136,10 +136,12 @@ _MODULES = (
     "errors",
     "lib",
     "observing",
+    "proto",
     "recovery",
     "regularizers",
     "types",
     "usage",
+    "wire",
 )
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are those of the imports above)

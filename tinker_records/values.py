@@ -147,6 +147,19 @@ class Value:
         written = core_schema.plain_serializer_function_ser_schema(_serialize, info_arg=True)
         return core_schema.no_info_plain_validator_function(cls.model_validate, serialization=written)
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: object, handler: object) -> Any:
+        """Return what the documents of a web framework say of a value: that it is an object with these fields."""
+        fields: dict[str, Any] = {info.name: {} for info in cls._known_fields()}
+        return {"title": cls.__name__, "type": "object", "properties": fields}
+
+    @classmethod
+    def _known_fields(cls) -> Iterable[FieldInfo]:
+        try:
+            return cls._field_infos()
+        except AttributeError:
+            return ()
+
     def _fields(self) -> Plain:
         raise NotImplementedError
 

@@ -59,6 +59,20 @@ def exchanges() -> tuple[Exchange, ...]:
     )
 
 
+@cache
+def protobuf_bodies(message: str) -> dict[str, bytes]:
+    """Every recorded body of a protobuf message, by its place."""
+    found: dict[str, bytes] = {}
+    for path in sorted(GOLDEN.glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            recorded = json.loads(line)
+            for side in ("request", "response"):
+                body = recorded[side]["body"]
+                if body and body.get("protobuf") == f"tinker_public.{message}":
+                    found[f"{path.stem}-{recorded['n']}-{side}"] = base64.b64decode(body["raw_base64"])
+    return found
+
+
 def _exchange(file: str, recorded: dict[str, Any]) -> Exchange:
     request, response = recorded["request"], recorded["response"]
     return Exchange(

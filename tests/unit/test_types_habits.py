@@ -70,6 +70,16 @@ def test_values_in_pydantic_models(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", VALUES, ids=NAMES)
+@pytest.mark.parametrize("mode", ["validation", "serialization"])
+def test_documents_of_web_frameworks_describe_values(value: Any, mode: Any) -> None:
+    """The schema of a pydantic model with such a field names the fields of the value, which FastAPI wants of every body."""
+    schema = pydantic.create_model("Record", value=(type(value), ...)).model_json_schema(mode=mode)
+    described = schema["properties"]["value"]
+    assert (described["type"], described["title"]) == ("object", type(value).__name__)
+    assert list(described["properties"]) == [field.name for field in dataclasses.fields(value)]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=NAMES)
 def test_pickles_name_the_public_package(value: Any) -> None:
     """A pickle names `tinker`, not the package behind it, and comes back; a deep copy is the same, too."""
     data = pickle.dumps(value)

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 _SERVER = ("starlette>=0.40", "uvicorn>=0.30")
+_MODULES = {"protobuf": "google.protobuf"}  # of packages whose module is called otherwise
 #: What each extra adds; pyproject.toml says the same.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch>=2.4",),
     "tokenizers": ("transformers>=4.45",),
     "zstd": ("zstandard>=0.22",),
+    "proto": ("protobuf>=4.21",),
     "aiohttp": (),
     "hub": ("huggingface_hub>=0.25",),
     "server": _SERVER,
@@ -25,9 +27,13 @@ def install_command(extra: str) -> str:
     It names the packages instead of ``tinker[extra]``, which is the official SDK on the package index.
     """
     wanted = EXTRAS[extra]
-    missing = [requirement for requirement in wanted if find_spec(_module(requirement)) is None]
+    missing = [requirement for requirement in wanted if not _is_installed(requirement)]
     return f"pip install {shlex.join(missing or wanted)}"
 
 
-def _module(requirement: str) -> str:
-    return requirement.partition(">=")[0]
+def _is_installed(requirement: str) -> bool:
+    name = requirement.partition(">=")[0]
+    try:
+        return find_spec(_MODULES.get(name, name)) is not None
+    except ModuleNotFoundError:  # the package above it is missing
+        return False

@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from tinker_wire.runtime import Operation
 
-from tinker._wire import proto
+from tinker._wire import compression, proto
 from tinker.local.errors import APIProblem
 from tinker.local.hosts import is_this_machine
 from tinker.local.profiles import Profile, read_body
@@ -155,17 +155,13 @@ async def _read_body(request: Request, limit: int) -> bytes:
 
 def _decompress(content: bytes, limit: int) -> bytes:
     try:
-        import zstandard
+        return compression.decompress(content, limit)
     except ImportError:
         raise APIProblem(415, "this server has no zstd; install the zstandard package or send the body plain") from None
-    try:
-        reader = zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True)
-        plain = reader.read(limit + 1)
-    except zstandard.ZstdError as error:
-        raise APIProblem(422, f"the body is not zstd: {error}") from error
-    if len(plain) > limit:
-        raise _size_problem(limit)
-    return plain
+    except compression.BodyTooLargeError:
+        raise _size_problem(limit) from None
+    except ValueError as error:
+        raise APIProblem(422, str(error)) from error
 
 
 def _size_problem(limit: int) -> APIProblem:

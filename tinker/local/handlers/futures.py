@@ -13,6 +13,7 @@ from tinker.local.profiles import Profile
 from tinker.local.state import State
 from tinker.local.storage import Completion, RequestFailure, RequestOutcome, ServerFuture
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
+from tinker.wire import encode_result
 
 CANCELLED = RequestFailure("the request was cancelled by its client", "user")
 
@@ -133,17 +134,4 @@ def _encode_or_fail(outcome: RequestOutcome, media_type: str) -> bytes:
 def _encode_outcome(outcome: RequestOutcome, media_type: str) -> bytes:
     if isinstance(outcome, RequestFailure):
         return json.encode(models.RequestFailedResponse(error=outcome.error, category=outcome.category))
-    if isinstance(outcome, ForwardBackwardOutput):
-        if media_type == proto.MEDIA_TYPE:
-            return proto.encode_loss_output(outcome)
-        return json.encode(json.wire_loss_output(outcome))
-    if isinstance(outcome, SampleResponse):
-        return proto.encode_sample(outcome) if media_type == proto.MEDIA_TYPE else _encode_json_sample(outcome)
-    return json.encode(outcome)
-
-
-def _encode_json_sample(outcome: SampleResponse) -> bytes:
-    """Encode a sample as JSON. Raises ValueError for the two fields that JSON lacks, so that none is lost silently."""
-    if outcome.target_prompt_logprobs is not None or outcome.prompt_alt_tokens is not None:
-        raise ValueError("target_prompt_logprobs and prompt_alt_tokens exist in protobuf only; accept that")
-    return json.encode(json.wire_sample(outcome))
+    return encode_result(outcome, media_type)

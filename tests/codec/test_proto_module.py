@@ -1,0 +1,186 @@
+"""`tinker.proto`: the names that servers import, held to the recorded bodies of the official client and service."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import proto_module
+import pytest
+from google.protobuf.message import DecodeError
+from support.recordings import protobuf_bodies
+
+from tinker._wire import proto
+from tinker.proto import request_conv, response_conv
+from tinker.proto import tinker_public_pb2 as pb
+from tinker.types import (
+    Datum,
+    ForwardBackwardInput,
+    ForwardBackwardOutput,
+    ForwardBackwardRequest,
+    ImageAssetPointerChunk,
+    ModelInput,
+    SampleResponse,
+)
+
+
+def test_the_module_is_as_the_messages_say() -> None:
+    """`python tools/proto_module.py` would change nothing."""
+    assert proto_module.main(["--check"]) == 0
+
+
+def test_a_stale_module_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """With `--check` a module that lacks a message is an error and stays as it is; without, it is written."""
+    home = tmp_path / "tinker_public_pb2.py"
+    monkeypatch.setattr(proto_module, "ROOT", tmp_path)
+    monkeypatch.setattr(proto_module, "FILE", home)
+    (tmp_path / proto_module.SOURCE).write_text('syntax = "proto3"; message TopkLogprobs { int32 length = 1; }')
+    assert proto_module.main(["--check"]) == 1
+    assert not home.exists()
+    assert proto_module.main([]) == 0
+    assert proto_module.main(["--check"]) == 0
+    assert capsys.readouterr().out.count("tinker_public_pb2.py\n") == 2
+
+
+def bodies(message: str) -> list[Any]:
+    """Every recorded body of a message."""
+    found = [pytest.param(body, id=place) for place, body in protobuf_bodies(message).items()]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("body", bodies("ForwardBackwardRequest"))
+def test_recorded_requests_are_made(body: bytes) -> None:
+    """The message of a request is the one that the official client sent with the same datums."""
+    message = pb.ForwardBackwardRequest.FromString(body)
+    call = proto.decode_forward_backward(body)
+    work = ForwardBackwardInput(data=call.data, loss_fn=call.loss_fn, loss_fn_config=call.loss_fn_config or None)  # type: ignore[arg-type]
+    made = request_conv.forward_backward_request_to_proto(
+        ForwardBackwardRequest(forward_backward_input=work, model_id=call.model_id, seq_id=call.seq_id)
+    )
+    made.forward_only = message.forward_only  # the official function leaves it to its caller too
+    assert made == message
+    assert len(made.data) > 0
+
+
+@pytest.mark.parametrize("body", bodies("ForwardBackwardOutput"))
+def test_recorded_outputs_are_read(body: bytes) -> None:
+    """A result has the values that Google's runtime finds in the message: each field of each datum, and the metrics."""
+    message = pb.ForwardBackwardOutput.FromString(body)
+    read = response_conv.deserialize_forward_backward_output(body)
+    assert read.metrics == dict(message.metrics)
+    datums = iter(read.loss_fn_outputs)
+    for record in message.loss_fn_outputs:
+        for index in range(record.num_datums):
+            fields = next(datums)
+            assert fields.keys() == record.fields.keys()
+            for name, batched in record.fields.items():
+                start, end = np.frombuffer(batched.offsets, np.int64)[index : index + 2]
+                assert fields[name].to_numpy().tobytes() == batched.data[start:end]
+    assert next(datums, None) is None
+
+
+@pytest.mark.parametrize("body", bodies("SampleResponse"))
+def test_recorded_samples_are_read(body: bytes) -> None:
+    """A result has the tokens, log-probabilities and stop reasons that Google's runtime finds in the message."""
+    message = pb.SampleResponse.FromString(body)
+    read = response_conv.deserialize_sample_response(body)
+    assert len(read.sequences) == len(message.sequences)
+    for sequence, sent in zip(read.sequences, message.sequences, strict=True):
+        assert sequence.tokens == np.frombuffer(sent.tokens, np.int32).tolist()
+        assert sequence.stop_reason == pb.StopReason.Name(sent.stop_reason).removeprefix("STOP_REASON_").lower()
+        expected = np.frombuffer(sent.logprobs, np.float32).tolist() or None
+        assert sequence.logprobs == expected
+    wanted = [None if math.isnan(one) else one for one in np.frombuffer(message.prompt_logprobs, np.float32).tolist()]
+    assert (read.prompt_logprobs or []) == wanted
+
+
+def test_results_are_read_by_their_type() -> None:
+    """The general function reads the two types that are sent as protobuf, and refuses others."""
+    assert {SampleResponse, ForwardBackwardOutput} == response_conv.PROTO_SUPPORTED_TYPES
+    for kind in response_conv.PROTO_SUPPORTED_TYPES:
+        assert isinstance(response_conv.deserialize_proto_response(b"", kind), kind)
+    with pytest.raises(ValueError, match="int"):
+        response_conv.deserialize_proto_response(b"", int)
+
+
+@pytest.mark.parametrize("read", [response_conv.deserialize_sample_response, response_conv.deserialize_forward_backward_output])
+def test_bytes_that_are_no_message_raise_googles_error(read: Any) -> None:
+    """Code for Google's runtime catches what it knows."""
+    with pytest.raises(DecodeError):
+        read(b"\xff\xff")
+
+
+def test_a_message_whose_arrays_do_not_fit_is_a_value_error() -> None:
+    """What Google's runtime reads and makes no sense is refused as a value, with the fault."""
+    body = pb.SampleResponse(sequences=[pb.SampledSequence(tokens=b"\1\0\0")]).SerializeToString()
+    with pytest.raises(ValueError, match="3 bytes"):
+        response_conv.deserialize_sample_response(body)
+
+
+def test_requests_that_cannot_be_sent_are_refused() -> None:
+    """A chunk without a form in protobuf is refused, naming the datum; without a number the message has 0."""
+    pointer = ImageAssetPointerChunk(format="png", location="x", expected_tokens=1)
+    work = ForwardBackwardInput(data=[Datum(ModelInput(chunks=[pointer]))], loss_fn="ppo")  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="datum 0"):
+        request_conv.forward_backward_request_to_proto(ForwardBackwardRequest(forward_backward_input=work, model_id="m"))
+    empty = ForwardBackwardInput(data=[], loss_fn="ppo")
+    made = request_conv.forward_backward_request_to_proto(ForwardBackwardRequest(forward_backward_input=empty, model_id="m"))
+    assert (made.seq_id, made.loss_fn) == (0, "ppo")
+
+
+def test_requests_read_from_json_are_made_too() -> None:
+    """A request that was read from JSON has lists where arrays are wanted; its message is the same."""
+    datum = Datum(ModelInput.from_ints([1, 2]), {"weights": [1.0, 0.5]})  # type: ignore[dict-item]
+    sent = ForwardBackwardRequest(
+        forward_backward_input=ForwardBackwardInput(data=[datum], loss_fn="ppo"),  # type: ignore[list-item]
+        model_id="m",
+        seq_id=2,
+    )
+    received = ForwardBackwardRequest.model_validate(sent.model_dump(mode="json"))
+    assert request_conv.forward_backward_request_to_proto(received) == request_conv.forward_backward_request_to_proto(sent)
+
+
+def test_servers_for_version_0_25_find_their_names() -> None:
+    """The message of top tokens can be made, read and written by the names that it had then; the bytes are the same."""
+    made = pb.TopkPromptLogprobs(k=2, prompt_length=3)
+    assert made == pb.TopkLogprobs(k=2, length=3)
+    assert made.prompt_length == 3
+    response = pb.SampleResponse()
+    response.topk_prompt_logprobs.prompt_length = 4
+    assert response.topk_prompt_logprobs.length == 4
+    response.topk_prompt_logprobs.CopyFrom(made)
+    assert pb.SampleResponse.FromString(response.SerializeToString()).topk_prompt_logprobs.prompt_length == 3
+    with pytest.raises(AttributeError):
+        made.no_such_field = 1
+
+
+def run_python(program: str, *, pure: bool = False) -> subprocess.CompletedProcess[str]:
+    """What a fresh interpreter says."""
+    choice = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"} if pure else {}
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **choice}
+    )
+
+
+def test_the_runtime_in_python_will_do() -> None:
+    """Where the runtime has no compiled part, messages and the older names work as well."""
+    program = (
+        "from google.protobuf.internal import api_implementation as i; assert i.Type() == 'python';"
+        "from tinker.proto import tinker_public_pb2 as pb;"
+        "print(pb.SampleResponse(topk_prompt_logprobs=pb.TopkPromptLogprobs(k=1, prompt_length=5)).SerializeToString().hex())"
+    )
+    done = run_python(program, pure=True)
+    assert (done.stdout.strip(), done.returncode) == ("1a0418012005", 0), done.stderr
+
+
+def test_without_the_runtime_the_extra_is_named() -> None:
+    """The import says what to install; everything else of the package works without it."""
+    program = "import sys; sys.modules['google.protobuf'] = None; import tinker.wire; import tinker.proto"
+    done = run_python(program)
+    assert "ImportError: tinker.proto needs Google's protobuf runtime: pip install" in done.stderr
+    assert "protobuf>=4.21" in done.stderr

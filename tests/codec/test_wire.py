@@ -1,0 +1,95 @@
+"""`tinker.wire`: what server authors read requests and write results with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.recordings import protobuf_bodies
+
+import tinker.wire
+from tinker.types import (
+    ForwardBackwardOutput,
+    PromptAltTokens,
+    SampledSequence,
+    SampleResponse,
+    TensorData,
+    UntypedAPIFuture,
+)
+from tinker.wire import BodyTooLargeError
+
+DATUM = {
+    "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
+    "loss_fn_inputs": {"weights": {"data": [1.0, 0.5], "dtype": "float32", "shape": [2]}},
+}
+WORK = {"data": [DATUM], "loss_fn": "ppo", "loss_fn_config": {"clip": 0.5}}
+
+
+@pytest.mark.parametrize(
+    "body", protobuf_bodies("ForwardBackwardRequest").values(), ids=list(protobuf_bodies("ForwardBackwardRequest"))
+)
+def test_recorded_requests_are_read(body: bytes) -> None:
+    """What the official client sent is read with its model, number and datums."""
+    call = tinker.wire.decode_forward_backward(body, "application/x-protobuf")
+    assert call.model_id != ""
+    assert call.seq_id > 0
+    assert len(call.data) > 0
+
+
+@pytest.mark.parametrize(("field", "forward_only"), [("forward_backward_input", False), ("forward_input", True)])
+def test_json_requests_are_read(field: str, forward_only: bool) -> None:
+    """Both operations of JSON give the same call, which says whether it is a forward pass."""
+    body = json.dumps({"model_id": "m", "seq_id": 4, field: WORK}).encode()
+    call = tinker.wire.decode_forward_backward(body, "application/json; charset=utf-8", forward_only=forward_only)
+    assert (call.model_id, call.seq_id, call.loss_fn, call.forward_only) == ("m", 4, "ppo", forward_only)
+    assert call.loss_fn_config == {"clip": 0.5}
+    assert call.data[0].model_input.to_ints() == [1, 2]
+    assert call.data[0].loss_fn_inputs["weights"].tolist() == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("content_type", [tinker.wire.JSON, tinker.wire.PROTOBUF])
+@pytest.mark.parametrize("body", [b"\xff\xff", b'{"model_id": 1}'])
+def test_other_bodies_are_value_errors(content_type: str, body: bytes) -> None:
+    """Whatever is wrong with a body, a server has one kind of error to answer for."""
+    with pytest.raises(ValueError):  # noqa: PT011 - the texts are those of two decoders
+        tinker.wire.decode_forward_backward(body, content_type)
+
+
+def test_results_are_written_in_the_form_that_is_accepted() -> None:
+    """A result in either form holds the same; records are JSON whatever is accepted."""
+    output = ForwardBackwardOutput("ArrayRecord", [{"logprobs": TensorData([-0.5], "float32", [1])}], {"loss:sum": 2.0})
+    assert tinker.wire.choose_media_type("application/x-protobuf, application/json") == tinker.wire.PROTOBUF
+    assert tinker.wire.choose_media_type("*/*") == tinker.wire.JSON
+    read: Any = json.loads(tinker.wire.encode_result(output, tinker.wire.JSON))
+    assert read["loss_fn_outputs"][0]["logprobs"]["data"] == [-0.5]
+    from tinker.proto.response_conv import deserialize_forward_backward_output
+
+    assert deserialize_forward_backward_output(tinker.wire.encode_result(output)).metrics == {"loss:sum": 2.0}
+    promise = UntypedAPIFuture(request_id="r")
+    assert json.loads(tinker.wire.encode_result(promise, tinker.wire.PROTOBUF))["request_id"] == "r"
+
+
+def test_what_json_cannot_carry_is_refused() -> None:
+    """Alternative tokens have no form in JSON, and are not lost silently."""
+    table = TensorData([[5]], "int64", [1, 1])
+    alternatives = PromptAltTokens(tokens=table, logprobs=TensorData([[-0.5]], "float32", [1, 1]))
+    sample = SampleResponse([SampledSequence(stop_reason="stop", tokens=[1])], prompt_alt_tokens=alternatives)
+    assert tinker.wire.encode_result(sample)
+    with pytest.raises(ValueError, match="protobuf only"):
+        tinker.wire.encode_result(sample, tinker.wire.JSON)
+
+
+def test_compressed_bodies_are_unpacked_within_a_limit() -> None:
+    """A body of zstd is unpacked up to the limit and no further; other encodings and damaged bodies are refused."""
+    zstandard = pytest.importorskip("zstandard")
+    packed = zstandard.ZstdCompressor().compress(b"x" * 1000)
+    assert tinker.wire.unpack_body(packed, "zstd", max_nbytes=1000) == b"x" * 1000
+    with pytest.raises(BodyTooLargeError, match="999 bytes"):
+        tinker.wire.unpack_body(packed, "zstd", max_nbytes=999)
+    with pytest.raises(BodyTooLargeError):
+        tinker.wire.unpack_body(b"plain", max_nbytes=4)
+    with pytest.raises(ValueError, match="not zstd"):
+        tinker.wire.unpack_body(b"plain", "zstd")
+    with pytest.raises(ValueError, match="'br'"):
+        tinker.wire.unpack_body(b"plain", "br")
