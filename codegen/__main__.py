@@ -1,14 +1,20 @@
-"""Dispatch `python -m codegen generate [--check] | diff OLD.yaml NEW.yaml | coverage [--check]`."""
+"""Dispatch `python -m codegen COMMAND ...`; each command says with `--help` what it takes."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from codegen import coverage, diff, generate
+from codegen import coverage, diff, follow, generate, portable
 
-COMMANDS = {"generate": generate.main, "diff": diff.main, "coverage": coverage.main}
-USAGE = "usage: python -m codegen generate [--check] | diff OLD.yaml NEW.yaml | coverage [--check]"
+COMMANDS = {
+    "generate": generate.main,
+    "diff": diff.main,
+    "coverage": coverage.main,
+    "portable": portable.main,
+    "follow": follow.main,
+}
+USAGE = f"usage: python -m codegen {' | '.join(COMMANDS)} ..."
 
 
 def main(arguments: Sequence[str]) -> int:
