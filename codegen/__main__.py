@@ -1,14 +1,14 @@
-"""Dispatch `python -m codegen generate [--check] | diff OLD.yaml NEW.yaml | coverage [--check]`."""
+"""Dispatch `python -m codegen COMMAND ...`; each command says with `--help` what it takes."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 
-from codegen import coverage, diff, generate
-
-COMMANDS = {"generate": generate.main, "diff": diff.main, "coverage": coverage.main}
-USAGE = "usage: python -m codegen generate [--check] | diff OLD.yaml NEW.yaml | coverage [--check]"
+#: Each is a module with a `main`, imported when it is called: not every command needs what another does.
+COMMANDS = ("generate", "diff", "coverage", "portable", "follow")
+USAGE = f"usage: python -m codegen {' | '.join(COMMANDS)} ..."
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -16,7 +16,8 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] not in COMMANDS:
         print(USAGE, file=sys.stderr)
         return 2
-    return COMMANDS[arguments[0]](arguments[1:])
+    status: int = importlib.import_module(f"codegen.{arguments[0]}").main(arguments[1:])
+    return status
 
 
 if __name__ == "__main__":

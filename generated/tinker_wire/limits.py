@@ -275,6 +275,12 @@ SAMPLE_REQUEST_PROMPT_ALT_TOKENS_K_MINIMUM: Final = 0
 SAMPLE_REQUEST_PROMPT_LOGPROBS_LAST_N_MINIMUM: Final = 1
 """`minimum` of `SampleRequest.prompt_logprobs_last_n`."""
 
+TOKEN_LOGPROB_MIN_ITEMS: Final = 2
+"""`minItems` of `TokenLogprob`."""
+
+TOKEN_LOGPROB_MAX_ITEMS: Final = 2
+"""`maxItems` of `TokenLogprob`."""
+
 SAMPLE_RESPONSE_PROMPT_CACHE_HIT_TOKENS_MINIMUM: Final = 0
 """`minimum` of `SampleResponse.prompt_cache_hit_tokens`."""
 

@@ -1,0 +1,181 @@
+"""Write openapi.portable.yaml: the same contract in plain OpenAPI 3.1, for generators that know no extensions of ours.
+
+x-open-enum, x-open     a listed value, or any other
+x-open-union            a listed member, or any other object with a tag
+FutureAnswer            the union of everything that it may be
+members of a union      their tag is required, as their clients send it today
+media types             JSON comes first, as generators take the first one
+headers of every call   declared where they may stand
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ruamel.yaml import YAML
+
+from codegen.document import METHODS, is_list, is_mapping
+from codegen.files import ROOT, load
+
+Schema: TypeAlias = dict[str, Any]
+
+HEADER = """\
+# Made of openapi.yaml by `python -m codegen portable`; change that, not this.
+# The same contract without extensions of ours, for generators of any language.
+"""
+JSON = "application/json"
+#: What openapi.yaml says in words about every call and every answer.
+EVERY_CALL = "IdempotencyKey"
+EVERY_ANSWER = {"x-deprecation-note": "DeprecationNote", "x-deprecation-level": "DeprecationLevel"}
+#: Instructions for our own generator; evidence stays, as it is for readers.
+OURS = frozenset({"x-any", "x-open", "x-open-enum", "x-open-union", "x-validate", "x-client", "x-reply", "x-constants"})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the portable document, or say with --check whether it is what would be written."""
+    parser = argparse.ArgumentParser(description="Write openapi.portable.yaml from openapi.yaml.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the committed file would change")
+    parser.add_argument("--document", type=Path, default=ROOT / "openapi.yaml")
+    parser.add_argument("--output", type=Path, default=ROOT / "openapi.portable.yaml")
+    options = parser.parse_args(arguments)
+    text = HEADER + _to_text(make_portable(load(options.document)))
+    if text == (options.output.read_text(encoding="utf-8") if options.output.exists() else None):
+        return 0
+    if options.check:
+        print(f"{options.output.name} is not what openapi.yaml says; run: python -m codegen portable", file=sys.stderr)
+        return 1
+    options.output.write_text(text, encoding="utf-8")
+    print(f"{options.output.name} changed")
+    return 0
+
+
+def make_portable(document: Any) -> Any:
+    """Return the document in plain OpenAPI 3.1."""
+    portable = deepcopy(document)
+    schemas: dict[str, Schema] = portable["components"]["schemas"]
+    for name in [name for name, schema in schemas.items() if "discriminator" in schema]:
+        _require_tags(schemas, schemas[name])
+    for name, schema in schemas.items():
+        if "if" in schema:
+            schemas[name] = _spell_out_choice(schema, schemas)
+        elif schema.get("x-open-union"):
+            schemas[name] = _open_union(schema)
+    for _, operation in operations(portable):
+        _declare_headers(operation, portable["components"])
+    for content in _find(portable, "content"):
+        _keep_json(content)
+    return _rewrite(portable, _without_extensions)
+
+
+def operations(document: Any) -> Iterator[tuple[str, Schema]]:
+    """Every operation, and its method."""
+    for item in document["paths"].values():
+        yield from ((method, item[method]) for method in METHODS if method in item)
+
+
+def _require_tags(schemas: dict[str, Schema], union: Schema) -> None:
+    tag = union["discriminator"]["propertyName"]
+    for reference in union["discriminator"]["mapping"].values():
+        member = _target({"$ref": reference}, schemas)
+        member["required"] = [tag, *(name for name in member.get("required", ()) if name != tag)]
+
+
+def _open_union(schema: Schema) -> Schema:
+    tag = schema["discriminator"]["propertyName"]
+    other = {
+        "description": "A member of later versions.",
+        "type": "object",
+        "required": [tag],
+        "properties": {tag: {"type": "string"}},
+        "additionalProperties": True,
+    }
+    kept = {key: value for key, value in schema.items() if key not in ("oneOf", "discriminator", "x-open-union")}
+    return {**kept, "anyOf": [*schema["oneOf"], other]}
+
+
+def _spell_out_choice(schema: Schema, schemas: dict[str, Schema]) -> Schema:
+    """Return the union of all branches of if, then and else; those with most required properties first.
+
+    Many generated clients take the first member that fits.
+    """
+    kept = {key: value for key, value in schema.items() if key not in ("x-any", "type", "if", "then", "else")}
+    branches = sorted(_branches(schema), key=lambda branch: -len(_target(branch, schemas).get("required", ())))
+    return {**kept, "anyOf": branches}
+
+
+def _target(reference: Schema, schemas: dict[str, Schema]) -> Schema:
+    return schemas[reference["$ref"].rsplit("/", 1)[1]]
+
+
+def _branches(schema: Schema) -> Iterator[Schema]:
+    if "if" in schema:
+        yield from _branches(schema["then"])
+        yield from _branches(schema["else"])
+    elif "anyOf" in schema:
+        yield from schema["anyOf"]
+    else:
+        yield schema
+
+
+def _declare_headers(operation: Schema, components: Schema) -> None:
+    for response in operation["responses"].values():
+        target = components["responses"][response["$ref"].rsplit("/", 1)[1]] if "$ref" in response else response
+        headers = target.setdefault("headers", {})
+        for header, name in EVERY_ANSWER.items():
+            headers.setdefault(header, {"$ref": f"#/components/headers/{name}"})
+    if "requestBody" in operation:
+        operation.setdefault("parameters", []).append({"$ref": f"#/components/parameters/{EVERY_CALL}"})
+
+
+def _keep_json(content: Schema) -> None:
+    """Leave out other forms of what can be JSON: they are chosen by headers, which stock clients set for all calls alike."""
+    if JSON in content:
+        for other in [media_type for media_type in content if media_type != JSON]:
+            del content[other]
+
+
+def _without_extensions(schema: Schema) -> Schema:
+    """Return a schema without our extensions. Another value of an open enum is any text."""
+    plain = {key: value for key, value in schema.items() if key not in OURS}
+    if "prefixItems" in plain:
+        plain["items"] = {"anyOf": plain.pop("prefixItems")}
+    if schema.get("x-open-enum"):
+        listed = {"type": plain.pop("type"), "enum": plain.pop("enum")}
+        return {**plain, "anyOf": [listed, {"type": "string"}]}
+    if "const" in plain and is_list(plain["type"]):
+        const = plain.pop("const")
+        return {**plain, "enum": [const, None]}
+    return plain
+
+
+def _rewrite(node: Any, change: Callable[[Schema], Schema]) -> Any:
+    if is_mapping(node):
+        return change({key: _rewrite(value, change) for key, value in node.items()})
+    return [_rewrite(value, change) for value in node] if is_list(node) else node
+
+
+def _find(node: Any, key: str) -> Iterator[Schema]:
+    if is_mapping(node):
+        for name, value in node.items():
+            if name == key and is_mapping(value):
+                yield value
+            yield from _find(value, key)
+    elif is_list(node):
+        for value in node:
+            yield from _find(value, key)
+
+
+def _to_text(document: Any) -> str:
+    yaml: Any = YAML()
+    yaml.width = 120
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.representer.ignore_aliases = lambda _: True
+    out = io.StringIO()
+    yaml.dump(document, out)
+    return out.getvalue()

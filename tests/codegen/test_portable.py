@@ -1,0 +1,80 @@
+"""openapi.portable.yaml: the contract for generators that know no extensions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from support.recordings import exchanges
+
+from codegen.files import ROOT, load
+from codegen.portable import OURS, main
+
+
+@pytest.fixture(scope="module")
+def portable() -> Any:
+    return load(ROOT / "openapi.portable.yaml")
+
+
+def mappings(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        yield node
+        for value in node.values():
+            yield from mappings(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from mappings(value)
+
+
+def validator(portable: Any, schema: str) -> Any:
+    return jsonschema_rs.validator_for({"$ref": f"#/components/schemas/{schema}", "components": portable["components"]})
+
+
+def test_it_is_what_the_document_says() -> None:
+    """The committed file is made of openapi.yaml as it is now."""
+    assert main(["--check"]) == 0
+
+
+def test_it_has_no_extensions_that_change_a_meaning(portable: Any) -> None:
+    """Nothing that only our generator understands is left, and no protobuf where there is JSON."""
+    assert [key for node in mappings(portable["components"]["schemas"]) for key in node if key in OURS] == []
+    contents = [node["content"] for node in mappings(portable) if isinstance(node.get("content"), dict)]
+    assert [list(content) for content in contents if "application/json" in content and len(content) > 1] == []
+
+
+def test_every_recorded_answer_of_a_future_fits_one_member(portable: Any) -> None:
+    """What real servers' answers are is in the union of all results."""
+    check = validator(portable, "FutureAnswer")
+    answers = [one.response.json for one in exchanges() if one.path.endswith("/retrieve_future") and one.status == 200]
+    found = [answer for answer in answers if answer is not None]
+    assert len(found) > 30
+    assert [answer for answer in found if not check.is_valid(answer)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ("StopReason", "content_filter"),
+        ("SessionStatus", {"type": "of tomorrow", "since": 1}),
+        ("GetInfoResponse", {"type": None, "model_id": "m", "model_data": {}}),
+    ],
+)
+def test_what_is_open_takes_other_values(portable: Any, schema: str, value: object) -> None:
+    """Values of later versions fit, and null where servers are known to send it."""
+    assert validator(portable, schema).is_valid(value)
+
+
+def test_integers_are_long(portable: Any) -> None:
+    """No generator makes 32 bits of a number that may be larger."""
+    schemas = [node for node in mappings(portable) if node.get("type") in ("integer", ["integer", "null"])]
+    assert len(schemas) > 50
+    assert [node for node in schemas if node.get("format") != "int64"] == []
+
+
+def test_every_call_may_carry_its_idempotency_key(portable: Any) -> None:
+    """The header that clients send with every body is declared where it may stand."""
+    operations = [node for node in mappings(portable["paths"]) if "requestBody" in node and "responses" in node]
+    key = {"$ref": "#/components/parameters/IdempotencyKey"}
+    assert [one["operationId"] for one in operations if key not in one["parameters"]] == []

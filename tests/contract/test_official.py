@@ -1,0 +1,195 @@
+"""A second witness: what wheels of the official SDK say, and what it sent and read, against openapi.yaml and the .proto."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tomllib
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pb2
+from support.google_messages import google_messages
+
+from codegen.files import ROOT, load
+from codegen.follow import DIFFERENCES, compare_document, compare_facts
+from codegen.wheel_facts import describe_messages
+
+OFFICIAL = Path(__file__).with_name("official")
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+LATEST = "0.38.0"
+#: What the decoded form calls a field of bytes, and the numbers in it.
+ARRAYS = {
+    "tokens_int32": ("tokens", "<i4"),
+    "logprobs_float32": ("logprobs", "<f4"),
+    "token_ids_int32": ("token_ids", "<i4"),
+    "offsets_int64_bytes": ("offsets", "<i8"),
+    "prompt_logprobs_float32 (null=NaN)": ("prompt_logprobs", "<f4"),
+}
+DTYPES = {"DTYPE_FLOAT32": "<f4", "DTYPE_INT64": "<i8", "DTYPE_INT32": "<i4"}
+INDICES = ("crow_indices", "col_indices")
+
+
+def facts(version: str) -> dict[str, Any]:
+    """What was read of a wheel."""
+    found: dict[str, Any] = json.loads((OFFICIAL / f"{version}.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def document() -> Any:
+    return load(ROOT / "openapi.yaml")
+
+
+# ------------------------------------------------------------------------------------------------- classes and paths
+
+
+def test_the_document_has_all_of_the_official_sdk(document: Any) -> None:
+    """Every path, class, field, type and value of the wheel is in openapi.yaml, and nothing else is, but for listed reasons."""
+    assert list(compare_document(document, facts(LATEST))) == []
+
+
+def test_every_listed_difference_is_one(document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A reason for a difference that is none any more must go."""
+    empty = tmp_path / "none.toml"
+    known = tomllib.loads(DIFFERENCES.read_text(encoding="utf-8"))
+    empty.write_text("\n".join(f"[{section}]" for section in known), encoding="utf-8")
+    monkeypatch.setattr("codegen.follow.DIFFERENCES", empty)
+    text = "\n".join(compare_document(document, facts(LATEST)))
+    assert [name for section in known.values() for name in section if name not in text] == []
+
+
+FAULTS = {
+    "a path with another name": lambda d: d["paths"].update({"/api/v1/health": d["paths"].pop("/api/v1/healthz")}),
+    "another method": lambda d: d["paths"]["/api/v1/optim_step"].update(put=d["paths"]["/api/v1/optim_step"].pop("post")),
+    "a misspelt value": lambda d: d["components"]["schemas"]["LossFnType"]["enum"].__setitem__(3, "cipso"),
+    "a field with another name": lambda d: rename(d, "CheckpointBillingEvent", "count", "checkpoint_count"),
+    "an optional field with another name": lambda d: rename(d, "Checkpoint", "size_bytes", "nbytes"),
+    "a field that is not required": lambda d: d["components"]["schemas"]["CreateSessionResponse"]["required"].remove(
+        "session_id"
+    ),
+    "another type": lambda d: d["components"]["schemas"]["SampleRequest"]["properties"]["num_samples"].update(type="number"),
+    "no null": lambda d: d["components"]["schemas"]["GetInfoResponse"]["properties"]["type"].update(type="string"),
+    "a schema with another name": lambda d: d["components"]["schemas"].update(
+        LoRA=d["components"]["schemas"].pop("LoraConfig")
+    ),
+}
+
+
+def rename(document: Any, schema: str, old: str, new: str) -> None:
+    properties = document["components"]["schemas"][schema]["properties"]
+    properties[new] = properties.pop(old)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(document: Any, fault: str) -> None:
+    """Each of these faults in openapi.yaml differs from the wheel."""
+    broken = deepcopy(document)
+    FAULTS[fault](broken)
+    assert list(compare_document(broken, facts(LATEST))) != []
+
+
+def test_following_a_release(document: Any) -> None:
+    """What changed between two releases is named, with the YAML of what is new; so is what an older one has otherwise."""
+    changes = "\n".join(compare_facts(facts("0.35.0"), facts("0.36.0")))
+    assert "added path POST /api/v1/sessions/search\n" in changes
+    assert "added class ActiveSessionStatusQuery\n    ActiveSessionStatusQuery:\n      type: object\n" in changes
+    assert list(compare_facts(facts("0.36.0"), facts("0.38.0"))) == [
+        "changed class ClientConfigResponse.create_model_via_load_weights: bool -> nothing",
+        "changed class SaveWeightsForSamplerRequest.kind: nothing -> SamplingClientKind",
+        "changed class StorageBillingEvent.free: nothing -> bool",
+        "added choice SamplingClientKind",
+    ]
+    backwards = list(compare_document(document, facts("0.36.0")))
+    assert "is property SaveWeightsForSamplerRequest.kind still sent? 0.36.0 does not have it" in backwards
+
+
+# --------------------------------------------------------------------------------------------------------- messages
+
+
+def messages_of_ours() -> dict[str, Any]:
+    """The messages and enums of tinker_public.proto."""
+    described = descriptor_pb2.FileDescriptorProto()
+    next(iter(google_messages().values())).DESCRIPTOR.file.CopyToProto(described)
+    return describe_messages(described)
+
+
+def test_every_message_is_the_official_one() -> None:
+    """Each field of tinker_public.proto has the official name, number, type and label; each enum its values."""
+    ours, official = messages_of_ours(), facts(LATEST)
+    unused = {"SamplingParams", "StopStrings", "StopTokens"}
+    assert official["messages"].keys() - ours["messages"].keys() <= unused
+    assert ours["messages"] == {name: official["messages"][name] for name in ours["messages"]}
+    assert ours["enums"] == {name: official["enums"][name] for name in ours["enums"]}
+
+
+def recorded_messages() -> Iterator[tuple[str, str, dict[str, Any], bytes]]:
+    """Place, name, decoded form and bytes of every message that was recorded."""
+    for path in sorted(GOLDEN.glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            exchange = json.loads(line)
+            for side in ("request", "response"):
+                body = exchange[side]["body"] or {}
+                if "protobuf" in body:
+                    name = body["protobuf"].rpartition(".")[2]
+                    yield f"{path.name}:{exchange['n']}", name, body["decoded"], base64.b64decode(body["raw_base64"])
+
+
+def test_recorded_bytes_mean_what_the_recording_says() -> None:
+    """Read with our .proto, every recorded message has the fields and values of its decoded form, and no others."""
+    kinds = google_messages()
+    wrong = [
+        f"{place}: {problem}"
+        for place, name, decoded, content in recorded_messages()
+        for problem in differences(kinds[name].FromString(content), decoded, "")
+    ]
+    assert len(list(recorded_messages())) > 80
+    assert wrong == []
+
+
+def differences(message: Any, decoded: dict[str, Any], dtype: str) -> Iterator[str]:
+    """What a message and its decoded form do not have in common."""
+    named = {ARRAYS.get(key, (key,))[0]: value for key, value in decoded.items()}
+    present = {field.name for field, _ in message.ListFields()}
+    if unexpected := present - named.keys():
+        yield f"{message.DESCRIPTOR.name} has {sorted(unexpected)}"
+    formats = {ARRAYS[key][0]: ARRAYS[key][1] for key in decoded if key in ARRAYS}
+    dtype = DTYPES.get(decoded.get("dtype", ""), dtype)
+    for name, expected in named.items():
+        field = message.DESCRIPTOR.fields_by_name.get(name)
+        if field is None:
+            yield f"{message.DESCRIPTOR.name} has no {name}"
+        else:
+            form = "<i8" if name in INDICES else formats.get(name, dtype)
+            yield from value_differences(field, getattr(message, name), expected, form)
+
+
+def value_differences(field: Any, value: Any, expected: Any, form: str) -> Iterator[str]:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        for key, item in expected.items():
+            inner = field.message_type.fields_by_name["value"]
+            yield from value_differences(inner, value[key], item, form)
+    elif isinstance(expected, list) and field.message_type is not None:
+        for one, other in zip(value, expected, strict=True):
+            yield from differences(one, other, form)
+    elif field.message_type is not None:
+        yield from differences(value, expected, form)
+    elif not is_same(field, value, expected, form):
+        yield f"{field.full_name} is {value!r}, not {expected!r}"
+
+
+def is_same(field: Any, value: Any, expected: Any, form: str) -> bool:
+    if field.enum_type is not None:
+        return bool(field.enum_type.values_by_name[expected].number == value)
+    if isinstance(value, bytes) and isinstance(expected, str):
+        return value == base64.b64decode(expected)
+    if isinstance(value, bytes):
+        numbers = [np.nan if item is None else item for item in expected]
+        return bool(np.array_equal(np.frombuffer(value, form), np.array(numbers, form), equal_nan=True))
+    if isinstance(expected, float):
+        return bool(value == pytest.approx(expected))
+    return bool((list(value) if isinstance(expected, list) else value) == expected)
