@@ -104,9 +104,8 @@ def ours(bodies: dict[str, bytes]) -> dict[str, float]:
 
 def official(bodies: dict[str, bytes]) -> dict[str, float]:
     """The rows with the official 0.38.0, which has no JSON form of these."""
-    from tinker.proto import request_conv, response_conv
-
     from tinker import types
+    from tinker.proto import request_conv, response_conv
 
     inputs = types.ForwardBackwardInput(data=data(), loss_fn="cross_entropy")
     request = types.ForwardBackwardRequest(forward_backward_input=inputs, model_id="model", seq_id=1)
