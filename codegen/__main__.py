@@ -1,4 +1,4 @@
-"""Dispatch `python -m codegen generate [--check] | diff OLD.yaml NEW.yaml | coverage [--check]`."""
+"""Dispatch `python -m codegen generate [--check] | diff OLD [NEW] | coverage [--check]`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from codegen import coverage, diff, generate
 
 COMMANDS = {"generate": generate.main, "diff": diff.main, "coverage": coverage.main}
-USAGE = "usage: python -m codegen generate [--check] | diff OLD.yaml NEW.yaml | coverage [--check]"
+USAGE = "usage: python -m codegen generate [--check] | diff OLD [NEW] | coverage [--check]"
 
 
 def main(arguments: Sequence[str]) -> int:
