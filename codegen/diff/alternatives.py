@@ -42,7 +42,7 @@ class Alternative:
             return f"a list of {inner}"
         if self.type is None:
             return "any value"
-        values = listed_values(self.node)
+        values = values_in(self.node)
         return f"{self.type} {spell(values)}" if values is not None and not self.open else str(self.type)
 
 
@@ -89,7 +89,7 @@ def of_type(node: DocumentNode, name: str) -> DocumentNode:
 def merge_open(found: list[Alternative]) -> list[Alternative]:
     """Make one open enum of an enum and a plain string, which is how OpenAPI spells it without an extension."""
     plain = [item for item in found if is_plain_string(item)]
-    listed = [item for item in found if item.type == "string" and listed_values(item.node) is not None]
+    listed = [item for item in found if item.type == "string" and values_in(item.node) is not None]
     if not plain or not listed:
         return found
     return [replace(item, open=True) if item in listed else item for item in found if item not in plain]
@@ -115,7 +115,7 @@ def is_open_union(node: DocumentNode) -> bool:
     return plain or any(is_open_union(item) for item in inner)
 
 
-def listed_values(node: DocumentNode) -> list[object] | None:
+def values_in(node: DocumentNode) -> list[object] | None:
     """Return the values of an enum, or the one of a constant; None where any value will do."""
     if is_mapping(node.value) and "const" in node.value:
         return [node.value["const"]]

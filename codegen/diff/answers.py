@@ -18,7 +18,7 @@ def compare_responses(old: DocumentNode, new: DocumentNode, received: SchemaComp
         if was is None and now is not None:
             yield new_status(status, now, before)
         elif was is not None and now is None:
-            yield lost_status(status, was, after)
+            yield status_removal(status, was, after)
         elif was is not None and now is not None:
             yield from compare_response(follow(was), follow(now), received)
     yield from compare_reply_names(old, new)
@@ -31,7 +31,7 @@ def new_status(status: str, node: DocumentNode, before: dict[str, DocumentNode])
     return breaking("status-added", node.pointer, what, *(() if is_failure else (CLIENTS,)))
 
 
-def lost_status(status: str, node: DocumentNode, after: dict[str, DocumentNode]) -> Change:
+def status_removal(status: str, node: DocumentNode, after: dict[str, DocumentNode]) -> Change:
     """Servers of the old document still send it, and clients that act on it wait in vain."""
     covered = status[:1] in "45" and ("default" in after or f"{status[:1]}XX" in after)
     what = f"{status} is no longer among the answers{': clients that act on it are not told' if covered else ''}"

@@ -38,7 +38,7 @@ def compare_content(old: DocumentNode, new: DocumentNode, schemas: SchemaCompari
         if was is None and now is not None:
             yield new_media_type(name, now, bool(set(before) & set(after)), schemas.use)
         elif was is not None and now is None:
-            yield breaking("media-type-removed", was.pointer, f"{name} is gone", *lost_media_type(schemas.use))
+            yield breaking("media-type-removed", was.pointer, f"{name} is gone", *media_type_breaks(schemas.use))
         elif was is not None and now is not None:
             yield from compare_media_type(was, now, schemas)
     if set(before) == set(after) and list(before) != list(after):
@@ -51,7 +51,7 @@ def new_media_type(name: str, node: DocumentNode, others_stay: bool, use: str) -
     return breaking("media-type-added", node.pointer, f"{name} is new", *breaks)
 
 
-def lost_media_type(use: str) -> tuple[str, ...]:
+def media_type_breaks(use: str) -> tuple[str, ...]:
     return (CLIENTS, PYTHON) if use == SENT else (CLIENTS,)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from codegen.diff.bodies import messages_of
 from codegen.diff.findings import CLIENTS, RECEIVED, SENT, SERVERS, Change, DiffFinding, DiffFindings, breaking
-from codegen.diff.nodes import children, follow, value_of
+from codegen.diff.nodes import children, elements, follow, value_of
 from codegen.diff.operations import compare_operations, operations_of
 from codegen.diff.proto import compare_protos
 from codegen.diff.python_names import compare_names
@@ -35,9 +35,7 @@ def compare_documents(old: Any, new: Any, findings: DiffFindings) -> None:
 
 def compare_servers(old: DocumentNode, new: DocumentNode) -> list[Change]:
     """Compare where the service is."""
-    before, after = (
-        [value_of(DocumentNode.of_document(item), "url") for item in value_of(root, "servers") or []] for root in (old, new)
-    )
+    before, after = ([value_of(item, "url") for item in elements(root, "servers")] for root in (old, new))
     gone = [breaking("server-removed", "#/servers", f"{url} is gone", CLIENTS) for url in before if url not in after]
     return gone + [breaking("server-added", "#/servers", f"{url} is new") for url in after if url not in before]
 

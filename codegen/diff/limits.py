@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from codegen.diff.alternatives import Alternative, listed_values
+from codegen.diff.alternatives import Alternative, values_in
 from codegen.diff.findings import SENT, Change, breaking, difference
 from codegen.diff.nodes import is_set, spell, value_of
 from codegen.document import DocumentNode
@@ -80,7 +80,7 @@ def compare_values(old: Alternative, new: Alternative, use: str) -> Iterator[Cha
 
     Where others may appear too, a listed value is one that every server takes, and one that readers know by name.
     """
-    before, after = listed_values(old.node), listed_values(new.node)
+    before, after = values_in(old.node), values_in(new.node)
     yield from compare_openness(old, new, before, after, use)
     if before is None or after is None:
         return

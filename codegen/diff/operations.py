@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from codegen.diff.answers import compare_responses
 from codegen.diff.bodies import compare_bodies
 from codegen.diff.findings import CLIENTS, PYTHON, RECEIVED, SENT, SERVERS, Change, DiffFindings, breaking
-from codegen.diff.nodes import child, children, elements, follow, is_set, spell, value_of
+from codegen.diff.nodes import SCHEMAS, child, children, elements, follow, is_set, node_at, spell, value_of
 from codegen.diff.parameters import compare_parameters, name_places
 from codegen.diff.schemas import SchemaComparison
 from codegen.diff.security import compare_security
-from codegen.document import DocumentNode
+from codegen.document import DocumentNode, is_list, is_mapping
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace", "query")
 #: What an operation may have that this comparison does not read.
@@ -76,7 +77,7 @@ def compare_operations(old: DocumentNode, new: DocumentNode, findings: DiffFindi
         findings.add(compare_bodies(was.node, now.node, sent), SENT)
         findings.add(compare_responses(was.node, now.node, received), RECEIVED)
         findings.add(compare_results(was.node, now.node, received), RECEIVED)
-    compare_unreached(old, new, received, findings)
+    compare_leftovers(old, new, received, findings)
 
 
 def match_operations(before: list[RawOperation], after: list[RawOperation]) -> list[tuple[RawOperation, RawOperation]]:
@@ -125,26 +126,26 @@ def compare_results(old: DocumentNode, new: DocumentNode, received: SchemaCompar
         yield breaking("result", new.pointer, f"the result was {values[0]}, is {values[1]}", CLIENTS, SERVERS, PYTHON)
 
 
-def compare_unreached(old: DocumentNode, new: DocumentNode, received: SchemaComparison, findings: DiffFindings) -> None:
+def compare_leftovers(old: DocumentNode, new: DocumentNode, received: SchemaComparison, findings: DiffFindings) -> None:
     """Compare the components that no operation names; what nobody is said to send is read by somebody."""
     before, after = (children(root["components"], "schemas") if "components" in root else {} for root in (old, new))
-    reached = {name for root in (old, new) for name in names_reached(root)}
+    reached = {name for root in (old, new) for name in names_in_use(root)}
     for name in before.keys() & after.keys() - reached:
         findings.add(received.compare_component(before[name], after[name]), RECEIVED)
 
 
-def names_reached(root: DocumentNode) -> set[str]:
+def names_in_use(root: DocumentNode) -> set[str]:
     """Return the schemas that an operation refers to, by whatever way."""
     found: set[str] = set()
-    pending: list[object] = [root.value.get("paths")]
+    pending: list[Any] = [root.value.get("paths")]
     while pending:
         value = pending.pop()
-        if isinstance(value, list):
-            pending += list[object](value)
-        elif isinstance(value, dict):
-            pending += dict[object, object](value).values()
-            target = dict[object, object](value).get("$ref")
+        if is_list(value):
+            pending += value
+        elif is_mapping(value):
+            pending += value.values()
+            target = value.get("$ref")
             if isinstance(target, str) and target not in found:
                 found.add(target)
-                pending.append(follow(DocumentNode(dict[object, object](value), root.pointer, root.root)).value)
-    return {target.removeprefix("#/components/schemas/") for target in found}
+                pending.append(node_at(root, target).value)
+    return {target.removeprefix(SCHEMAS) for target in found}

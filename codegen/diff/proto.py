@@ -37,11 +37,11 @@ def reach(file: ProtoFile, uses: Mapping[str, set[str]]) -> dict[str, set[str]]:
             name = pending.pop()
             if name in file.types and not ways <= found.get(name, set()):
                 found[name] = found.get(name, set()) | ways
-                pending += [inner for item in file.types[name].fields for inner in types_named(item.type, name)]
+                pending += [inner for item in file.types[name].fields for inner in type_candidates(item.type, name)]
     return found
 
 
-def types_named(text: str, scope: str) -> list[str]:
+def type_candidates(text: str, scope: str) -> list[str]:
     """Return the types that a field may mean: of a map both, and each also as nested in the message."""
     names = text.removeprefix("map<").removesuffix(">").split(",") if text.startswith("map<") else [text]
     return [candidate for name in names for candidate in (name, f"{scope}.{name}")]
@@ -56,13 +56,13 @@ def compare_types(old: ProtoType | None, new: ProtoType | None, where: str, use:
         yield breaking("proto-type", where, f"is a {new.kind}, was a {old.kind}", *BOTH)
     elif old is not None and new is not None:
         yield from compare_fields(old, new, where, use)
-        yield from compare_reserved(old, new, where)
+        yield from compare_reservations(old, new, where)
 
 
 def compare_fields(old: ProtoType, new: ProtoType, where: str, use: str) -> Iterator[Change]:
     """Compare fields by number, which is what is on the wire; a name that changed its number is said once."""
     before, after = ({item.number: item for item in owner.fields} for owner in (old, new))
-    moved = moved_names(old, new)
+    moved = number_changes(old, new)
     for name, (first, then) in moved.items():
         yield breaking("proto-number", f"{where}/{name}", f"{name} has the number {then}, had {first}", *BOTH, PYTHON)
     for number in sorted(before.keys() | after.keys()):
@@ -70,17 +70,17 @@ def compare_fields(old: ProtoType, new: ProtoType, where: str, use: str) -> Iter
         if was is not None and now is not None:
             yield from compare_field(was, now, f"{where}/{now.name}", use, moved.keys())
         elif was is not None and was.name not in moved:
-            yield lost_field(was, new, where, use)
+            yield field_removal(was, new, where, use)
         elif now is not None and now.name not in moved:
             yield new_field(now, old, where, use)
 
 
-def moved_names(old: ProtoType, new: ProtoType) -> dict[str, tuple[int, int]]:
+def number_changes(old: ProtoType, new: ProtoType) -> dict[str, tuple[int, int]]:
     before, after = ({item.name: item.number for item in owner.fields} for owner in (old, new))
     return {name: (before[name], after[name]) for name in before if name in after and before[name] != after[name]}
 
 
-def lost_field(item: ProtoField, new: ProtoType, where: str, use: str) -> Change:
+def field_removal(item: ProtoField, new: ProtoType, where: str, use: str) -> Change:
     """What the other side reads is the default now, without an error."""
     note = "" if item.number in new.reserved else ", and its number is not reserved"
     losers = (NARROWER[use],) if new.kind == "enum" else BOTH if use == SENT else (CLIENTS,)
@@ -118,7 +118,7 @@ def type_breaks(old: str, new: str, use: str) -> tuple[str, ...]:
     return (*BOTH, PYTHON)
 
 
-def compare_reserved(old: ProtoType, new: ProtoType, where: str) -> Iterator[Change]:
+def compare_reservations(old: ProtoType, new: ProtoType, where: str) -> Iterator[Change]:
     used = {item.number for item in new.fields} | {item.name for item in new.fields}
     for item in sorted(old.reserved - new.reserved - used, key=str):
         yield breaking("proto-unreserved", where, f"{item} is no longer reserved")

@@ -111,7 +111,7 @@ class ProtoReader:
                 self._expect("{")
                 self._read_members(owner, name)
             elif word == "reserved":
-                owner.reserved |= set(reserved_in(self._statement()))
+                owner.reserved |= set(reservations_in(self._statement()))
             elif word in PASSED_OVER:
                 self._pass_over()
             elif word != ";":
@@ -135,7 +135,7 @@ def read_number(text: str, name: str) -> int:
         raise Refusal(name, f"{text!r} is not a number") from None
 
 
-def reserved_in(words: list[str]) -> Iterator[int | str]:
+def reservations_in(words: list[str]) -> Iterator[int | str]:
     """Return the numbers and names of a `reserved` statement. A range without an end is its first number."""
     for item in " ".join(words).split(","):
         first, _, last = item.strip().partition(" to ")

@@ -68,7 +68,7 @@ def compare_class(name: str, old: DocumentNode, new: DocumentNode) -> Iterator[C
     kinds = kind_of(old), kind_of(new)
     if kinds[0] != kinds[1]:
         yield breaking("class-kind", new.pointer, f"{name} is {kinds[1]}, was {kinds[0]}", PYTHON)
-    before, after = value_of(old, "x-constants") or {}, value_of(new, "x-constants") or {}
+    before, after = ({key: node.value for key, node in children(owner, "x-constants").items()} for owner in (old, new))
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key):
             state = "is gone" if key not in after else "is new" if key not in before else "has another value"

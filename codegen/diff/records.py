@@ -18,7 +18,7 @@ def compare_properties(old: DocumentNode, new: DocumentNode, use: str, compare: 
         if before is None and after is not None:
             yield new_property(name, after, has_to_be_given(new, name), use)
         elif before is not None and after is None:
-            yield lost_property(name, before, has_to_be_given(old, name), use)
+            yield property_removal(name, before, has_to_be_given(old, name), use)
         elif before is not None and after is not None:
             yield from compare_needs(old, new, name, use)
             yield from compare(before, after)
@@ -44,7 +44,7 @@ def new_property(name: str, node: DocumentNode, required: bool, use: str) -> Cha
     return breaking(rule, node.pointer, what, *((CLIENTS, PYTHON) if use == SENT else (SERVERS,)))
 
 
-def lost_property(name: str, node: DocumentNode, required: bool, use: str) -> Change:
+def property_removal(name: str, node: DocumentNode, required: bool, use: str) -> Change:
     """A server ignores what it does not know, so that a wish is lost; an optional value of an answer may have been absent."""
     breaks = (CLIENTS, PYTHON) if use == SENT or required else (PYTHON,)
     return breaking(
@@ -64,7 +64,8 @@ def compare_needs(old: DocumentNode, new: DocumentNode, name: str, use: str) -> 
 
 def compare_bare_names(old: DocumentNode, new: DocumentNode, use: str) -> Iterator[Change]:
     """Compare the required names that are no property here, as in the conditions of a union."""
-    before, after = (set(value_of(node, "required") or []) - set(children(node, "properties")) for node in (old, new))
+    known = {*children(old, "properties"), *children(new, "properties")}
+    before, after = (set(value_of(node, "required") or []) - known for node in (old, new))
     for name in sorted(before ^ after):
         what = f"{name} is {'required now' if name in after else 'no longer required'}"
         yield difference("bare-required", new.pointer, what, use, wider=name in before, narrower=name in after)

@@ -6,10 +6,10 @@ about objects in `records`, what is about several alternatives in `unions`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from codegen.diff.alternatives import Alternative, alternatives, is_any, is_open_union
-from codegen.diff.findings import PYTHON, RECEIVED, Change, breaking, difference
+from codegen.diff.findings import CLIENTS, PYTHON, RECEIVED, Change, breaking, difference
 from codegen.diff.limits import LOWER, UNORDERED, UPPER, compare_formats, compare_limits, compare_values
 from codegen.diff.nodes import child, elements, follow, is_set, schema_name, spell, value_of
 from codegen.diff.records import compare_properties, compare_site
@@ -51,16 +51,11 @@ class SchemaComparison:
         yield from compare_site(old, new, self.use)
         names = schema_name(old), schema_name(new)
         if names[0] and names[1] and names[0] != names[1]:
-            yield from self._compare_renamed(old, new, names)
+            yield from self._compare_names(old, new, names)
         elif names[0] and names[1]:
             yield from self.compare_component(follow(old), follow(new))
         else:
-            yield from self._compare_mixed(old, new)
-
-    def are_covered(self, items: Iterable[Alternative], others: Iterable[Alternative]) -> bool:
-        """Return whether everything that some alternatives allow is allowed by others."""
-        allowed = list(others)
-        return all(any(not self._loses(item.node, other.node) for other in allowed) for item in items)
+            yield from self._compare_forms(old, new)
 
     def _loses(self, old: DocumentNode, new: DocumentNode) -> bool:
         return any(change.narrower for change in SchemaComparison(self.use).compare(old, new))
@@ -70,18 +65,20 @@ class SchemaComparison:
         if (old.pointer, new.pointer) not in self._met:
             self._met.add((old.pointer, new.pointer))
             yield from compare_site(old, new, self.use)
-            yield from self._compare_mixed(old, new)
+            yield from self._compare_forms(old, new)
 
-    def _compare_renamed(self, old: DocumentNode, new: DocumentNode, names: tuple[str | None, ...]) -> Iterator[Change]:
+    def _compare_names(self, old: DocumentNode, new: DocumentNode, names: tuple[str | None, ...]) -> Iterator[Change]:
         """Say at the reference that another schema is meant, with the first thing that is different about it."""
         inner = list(SchemaComparison(self.use).compare(follow(old), follow(new)))
         what = f"was {names[0]}, is {names[1]}"
         wider, narrower = any(change.wider for change in inner), any(change.narrower for change in inner)
         breaks = frozenset({PYTHON}).union(*(change.breaks for change in inner))
+        if any(change.rule == "property-removed" for change in inner):
+            breaks |= {CLIENTS}  # what a reader looks for may be absent, but not be gone for good
         reasons = [change.what for change in inner if change.breaks] or ["with the same values under another name"]
         yield Change("other-schema", new.pointer, f"{what}: {reasons[0]}", breaks, wider, narrower)
 
-    def _compare_mixed(self, old: DocumentNode, new: DocumentNode) -> Iterator[Change]:
+    def _compare_forms(self, old: DocumentNode, new: DocumentNode) -> Iterator[Change]:
         """Compare schemas of which one at most is a mere reference."""
         before, after = alternatives(old), alternatives(new)
         if is_lone_reference(before, after):
@@ -110,15 +107,23 @@ class SchemaComparison:
             rule = "union-opened" if is_open else "union-closed"
             yield difference(rule, new.pointer, what, self.use, wider=is_open, narrower=was_open, typed=typed)
         for item in matched.gone:
-            kept = self.are_covered([item], matched.after) or (is_open and self.use == RECEIVED)
+            kept = self._is_kept(item, matched.after, is_open)
             what = f"{item.label} is no longer one of the alternatives"
             yield difference("alternative-removed", new.pointer, what, self.use, narrower=not kept, typed=typed)
         for item in matched.new:
-            kept = any(not self._loses(item.node, other.node) for other in matched.before)
-            kept = kept or (was_open and self.use == RECEIVED)
+            kept = self._is_kept(item, matched.before, was_open)
             what = f"{item.label} is a new alternative"
             yield difference("alternative-added", new.pointer, what, self.use, wider=not kept, typed=typed)
         yield from compare_tags(old, new, self.use)
+
+    def _is_kept(self, item: Alternative, others: list[Alternative], is_open: bool) -> bool:
+        """Return whether what one alternative allows is allowed without it.
+
+        Objects have a meaning of their own, although one may fit the form of another: only an open union has a place for them.
+        """
+        if schema_name(item.node) or item.type == "object":
+            return is_open and self.use == RECEIVED
+        return any(not self._loses(item.node, other.node) for other in others)
 
     def _compare_one(self, old: Alternative, new: Alternative) -> Iterator[Change]:
         if old.condition is not None and new.condition is not None and old.condition != new.condition:

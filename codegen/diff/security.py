@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from codegen.diff.findings import CLIENTS, SERVERS, Change, breaking
 from codegen.diff.nodes import child, children, elements, follow, value_of
-from codegen.document import DocumentNode, is_mapping
+from codegen.document import DocumentNode, is_list, is_mapping
 
 #: One way to be let in: every credential that is needed, each as it is on the wire. Nothing is needed for the empty one.
 Way = frozenset[str]
@@ -52,7 +52,7 @@ def credential(scheme: DocumentNode | None, name: str, scopes: object) -> str:
     kind = value_of(scheme, "type")
     words = ["in", "name"] if kind == "apiKey" else ["scheme"] if kind == "http" else ["openIdConnectUrl", "flows"]
     details = [str(value_of(scheme, word)).lower() for word in words if child(scheme, word) is not None]
-    return " ".join([str(kind), *details, *(sorted(map(str, scopes)) if isinstance(scopes, list) else [])])
+    return " ".join([str(kind), *details, *(sorted(map(str, scopes)) if is_list(scopes) else [])])
 
 
 def spell_ways(ways: set[Way]) -> str:
