@@ -226,7 +226,7 @@ def interop(session: nox.Session) -> None:
 
 @nox.session
 def diff(session: nox.Session) -> None:
-    """Compare two contracts: `nox -s diff -- OLD.yaml NEW.yaml`."""
+    """Say whom a change of the contract breaks: `nox -s diff -- OLD [NEW]`, files, folders or git revisions."""
     session.install("-r", "codegen/requirements.txt")
     session.run("python", "-m", "codegen", "diff", *session.posargs)
 

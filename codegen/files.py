@@ -18,11 +18,16 @@ ROOT = HERE.parent
 
 def load(path: Path) -> Any:
     """Return the document as plain Python values."""
+    return load_text(path.read_text(encoding="utf-8"), path.name)
+
+
+def load_text(text: str, name: str) -> Any:
+    """Return the values of a document that was read; `name` is for the error."""
     try:
         yaml: Any = YAML(typ="safe")
-        return yaml.load(path.read_text(encoding="utf-8"))
+        return yaml.load(text)
     except YAMLError as error:
-        raise Refusal(path.name, f"not YAML: {error}") from error
+        raise Refusal(name, f"not YAML: {error}") from error
 
 
 def files_below(folder: Path) -> dict[str, str]:

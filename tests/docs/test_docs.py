@@ -99,8 +99,18 @@ def check_tinker(words: list[str]) -> None:
 def check_python(words: list[str]) -> None:
     if words[:3] == ["-m", "nox", "-s"]:
         check_nox(words[2:])
+    elif words[:2] == ["-m", "codegen"]:
+        check_codegen(words[2:])
     else:
         assert (ROOT / words[0]).is_file(), words[0]
+
+
+def check_codegen(words: list[str]) -> None:
+    """The command and each of its options are spelled in the sources of the generator."""
+    assert f'"{words[0]}": {words[0]}.main' in (ROOT / "codegen" / "__main__.py").read_text(), words[0]
+    sources = "".join(path.read_text() for path in (ROOT / "codegen").rglob(f"{words[0]}*/**/*.py"))
+    for option in (word for word in words if word.startswith("--")):
+        assert f'"{option}"' in sources, option
 
 
 def check_nox(words: list[str]) -> None:

@@ -1,0 +1,123 @@
+"""What a schema allows, as a flat list of alternatives, however the document spells it.
+
+`oneOf`, `anyOf`, `if`/`then`/`else`, `type: [a, b]` and nullable enums become the same list, so that a union may be written in
+another way without being another union. `x-open-enum` and an enum beside a plain string are one thing too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from codegen.diff.nodes import child, elements, is_set, schema_name, spell, types_in, value_of
+from codegen.document import DocumentNode, is_mapping
+
+UNIONS = ("oneOf", "anyOf")
+#: What makes a schema more than a union: it is then also compared as it stands.
+SUBSTANCE = ("properties", "items", "additionalProperties", "enum", "const")
+#: What a schema of one string has if it allows every string.
+NARROWING = ("enum", "const", "pattern", "minLength", "maxLength", "format", "contentEncoding")
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One of the schemas that a value may fit: a reference, or a schema of one JSON type (None: any value)."""
+
+    node: DocumentNode
+    type: str | None
+    #: The condition of `if`, under which this alternative holds.
+    condition: object = None
+    #: Values beyond the listed ones may appear.
+    open: bool = False
+
+    @property
+    def label(self) -> str:
+        """Return what two alternatives must have in common to be compared with each other."""
+        name = schema_name(self.node)
+        if name is not None:
+            return name
+        if self.type == "array":
+            items = child(self.node, "items")
+            inner = " or ".join(item.label for item in alternatives(items)) if items is not None else "anything"
+            return f"a list of {inner}"
+        if self.type is None:
+            return "any value"
+        values = values_in(self.node)
+        return f"{self.type} {spell(values)}" if values is not None and not self.open else str(self.type)
+
+
+def alternatives(node: DocumentNode) -> list[Alternative]:
+    """Return what a schema allows. References are not followed."""
+    if schema_name(node) is not None:
+        return [Alternative(node, None)]
+    found = [item for key in UNIONS for element in elements(node, key) for item in alternatives(element)]
+    found += conditional(node)
+    if not found or any(key in node.value for key in SUBSTANCE):
+        found = by_type(node)
+    return merge_open(found)
+
+
+def conditional(node: DocumentNode) -> list[Alternative]:
+    """Return the branches of `if`, each with its condition; that of `else` is the absence of one."""
+    condition = value_of(node, "if")
+    if condition is None:
+        return []
+    yes, no = child(node, "then"), child(node, "else")
+    first = [replace(item, condition=condition) for item in alternatives(yes)] if yes is not None else []
+    return first + (alternatives(no) if no is not None else [])
+
+
+def by_type(node: DocumentNode) -> list[Alternative]:
+    """Split a schema of several types into one for each."""
+    is_open = is_set(node, "x-open-enum") or is_set(node, "x-open")
+    types = types_in(node)
+    if not types:
+        return [Alternative(node, None, open=is_open)]
+    return [Alternative(of_type(node, name), name, open=is_open and name != "null") for name in types]
+
+
+def of_type(node: DocumentNode, name: str) -> DocumentNode:
+    """Return the part of a schema that is about one type; it stays where it was."""
+    if name == "null":
+        return DocumentNode({"type": "null"}, node.pointer, node.root)
+    value = {**node.value, "type": name}
+    if "enum" in value:
+        value["enum"] = [item for item in value["enum"] if item is not None]
+    return DocumentNode(value, node.pointer, node.root)
+
+
+def merge_open(found: list[Alternative]) -> list[Alternative]:
+    """Make one open enum of an enum and a plain string, which is how OpenAPI spells it without an extension."""
+    plain = [item for item in found if is_plain_string(item)]
+    listed = [item for item in found if item.type == "string" and values_in(item.node) is not None]
+    if not plain or not listed:
+        return found
+    return [replace(item, open=True) if item in listed else item for item in found if item not in plain]
+
+
+def is_plain_string(item: Alternative) -> bool:
+    return item.type == "string" and not any(key in item.node.value for key in NARROWING)
+
+
+def is_any(items: Sequence[Alternative]) -> bool:
+    """Return whether every JSON value is allowed."""
+    return any(item.type is None and schema_name(item.node) is None for item in items)
+
+
+def is_open_union(node: DocumentNode) -> bool:
+    """Return whether members that the document does not list may appear: by extension, or by a plain object among them."""
+    if is_set(node, "x-open-union"):
+        return True
+    inner = [item for key in UNIONS for item in elements(node, key)]
+    plain = any(
+        value_of(item, "type") == "object" and "properties" not in item.value for item in inner if is_mapping(item.value)
+    )
+    return plain or any(is_open_union(item) for item in inner)
+
+
+def values_in(node: DocumentNode) -> list[object] | None:
+    """Return the values of an enum, or the one of a constant; None where any value will do."""
+    if is_mapping(node.value) and "const" in node.value:
+        return [node.value["const"]]
+    values = value_of(node, "enum")
+    return list(values) if values is not None else None

@@ -1,0 +1,93 @@
+"""Changes of the real contract, each judged: what the comparison finds, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
+
+from support.contract_changes import CHANGES, ContractEdit, Edit, levels_of, make, make_proto, write_table
+from support.pet_contract import ROOT
+
+from codegen.diff import ContractSource, ProtoReader, compare, main
+from codegen.files import load
+
+PROTO = (ROOT / "tinker_public.proto").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def real_contract() -> Any:
+    """openapi.yaml, read once."""
+    return load(ROOT / "openapi.yaml")
+
+
+def source(document: Any, edits: tuple[Edit, ...]) -> ContractSource:
+    return ContractSource(make(document, edits), ProtoReader(make_proto(PROTO, edits)).read())
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=[change.name.replace(" ", "-") for change in CHANGES])
+def test_a_change_of_the_contract_has_its_levels(real_contract: Any, change: ContractEdit) -> None:
+    """Exactly the rules and levels that are written beside the change are found, at places that exist."""
+    old, new = source(real_contract, change.given), source(real_contract, change.given + change.edits)
+    found = compare(old, new)
+    assert {(finding.rule, finding.level) for finding in found} == change.found, list(map(str, found))
+    assert all(finding.pointer.startswith(("#/", "tinker_public.proto#/")) for finding in found)
+
+
+def test_nothing_is_found_in_the_same_contract(real_contract: Any) -> None:
+    """A contract is compatible with itself, with every keyword that it has."""
+    assert compare(source(real_contract, ()), source(real_contract, ())) == []
+
+
+def test_a_revision_and_the_working_tree_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder is read like a revision; what is no revision is refused, and no option of git is taken from a name."""
+    for name in ("openapi.yaml", "tinker_public.proto"):
+        (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "tinker_public.proto").write_text(PROTO.replace("double number = 1;", "float number = 1;"), encoding="utf-8")
+    assert main([str(tmp_path), str(ROOT), "--format", "json"]) == 4 + 8 + 16
+    assert '"pointer": "tinker_public.proto#/LossConfigValue/number"' in capsys.readouterr().out
+    assert main(["no-such-revision"]) == 2
+    assert "no-such-revision" in capsys.readouterr().err
+    assert main(["--", "--output=/tmp/never"]) == 2
+
+
+def test_a_revision_is_read_from_git(capsys: pytest.CaptureFixture[str]) -> None:
+    """HEAD is compared with itself without touching the working tree."""
+    inside = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, check=False)
+    if inside.returncode:
+        pytest.skip("not a checkout of git")
+    assert main(["HEAD", "HEAD"]) == 0
+    assert capsys.readouterr().out == "no change\n"
+
+
+def test_markdown_is_a_table_that_no_text_breaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pattern with a bar stays in its cell, and names with underscores are no markup."""
+    for name, pattern in (("old.yaml", "^a$"), ("new.yaml", "^(a|b_c)$")):
+        parameter = f"{{name: q, in: query, schema: {{type: string, pattern: '{pattern}'}}}}"
+        paths = f"paths: {{/x: {{get: {{operationId: x, parameters: [{parameter}], responses: {{}}}}}}}}"
+        (tmp_path / name).write_text(f"openapi: 3.1.0\n{paths}\n")
+    assert main([str(tmp_path / "old.yaml"), str(tmp_path / "new.yaml"), "--format", "markdown"]) == 4 + 8
+    assert capsys.readouterr().out.splitlines() == [
+        "| Breaks | Where | What | Rule |",
+        "|---|---|---|---|",
+        '| clients, servers | `#/paths/~1x/get/parameters/0/schema` | pattern was "^a$", is "^(a\\|b\\_c)$" (requests). | limit |',
+        "",
+        "clients: 1, servers: 1, python: 0, compatible: 0",
+    ]
+    (tmp_path / "bad.proto").write_text("message A { int32 a = ; }")
+    assert main([str(tmp_path / "bad.proto"), str(tmp_path / "bad.proto")]) == 2
+    assert main([str(tmp_path / "old.yaml"), str(tmp_path / "bad.proto")]) == 2
+
+
+def test_the_documentation_has_every_change() -> None:
+    """The table of docs/contract/changes.md is the corpus, and each disagreement with redocly diff has a reason."""
+    page = (ROOT / "docs" / "contract" / "changes.md").read_text(encoding="utf-8")
+    assert write_table() in page, f"put this table there:\n{write_table()}"
+    judged = [change for change in CHANGES if change.redocly != "not read"]
+    assert len(judged) >= 60
+    unequal = [change.name for change in judged if ("clients" in levels_of(change)) != (change.redocly == "major") and not change.why]
+    assert unequal == []
