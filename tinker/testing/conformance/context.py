@@ -6,7 +6,6 @@ Whatever a check makes belongs to its session, which is finished in the end.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Generic, NoReturn, TypeVar
 
 import attrs
@@ -21,7 +20,8 @@ from tinker._version import __version__
 from tinker._wire import json, proto
 from tinker.testing.conformance import decoding
 from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse, SentRequest
-from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Finding, Refused
+from tinker.testing.conformance.leftovers import Leftovers
+from tinker.testing.conformance.outcome import Absent, Blocked, Contradiction, Crash, Failed, Observation, Refused
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 T = TypeVar("T")
@@ -48,26 +48,40 @@ class PendingResult(Generic[T]):
 
 
 class CheckContext:
-    """What one check works with. ``differences`` is what it has found that is not as the document says."""
+    """What one check works with. ``observations`` is what it has found that is not as the document says.
 
-    def __init__(self, connection: Connection, deadline: CheckDeadline, *, core: bool = False) -> None:
+    ``leftovers`` is what it has made and must free.
+    """
+
+    def __init__(self, connection: Connection, deadline: CheckDeadline, *, check: str = "", core: bool = False) -> None:
         self.connection = connection
         self.deadline: CheckDeadline = deadline
-        self.differences: list[str] = []
-        self._core = core
+        self.observations: list[Observation] = []
+        self.leftovers: Leftovers = Leftovers()
+        self._check, self._core = check, core
         self._session_id: str | None = None
+        self._first_number: int = 0
 
     # ------------------------------------------------------------------------------------------------------------ findings
 
-    def note_difference(self, how: str) -> None:
+    def note(self, observation: Observation) -> None:
         """Note that something is not as the document says, and go on."""
-        if how not in self.differences:
-            self.differences.append(how)
+        if observation.text not in [one.text for one in self.observations]:
+            self.observations.append(observation)
 
-    def expect(self, holds: bool, how: str) -> None:
+    def note_difference(self, how: str, cause: str = "", operation: str = "", schema: str = "") -> None:
+        """Note a difference, with its cause where other checks may meet it too, its operation and its schema."""
+        self.note(Observation(how, cause, operation=operation, schema=schema))
+
+    def expect(self, holds: bool, how: str, cause: str = "", operation: str = "", schema: str = "") -> None:
         """Note ``how`` unless it holds."""
         if not holds:
-            self.note_difference(how)
+            self.note_difference(how, cause, operation, schema)
+
+    def need(self, check: str) -> None:
+        """Blocked when what the check before this one is about is known to fail."""
+        if check != self._check and check in self.connection.memory.broken:
+            raise Blocked(self.connection.memory.broken[check], check)
 
     def require(self, holds: bool, how: str) -> None:
         """Contradiction unless it holds."""
@@ -96,6 +110,7 @@ class CheckContext:
             self.connection.api_key if key == "" else key,
             given | dict(headers or {}),
             encode_body(request) if content is None else content,
+            request.operation,
         )
         return self.connection.send(message, self.deadline)
 
@@ -110,8 +125,7 @@ class CheckContext:
     def decode_accepted(self, request: Request[T], answer: ReceivedResponse) -> T:
         """The typed answer, once it is there."""
         self.require_acceptance(request, answer)
-        documented = 204 if request.reply is None else 200
-        self.expect(answer.status == documented, f"{request.operation} answers {answer.status} instead of {documented}")
+        self.connection.memory.statuses.setdefault(request.operation, set()).add(answer.status)
         if request.reply is None:
             return None  # type: ignore[return-value]
         return self.decode(answer, request.reply)
@@ -123,45 +137,62 @@ class CheckContext:
 
     def decode(self, answer: ReceivedResponse, kind: type[T]) -> T:
         """The record of an answer; what is unusual about it is noted."""
-        return self._note_anomalies(answer, decoding.record(answer, kind))
+        return self._note_anomalies(answer, decoding.record(answer, kind), kind)
 
     def decode_events(self, answer: ReceivedResponse, kind: type[T]) -> list[T]:
         """The records of a stream of events; what is unusual about them is noted."""
-        return self._note_anomalies(answer, decoding.events(answer, kind))
+        return self._note_anomalies(answer, decoding.events(answer, kind), kind)
 
-    def _note_anomalies(self, answer: ReceivedResponse, found: T) -> T:
-        for anomaly in decoding.anomalies(found):
-            self.note_difference(f"{answer.message}: {anomaly}")
+    def _note_anomalies(self, answer: ReceivedResponse, found: T, kind: type[Any]) -> T:
+        operation = answer.message.operation
+        for cause, anomaly in decoding.anomalies(found):
+            self.note_difference(f"{operation}: {anomaly}", cause, operation=operation, schema=kind.__name__)
         return found
 
     def _raise_refusal(self, request: Request[Any], answer: ReceivedResponse) -> NoReturn:
-        how = f"{request.operation} answers {answer.status}: {decoding.detail(answer)}"
-        if self._core:
-            raise Contradiction(how)
-        if answer.status in ABSENT_STATUSES:
-            required = not OPERATIONS[request.operation].optional
-            raise (Contradiction if required else Absent)(how)
-        if answer.status in _FORBIDDEN:
-            raise Absent(how)
-        raise Refused(how, answer.status)
+        operation = request.operation
+        how = f"{operation} answers {answer.status}: {decoding.detail(answer)}"
+        refusal = Refused(how, answer.status, operation=operation)
+        if answer.status in ABSENT_STATUSES and not self._core:
+            required = not OPERATIONS[operation].optional
+            raise (Contradiction if required else Absent)(how, cause=refusal.cause, operation=operation)
+        if answer.status in _FORBIDDEN and not self._core:
+            raise Absent(how, cause=refusal.cause, operation=operation)
+        raise refusal
 
     def expect_refusal(self, request: Request[Any], *statuses: int, **options: Any) -> ReceivedResponse:
         """The answer to a request that must be refused with one of these statuses. Contradiction when it is not refused."""
-        answer = self.send(request, **options)
-        self.require(answer.status >= 400, f"{answer.message}: answers {answer.status} where it must refuse")
-        wanted = " or ".join(map(str, statuses))
-        self.expect(answer.status in statuses, f"{answer.message}: refuses with {answer.status} instead of {wanted}")
+        wanted, operation = " or ".join(map(str, statuses)), request.operation
+        try:
+            answer = self.send(request, **options)
+        except Crash as error:
+            raise Crash(
+                f"{error}, where it must refuse with {wanted}", cause="crash for refusal", operation=operation
+            ) from error
+        if answer.status < 400:
+            raise Contradiction(f"{answer.message}: answers {answer.status} where it must refuse", operation=operation)
+        how = f"{answer.message}: refuses with {answer.status} instead of {wanted}"
+        self.expect(answer.status in statuses, how, "status of refusal", operation=operation)
         self._check_refusal(answer)
         return answer
+
+    def expect_refusals(self, *requests: Request[Any], status: int) -> None:
+        """Each of these requests must be refused; what is found about one does not stop the others."""
+        for request in requests:
+            try:
+                self.expect_refusal(request, status)
+            except Contradiction as error:
+                self.note(error.observation())
 
     def _check_refusal(self, answer: ReceivedResponse) -> None:
         """An error status has a JSON body with ``detail``; proxies may say what they like, servers should not."""
         try:
             body = decoding.record(answer, dict[str, Any])
         except Contradiction as error:
-            self.note_difference(str(error))
+            self.note_difference(str(error), "body of refusal", operation=answer.message.operation, schema="ErrorResponse")
             return
-        self.expect("detail" in body, f"{answer.message}: the body of status {answer.status} has no detail")
+        how = f"{answer.message}: the body of status {answer.status} has no detail"
+        self.expect("detail" in body, how, "body of refusal", operation=answer.message.operation, schema="ErrorResponse")
 
     # ------------------------------------------------------------------------------------------------------------ promises
 
@@ -188,10 +219,11 @@ class CheckContext:
         """The answer that holds the result. Failed when the request failed, Contradiction when it is lost."""
         answer = self._poll_until_done(promise, protobuf=protobuf, metadata=metadata)
         if answer.status in FAILED_STATUSES:
-            self.note_difference(f"a failed request is a poll with status {answer.status}, not a body with error and category")
-            raise Failed(f"{promise.operation} fails: {decoding.detail(answer)}", None)
+            how = f"a failed request is a poll with status {answer.status}, not a body with error and category"
+            self.note_difference(how, "failure as status", operation="retrieve_future", schema="RequestFailedResponse")
+            raise Failed(f"{promise.operation} fails: {decoding.detail(answer)}", None, operation=promise.operation)
         self.require(answer.status < 300, f"the request {promise.request_id!r} was accepted, and {answer}")
-        self.expect(answer.status == 200, f"retrieve_future answers {answer.status} instead of 200")
+        self.connection.memory.statuses.setdefault("retrieve_future", set()).add(answer.status)
         if answer.media_type == proto.MEDIA_TYPE:
             self.require(protobuf, "a result as protobuf where only JSON was accepted")
             bulky = promise.kind in (ForwardBackwardOutput, SampleResponse)
@@ -203,12 +235,17 @@ class CheckContext:
     def _check_failure(self, promise: PendingResult[Any], answer: ReceivedResponse) -> None:
         if "error" in _small_object(answer):
             failed = self.decode(answer, models.RequestFailedResponse)
-            raise Failed(f"{promise.operation} fails: {failed.error} (category {failed.category})", failed.category)
+            how = f"{promise.operation} fails: {failed.error} (category {failed.category})"
+            raise Failed(how, failed.category, operation=promise.operation)
 
     def _poll_until_done(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
         pause = _FIRST_PAUSE
+        allow = protobuf or metadata  # clients of 2025, which know only JSON, know no announcements
         while True:
-            answer = self.poll(promise.request_id, protobuf=protobuf, metadata=metadata)
+            answer = self.poll(promise.request_id, protobuf=protobuf, metadata=allow)
+            if is_announced(answer) and not metadata:
+                allow = False
+                continue
             if not self.is_pending(answer):
                 return answer
             self.deadline.pause(pause, f"the result of {promise.operation}")
@@ -234,43 +271,51 @@ class CheckContext:
 
     def base_model(self) -> str:
         """The base model of the run: the one that was asked for, else the first that can be trained."""
-        if self.connection.base_model is None:
+        memory = self.connection.memory
+        if memory.base_model is None:
+            self.need("service.capabilities")
             offered = self.call(service_api.get_server_capabilities()).supported_models
             named = [model for model in offered if model.model_name and model.trainable is not False]
             self.require(bool(named), "get_server_capabilities offers no model that can be trained")
-            self.connection.base_model = named[0].model_name
-        assert self.connection.base_model is not None
-        return self.connection.base_model
+            memory.base_model = named[0].model_name
+        assert memory.base_model is not None
+        return memory.base_model
 
     def session(self) -> str:
-        """The check's session."""
-        if self._session_id is None:
-            self._session_id = self.new_session()
+        """The check's session: its own, or where sessions cannot be finished the one of all checks."""
+        memory = self.connection.memory
+        if self._session_id is None and "finish_session" in memory.lacking:
+            memory.shared_session = memory.shared_session or self.new_session()
+            self._session_id, self._first_number = memory.shared_session, memory.numbers_used
+            memory.numbers_used += _NUMBERS_OF_A_CHECK
+        self._session_id = self._session_id or self.new_session()
         return self._session_id
 
+    def number(self, number: int) -> int:
+        """The number of a model or sampler in the check's session, where other checks have used some."""
+        self.session()
+        return self._first_number + number
+
     def new_session(self, **fields: Any) -> str:
-        """Another session, which the check finishes itself."""
-        given: dict[str, Any] = {"tags": ["conformance"], "sdk_version": __version__, **fields}
-        return self.call(service_api.create_session(models.CreateSessionRequest(**given))).session_id
+        """Another session, begun as clients do."""
+        self.need("sessions.begin")
+        given: dict[str, Any] = {"tags": ["conformance"], "user_metadata": {}, "sdk_version": __version__, **fields}
+        made = self.call(service_api.create_session(models.CreateSessionRequest(**given))).session_id
+        self.leftovers.sessions.append(made)
+        return made
 
     def finish(self, session_id: str, reason: str = "success") -> None:
         """End a session."""
         body = models.FinishSessionRequest(reason={"type": reason}, detail=None)
         self.call(service_api.finish_session(body, session_id=session_id))
 
-    def finish_quietly(self, *sessions: str) -> None:
-        """Finish sessions, if the server knows how; how that goes is another check's matter."""
-        for session_id in sessions:
-            found = [*self.differences]
-            with suppress(Finding):
-                self.finish(session_id)
-            self.differences = found
-
     def close(self) -> None:
-        """Finish the check's session."""
-        if self._session_id is not None:
-            self.deadline = CheckDeadline(_SHUTDOWN_SECONDS, self.connection.clock)
-            self.finish_quietly(self._session_id)
+        """Free what the check has made."""
+        self.deadline = CheckDeadline(_SHUTDOWN_SECONDS, self.connection.clock)
+        self.leftovers.free(self.send, self.connection.memory)
+
+
+_NUMBERS_OF_A_CHECK = 1000
 
 
 def encode_body(request: Request[Any]) -> bytes:
@@ -278,6 +323,11 @@ def encode_body(request: Request[Any]) -> bytes:
     if isinstance(request.body, Binary):
         return b"".join(request.body.content)
     return b"" if request.body is None else json.encode(request.body)
+
+
+def is_announced(answer: ReceivedResponse) -> bool:
+    """Whether the answer of a poll says only that the result is there, and how large it is."""
+    return answer.status < 300 and _small_object(answer).get("status") is not None
 
 
 _SMALL_NBYTES = 1 << 16

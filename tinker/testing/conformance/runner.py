@@ -11,11 +11,14 @@ from tinker._version import __version__
 from tinker.testing.conformance.connection import CheckDeadline, Connection, KitClock
 from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import (
+    SEVERITY,
     Absent,
+    Blocked,
+    CheckEnd,
     Contradiction,
     Failed,
-    Finding,
     LeftOut,
+    Observation,
     Outcome,
     Refused,
     Report,
@@ -121,36 +124,52 @@ def _reason_to_skip(check: Check, *, slow: bool, destructive: bool) -> str | Non
 def _reach(connection: Connection) -> None:
     try:
         connection.reach(10.0)
-    except Finding as error:
+    except CheckEnd as error:
         raise ConnectionError(f"no server answers at {connection.base_url}: {error}") from error
 
 
 def run_check(check: Check, connection: Connection, deadline_seconds: float | None = None) -> Row:
     """Run one check on a connection that is open."""
     seconds = deadline_seconds or (SLOW_DEADLINE_SECONDS if check.slow else DEADLINE_SECONDS)
-    context = CheckContext(connection, CheckDeadline(seconds, connection.clock), core=check.core)
+    context = CheckContext(connection, CheckDeadline(seconds, connection.clock), check=check.name, core=check.core)
     began = connection.clock.monotonic()
-    outcome, how = _outcome(check, context)
+    end = _run_body(check, context)
     context.close()
+    if end is not None and check.basis and not isinstance(end, Blocked):
+        connection.memory.broken[check.name] = str(end)
+    return _row(check, context, end, round(connection.clock.monotonic() - began, 3))
+
+
+def _run_body(check: Check, context: CheckContext) -> CheckEnd | None:
+    """Why the check ended early, if it did."""
+    try:
+        check.body(context)
+    except CheckEnd as end:
+        return end
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # say, a list too short
+        return Contradiction(f"the answers make no sense together: {type(error).__name__}: {error}")
+    return None
+
+
+def _row(check: Check, context: CheckContext, end: CheckEnd | None, seconds: float) -> Row:
+    observations = [*context.observations]
+    if end is not None:
+        must_be_there = check.core and isinstance(end, Absent | Refused | Failed)
+        observations.insert(0, end.observation(Outcome.CONTRADICTION if must_be_there else None))
     return Row(
         check=check.name,
         operations=check.operations,
         statement=check.statement,
-        outcome=outcome,
-        how=(*how, *context.differences),
-        seconds=round(connection.clock.monotonic() - began, 3),
+        outcome=_outcome(end, observations),
+        observations=tuple(observations),
+        blocked_by=end.by if isinstance(end, Blocked) else None,
+        seconds=seconds,
     )
 
 
-def _outcome(check: Check, context: CheckContext) -> tuple[Outcome, tuple[str, ...]]:
-    try:
-        check.body(context)
-    except Contradiction as error:
-        return Outcome.CONTRADICTION, (str(error),)
-    except Absent as error:
-        return Outcome.ABSENT, (str(error),)
-    except (Refused, Failed) as error:
-        return (Outcome.CONTRADICTION if check.core else Outcome.DIFFERS), (str(error),)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # say, a list too short
-        return Outcome.CONTRADICTION, (f"the answers make no sense together: {type(error).__name__}: {error}",)
-    return (Outcome.DIFFERS if context.differences else Outcome.SUPPORTED), ()
+def _outcome(end: CheckEnd | None, observations: list[Observation]) -> Outcome:
+    """What ended the check is its outcome, unless something worse was seen before."""
+    seen = max((one.outcome for one in observations), key=SEVERITY.index, default=Outcome.SUPPORTED)
+    if isinstance(end, Blocked) and seen is not Outcome.CONTRADICTION:
+        return Outcome.BLOCKED
+    return observations[0].outcome if end is not None and seen is not Outcome.CONTRADICTION else seen

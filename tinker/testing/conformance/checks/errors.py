@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -10,19 +11,21 @@ from tinker_wire.api import sampling as sampling_api
 from tinker_wire.api import service as service_api
 from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
+from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Request
 
 from tinker._version import __version__
 from tinker.testing.conformance.connection import ReceivedResponse, SentRequest
 from tinker.testing.conformance.context import CheckContext, encode_body
+from tinker.testing.conformance.outcome import CheckEnd
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.sampling_fixture import SamplingFixture
-from tinker.testing.conformance.training_fixture import TrainingFixture, create
+from tinker.testing.conformance.training_fixture import TrainingFixture, adopt, create
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 T = TypeVar("T")
 
-_SESSION = models.CreateSessionRequest(tags=[], sdk_version=__version__)
+_SESSION = models.CreateSessionRequest(tags=[], user_metadata={}, sdk_version=__version__)
 
 
 @check("get_info", "optim_step", "create_model", "create_sampling_session", "asample", "get_training_run", "weights_info")
@@ -48,8 +51,7 @@ def unknown_ids(context: CheckContext) -> None:
         ),
         weights_api.weights_info(models.WeightsInfoRequest(tinker_path=f"tinker://{gone}/weights/no-such-checkpoint")),
     ]
-    for request in requests:
-        context.expect_refusal(request, 404)
+    context.expect_refusals(*requests, status=404)
 
 
 @check("create_session", "create_model", "optim_step", "asample", "retrieve_future", "forward_backward")
@@ -94,6 +96,21 @@ def broken_protobuf(context: CheckContext) -> None:
         context.expect_refusal(request, 422, 400, 415, content=content)
 
 
+@check("create_session", "create_model", "asample", "retrieve_future")
+def statuses(context: CheckContext) -> None:
+    """A success has the status of the document: 200, or 204 where there is no body."""
+    context.session()
+    for attempt in (create, SamplingFixture.on_base):
+        with suppress(CheckEnd):  # what fails is another check's matter
+            attempt(context)
+    others = [
+        f"{operation} {status}"
+        for operation, found in sorted(context.connection.memory.statuses.items())
+        for status in sorted(found - {200 if OPERATIONS[operation].response_media_types else 204})
+    ]
+    context.expect(not others, f"other statuses than the document's: {', '.join(others)}")
+
+
 @check("create_session", "create_sampling_session", "asample")
 def unknown_fields(context: CheckContext) -> None:
     """Fields that the server does not know are ignored."""
@@ -115,10 +132,9 @@ def older_bodies(context: CheckContext) -> None:
     )
     body = {"session_id": session, "model_seq_id": 0, "base_model": context.base_model(), "user_metadata": None}
     made = context.accept(request, _send(context, request, {**body, "lora_config": {"rank": 8}}), models.CreateModelResponse)
-    fixture = TrainingFixture(context, context.result(made).model_id)
+    fixture = adopt(context, context.result(made).model_id)
     _older_training(context, fixture)
     _older_sample(context, session)
-    context.finish_quietly(session)
 
 
 def _older_training(context: CheckContext, fixture: TrainingFixture) -> None:

@@ -22,6 +22,7 @@ from tinker.testing.conformance.training_fixture import (
     distance,
     logprobs_of,
     loss_of,
+    targets_alone,
 )
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
@@ -41,6 +42,14 @@ def cross_entropy(context: CheckContext) -> None:
     """`cross_entropy` is minus the sum of the logprobs of the targets."""
     output = create(context).output(DATA, backward=False)
     _compare(context, output, -logprobs_of(output).sum())
+
+
+@check("forward_backward")
+def without_weights(context: CheckContext) -> None:
+    """Without `weights`, which are optional, each token counts as one of weight 1."""
+    data = [targets_alone(one) for one in DATA]
+    output = create(context).output(data, backward=False)
+    _compare(context, output, -logprobs_of(output, data).sum())
 
 
 @check("forward_backward")
@@ -106,6 +115,7 @@ def clipped_gradient(context: CheckContext) -> None:
 @check("forward_backward")
 def policy_gradient(context: CheckContext) -> None:
     """At ratio 1 and advantage 1, `importance_sampling` has the gradient of `cross_entropy`."""
+    context.need("training.seed")
     plain = create(context)
     before = plain.logprobs()
     plain.learn()

@@ -16,11 +16,23 @@ from tinker.testing.conformance.training_fixture import create, datum
 from tinker.types.results import SampleResponse
 
 
-@check("create_sampling_session", core=True)
+@check("create_sampling_session", core=True, basis=True)
 def session(context: CheckContext) -> None:
-    """A sampling session is opened on a base model; on nothing at all it is refused with 400."""
+    """A sampling session is opened on a base model."""
     SamplingFixture.on_base(context)
-    body = models.CreateSamplingSessionRequest(session_id=context.session(), sampling_session_seq_id=1)
+
+
+@check("asample", "retrieve_future", core=True, basis=True)
+def sample(context: CheckContext) -> None:
+    """A prompt is sampled."""
+    result = SamplingFixture.on_base(context).sample()
+    context.require(bool(result.sequences), "asked for a sample, got none")
+
+
+@check("create_sampling_session")
+def of_nothing(context: CheckContext) -> None:
+    """A sampling session on neither a base model nor saved weights is refused with 400."""
+    body = models.CreateSamplingSessionRequest(session_id=context.session(), sampling_session_seq_id=context.number(1))
     context.expect_refusal(api.create_sampling_session(body), 400, 422)
 
 

@@ -41,6 +41,7 @@ def pipelined(context: CheckContext) -> None:
 
     before, wanted = measure_learning(context, 0, one_by_one)
     _, found = measure_learning(context, 1, at_once)
+    context.need("training.seed")
     context.expect(are_alike(wanted, found, effect(before, wanted)), f"the logprobs differ by {distance(wanted, found):g}")
 
 
@@ -60,6 +61,7 @@ def late_arrival(context: CheckContext) -> None:
     _, found = measure_learning(context, 1, send_swapped)
     if are_alike(before, found, moved):
         raise Contradiction("the step ran before the gradient with the lower seq_id")
+    context.need("training.seed")
     context.expect(are_alike(wanted, found, moved), f"the logprobs differ by {distance(wanted, found):g}")
 
 
@@ -85,6 +87,7 @@ def repeated(context: CheckContext) -> None:
         context.result(fixture.loss())
         fixture.learn()
 
+    context.need("training.seed")
     before, wanted = measure_learning(context, 0, lambda fixture: fixture.learn())
     moved = effect(before, wanted)
     _, found = measure_learning(context, 1, twice)
@@ -100,8 +103,8 @@ def conflict(context: CheckContext) -> None:
     """Another request under a number that is used is refused with 409."""
     fixture = create(context)
     context.wait_for_response(fixture.loss([ONE], number=1))
-    assert context.connection.form is not None
-    context.expect_refusal(fixture.request(context.connection.form, [OTHER], number=1), 409)
+    assert context.connection.memory.form is not None
+    context.expect_refusal(fixture.request(context.connection.memory.form, [OTHER], number=1), 409)
     context.expect_refusal(training_api.optim_step(models.OptimStepRequest(model_id=fixture.model_id, seq_id=1)), 409)
 
 

@@ -22,7 +22,7 @@ def health(context: CheckContext) -> None:
     context.call(api.healthz(), key=None)
 
 
-@check("get_server_capabilities", core=True)
+@check("get_server_capabilities", core=True, basis=True)
 def capabilities(context: CheckContext) -> None:
     """At least one model is offered by name."""
     offered = context.call(api.get_server_capabilities()).supported_models

@@ -12,6 +12,7 @@ from tinker_wire.runtime import Request
 
 from tinker._http import ABSENT_STATUSES
 from tinker.testing.conformance.context import CheckContext
+from tinker.testing.conformance.leftovers import checkpoint_parts
 from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.sampling_fixture import PROMPT, SamplingFixture
@@ -20,8 +21,8 @@ from tinker.testing.conformance.training_fixture import (
     ONE,
     Floats,
     TrainingFixture,
+    adopt,
     are_alike,
-    checkpoint_parts,
     create,
     datum,
     distance,
@@ -32,7 +33,7 @@ from tinker.testing.conformance.training_fixture import (
 _INFLIGHT_TRIES, _INFLIGHT_PAUSE = 50, 0.2
 
 
-@check("save_weights", core=True)
+@check("save_weights", core=True, basis=True)
 def save(context: CheckContext) -> None:
     """A save answers a path made of the run, the kind and the name."""
     fixture, name = create(context), fresh_name()
@@ -137,14 +138,15 @@ def load(context: CheckContext) -> None:
 def resume(context: CheckContext) -> None:
     """A model can be created by loading, under the id that a client computes; its first request has number 1."""
     path, wanted = _train(create(context))
-    model_id = f"{context.session()}:train:7"
-    body = models.LoadWeightsRequest(session_id=context.session(), model_seq_id=7, path=path)
+    session, number = context.session(), context.number(7)
+    model_id = f"{session}:train:{number}"
+    body = models.LoadWeightsRequest(session_id=session, model_seq_id=number, path=path)
     try:
         answer = context.result(context.submit(api.load_weights(body), models.LoadWeightsResponse))
     except Refused as error:
         raise Absent(str(error)) from error
     context.expect(answer.model_id in (model_id, None), f"the model id is {answer.model_id!r}, not {model_id!r}")
-    found = TrainingFixture(context, model_id).logprobs()
+    found = adopt(context, model_id).logprobs()
     context.require(
         are_alike(wanted, found, _measure_move(context, wanted)), f"the logprobs are {distance(wanted, found):g} away"
     )
@@ -205,7 +207,7 @@ def named_for_sampler(context: CheckContext) -> None:
 def unnamed_for_sampler(context: CheckContext) -> None:
     """Weights go straight into a sampling session, and stay what they are when training goes on."""
     fixture = create(context)
-    saved = fixture.save_for_sampler(sampling_session_seq_id=5)
+    saved = fixture.save_for_sampler(sampling_session_seq_id=context.number(5))
     context.require(saved.sampling_session_id is not None, "an unnamed save answers no sampling session")
     context.expect(saved.path is None, f"an unnamed save answers the path {saved.path!r}")
     sampler = SamplingFixture(context, str(saved.sampling_session_id))
@@ -218,12 +220,12 @@ def unnamed_for_sampler(context: CheckContext) -> None:
 def inflight(context: CheckContext) -> None:
     """Inflight weights follow the later inflight saves of their model."""
     fixture = create(context)
-    saved = fixture.save_for_sampler(sampling_session_seq_id=5, kind="inflight")
+    saved = fixture.save_for_sampler(sampling_session_seq_id=context.number(5), kind="inflight")
     context.require(saved.sampling_session_id is not None, "an inflight save answers no sampling session")
     sampler = SamplingFixture(context, str(saved.sampling_session_id))
     before = _scores(sampler)
     fixture.learn()
-    fixture.save_for_sampler(sampling_session_seq_id=6, kind="inflight")
+    fixture.save_for_sampler(sampling_session_seq_id=context.number(6), kind="inflight")
     for _ in range(_INFLIGHT_TRIES):  # the weights arrive some time after the save
         if distance(before, _scores(sampler)) > 1e-5:
             return
