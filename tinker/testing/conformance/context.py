@@ -5,7 +5,7 @@ Whatever a check makes belongs to its session, which is finished in the end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, NoReturn, TypeVar
 
 import attrs
@@ -61,6 +61,7 @@ class CheckContext:
         self._check, self._core = check, core
         self._session_id: str | None = None
         self._first_number: int = 0
+        self._spare: Callable[[], tuple[str, int]] | None = None
 
     # ------------------------------------------------------------------------------------------------------------ findings
 
@@ -309,8 +310,14 @@ class CheckContext:
         body = models.FinishSessionRequest(reason={"type": reason}, detail=None)
         self.call(service_api.finish_session(body, session_id=session_id))
 
-    def close(self) -> None:
-        """Free what the check has made."""
+    def lend(self, spare: Callable[[], tuple[str, int]]) -> None:
+        """Note a model that another check may use after this one, unless this one ends early."""
+        self._spare = spare
+
+    def close(self, *, at_end: bool = True) -> None:
+        """Free what the check has made; ``at_end`` says whether it came to its end."""
+        if self._spare is not None and at_end:
+            self.connection.memory.spare = self._spare()
         self.deadline = CheckDeadline(_SHUTDOWN_SECONDS, self.connection.clock)
         self.leftovers.free(self.send, self.connection.memory)
 

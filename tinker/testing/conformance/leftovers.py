@@ -47,6 +47,8 @@ class Leftovers:
         ]
 
 
+#: There is no such operation, or it does not take the request.
+_NEVER = ABSENT_STATUSES | {400, 422}
 _SUCCESS = models.FinishSessionRequest(reason={"type": "success"}, detail=None)
 
 
@@ -59,7 +61,7 @@ def _ask(request: Request[Any], send: Send, memory: RunMemory) -> None:
         return
     if answer.status < 300:
         memory.statuses.setdefault(request.operation, set()).add(answer.status)
-    elif answer.status in ABSENT_STATUSES and request.operation not in memory.statuses:
+    elif answer.status in _NEVER and request.operation not in memory.statuses:
         memory.lacking.add(request.operation)
 
 

@@ -13,6 +13,7 @@ BodyFormat: TypeAlias = Literal["proto", "json"]
 class RunMemory:
     """What checks tell those after them.
 
+    ``rate`` and ``eps``: of steps as long as the gradient. ``spare``: a model that was not freed, and its next number.
     ``broken``: checks on which others rest and that fail, each with how. ``statuses``: operation to the statuses of its
     successes. ``full``: operations that were refused with 429 until the time was over. ``lacking``: operations for freeing
     things that are not there. ``shared_session``: the session of all checks where sessions cannot be finished;
@@ -22,6 +23,8 @@ class RunMemory:
     base_model: str | None = None
     form: BodyFormat | None = None
     rate: float | None = None
+    eps: float = 1e4
+    spare: tuple[str, int] | None = None
     broken: dict[str, str] = attrs.field(factory=lambda: dict[str, str]())
     statuses: dict[str, set[int]] = attrs.field(factory=lambda: dict[str, set[int]]())
     full: set[str] = attrs.field(factory=lambda: set[str]())

@@ -100,7 +100,8 @@ class Refused(CheckEnd):
     """A request that the document allows was refused."""
 
     def __init__(self, how: str, status: int, *, operation: str = "") -> None:
-        super().__init__(how, cause=f"refused: {normalize(how)}", operation=operation)
+        cause = "unknown fields" if _UNKNOWN_FIELD in how else f"refused: {normalize(how)}"
+        super().__init__(how, cause=cause, operation=operation)
         self.status = status
 
 
@@ -112,6 +113,7 @@ class Failed(CheckEnd):
         self.category = category
 
 
+_UNKNOWN_FIELD = "extra_forbidden"
 _ACCIDENTAL = re.compile(r"conformance-[0-9a-f]+|[0-9a-f]{8}[0-9a-f-]*|[\d.]+")
 
 

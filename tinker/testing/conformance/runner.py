@@ -134,7 +134,7 @@ def run_check(check: Check, connection: Connection, deadline_seconds: float | No
     context = CheckContext(connection, CheckDeadline(seconds, connection.clock), check=check.name, core=check.core)
     began = connection.clock.monotonic()
     end = _run_body(check, context)
-    context.close()
+    context.close(at_end=end is None)
     if end is not None and check.basis and not isinstance(end, Blocked):
         connection.memory.broken[check.name] = str(end)
     return _row(check, context, end, round(connection.clock.monotonic() - began, 3))

@@ -31,11 +31,12 @@ ADAM = models.AdamParams(learning_rate=0.01)
 _UNREADABLE = frozenset({400, 404, 406, 415, 422})
 #: The adapter of a model that is created without another one. Adapters of equal seed begin equal.
 LORA = models.LoraConfig(rank=8, seed=11)
-#: With so large an `eps`, and without momentum, Adam's step is the gradient times `learning_rate / eps`.
-_EPS = 1e4
+#: With an `eps` far above the gradient, and without momentum, Adam's step is the gradient times `learning_rate / eps`. Some
+#: servers take none above 1.
+_LARGEST_EPS = 1.0
 #: What the loss of a request is called, and what another server calls it.
 _LOSSES = ("loss:sum", "total_loss:sum")
-_CALIBRATION_MODELS = (900, 901, 902, 903, 904)
+_CALIBRATION_MODELS = range(900, 905)
 
 
 def datum(tokens: Sequence[int] = (5, 6, 7, 8), targets: Sequence[int] | None = None, **inputs: Any) -> Datum:
@@ -59,10 +60,10 @@ DATA = (ONE, OTHER)
 class TrainingFixture:
     """One model. Requests take the next number unless one is given."""
 
-    def __init__(self, context: CheckContext, model_id: str) -> None:
+    def __init__(self, context: CheckContext, model_id: str, number: int = 1) -> None:
         self.context = context
         self.model_id = model_id
-        self.number: int = 1
+        self.number: int = number
 
     def _take_number(self, number: int | None) -> int:
         if number is not None:
@@ -103,13 +104,17 @@ class TrainingFixture:
         **options: Any,
     ) -> PendingResult[ForwardBackwardOutput]:
         """Find out which form the server takes: protobuf, as clients of today send it, else JSON."""
-        context = self.context
-        for form in ("proto", "json"):
-            context.connection.memory.form = form
-            request = self.request(form, data, loss_fn, config, number, backward=backward)
+        context, memory = self.context, self.context.connection.memory
+        memory.form = "proto"
+        request = self.request("proto", data, loss_fn, config, number, backward=backward)
+        try:
             answer = context.send(request, **options)
-            if answer.status not in _UNREADABLE:
-                break
+        except Contradiction:  # some servers fail over a body that they cannot read; `wires.protobuf` is about that
+            answer = None
+        if answer is None or answer.status in _UNREADABLE:
+            memory.form = "json"
+            request = self.request("json", data, loss_fn, config, number, backward=backward)
+            answer = context.send(request, **options)
         return context.accept(request, answer, ForwardBackwardOutput)
 
     def request(
@@ -225,6 +230,17 @@ def create(context: CheckContext, number: int = 0, **fields: Any) -> TrainingFix
     return adopt(context, context.result(promise).model_id)
 
 
+def borrow(context: CheckContext) -> TrainingFixture:
+    """A model that only computes, and takes no step: a new one, or where models cannot be freed one for many checks."""
+    memory = context.connection.memory
+    if "unload_model" not in memory.lacking:
+        return create(context)
+    spare, memory.spare = memory.spare, None
+    fixture = create(context) if spare is None else TrainingFixture(context, spare[0], spare[1])
+    context.lend(lambda: (fixture.model_id, fixture.number))
+    return fixture
+
+
 def adopt(context: CheckContext, model_id: str) -> TrainingFixture:
     """A model that the check has made, and frees."""
     context.leftovers.models.append(model_id)
@@ -247,21 +263,30 @@ def gradient_params(context: CheckContext, **fields: float) -> models.AdamParams
 
     Its rate is found once for a server, so that one step moves the logprobs visibly and not too far.
     """
-    if context.connection.memory.rate is None:
-        context.connection.memory.rate = _calibrate(context)
-    return _descent(context.connection.memory.rate, **fields)
+    memory = context.connection.memory
+    if memory.rate is None:
+        try:
+            memory.rate = _calibrate(context)
+        except (Refused, Failed):
+            if memory.eps == _LARGEST_EPS:
+                raise
+            memory.eps = _LARGEST_EPS
+            memory.rate = _calibrate(context)
+    return _descent(context, memory.rate, **fields)
 
 
-def _descent(rate: float, **fields: float) -> models.AdamParams:
-    given: dict[str, float] = {"learning_rate": rate * _EPS, "beta1": 0.0, "beta2": 0.0, "eps": _EPS, **fields}
+def _descent(context: CheckContext, rate: float, **fields: float) -> models.AdamParams:
+    eps = context.connection.memory.eps
+    given: dict[str, float] = {"learning_rate": rate * eps, "beta1": 0.0, "beta2": 0.0, "eps": eps, **fields}
     return models.AdamParams(**given)
 
 
 def _calibrate(context: CheckContext) -> float:
     rate = 1e-3
+    first = 0 if context.connection.memory.eps > _LARGEST_EPS else len(_CALIBRATION_MODELS)
     for number in _CALIBRATION_MODELS:
-        params = _descent(rate)
-        before, after = measure_learning(context, number, partial(TrainingFixture.learn, params=params))
+        params = _descent(context, rate)
+        before, after = measure_learning(context, first + number, partial(TrainingFixture.learn, params=params))
         moved = distance(before, after)
         if moved == 0.0 or 0.1 <= moved <= 1.0:
             break

@@ -10,7 +10,7 @@ from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.sampling_fixture import SamplingFixture
-from tinker.testing.conformance.training_fixture import create, datum
+from tinker.testing.conformance.training_fixture import borrow, create, datum
 
 _LONGEST_HOLD_SECONDS = 45.0
 
@@ -18,7 +18,7 @@ _LONGEST_HOLD_SECONDS = 45.0
 @check("retrieve_future")
 def again(context: CheckContext) -> None:
     """A result may be fetched more than once."""
-    fixture = create(context)
+    fixture = borrow(context)
     promise = fixture.loss()
     first, second = context.wait_for_response(promise), context.wait_for_response(promise)
     context.require(first.content == second.content, "fetched again, the result is another one")
@@ -50,7 +50,7 @@ def failure(context: CheckContext) -> None:
 @check("retrieve_future")
 def announced(context: CheckContext) -> None:
     """A large result may be announced by its size, where the client allows it; then it has that size."""
-    fixture = create(context)
+    fixture = borrow(context)
     promise = fixture.loss([datum(range(5, 37)) for _ in range(64)], backward=False)
     answer = context.wait_for_response(promise, metadata=True)
     if answer.media_type == proto.MEDIA_TYPE or json.decode(answer.content, models.FutureStatus).status is None:

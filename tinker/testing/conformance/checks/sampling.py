@@ -12,7 +12,7 @@ from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import Absent, Failed, Refused
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.sampling_fixture import PROMPT, SamplingFixture
-from tinker.testing.conformance.training_fixture import create, datum
+from tinker.testing.conformance.training_fixture import borrow, datum
 from tinker.types.results import SampleResponse
 
 
@@ -112,7 +112,7 @@ def prompt_logprobs(context: CheckContext) -> None:
     assert found is not None
     context.expect(found[0] is None, f"the first logprob is {found[0]}, and nothing is before it")
     rest = [math.nan if value is None else value for value in found[1:]]
-    trained = create(context).logprobs([datum(PROMPT[:-1], PROMPT[1:])])
+    trained = borrow(context).logprobs([datum(PROMPT[:-1], PROMPT[1:])])
     apart = float(np.max(np.abs(trained - np.array(rest))))
     context.expect(apart <= 0.1, f"sampling says {rest}, training {trained.tolist()}")
 

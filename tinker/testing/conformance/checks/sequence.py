@@ -113,7 +113,8 @@ def model_again(context: CheckContext) -> None:
     """Creating the model of the same number again answers the same future; with another body it is refused."""
     request = creation(context)
     one, other = (context.submit(request, models.CreateModelResponse) for _ in range(2))
-    context.require(one.request_id == other.request_id, f"the requests are {one.request_id!r} and {other.request_id!r}")
+    same = one.request_id == other.request_id
+    context.require(same, f"sent twice, create_model answers the requests {one.request_id!r} and {other.request_id!r}")
     ids = {context.result(promise).model_id for promise in (one, other)}
     context.require(len(ids) == 1, f"one number makes the models {', '.join(sorted(ids))}")
     context.expect_refusal(creation(context, lora_config=models.LoraConfig(rank=4)), 409)

@@ -18,6 +18,7 @@ from tinker.testing.conformance.training_fixture import (
     Floats,
     TrainingFixture,
     are_alike,
+    borrow,
     create,
     datum,
     distance,
@@ -40,7 +41,7 @@ def model(context: CheckContext) -> None:
 @check("get_info", core=True)
 def info(context: CheckContext) -> None:
     """A model says what it was made from."""
-    fixture = create(context)
+    fixture = borrow(context)
     found = context.call(api.get_info(models.GetInfoRequest(model_id=fixture.model_id)))
     context.require(found.model_id == fixture.model_id, f"asked for {fixture.model_id!r}, answered {found.model_id!r}")
     name = found.model_data.model_name or found.model_name
@@ -194,7 +195,7 @@ def dimuon(context: CheckContext) -> None:
 @check("create_custom_loss")
 def custom_loss(context: CheckContext) -> None:
     """An uploaded loss is computed: minus the sum of logprobs times weights, which `cross_entropy` is too."""
-    fixture = create(context)
+    fixture = borrow(context)
     promise = context.submit(_custom_loss(context), models.CreateCustomLossResponse)
     loss_id = context.result(promise).loss_id
     data = [datum(weights=[0.5, 1.0, 0.0, 0.5]), datum(weights=[2.0, 1.0, 1.0, 0.0])]

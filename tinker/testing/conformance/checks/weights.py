@@ -23,6 +23,7 @@ from tinker.testing.conformance.training_fixture import (
     TrainingFixture,
     adopt,
     are_alike,
+    borrow,
     create,
     datum,
     distance,
@@ -36,7 +37,7 @@ _INFLIGHT_TRIES, _INFLIGHT_PAUSE = 50, 0.2
 @check("save_weights", core=True, basis=True)
 def save(context: CheckContext) -> None:
     """A save answers a path made of the run, the kind and the name."""
-    fixture, name = create(context), fresh_name()
+    fixture, name = borrow(context), fresh_name()
     path, wanted = fixture.save_and_wait(name), f"tinker://{fixture.model_id}/weights/{name}"
     context.expect(path == wanted, f"the path is {path!r}, not {wanted!r}")
 
@@ -44,7 +45,7 @@ def save(context: CheckContext) -> None:
 @check("save_weights")
 def taken_name(context: CheckContext) -> None:
     """A name that exists is refused with 409, unless it may be overwritten."""
-    fixture, name = create(context), fresh_name()
+    fixture, name = borrow(context), fresh_name()
     first = fixture.save_and_wait(name)
     try:
         context.wait_for_response(fixture.save(name))
@@ -65,7 +66,7 @@ def taken_name(context: CheckContext) -> None:
 @check("weights_info", core=True)
 def info(context: CheckContext) -> None:
     """A checkpoint says from what it was made."""
-    found = context.call(_info(create(context).save_and_wait(fresh_name())))
+    found = context.call(_info(borrow(context).save_and_wait(fresh_name())))
     context.expect(
         found.base_model == context.base_model(), f"made from {context.base_model()!r}, it says {found.base_model!r}"
     )

@@ -1,0 +1,136 @@
+"""From rows to findings: one cause is one finding, with the rows that show it and those that it blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from tinker.testing.conformance.evidence import (
+    Place,
+    RecordedExchange,
+    exchanges_of,
+    place_of_operation,
+    place_of_schema,
+)
+from tinker.testing.conformance.outcome import SEVERITY, Observation, Outcome, Report, Row, normalize
+
+_FOUND = (Outcome.DIFFERS, Outcome.CONTRADICTION)
+
+#: Causes that many checks meet: what is wrong, and what its author can do.
+KNOWN: dict[str, tuple[str, str]] = {
+    "status of refusal": (
+        "Refusals have other statuses than the document's.",
+        "Clients decide by the status what is raised and what is repeated; answer the status that the document lists.",
+    ),
+    "body of refusal": (
+        'Refusals have no JSON body with "detail".',
+        'Answer every status of 400 and above with {"detail": ...}, as application/json; clients show it to their users.',
+    ),
+    "crash for refusal": (
+        "What must be refused ends in an unhandled error.",
+        "Clients repeat a request after 500 for minutes. Check the id first and answer 404, or what the document lists.",
+    ),
+    "failure as status": (
+        "A request that failed is told by the status of its poll.",
+        'Answer 200 with {"error": ..., "category": "user" | "server"}; clients take other statuses for failures of the poll.',
+    ),
+    "time without a zone": (
+        "Times have no zone.",
+        "Write times as RFC 3339 does, with Z or an offset; without one clients cannot compare them.",
+    ),
+    "name of the loss": (
+        "The loss of a batch is not the metric `loss:sum`.",
+        "Answer the sum over all data as `loss:sum` in `metrics`; clients add it up over the parts of a batch.",
+    ),
+    "unknown fields": (
+        "Fields that the server does not know are refused.",
+        "Ignore unknown fields: the document says so, so that newer clients can speak to older servers.",
+    ),
+    "ignored option": (
+        "Options of a sample are taken and have no effect.",
+        "Honour them, or refuse them with 400 or 422, so that nobody takes the result for what was asked for.",
+    ),
+}
+
+
+@attrs.frozen(kw_only=True)
+class Finding:
+    """One cause. ``observed`` is what was seen, ``checks`` names the rows that show it, ``blocked`` those it blocks."""
+
+    title: str
+    advice: str
+    outcome: Outcome
+    observed: tuple[str, ...]
+    checks: tuple[str, ...]
+    blocked: tuple[str, ...]
+    operations: tuple[str, ...]
+    places: tuple[Place, ...]
+    exchanges: dict[str, RecordedExchange]
+
+
+def findings(report: Report) -> tuple[Finding, ...]:
+    """What is not as the document says, one for each cause; contradictions first, then what explains most rows."""
+    groups: dict[str, list[tuple[Row, Observation]]] = {}
+    for row in report.checks:
+        for one in row.observations:
+            if one.outcome in _FOUND:
+                groups.setdefault(one.cause or f"check: {row.check}", []).append((row, one))
+    found = [_finding(cause, seen, report) for cause, seen in groups.items()]
+    return tuple(sorted(found, key=_rank))
+
+
+def _rank(finding: Finding) -> tuple[int, int]:
+    return -SEVERITY.index(finding.outcome), -len(finding.checks) - len(finding.blocked)
+
+
+def _finding(cause: str, seen: list[tuple[Row, Observation]], report: Report) -> Finding:
+    first, observation = seen[0]
+    checks = tuple(dict.fromkeys(row.check for row, _ in seen))
+    ended = {row.check for row, one in seen if one is row.observations[0]}
+    named = tuple(dict.fromkeys(one.operation for _, one in seen if one.operation)) or first.operations
+    title, advice = KNOWN.get(cause) or (_title(observation, first), _advice(observation, first))
+    return Finding(
+        title=title,
+        advice=advice,
+        outcome=max((one.outcome for _, one in seen), key=SEVERITY.index),
+        observed=_distinct(one.text for _, one in seen),
+        checks=checks,
+        blocked=tuple(row.check for row in report.checks if row.blocked_by in ended),
+        operations=named,
+        places=tuple(_places(named, (one.schema for _, one in seen))),
+        exchanges={name: one for operation in named[:1] for name, one in exchanges_of(operation).items()},
+    )
+
+
+def _title(observation: Observation, row: Row) -> str:
+    """What was seen, where it is a cause of its own; else what does not hold."""
+    return observation.text if observation.cause else f"Does not hold: {row.statement}"
+
+
+def _advice(observation: Observation, row: Row) -> str:
+    operation = observation.operation
+    if observation.cause.startswith("refused: "):
+        return f"Clients send what the kit sends: take it, or answer 404 or 501 where there is no `{operation}`."
+    if observation.cause.startswith("failed: "):
+        return f"`{operation}` was accepted and its result is an error; what the kit asked for is in the document."
+    if observation.cause.startswith("misfit: "):
+        return f"Answer a `{observation.schema}` as the document describes it; clients refuse anything else."
+    if observation.cause.startswith(("late: ", "broken: ")):
+        return "Answer every request, and every poll within 45 s, if only with `try_again`."
+    if observation.cause.startswith("crash: "):
+        return "Find the exception in the server's log; clients repeat such a request for minutes before they give up."
+    return f"What must hold: {row.statement}"
+
+
+def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    """Each text once, where ids and numbers do not count."""
+    return tuple({normalize(text): text for text in reversed(list(texts))}.values())[::-1]
+
+
+def _places(operations: Iterable[str], schemas: Iterable[str]) -> Iterable[Place]:
+    yield from (place_of_operation(name) for name in operations)
+    for name in dict.fromkeys(schemas):
+        place = place_of_schema(name)
+        if place is not None:
+            yield place
