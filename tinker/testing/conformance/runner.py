@@ -83,20 +83,26 @@ def run(
     headers: Mapping[str, str] | None = None,
     base_model: str | None = None,
     only: Sequence[str] = ("*",),
+    skip: Sequence[str] = (),
     slow: bool = False,
     destructive: bool = False,
     deadline_seconds: float | None = None,
     transport: httpx.BaseTransport | None = None,
     clock: KitClock | None = None,
     told: Callable[[Row], None] = lambda row: None,
+    label: str = "",
 ) -> Report:
-    """Run the checks whose names match one of the patterns in ``only``, and report what each found.
+    """Run the checks whose names match one of the patterns in ``only`` and none in ``skip``, and report what each found.
 
-    ``told`` is called after each check. Other arguments as those of :func:`verify` and :func:`check_ids`. Raises
+    ``told`` is called after each check; ``label`` names the server in the report. Other arguments as those of
+    :func:`verify` and :func:`check_ids`. Raises
     ConnectionError when nothing answers at the URL. Takes at most as long as the deadlines of its checks together.
     """
-    chosen = [one for one in all_checks() if any(fnmatch(one.name, pattern) for pattern in only)]
-    reasons = {one.name: _reason_to_skip(one, slow=slow, destructive=destructive) for one in chosen}
+    chosen = [one for one in all_checks() if _has_name(one, only)]
+    reasons = {
+        one.name: "skipped" if _has_name(one, skip) else _reason_to_skip(one, slow=slow, destructive=destructive)
+        for one in chosen
+    }
     connection = Connection(base_url, api_key=api_key, headers=headers, base_model=base_model, transport=transport, clock=clock)
     try:
         _reach(connection)
@@ -112,7 +118,11 @@ def run(
         for one in chosen
         if (reason := reasons[one.name]) is not None
     ]
-    return Report(server=base_url, contract=__version__, checks=tuple(rows), left_out=tuple(left_out))
+    return Report(server=base_url, contract=__version__, checks=tuple(rows), left_out=tuple(left_out), label=label)
+
+
+def _has_name(check: Check, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(check.name, pattern) for pattern in patterns)
 
 
 def _reason_to_skip(check: Check, *, slow: bool, destructive: bool) -> str | None:

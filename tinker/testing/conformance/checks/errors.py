@@ -16,7 +16,8 @@ from tinker_wire.runtime import Request
 
 from tinker._version import __version__
 from tinker.testing.conformance.connection import ReceivedResponse, SentRequest
-from tinker.testing.conformance.context import CheckContext, encode_body
+from tinker.testing.conformance.context import CheckContext
+from tinker.testing.conformance.dialogue import encode_body
 from tinker.testing.conformance.outcome import CheckEnd, Crash, Observation, Outcome
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.sampling_fixture import SamplingFixture
@@ -133,7 +134,7 @@ def statuses(context: CheckContext) -> None:
 @check("create_session", "create_sampling_session", "asample")
 def unknown_fields(context: CheckContext) -> None:
     """Fields that the server does not know are ignored."""
-    _accept(context, service_api.create_session(_SESSION), tags=[], sdk_version=__version__, field_of_tomorrow={"a": [1]})
+    _accept(context, service_api.create_session(_SESSION), **msgspec.to_builtins(_SESSION), field_of_tomorrow={"a": [1]})
     sampler = SamplingFixture.on_base(context)
     body = msgspec.to_builtins(sampler.body(), enc_hook=str)
     body["sampling_params"]["knob_of_tomorrow"] = 3

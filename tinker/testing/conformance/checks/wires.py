@@ -6,7 +6,8 @@ import numpy as np
 
 from tinker._installation import install_command
 from tinker._wire import compression, json, proto
-from tinker.testing.conformance.context import CheckContext, PendingResult, encode_body
+from tinker.testing.conformance.context import CheckContext, PendingResult
+from tinker.testing.conformance.dialogue import encode_body
 from tinker.testing.conformance.memory import BodyFormat
 from tinker.testing.conformance.outcome import Absent, Failed, Refused
 from tinker.testing.conformance.registry import check
