@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -9,8 +10,11 @@ import attrs
 import httpx
 
 from tinker.testing.conformance.memory import RunMemory
-from tinker.testing.conformance.outcome import LIMITS, Absent, Blocked, Contradiction, Crash, normalize
+from tinker.testing.conformance.outcome import LIMITS, Absent, Blocked, Broken, Contradiction, Crash, Late, normalize
 
+#: Clients give a poll up after that, and ask again.
+LONGEST_POLL_SECONDS = 45.0
+_POLL = "retrieve_future"
 MAX_ANSWER_NBYTES = 256 << 20
 _TOO_MANY = 429
 _WAIT = frozenset({_TOO_MANY, 503})
@@ -120,7 +124,7 @@ class Connection:
         Blocked when 429 lasts longer than the check may; after that the same operation is not waited for any more.
         """
         while True:
-            answer = self._once(message, deadline)
+            answer = self._again_where_closed(message, deadline)
             if answer.status not in _WAIT:
                 break
             self._wait(answer, deadline)
@@ -130,6 +134,13 @@ class Connection:
         if answer.status >= 500:
             raise Crash(str(answer), cause=f"crash: {operation or message}", operation=operation)
         return answer
+
+    def _again_where_closed(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
+        """The answer; asked for once more where the connection was closed, which clients do too."""
+        try:
+            return self._once(message, deadline)
+        except Broken:
+            return self._once(message, deadline)
 
     def _wait(self, answer: ReceivedResponse, deadline: CheckDeadline) -> None:
         """Wait as long as is asked for."""
@@ -155,22 +166,20 @@ class Connection:
     def _once(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
         headers = dict(message.headers) | ({} if message.key is None else {_KEY_HEADER: message.key})
         url = message.path if "://" in message.path else self.base_url + message.path
-        timeout = deadline.remaining(str(message))
+        timeout = min(deadline.remaining(str(message)), LONGEST_POLL_SECONDS if message.operation == _POLL else math.inf)
         try:
             with self._client.stream(
                 message.method, url, headers=headers, content=message.content, timeout=timeout
             ) as response:
                 return ReceivedResponse(message, response.status_code, response.headers, _read(response, message, deadline))
         except httpx.TimeoutException as error:
-            raise _broken(message, f"no answer within {timeout:.0f} s") from error
+            raise Late(f"{message}: no answer within {timeout:.0f} s", cause=f"late: {message.operation}") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _broken(message, f"{type(error).__name__}: {error}") from error
 
 
-def _broken(message: SentRequest, how: str) -> Contradiction:
-    return Contradiction(
-        f"{message}: {how}", cause=f"broken: {message.operation}: {normalize(how)}", operation=message.operation
-    )
+def _broken(message: SentRequest, how: str) -> Broken:
+    return Broken(f"{message}: {how}", cause=f"broken: {message.operation}: {normalize(how)}", operation=message.operation)
 
 
 def _read(response: httpx.Response, message: SentRequest, deadline: CheckDeadline) -> bytes:

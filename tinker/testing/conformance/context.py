@@ -21,7 +21,7 @@ from tinker.testing.conformance import decoding
 from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse
 from tinker.testing.conformance.dialogue import Dialogue
 from tinker.testing.conformance.leftovers import Leftovers
-from tinker.testing.conformance.outcome import Failed
+from tinker.testing.conformance.outcome import Failed, Late
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class CheckContext(Dialogue):
         pause = _FIRST_PAUSE
         allow = protobuf or metadata  # clients of 2025, which know only JSON, know no announcements
         while True:
-            answer = self.poll(promise.request_id, protobuf=protobuf, metadata=allow)
+            answer = self._poll_again_where_late(promise, protobuf=protobuf, metadata=allow)
             if is_announced(answer) and not metadata:
                 allow = False
                 continue
@@ -111,6 +111,15 @@ class CheckContext(Dialogue):
                 return answer
             self.deadline.pause(pause, f"the result of {promise.operation}")
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _poll_again_where_late(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
+        """The answer of a poll, which clients ask for again when it is held too long."""
+        while True:
+            try:
+                return self.poll(promise.request_id, protobuf=protobuf, metadata=metadata)
+            except Late as error:
+                self.deadline.remaining(f"the result of {promise.operation}")
+                self.note_difference(str(error), "held poll", "retrieve_future")
 
     def poll(self, request_id: str, *, protobuf: bool = True, metadata: bool = False) -> ReceivedResponse:
         """One ``retrieve_future``, whatever it says."""

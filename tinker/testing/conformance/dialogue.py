@@ -19,6 +19,8 @@ from tinker.testing.conformance.outcome import Absent, Blocked, Contradiction, C
 T = TypeVar("T")
 
 _TOO_EARLY = 425
+#: What web frameworks say of an address that they do not have, or not under this method.
+_NO_ROUTE = frozenset({"Not Found", "Method Not Allowed", "nothing"})
 #: Refusals by a server whose user may not do this.
 _FORBIDDEN = frozenset({401, 402, 403})
 
@@ -143,9 +145,11 @@ class Dialogue:
         operation = request.operation
         how = f"{operation} answers {answer.status}: {decoding.detail(answer)}"
         refusal = Refused(how, answer.status, operation=operation)
-        if answer.status in ABSENT_STATUSES and not self._core:
-            required = not OPERATIONS[operation].optional
-            raise (Contradiction if required else Absent)(how, cause=refusal.cause, operation=operation)
+        is_required = not OPERATIONS[operation].optional
+        if answer.status in ABSENT_STATUSES and is_required and decoding.detail(answer) in _NO_ROUTE:
+            raise Contradiction(how, cause="missing operation", operation=operation)
+        if answer.status in ABSENT_STATUSES and not is_required and not self._core:
+            raise Absent(how, cause=refusal.cause, operation=operation)
         if answer.status in _FORBIDDEN and not self._core:
             raise Absent(how, cause=refusal.cause, operation=operation)
         raise refusal

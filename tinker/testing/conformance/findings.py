@@ -47,9 +47,13 @@ KNOWN: dict[str, tuple[str, str]] = {
         "Fields that the server does not know are refused.",
         "Ignore unknown fields: the document says so, so that newer clients can speak to older servers.",
     ),
-    "ignored option": (
-        "Options of a sample are taken and have no effect.",
-        "Honour them, or refuse them with 400 or 422, so that nobody takes the result for what was asked for.",
+    "missing operation": (
+        "Operations that no server may lack are not at the document's address.",
+        "Clients call these without asking first. Serve them under the path and the method of the document.",
+    ),
+    "held poll": (
+        "Polls are held for longer than clients wait.",
+        "Answer each poll within 45 s, with `try_again` while there is no result; clients close the connection and ask again.",
     ),
 }
 
@@ -105,6 +109,9 @@ def _finding(cause: str, seen: list[tuple[Row, Observation]], report: Report) ->
 
 def _title(observation: Observation, row: Row) -> str:
     """What was seen, where it is a cause of its own; else what does not hold."""
+    kind, _, rest = observation.cause.partition(": ")
+    if kind == "misfit":
+        return f"An answer of `{observation.operation}` does not fit its record: {rest}"
     return observation.text if observation.cause else f"Does not hold: {row.statement}"
 
 

@@ -96,6 +96,14 @@ class Crash(Contradiction):
     """The server answered a request with a status of 500 or more."""
 
 
+class Broken(Contradiction):
+    """The connection was closed before the answer was there."""
+
+
+class Late(Contradiction):
+    """There was no answer in time."""
+
+
 class Refused(CheckEnd):
     """A request that the document allows was refused."""
 
@@ -179,8 +187,9 @@ class Report:
 
     @property
     def was_cut_short(self) -> bool:
-        """Whether something could not be tried although nothing that it needs is known to fail: the server was full."""
-        return any(row.blocked_by == LIMITS for row in self.checks)
+        """Whether something could not be tried although nothing that it needs is known to fail: the server was full, or
+        the run was interrupted."""
+        return any(row.blocked_by == LIMITS for row in self.checks) or any(one.reason == "interrupted" for one in self.left_out)
 
     def passed(self, *, strict: bool = False) -> bool:
         """Whether nothing contradicts the document; with ``strict`` also whether nothing differs from it."""

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     import httpx
 
 DEADLINE_SECONDS = 60.0
-#: Slow checks wait for what a server may hold back: a poll up to 40 s, a missing number for some minutes.
+#: Slow checks wait for what a server may hold back: a poll up to 40 s, a missing number for some minutes. What others rest
+#: on is asked for first, when servers load and compile.
 SLOW_DEADLINE_SECONDS = 300.0
 
 
@@ -104,13 +105,16 @@ def run(
         for one in chosen
     }
     connection = Connection(base_url, api_key=api_key, headers=headers, base_model=base_model, transport=transport, clock=clock)
+    rows: list[Row] = []
     try:
         _reach(connection)
-        rows: list[Row] = []
         for one in chosen:
             if reasons[one.name] is None:
                 rows.append(run_check(one, connection, deadline_seconds))
                 told(rows[-1])
+    except KeyboardInterrupt:  # what was found until then is told
+        done = {row.check for row in rows}
+        reasons |= {name: reason or "interrupted" for name, reason in reasons.items() if name not in done}
     finally:
         connection.close()
     left_out = [
@@ -140,7 +144,7 @@ def _reach(connection: Connection) -> None:
 
 def run_check(check: Check, connection: Connection, deadline_seconds: float | None = None) -> Row:
     """Run one check on a connection that is open."""
-    seconds = deadline_seconds or (SLOW_DEADLINE_SECONDS if check.slow else DEADLINE_SECONDS)
+    seconds = deadline_seconds or (SLOW_DEADLINE_SECONDS if check.slow or check.basis else DEADLINE_SECONDS)
     context = CheckContext(connection, CheckDeadline(seconds, connection.clock), check=check.name, core=check.core)
     began = connection.clock.monotonic()
     end = _run_body(check, context)

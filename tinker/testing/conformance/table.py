@@ -81,7 +81,7 @@ def summary(report: Report) -> Text:
             told.append(f"\noperations with {outcome}: {', '.join(names)}", STYLES[outcome])
     for reason in sorted({one.reason for one in report.left_out}):
         names = [one.check for one in report.left_out if one.reason == reason]
-        option = "" if reason == "skipped" else f", {reason} (--{reason})"
+        option = f", {reason}" if reason in ("skipped", "interrupted") else f", {reason} (--{reason})"
         told.append(f"\nnot run{option}: {', '.join(names)}", "dim")
     return told
 
