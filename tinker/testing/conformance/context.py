@@ -19,7 +19,7 @@ from tinker._version import __version__
 from tinker._wire import json, proto
 from tinker.testing.conformance import decoding
 from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse
-from tinker.testing.conformance.dialogue import Dialogue
+from tinker.testing.conformance.dialogue import Dialogue, is_without_route
 from tinker.testing.conformance.leftovers import Leftovers
 from tinker.testing.conformance.outcome import Failed, Late
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
@@ -79,7 +79,7 @@ class CheckContext(Dialogue):
     ) -> ReceivedResponse:
         """The answer that holds the result. Failed when the request failed, Contradiction when it is lost."""
         answer = self._poll_until_done(promise, protobuf=protobuf, metadata=metadata)
-        if answer.status in FAILED_STATUSES:
+        if _is_failure(answer):
             how = f"a failed request is a poll with status {answer.status}, not a body with error and category"
             self.note_difference(how, "failure as status", operation="retrieve_future", schema="RequestFailedResponse")
             raise Failed(f"{promise.operation} fails: {decoding.detail(answer)}", None, operation=promise.operation)
@@ -189,6 +189,15 @@ class CheckContext(Dialogue):
             self.connection.memory.spare = self._spare()
         self.deadline = CheckDeadline(_SHUTDOWN_SECONDS, self.connection.clock)
         self.leftovers.free(self.send, self.connection.memory)
+
+
+def _is_failure(answer: ReceivedResponse) -> bool:
+    """Whether the status of a poll tells that the request failed, and not that its result is lost."""
+    explained = answer.status in _MAY_BE_FAILURE and "detail" in _small_object(answer) and not is_without_route(answer)
+    return answer.status in FAILED_STATUSES or explained
+
+
+_MAY_BE_FAILURE = frozenset({404, 409, 422})
 
 
 def is_announced(answer: ReceivedResponse) -> bool:

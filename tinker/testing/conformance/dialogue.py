@@ -146,7 +146,7 @@ class Dialogue:
         how = f"{operation} answers {answer.status}: {decoding.detail(answer)}"
         refusal = Refused(how, answer.status, operation=operation)
         is_required = not OPERATIONS[operation].optional
-        if answer.status in ABSENT_STATUSES and is_required and decoding.detail(answer) in _NO_ROUTE:
+        if is_required and is_without_route(answer):
             raise Contradiction(how, cause="missing operation", operation=operation)
         if answer.status in ABSENT_STATUSES and not is_required and not self._core:
             raise Absent(how, cause=refusal.cause, operation=operation)
@@ -154,19 +154,25 @@ class Dialogue:
             raise Absent(how, cause=refusal.cause, operation=operation)
         raise refusal
 
-    def expect_refusal(self, request: Request[Any], *statuses: int, **options: Any) -> ReceivedResponse:
-        """The answer to a request that must be refused with one of these statuses. Contradiction when it is not refused."""
+    def expect_refusal(self, request: Request[Any], *statuses: int, cause: str = "", **options: Any) -> ReceivedResponse:
+        """The answer to a request that must be refused with one of these statuses. Contradiction when it is not refused.
+
+        ``cause`` is the one of a request that is not refused.
+        """
         wanted, operation = " or ".join(map(str, statuses)), request.operation
         try:
             answer = self.send(request, **options)
         except Crash as error:
             raise Crash(
-                f"{error}, where it must refuse with {wanted}", cause="crash for refusal", operation=operation
+                f"{error}, where it must refuse with {wanted}",
+                cause=cause or ("unknown ids" if 404 in statuses else "crash for refusal"),
+                operation=operation,
             ) from error
         if answer.status < 400:
-            raise Contradiction(f"{answer.message}: answers {answer.status} where it must refuse", operation=operation)
+            how = f"{answer.message}: answers {answer.status} where it must refuse with {wanted}"
+            raise Contradiction(how, cause=cause, operation=operation)
         how = f"{answer.message}: refuses with {answer.status} instead of {wanted}"
-        self.expect(answer.status in statuses, how, "status of refusal", operation=operation)
+        self.expect(answer.status in statuses, how, "statuses", operation=operation)
         self._check_refusal(answer)
         return answer
 
@@ -174,7 +180,7 @@ class Dialogue:
         """Each of these requests must be refused; what is found about one does not stop the others."""
         for request in requests:
             try:
-                self.expect_refusal(request, status)
+                self.expect_refusal(request, status, cause="unknown ids")
             except Contradiction as error:
                 self.note(error.observation())
 
@@ -187,6 +193,11 @@ class Dialogue:
             return
         how = f"{answer.message}: the body of status {answer.status} has no detail"
         self.expect("detail" in body, how, "body of refusal", operation=answer.message.operation, schema="ErrorResponse")
+
+
+def is_without_route(answer: ReceivedResponse) -> bool:
+    """Whether it is the address that the server does not know, or its method, and not what the request names."""
+    return answer.status in ABSENT_STATUSES and decoding.detail(answer) in _NO_ROUTE
 
 
 def encode_body(request: Request[Any]) -> bytes:

@@ -19,9 +19,26 @@ _FOUND = (Outcome.DIFFERS, Outcome.CONTRADICTION)
 
 #: Causes that many checks meet: what is wrong, and what its author can do.
 KNOWN: dict[str, tuple[str, str]] = {
-    "status of refusal": (
-        "Refusals have other statuses than the document's.",
-        "Clients decide by the status what is raised and what is repeated; answer the status that the document lists.",
+    "statuses": (
+        "Statuses are others than the document's.",
+        "Clients take any 2xx for a success; by the status of a refusal they decide what is raised and what is repeated.",
+    ),
+    "unknown ids": (
+        "Ids that were never given out are not refused with 404.",
+        "Look the id up first and answer 404 with a detail; clients repeat a request after 500 for minutes.",
+    ),
+    "numbers of training": (
+        "The numbers of training requests (`seq_id`) do not mean what the document says.",
+        "Hold a request until those of the model with lower numbers are there, count failed ones, refuse a number that another"
+        " request used with 409 at once: clients send requests of one model at the same time and repeat them.",
+    ),
+    "repetition": (
+        "Requests that are sent again are done again.",
+        "Clients repeat a request whose answer was lost, under the same number; answer the `request_id` of the first one.",
+    ),
+    "already so": (
+        "What is already so is done again, where 409 is due.",
+        "Refuse a name that exists unless `overwrite` is true, and to publish what is public; programs rely on it.",
     ),
     "body of refusal": (
         'Refusals have no JSON body with "detail".',
@@ -29,7 +46,7 @@ KNOWN: dict[str, tuple[str, str]] = {
     ),
     "crash for refusal": (
         "What must be refused ends in an unhandled error.",
-        "Clients repeat a request after 500 for minutes. Check the id first and answer 404, or what the document lists.",
+        "Clients repeat a request after 500 for minutes. Refuse it with the status that the document lists.",
     ),
     "failure as status": (
         "A request that failed is told by the status of its poll.",

@@ -117,7 +117,7 @@ class Failed(CheckEnd):
     """A submitted request failed on the server; ``category`` None where the answer has none."""
 
     def __init__(self, how: str, category: str | None, *, operation: str = "") -> None:
-        super().__init__(how, cause=f"failed: {normalize(how)}", operation=operation)
+        super().__init__(how, cause=f"failed: {normalize(how.partition(' fails: ')[2] or how)}", operation=operation)
         self.category = category
 
 

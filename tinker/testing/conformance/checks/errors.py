@@ -94,7 +94,7 @@ def _judge_misfit(context: CheckContext, found: ReceivedResponse) -> None:
         context.note(Observation(observed, outcome=Outcome.CONTRADICTION, operation=found.message.operation))
         return
     told = f"{told} is refused with {found.status} instead of 422"
-    context.expect(found.status in _MISFITS, told, "status of refusal", found.message.operation)
+    context.expect(found.status in _MISFITS, told, "statuses", found.message.operation)
 
 
 def _refuse_content(context: CheckContext, request: Request[Any], content: bytes) -> None:
@@ -139,7 +139,9 @@ def statuses(context: CheckContext) -> None:
         for operation, found in sorted(context.connection.memory.statuses.items())
         for status in sorted(found - {200 if OPERATIONS[operation].response_media_types else 204})
     ]
-    context.expect(not others, f"other statuses than the document's: {', '.join(others)}")
+    context.expect(
+        not others, f"successes have other statuses than 200, or 204 without a body: {', '.join(others)}", "statuses"
+    )
 
 
 @check("create_session", "create_sampling_session", "asample")
@@ -166,6 +168,7 @@ def older_bodies(context: CheckContext) -> None:
     _older_sample(context, session)
 
 
+_UNREAD = frozenset({406, 415})
 _OLDER_LORA = {"rank": 8, "seed": None, "train_unembed": True, "train_mlp": True, "train_attn": True}
 
 
@@ -178,7 +181,10 @@ def _older_training(context: CheckContext, fixture: TrainingFixture) -> None:
     what = {"data": [datum], "loss_fn": "cross_entropy", "loss_fn_config": None}
     request = fixture.request("json")
     body = {"forward_backward_input": what, "model_id": fixture.model_id, "seq_id": 1}
-    loss = context.accept(request, _send(context, request, body), ForwardBackwardOutput)
+    answer = _send(context, request, body)
+    if answer.status in _UNREAD:  # the body may be protobuf only, as `wires.json_body` says
+        return
+    loss = context.accept(request, answer, ForwardBackwardOutput)
     context.result(loss, protobuf=False)
     params: dict[str, object] = {"model_id": fixture.model_id, "seq_id": 2, "adam_params": {"learning_rate": 1e-4}}
     step = training_api.optim_step(models.OptimStepRequest(model_id=fixture.model_id))

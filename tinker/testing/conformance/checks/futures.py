@@ -12,6 +12,7 @@ from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.sampling_fixture import SamplingFixture
 from tinker.testing.conformance.training_fixture import borrow, create, datum
 
+_AS_STATUS = "failure as status"
 _LONGEST_HOLD_SECONDS = 45.0
 
 
@@ -40,11 +41,17 @@ def failure(context: CheckContext) -> None:
     except Refused as error:
         context.expect(error.status in (400, 422), f"an unknown loss is refused with {error.status}")
     except Failed as error:
-        context.expect(error.category == "user", f"an unknown loss is a failure of category {error.category!r}, not 'user'")
+        context.expect(
+            error.category == "user", f"an unknown loss is a failure of category {error.category!r}, not 'user'", _AS_STATUS
+        )
     else:
         raise Contradiction("a loss of the name 'no_such_loss' has a result")
     fixture.number = 2
-    fixture.logprobs()
+    try:
+        fixture.logprobs()
+    except (Refused, Failed) as error:
+        how = f"after request 1, which failed, {error}"
+        raise Contradiction(how, cause="numbers of training", operation=error.operation) from error
 
 
 @check("retrieve_future")

@@ -54,7 +54,8 @@ def taken_name(context: CheckContext) -> None:
     except Failed as error:
         context.note_difference(f"a name that exists is accepted, and the request fails: {error}")
     else:
-        raise Contradiction("a save under a name that exists was done, and nobody asked to overwrite")
+        how = "a save under a name that exists was done, and nobody asked to overwrite"
+        raise Contradiction(how, cause="already so", operation="save_weights")
     try:
         again = fixture.save_and_wait(name, overwrite=True)
     except (Refused, Failed) as error:
@@ -185,7 +186,7 @@ def missing(context: CheckContext) -> None:
     except Refused as error:
         context.expect(error.status in (400, 404), f"it is refused with {error.status}")
     except Failed as error:
-        context.expect(error.category == "user", f"it fails with category {error.category!r}, not 'user'")
+        context.expect(error.category == "user", f"it fails with category {error.category!r}, not 'user'", "failure as status")
     except Absent:  # a 404 is a refusal here: the operation is there, as other checks see
         pass
     else:
@@ -260,7 +261,7 @@ def publish(context: CheckContext) -> None:
         context.require(
             listed.public is public, f"after {request.operation} the checkpoint is listed with public={listed.public}"
         )
-        context.expect_refusal(request, 409)
+        context.expect_refusal(request, 409, cause="already so")
 
 
 @check("set_checkpoint_ttl")
@@ -268,9 +269,8 @@ def time_to_live(context: CheckContext) -> None:
     """A checkpoint expires when it is told to, at its save or later, and stays when that is taken back."""
     fixture = create(context)
     parts = checkpoint_parts(fixture.save_and_wait(fresh_name(), ttl_seconds=7200))
-    context.expect(
-        _hours_left(_find_listed(context, fixture)[0]) == 2, "saved with two hours to live, it expires at another time"
-    )
+    left = _hours_left(_find_listed(context, fixture)[0])
+    context.expect(left == 2, f"saved with `ttl_seconds` of two hours, it has {left} hours to live", operation="save_weights")
     for seconds, hours in ((3600, 1), (None, None)):
         context.call(api.set_checkpoint_ttl(models.SetCheckpointTtlRequest(ttl_seconds=seconds), **parts))
         left = _hours_left(_find_listed(context, fixture)[0])
@@ -302,7 +302,8 @@ def archive(context: CheckContext) -> None:
     if answer.status in ABSENT_STATUSES:
         raise Absent(str(answer))
     url = answer.headers.get("location") if answer.status == 302 else context.decode_accepted(request, answer).url
-    context.require(bool(url), "a redirect names no target")
+    told = f"the URL of the archive is {url}, which only works on the server's machine"
+    context.require(str(url).startswith(("http://", "https://")), told)
     file = context.connection.fetch(str(url), context.deadline)
     context.require(file.status == 200 and bool(file.content), f"the archive answers {file.status}")
 
