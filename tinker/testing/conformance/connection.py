@@ -124,7 +124,7 @@ class Connection:
         Blocked when 429 lasts longer than the check may; after that the same operation is not waited for any more.
         """
         while True:
-            answer = self._again_where_closed(message, deadline)
+            answer = self._send_twice(message, deadline)
             if answer.status not in _WAIT:
                 break
             self._wait(answer, deadline)
@@ -135,7 +135,7 @@ class Connection:
             raise Crash(str(answer), cause=f"crash: {operation or message}", operation=operation)
         return answer
 
-    def _again_where_closed(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
+    def _send_twice(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
         """The answer; asked for once more where the connection was closed, which clients do too."""
         try:
             return self._once(message, deadline)
@@ -175,10 +175,10 @@ class Connection:
         except httpx.TimeoutException as error:
             raise Late(f"{message}: no answer within {timeout:.0f} s", cause=f"late: {message.operation}") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _broken(message, f"{type(error).__name__}: {error}") from error
+            raise _describe_break(message, f"{type(error).__name__}: {error}") from error
 
 
-def _broken(message: SentRequest, how: str) -> Broken:
+def _describe_break(message: SentRequest, how: str) -> Broken:
     return Broken(f"{message}: {how}", cause=f"broken: {message.operation}: {normalize(how)}", operation=message.operation)
 
 
