@@ -392,7 +392,7 @@ def always(status: int, value: object, path: str = "retrieve_future", **headers:
 def test_a_server_that_never_answers_is_a_contradiction(server: str, transport: Tampering, words: str) -> None:
     """A check ends with its deadline, whatever the server says until then."""
     stepped = Stepped()
-    (row,) = run(server, only=["training.model"], transport=transport, clock=stepped.clock).checks
+    (row,) = run(server, only=["training.model"], transport=transport, clock=stepped.clock, deadline_seconds=60).checks
     assert row.outcome is Outcome.CONTRADICTION
     assert words in row.how[0]
     assert 60 <= stepped.now < 75
@@ -622,7 +622,7 @@ def test_a_server_that_is_full_blocks_and_is_waited_for_once(server: str) -> Non
     """429 to the end of a check's time blocks it; the next check that meets it waits no more. The exit code is 3."""
     stepped = Stepped()
     transport = always(429, {"detail": "no more models"}, "create_model", **{"retry-after": "7"})
-    report = run(server, only=["training.*"], transport=transport, clock=stepped.clock)
+    report = run(server, only=["training.*"], transport=transport, clock=stepped.clock, deadline_seconds=60)
     assert {row.blocked_by for row in report.checks} == {LIMITS}
     assert report.passed(strict=True)
     assert report.was_cut_short
@@ -643,6 +643,22 @@ def test_where_sessions_cannot_be_finished_one_serves_all_checks(server: str) ->
     assert report.passed(strict=True)
     begun = [request for _, request, _ in listening.exchanges if request.url.path.endswith("/create_session")]
     assert len(begun) <= 2
+
+
+def test_sessions_are_kept_alive_while_results_are_waited_for(server: str) -> None:
+    """A heartbeat goes out every ten seconds of a long wait, as clients send it."""
+    beats: list[str] = []
+
+    def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+        if request.url.path.endswith("/session_heartbeat"):
+            beats.append(json.loads(request.content)["session_id"])
+        if request.url.path.endswith("/retrieve_future"):
+            return httpx.Response(408, json={"detail": "later"})
+        return response
+
+    run(server, only=["training.info"], transport=Tampering(answer), clock=Stepped().clock)
+    assert 4 <= len(beats) <= 6
+    assert len(set(beats)) == 1
 
 
 # ---------------------------------------------------------------------------------------------------------- reports

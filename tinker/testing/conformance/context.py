@@ -6,6 +6,7 @@ Whatever a check makes belongs to its session, and is freed in the end.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -21,7 +22,7 @@ from tinker.testing.conformance import decoding
 from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse
 from tinker.testing.conformance.dialogue import Dialogue, is_without_route
 from tinker.testing.conformance.leftovers import Leftovers
-from tinker.testing.conformance.outcome import Failed, Late
+from tinker.testing.conformance.outcome import CheckEnd, Failed, Late
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 T = TypeVar("T")
@@ -29,6 +30,7 @@ T = TypeVar("T")
 _SHUTDOWN_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 _NUMBERS_OF_A_CHECK = 1000
+_HEARTBEAT_SECONDS = 10.0
 
 
 @attrs.frozen
@@ -52,6 +54,7 @@ class CheckContext(Dialogue):
         super().__init__(connection, deadline, check=check, core=core)
         self.leftovers: Leftovers = Leftovers()
         self._session_id: str | None = None
+        self._beaten: float = connection.clock.monotonic()
         self._first_number: int = 0
         self._spare: Callable[[], tuple[str, int]] | None = None
 
@@ -115,6 +118,7 @@ class CheckContext(Dialogue):
     def _poll_again_where_late(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
         """The answer of a poll, which clients ask for again when it is held too long."""
         while True:
+            self._beat_when_due()
             try:
                 return self.poll(promise.request_id, protobuf=protobuf, metadata=metadata)
             except Late as error:
@@ -173,6 +177,16 @@ class CheckContext(Dialogue):
         made = self.call(service_api.create_session(models.CreateSessionRequest(**given))).session_id
         self.leftovers.sessions.append(made)
         return made
+
+    def _beat_when_due(self) -> None:
+        """Say that the check's sessions are alive, as often as clients do; how that is answered is another check's matter."""
+        now = self.connection.clock.monotonic()
+        if now - self._beaten < _HEARTBEAT_SECONDS:
+            return
+        self._beaten = now
+        for session in self.leftovers.sessions:
+            with suppress(CheckEnd):
+                self.send(service_api.session_heartbeat(models.SessionHeartbeatRequest(session_id=session)))
 
     def finish(self, session_id: str, reason: str = "success") -> None:
         """End a session."""
