@@ -41,7 +41,7 @@ class CheckDeadline:
         """Seconds that are left; Contradiction naming ``what`` when there are none."""
         left = self._ends - self._clock.monotonic()
         if left <= 0:
-            raise Contradiction(f"{what}: not done within {self._seconds:g} s", cause=f"late: {normalize(what)}")
+            raise Contradiction(f"{what}: not done within {self._seconds:g} s", cause="late")
         return left
 
     def pause(self, seconds: float, what: str) -> None:
@@ -173,7 +173,7 @@ class Connection:
             ) as response:
                 return ReceivedResponse(message, response.status_code, response.headers, _read(response, message, deadline))
         except httpx.TimeoutException as error:
-            raise Late(f"{message}: no answer within {timeout:.0f} s", cause=f"late: {message.operation}") from error
+            raise Late(f"{message}: no answer within {timeout:.0f} s", cause="late", operation=message.operation) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _describe_break(message, f"{type(error).__name__}: {error}") from error
 

@@ -123,7 +123,7 @@ class CheckContext(Dialogue):
                 return self.poll(promise.request_id, protobuf=protobuf, metadata=metadata)
             except Late as error:
                 self.deadline.remaining(f"the result of {promise.operation}")
-                self.note_difference(str(error), "held poll", "retrieve_future")
+                self.note_difference(str(error), "late", "retrieve_future")
 
     def poll(self, request_id: str, *, protobuf: bool = True, metadata: bool = False) -> ReceivedResponse:
         """One ``retrieve_future``, whatever it says."""

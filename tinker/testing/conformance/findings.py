@@ -68,9 +68,14 @@ KNOWN: dict[str, tuple[str, str]] = {
         "Operations that no server may lack are not at the document's address.",
         "Clients call these without asking first. Serve them under the path and the method of the document.",
     ),
-    "held poll": (
-        "Polls are held for longer than clients wait.",
-        "Answer each poll within 45 s, with `try_again` while there is no result; clients close the connection and ask again.",
+    "late": (
+        "There is no answer, or no result, in time.",
+        "Answer each poll within 45 s, with `try_again` while there is no result; clients ask again. Where the machine is slow,"
+        " give the kit more time: --deadline.",
+    ),
+    "made names": (
+        "Ids and paths are made in another way than the document says.",
+        "Clients compute the id of a model from its session's, and take checkpoints apart by the words of their paths.",
     ),
 }
 
@@ -140,8 +145,8 @@ def _advice(observation: Observation, row: Row) -> str:
         return f"`{operation}` was accepted and its result is an error; what the kit asked for is in the document."
     if observation.cause.startswith("misfit: "):
         return f"Answer a `{observation.schema}` as the document describes it; clients refuse anything else."
-    if observation.cause.startswith(("late: ", "broken: ")):
-        return "Answer every request, and every poll within 45 s, if only with `try_again`."
+    if observation.cause.startswith("broken: "):
+        return "Answer before the connection is closed; the server's log may say what failed."
     if observation.cause.startswith("crash: "):
         return "Find the exception in the server's log; clients repeat such a request for minutes before they give up."
     return f"What must hold: {row.statement}"

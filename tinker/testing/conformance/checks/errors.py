@@ -124,7 +124,7 @@ def broken_protobuf(context: CheckContext) -> None:
     request = fixture.request("proto")
     whole = encode_body(request)
     for content in (whole[:-3], b"\xff\xff\xff"):
-        context.expect_refusal(request, 422, 400, 415, content=content)
+        context.expect_refusal(request, 422, 400, 415, content=content, cause="crash: forward_backward")
 
 
 @check("create_session", "create_model", "asample", "retrieve_future")

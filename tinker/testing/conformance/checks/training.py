@@ -35,7 +35,8 @@ def model(context: CheckContext) -> None:
     """A model is created; its id is made of the session's and its number, as clients that compute it expect."""
     fixture = create(context, 3)
     wanted = f"{context.session()}:train:{context.number(3)}"
-    context.expect(fixture.model_id == wanted, f"the model id is {fixture.model_id!r} instead of {wanted!r}")
+    told = f"the model id is {fixture.model_id!r} instead of {wanted!r}"
+    context.expect(fixture.model_id == wanted, told, "made names", "create_model")
 
 
 @check("get_info", core=True)

@@ -39,7 +39,7 @@ def save(context: CheckContext) -> None:
     """A save answers a path made of the run, the kind and the name."""
     fixture, name = borrow(context), fresh_name()
     path, wanted = fixture.save_and_wait(name), f"tinker://{fixture.model_id}/weights/{name}"
-    context.expect(path == wanted, f"the path is {path!r}, not {wanted!r}")
+    context.expect(path == wanted, f"the path is {path!r}, not {wanted!r}", "made names", "save_weights")
 
 
 @check("save_weights")
