@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import runpy
@@ -58,7 +59,14 @@ def test_fences_are_of_known_languages() -> None:
     """A block is run, checked or mere output; a language that no test looks at is refused."""
     for page in pages():
         found = {language for language, _ in FENCES.findall(page.read_text())}
-        assert found <= {"python", "sh", "text", "toml"}, f"{page.name}: {found}"
+        assert found <= {"python", "sh", "text", "toml", "json"}, f"{page.name}: {found}"
+
+
+@pytest.mark.parametrize("name", pages_with("json"))
+def test_json(name: str) -> None:
+    """What a page shows as JSON is JSON."""
+    for block in blocks(DOCS / name, "json"):
+        assert json.loads(block)
 
 
 @pytest.mark.parametrize("name", pages_with("toml"))

@@ -416,7 +416,12 @@ CHANGES = [
     edit(
         "number becomes integer in a request", ("put", field("SamplingParams", "temperature", "type"), "integer"), f"type: {CP}"
     ),
-    edit("64 bits written down", ("put", field("SelfApiKeyResponse", "key_id", "format"), "int64"), f"format: {NOBODY}"),
+    edit(
+        "64 bits written down",
+        ("put", field("SelfApiKeyResponse", "key_id", "format"), "int64"),
+        f"format: {NOBODY}",
+        given=[("remove", field("SelfApiKeyResponse", "key_id", "format"))],
+    ),
     edit(
         "answer in 64 bits instead of 32",
         ("put", field("SelfApiKeyResponse", "key_id", "format"), "int64"),

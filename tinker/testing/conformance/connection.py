@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias
 
 import attrs
 import httpx
 
-from tinker.testing.conformance.outcome import Absent, Contradiction
+from tinker.testing.conformance.memory import RunMemory
+from tinker.testing.conformance.outcome import LIMITS, Absent, Blocked, Broken, Contradiction, Crash, Late, normalize
 
-BodyFormat: TypeAlias = Literal["proto", "json"]
-
+#: Clients give a poll up after that, and ask again.
+LONGEST_POLL_SECONDS = 45.0
+_POLL = "retrieve_future"
 MAX_ANSWER_NBYTES = 256 << 20
-_WAIT = frozenset({429, 503})
+_TOO_MANY = 429
+_WAIT = frozenset({_TOO_MANY, 503})
 _WAIT_SECONDS = 1.0
 _KEY_HEADER = "X-API-Key"
 
@@ -38,7 +41,7 @@ class CheckDeadline:
         """Seconds that are left; Contradiction naming ``what`` when there are none."""
         left = self._ends - self._clock.monotonic()
         if left <= 0:
-            raise Contradiction(f"{what}: not done within {self._seconds:g} s")
+            raise Contradiction(f"{what}: not done within {self._seconds:g} s", cause="late")
         return left
 
     def pause(self, seconds: float, what: str) -> None:
@@ -49,13 +52,17 @@ class CheckDeadline:
 
 @attrs.frozen
 class SentRequest:
-    """A request as it goes out. ``key``: None sends no credential. Content and headers may hold secrets."""
+    """A request as it goes out. ``key``: None sends no credential. Content and headers may hold secrets.
+
+    ``operation`` is its id in the document, empty for addresses outside it.
+    """
 
     method: str
     path: str
     key: str | None = attrs.field(default=None, repr=False)
     headers: Mapping[str, str] = attrs.field(factory=lambda: dict[str, str](), repr=False)
     content: bytes = attrs.field(default=b"", repr=False)
+    operation: str = ""
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -100,9 +107,7 @@ class Connection:
         self.base_url: str = base_url.rstrip("/")
         self.api_key = api_key
         self.clock: KitClock = clock or KitClock()
-        self.base_model: str | None = base_model
-        self.form: BodyFormat | None = None
-        self.rate: float | None = None
+        self.memory: RunMemory = RunMemory(base_model=base_model)
         self._client = httpx.Client(headers=headers, transport=transport, follow_redirects=False, trust_env=False)
 
     def close(self) -> None:
@@ -114,17 +119,41 @@ class Connection:
         self._once(SentRequest("GET", "/api/v1/healthz"), CheckDeadline(seconds, self.clock))
 
     def send(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
-        """The answer, of any status below 500. Contradiction for 5xx and for none; 429 and 503 are waited out as asked."""
+        """The answer, of any status below 500. Contradiction for 5xx and for none; 429 and 503 are waited out as asked.
+
+        Blocked when 429 lasts longer than the check may; after that the same operation is not waited for any more.
+        """
         while True:
-            answer = self._once(message, deadline)
+            answer = self._send_twice(message, deadline)
             if answer.status not in _WAIT:
                 break
-            deadline.pause(_retry_after(answer), str(answer))
+            self._wait(answer, deadline)
+        operation = message.operation
         if answer.status == 501:
-            raise Absent(str(answer))
+            raise Absent(str(answer), cause=f"501: {operation}", operation=operation)
         if answer.status >= 500:
-            raise Contradiction(str(answer))
+            raise Crash(str(answer), cause=f"crash: {operation or message}", operation=operation)
         return answer
+
+    def _send_twice(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
+        """The answer; asked for once more where the connection was closed, which clients do too."""
+        try:
+            return self._once(message, deadline)
+        except Broken:
+            return self._once(message, deadline)
+
+    def _wait(self, answer: ReceivedResponse, deadline: CheckDeadline) -> None:
+        """Wait as long as is asked for."""
+        operation, is_full = answer.message.operation, answer.status == _TOO_MANY
+        try:
+            if is_full and operation in self.memory.full:
+                raise Blocked(f"{answer}, as before", LIMITS)
+            deadline.pause(_retry_after(answer), str(answer))
+        except Contradiction as error:
+            if not is_full:
+                raise
+            self.memory.full.add(operation)
+            raise Blocked(f"{answer}, for as long as the check may take", LIMITS) from error
 
     def fetch(self, url: str, deadline: CheckDeadline) -> ReceivedResponse:
         """The answer of another address, asked without the credential."""
@@ -137,16 +166,20 @@ class Connection:
     def _once(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
         headers = dict(message.headers) | ({} if message.key is None else {_KEY_HEADER: message.key})
         url = message.path if "://" in message.path else self.base_url + message.path
-        timeout = deadline.remaining(str(message))
+        timeout = min(deadline.remaining(str(message)), LONGEST_POLL_SECONDS if message.operation == _POLL else math.inf)
         try:
             with self._client.stream(
                 message.method, url, headers=headers, content=message.content, timeout=timeout
             ) as response:
                 return ReceivedResponse(message, response.status_code, response.headers, _read(response, message, deadline))
         except httpx.TimeoutException as error:
-            raise Contradiction(f"{message}: no answer within {timeout:.0f} s") from error
+            raise Late(f"{message}: no answer within {timeout:.0f} s", cause="late", operation=message.operation) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Contradiction(f"{message}: {type(error).__name__}: {error}") from error
+            raise _describe_break(message, f"{type(error).__name__}: {error}") from error
+
+
+def _describe_break(message: SentRequest, how: str) -> Broken:
+    return Broken(f"{message}: {how}", cause=f"broken: {message.operation}: {normalize(how)}", operation=message.operation)
 
 
 def _read(response: httpx.Response, message: SentRequest, deadline: CheckDeadline) -> bytes:

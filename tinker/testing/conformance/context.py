@@ -1,36 +1,36 @@
-"""What one check works with: requests of the contract, their answers read strictly, a session of its own, and results.
+"""What one check works with: requests of the contract, a session of its own, and results that are waited for.
 
-Whatever a check makes belongs to its session, which is finished in the end.
+Whatever a check makes belongs to its session, and is freed in the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 import attrs
 from tinker_wire import models
 from tinker_wire.api import futures as futures_api
 from tinker_wire.api import service as service_api
-from tinker_wire.operations import OPERATIONS
-from tinker_wire.runtime import Binary, Request
+from tinker_wire.runtime import Request
 
-from tinker._http import ABSENT_STATUSES, FAILED_STATUSES, PENDING_STATUSES
+from tinker._http import FAILED_STATUSES, PENDING_STATUSES
 from tinker._version import __version__
 from tinker._wire import json, proto
 from tinker.testing.conformance import decoding
-from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse, SentRequest
-from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Finding, Refused
+from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse
+from tinker.testing.conformance.dialogue import Dialogue, is_without_route
+from tinker.testing.conformance.leftovers import Leftovers
+from tinker.testing.conformance.outcome import CheckEnd, Failed, Late
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 T = TypeVar("T")
 
 _SHUTDOWN_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
-_TOO_EARLY = 425
-#: Refusals by a server whose user may not do this.
-_FORBIDDEN = frozenset({401, 402, 403})
+_NUMBERS_OF_A_CHECK = 1000
+_HEARTBEAT_SECONDS = 10.0
 
 
 @attrs.frozen
@@ -47,121 +47,16 @@ class PendingResult(Generic[T]):
         return self.future.request_id
 
 
-class CheckContext:
-    """What one check works with. ``differences`` is what it has found that is not as the document says."""
+class CheckContext(Dialogue):
+    """What one check works with; ``leftovers`` is what it has made and must free."""
 
-    def __init__(self, connection: Connection, deadline: CheckDeadline, *, core: bool = False) -> None:
-        self.connection = connection
-        self.deadline: CheckDeadline = deadline
-        self.differences: list[str] = []
-        self._core = core
+    def __init__(self, connection: Connection, deadline: CheckDeadline, *, check: str = "", core: bool = False) -> None:
+        super().__init__(connection, deadline, check=check, core=core)
+        self.leftovers: Leftovers = Leftovers()
         self._session_id: str | None = None
-
-    # ------------------------------------------------------------------------------------------------------------ findings
-
-    def note_difference(self, how: str) -> None:
-        """Note that something is not as the document says, and go on."""
-        if how not in self.differences:
-            self.differences.append(how)
-
-    def expect(self, holds: bool, how: str) -> None:
-        """Note ``how`` unless it holds."""
-        if not holds:
-            self.note_difference(how)
-
-    def require(self, holds: bool, how: str) -> None:
-        """Contradiction unless it holds."""
-        if not holds:
-            raise Contradiction(how)
-
-    # ------------------------------------------------------------------------------------------------------------ exchanges
-
-    def send(
-        self,
-        request: Request[Any],
-        *,
-        content: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        key: str | None = "",
-    ) -> ReceivedResponse:
-        """The answer of any status below 500. ``content`` replaces the body, ``key`` the credential (None: none)."""
-        media_type = request.body.media_type if isinstance(request.body, Binary) else json.MEDIA_TYPE
-        given: dict[str, str] = {"Accept": ", ".join(request.accepts), **request.headers}
-        if request.method != "GET":
-            given["Content-Type"] = media_type
-        path = f"{request.path}?{request.query}" if request.query else request.path
-        message = SentRequest(
-            request.method,
-            path,
-            self.connection.api_key if key == "" else key,
-            given | dict(headers or {}),
-            encode_body(request) if content is None else content,
-        )
-        return self.connection.send(message, self.deadline)
-
-    def call(self, request: Request[T], **options: Any) -> T:
-        """The typed answer of a request that must be accepted. Absent when there is no such operation, Refused otherwise."""
-        answer = self.send(request, **options)
-        while answer.status == _TOO_EARLY:
-            self.deadline.pause(1.0, str(answer))
-            answer = self.send(request, **options)
-        return self.decode_accepted(request, answer)
-
-    def decode_accepted(self, request: Request[T], answer: ReceivedResponse) -> T:
-        """The typed answer, once it is there."""
-        self.require_acceptance(request, answer)
-        documented = 204 if request.reply is None else 200
-        self.expect(answer.status == documented, f"{request.operation} answers {answer.status} instead of {documented}")
-        if request.reply is None:
-            return None  # type: ignore[return-value]
-        return self.decode(answer, request.reply)
-
-    def require_acceptance(self, request: Request[Any], answer: ReceivedResponse) -> None:
-        """Nothing for a success. Absent when there is no such operation, Refused otherwise."""
-        if not 200 <= answer.status < 300:
-            self._raise_refusal(request, answer)
-
-    def decode(self, answer: ReceivedResponse, kind: type[T]) -> T:
-        """The record of an answer; what is unusual about it is noted."""
-        return self._note_anomalies(answer, decoding.record(answer, kind))
-
-    def decode_events(self, answer: ReceivedResponse, kind: type[T]) -> list[T]:
-        """The records of a stream of events; what is unusual about them is noted."""
-        return self._note_anomalies(answer, decoding.events(answer, kind))
-
-    def _note_anomalies(self, answer: ReceivedResponse, found: T) -> T:
-        for anomaly in decoding.anomalies(found):
-            self.note_difference(f"{answer.message}: {anomaly}")
-        return found
-
-    def _raise_refusal(self, request: Request[Any], answer: ReceivedResponse) -> NoReturn:
-        how = f"{request.operation} answers {answer.status}: {decoding.detail(answer)}"
-        if self._core:
-            raise Contradiction(how)
-        if answer.status in ABSENT_STATUSES:
-            required = not OPERATIONS[request.operation].optional
-            raise (Contradiction if required else Absent)(how)
-        if answer.status in _FORBIDDEN:
-            raise Absent(how)
-        raise Refused(how, answer.status)
-
-    def expect_refusal(self, request: Request[Any], *statuses: int, **options: Any) -> ReceivedResponse:
-        """The answer to a request that must be refused with one of these statuses. Contradiction when it is not refused."""
-        answer = self.send(request, **options)
-        self.require(answer.status >= 400, f"{answer.message}: answers {answer.status} where it must refuse")
-        wanted = " or ".join(map(str, statuses))
-        self.expect(answer.status in statuses, f"{answer.message}: refuses with {answer.status} instead of {wanted}")
-        self._check_refusal(answer)
-        return answer
-
-    def _check_refusal(self, answer: ReceivedResponse) -> None:
-        """An error status has a JSON body with ``detail``; proxies may say what they like, servers should not."""
-        try:
-            body = decoding.record(answer, dict[str, Any])
-        except Contradiction as error:
-            self.note_difference(str(error))
-            return
-        self.expect("detail" in body, f"{answer.message}: the body of status {answer.status} has no detail")
+        self._beaten: float = connection.clock.monotonic()
+        self._first_number: int = 0
+        self._spare: Callable[[], tuple[str, int]] | None = None
 
     # ------------------------------------------------------------------------------------------------------------ promises
 
@@ -187,11 +82,12 @@ class CheckContext:
     ) -> ReceivedResponse:
         """The answer that holds the result. Failed when the request failed, Contradiction when it is lost."""
         answer = self._poll_until_done(promise, protobuf=protobuf, metadata=metadata)
-        if answer.status in FAILED_STATUSES:
-            self.note_difference(f"a failed request is a poll with status {answer.status}, not a body with error and category")
-            raise Failed(f"{promise.operation} fails: {decoding.detail(answer)}", None)
+        if _is_failure(answer):
+            how = f"a failed request is a poll with status {answer.status}, not a body with error and category"
+            self.note_difference(how, "failure as status", operation="retrieve_future", schema="RequestFailedResponse")
+            raise Failed(f"{promise.operation} fails: {decoding.detail(answer)}", None, operation=promise.operation)
         self.require(answer.status < 300, f"the request {promise.request_id!r} was accepted, and {answer}")
-        self.expect(answer.status == 200, f"retrieve_future answers {answer.status} instead of 200")
+        self.connection.memory.statuses.setdefault("retrieve_future", set()).add(answer.status)
         if answer.media_type == proto.MEDIA_TYPE:
             self.require(protobuf, "a result as protobuf where only JSON was accepted")
             bulky = promise.kind in (ForwardBackwardOutput, SampleResponse)
@@ -203,16 +99,31 @@ class CheckContext:
     def _check_failure(self, promise: PendingResult[Any], answer: ReceivedResponse) -> None:
         if "error" in _small_object(answer):
             failed = self.decode(answer, models.RequestFailedResponse)
-            raise Failed(f"{promise.operation} fails: {failed.error} (category {failed.category})", failed.category)
+            how = f"{promise.operation} fails: {failed.error} (category {failed.category})"
+            raise Failed(how, failed.category, operation=promise.operation)
 
     def _poll_until_done(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
         pause = _FIRST_PAUSE
+        allow = protobuf or metadata  # clients of 2025, which know only JSON, know no announcements
         while True:
-            answer = self.poll(promise.request_id, protobuf=protobuf, metadata=metadata)
+            answer = self._poll_again_where_late(promise, protobuf=protobuf, metadata=allow)
+            if is_announced(answer) and not metadata:
+                allow = False
+                continue
             if not self.is_pending(answer):
                 return answer
             self.deadline.pause(pause, f"the result of {promise.operation}")
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _poll_again_where_late(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
+        """The answer of a poll, which clients ask for again when it is held too long."""
+        while True:
+            self._beat_when_due()
+            try:
+                return self.poll(promise.request_id, protobuf=protobuf, metadata=metadata)
+            except Late as error:
+                self.deadline.remaining(f"the result of {promise.operation}")
+                self.note_difference(str(error), "late", "retrieve_future")
 
     def poll(self, request_id: str, *, protobuf: bool = True, metadata: bool = False) -> ReceivedResponse:
         """One ``retrieve_future``, whatever it says."""
@@ -234,50 +145,78 @@ class CheckContext:
 
     def base_model(self) -> str:
         """The base model of the run: the one that was asked for, else the first that can be trained."""
-        if self.connection.base_model is None:
+        memory = self.connection.memory
+        if memory.base_model is None:
+            self.need("service.capabilities")
             offered = self.call(service_api.get_server_capabilities()).supported_models
             named = [model for model in offered if model.model_name and model.trainable is not False]
             self.require(bool(named), "get_server_capabilities offers no model that can be trained")
-            self.connection.base_model = named[0].model_name
-        assert self.connection.base_model is not None
-        return self.connection.base_model
+            memory.base_model = named[0].model_name
+        assert memory.base_model is not None
+        return memory.base_model
 
     def session(self) -> str:
-        """The check's session."""
-        if self._session_id is None:
-            self._session_id = self.new_session()
+        """The check's session: its own, or where sessions cannot be finished the one of all checks."""
+        memory = self.connection.memory
+        if self._session_id is None and "finish_session" in memory.lacking:
+            memory.shared_session = memory.shared_session or self.new_session()
+            self._session_id, self._first_number = memory.shared_session, memory.numbers_used
+            memory.numbers_used += _NUMBERS_OF_A_CHECK
+        self._session_id = self._session_id or self.new_session()
         return self._session_id
 
+    def number(self, number: int) -> int:
+        """The number of a model or sampler in the check's session, where other checks have used some."""
+        self.session()
+        return self._first_number + number
+
     def new_session(self, **fields: Any) -> str:
-        """Another session, which the check finishes itself."""
-        given: dict[str, Any] = {"tags": ["conformance"], "sdk_version": __version__, **fields}
-        return self.call(service_api.create_session(models.CreateSessionRequest(**given))).session_id
+        """Another session, begun as clients do."""
+        self.need("sessions.begin")
+        given: dict[str, Any] = {"tags": ["conformance"], "user_metadata": {}, "sdk_version": __version__, **fields}
+        made = self.call(service_api.create_session(models.CreateSessionRequest(**given))).session_id
+        self.leftovers.sessions.append(made)
+        return made
+
+    def _beat_when_due(self) -> None:
+        """Say that the check's sessions are alive, as often as clients do; how that is answered is another check's matter."""
+        now = self.connection.clock.monotonic()
+        if now - self._beaten < _HEARTBEAT_SECONDS:
+            return
+        self._beaten = now
+        for session in self.leftovers.sessions:
+            with suppress(CheckEnd):
+                self.send(service_api.session_heartbeat(models.SessionHeartbeatRequest(session_id=session)))
 
     def finish(self, session_id: str, reason: str = "success") -> None:
         """End a session."""
         body = models.FinishSessionRequest(reason={"type": reason}, detail=None)
         self.call(service_api.finish_session(body, session_id=session_id))
 
-    def finish_quietly(self, *sessions: str) -> None:
-        """Finish sessions, if the server knows how; how that goes is another check's matter."""
-        for session_id in sessions:
-            found = [*self.differences]
-            with suppress(Finding):
-                self.finish(session_id)
-            self.differences = found
+    def lend(self, spare: Callable[[], tuple[str, int]]) -> None:
+        """Note a model that another check may use after this one, unless this one ends early."""
+        self._spare = spare
 
-    def close(self) -> None:
-        """Finish the check's session."""
-        if self._session_id is not None:
-            self.deadline = CheckDeadline(_SHUTDOWN_SECONDS, self.connection.clock)
-            self.finish_quietly(self._session_id)
+    def close(self, *, at_end: bool = True) -> None:
+        """Free what the check has made; ``at_end`` says whether it came to its end."""
+        if self._spare is not None and at_end:
+            self.connection.memory.spare = self._spare()
+        self.deadline = CheckDeadline(_SHUTDOWN_SECONDS, self.connection.clock)
+        self.leftovers.free(self.send, self.connection.memory)
 
 
-def encode_body(request: Request[Any]) -> bytes:
-    """The body of a request as it goes out, not compressed."""
-    if isinstance(request.body, Binary):
-        return b"".join(request.body.content)
-    return b"" if request.body is None else json.encode(request.body)
+def _is_failure(answer: ReceivedResponse) -> bool:
+    """Whether the status of a poll tells that the request failed, and not that its result is lost."""
+    explained = answer.status in _MAY_BE_FAILURE and "detail" in _small_object(answer) and not is_without_route(answer)
+    return answer.status in FAILED_STATUSES or explained
+
+
+_MAY_BE_FAILURE = frozenset({404, 409, 422})
+
+
+def is_announced(answer: ReceivedResponse) -> bool:
+    """Whether the answer of a poll says only that the result is there, and how large it is."""
+    return answer.status < 300 and _small_object(answer).get("status") is not None
 
 
 _SMALL_NBYTES = 1 << 16

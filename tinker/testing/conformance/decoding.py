@@ -22,11 +22,18 @@ T = TypeVar("T")
 def record(answer: ReceivedResponse, kind: type[T]) -> T:
     """The JSON body as a record. Contradiction when it is something else, or does not fit."""
     if answer.media_type != json.MEDIA_TYPE:
-        raise Contradiction(f"{answer.message}: a body as {answer.media_type or 'nothing'}, not as {json.MEDIA_TYPE}")
+        how = f"{answer.message}: a body as {answer.media_type or 'nothing'}, not as {json.MEDIA_TYPE}"
+        raise Contradiction(how, operation=answer.message.operation)
     try:
         return json.decode(answer.content, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Contradiction(f"{answer.message}: the answer is not a {kind.__name__}: {error}: {answer.excerpt}") from error
+        raise _misfit(answer, kind, f"the answer is not a {kind.__name__}: {error}: {answer.excerpt}", error) from error
+
+
+def _misfit(answer: ReceivedResponse, kind: type[Any], how: str, error: Exception) -> Contradiction:
+    """The answer does not fit; the same misfit of the same record is one cause."""
+    cause = f"misfit: {kind.__name__}: {error}"
+    return Contradiction(f"{answer.message}: {how}", cause=cause, operation=answer.message.operation, schema=kind.__name__)
 
 
 def events(answer: ReceivedResponse, kind: type[T]) -> list[T]:
@@ -36,7 +43,7 @@ def events(answer: ReceivedResponse, kind: type[T]) -> list[T]:
     try:
         return [json.decode(event.data.encode(), kind) for event in EventDecoder().feed(answer.content)]
     except (ValueError, msgspec.DecodeError) as error:
-        raise Contradiction(f"{answer.message}: an event is not a {kind.__name__}: {error}: {answer.excerpt}") from error
+        raise _misfit(answer, kind, f"an event is not a {kind.__name__}: {error}: {answer.excerpt}", error) from error
 
 
 def loss_output(answer: ReceivedResponse) -> ForwardBackwardOutput:
@@ -46,7 +53,9 @@ def loss_output(answer: ReceivedResponse) -> ForwardBackwardOutput:
             return proto.decode_loss_output(answer.content)
         return json.public_loss_output(record(answer, models.ForwardBackwardOutput))
     except ValueError as error:
-        raise Contradiction(f"the result is not a ForwardBackwardOutput: {error}") from error
+        raise _misfit(
+            answer, models.ForwardBackwardOutput, f"the result is not a ForwardBackwardOutput: {error}", error
+        ) from error
 
 
 def sample_response(answer: ReceivedResponse) -> SampleResponse:
@@ -56,11 +65,11 @@ def sample_response(answer: ReceivedResponse) -> SampleResponse:
             return proto.decode_sample(answer.content)
         return json.public_sample(record(answer, models.SampleResponse))
     except ValueError as error:
-        raise Contradiction(f"the result is not a SampleResponse: {error}") from error
+        raise _misfit(answer, models.SampleResponse, f"the result is not a SampleResponse: {error}", error) from error
 
 
-def anomalies(value: object, where: str = "") -> Iterator[str]:
-    """What clients survive and the document does not say: unlisted values, unknown members, times without a zone."""
+def anomalies(value: object, where: str = "") -> Iterator[tuple[str, str]]:
+    """What clients survive and the document does not say, each with its cause: unlisted values, times without a zone."""
     if isinstance(value, msgspec.Struct):
         for field in _fields(type(value)):
             found = getattr(value, field.name)
@@ -68,7 +77,7 @@ def anomalies(value: object, where: str = "") -> Iterator[str]:
             yield from _find_unlisted(found, field.type, place)
             yield from anomalies(found, place)
     elif isinstance(value, datetime.datetime) and value.tzinfo is None:
-        yield f"{where}: a time without a zone"
+        yield "time without a zone", f"{where}: a time without a zone"
     elif isinstance(value, Mapping):
         for key, item in cast("Mapping[str, object]", value).items():
             yield from anomalies(item, f"{where}.{key}")
@@ -84,11 +93,11 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
     return described.fields
 
 
-def _find_unlisted(value: object, kind: inspect.Type, where: str) -> Iterator[str]:
+def _find_unlisted(value: object, kind: inspect.Type, where: str) -> Iterator[tuple[str, str]]:
     """A text that an open enum does not list."""
     listed = [one for one in kind.types if isinstance(one, inspect.LiteralType)] if isinstance(kind, inspect.UnionType) else []
     if isinstance(value, str) and listed and value not in listed[0].values:
-        yield f"{where}: {value!r} is none of {', '.join(map(str, listed[0].values))}"
+        yield f"unlisted: {where}: {value}", f"{where}: {value!r} is none of {', '.join(map(str, listed[0].values))}"
 
 
 def detail(answer: ReceivedResponse) -> str:

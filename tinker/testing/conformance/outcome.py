@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Sequence
 
 import attrs
@@ -11,65 +12,143 @@ import attrs
 class Outcome(enum.StrEnum):
     """What was found, from best to worst.
 
-    ``supported``: what the document says holds. ``absent``: the server lacks it, as it may. ``differs``: it is there, and
-    not as the document says; clients that go by the document may stumble. ``contradiction``: an answer outside the
-    document, work that is lost or done twice, a status of 500 or more, no answer in time, or something missing that no
-    server may lack.
+    ``supported``: what the document says holds. ``absent``: the server lacks it, as it may. ``blocked``: it could not be
+    tried, because what it needs is found to fail in another check. ``differs``: it is there, and not as the document says;
+    clients that go by the document may stumble. ``contradiction``: an answer outside the document, work that is lost or
+    done twice, a status of 500 or more, no answer in time, or something missing that no server may lack.
     """
 
     SUPPORTED = "supported"
     ABSENT = "absent"
+    BLOCKED = "blocked"
     DIFFERS = "differs"
     CONTRADICTION = "contradiction"
 
 
-_SEVERITY = list(Outcome)
+SEVERITY = tuple(Outcome)
 
 
 def _of_operation(outcomes: Sequence[Outcome]) -> Outcome:
-    """An operation of which some features are absent is there."""
-    there = [outcome for outcome in outcomes if outcome is not Outcome.ABSENT]
-    return max(there, key=_SEVERITY.index, default=Outcome.ABSENT)
+    """An operation of which some features are absent, or were not tried, is there."""
+    there = [outcome for outcome in outcomes if outcome not in (Outcome.ABSENT, Outcome.BLOCKED)]
+    return max(there or outcomes, key=SEVERITY.index)
 
 
-class Finding(Exception):
-    """Ends a check early; the text goes into the report."""
+@attrs.frozen
+class Observation:
+    """One thing that is not as the document says.
+
+    ``cause``: equal for what one change of the server would repair. ``operation``: its id in the document, empty where it is
+    of no one operation. ``schema``: the record that an answer does not fit.
+    """
+
+    text: str
+    cause: str = ""
+    outcome: Outcome = Outcome.DIFFERS
+    operation: str = ""
+    schema: str = ""
 
 
-class Absent(Finding):
+class CheckEnd(Exception):
+    """Ends a check early; the text goes into the report. ``cause``, ``operation`` and ``schema`` as in Observation."""
+
+    outcome = Outcome.DIFFERS
+
+    def __init__(self, how: str, *, cause: str = "", operation: str = "", schema: str = "") -> None:
+        super().__init__(how)
+        self.cause, self.operation, self.schema = cause, operation, schema
+
+    def observation(self, outcome: Outcome | None = None) -> Observation:
+        """What is reported."""
+        return Observation(str(self), self.cause, outcome or self.outcome, self.operation, self.schema)
+
+
+class Absent(CheckEnd):
     """The server lacks what the check is about, or something that it needs."""
 
+    outcome = Outcome.ABSENT
 
-class Contradiction(Finding):
+
+class Blocked(CheckEnd):
+    """What the check needs fails in the check ``by``, so that nothing can be said; LIMITS where the server is full."""
+
+    outcome = Outcome.BLOCKED
+
+    def __init__(self, how: str, by: str) -> None:
+        super().__init__(how)
+        self.by = by
+
+
+LIMITS = "the limits of the server"
+
+
+class Differs(CheckEnd):
+    """Something is there, and not as the document says, so that the rest of the check means nothing."""
+
+
+class Contradiction(CheckEnd):
     """The server contradicts the document."""
 
+    outcome = Outcome.CONTRADICTION
 
-class Refused(Finding):
+
+class Crash(Contradiction):
+    """The server answered a request with a status of 500 or more."""
+
+
+class Broken(Contradiction):
+    """The connection was closed before the answer was there."""
+
+
+class Late(Contradiction):
+    """There was no answer in time."""
+
+
+class Refused(CheckEnd):
     """A request that the document allows was refused."""
 
-    def __init__(self, how: str, status: int) -> None:
-        super().__init__(how)
+    def __init__(self, how: str, status: int, *, operation: str = "") -> None:
+        cause = "unknown fields" if _UNKNOWN_FIELD in how else f"refused: {normalize(how)}"
+        super().__init__(how, cause=cause, operation=operation)
         self.status = status
 
 
-class Failed(Finding):
+class Failed(CheckEnd):
     """A submitted request failed on the server; ``category`` None where the answer has none."""
 
-    def __init__(self, how: str, category: str | None) -> None:
-        super().__init__(how)
+    def __init__(self, how: str, category: str | None, *, operation: str = "") -> None:
+        super().__init__(how, cause=f"failed: {normalize(how.partition(' fails: ')[2] or how)}", operation=operation)
         self.category = category
+
+
+_UNKNOWN_FIELD = "extra_forbidden"
+_ACCIDENTAL = re.compile(r"conformance-[0-9a-f]+|[0-9a-f]{8}[0-9a-f-]*|[\d.]+")
+
+
+def normalize(text: str) -> str:
+    """The text without ids, numbers and times, which are other ones in each check."""
+    return _ACCIDENTAL.sub("#", text)
 
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """One check of a run. ``how`` says in what way it is not supported; empty where it is."""
+    """One check of a run. ``how`` says in what way it is not supported; empty where it is.
+
+    ``blocked_by`` is the check that fails and on which this one rests (or LIMITS), None where it was tried.
+    """
 
     check: str
     operations: tuple[str, ...]
     statement: str
     outcome: Outcome
-    how: tuple[str, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    blocked_by: str | None = None
     seconds: float = 0.0
+
+    @property
+    def how(self) -> tuple[str, ...]:
+        """The texts of what was observed."""
+        return tuple(one.text for one in self.observations)
 
 
 @attrs.frozen(kw_only=True)
@@ -84,16 +163,17 @@ class LeftOut:
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """A run; ``contract`` is the version of the document."""
+    """A run; ``contract`` is the version of the document, ``label`` what the server calls itself, for people."""
 
     server: str
     contract: str
     checks: tuple[Row, ...]
     left_out: tuple[LeftOut, ...] = ()
+    label: str = ""
 
     @property
     def operations(self) -> dict[str, Outcome]:
-        """Operation id to what its checks found: the worst, but ``absent`` only where all of them did."""
+        """Operation id to what its checks found: the worst, but ``absent`` or ``blocked`` only where all of them were."""
         found: dict[str, list[Outcome]] = {}
         for row in self.checks:
             for name in row.operations:
@@ -104,6 +184,12 @@ class Report:
     def counts(self) -> dict[Outcome, int]:
         """How many checks came out which way."""
         return {outcome: sum(row.outcome is outcome for row in self.checks) for outcome in Outcome}
+
+    @property
+    def was_cut_short(self) -> bool:
+        """Whether something could not be tried although nothing that it needs is known to fail: the server was full, or
+        the run was interrupted."""
+        return any(row.blocked_by == LIMITS for row in self.checks) or any(one.reason == "interrupted" for one in self.left_out)
 
     def passed(self, *, strict: bool = False) -> bool:
         """Whether nothing contradicts the document; with ``strict`` also whether nothing differs from it."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Body: TypeAlias = "Callable[[CheckContext], None]"
 
-#: The modules of checks in the order of a run: what everything else rests on comes first.
+#: The modules of checks in the order of a run.
 MODULES = (
     "service",
     "sessions",
@@ -36,8 +36,9 @@ MODULES = (
 class Check:
     """One check. ``operations`` is what it is about, which others it needs is not listed; ``statement`` is what must hold.
 
-    ``core``: no server may lack it, so a refusal is a contradiction. ``slow``: waits on purpose, for as long as a server
-    may hold something back. ``destructive``: takes something from the user that was there before.
+    ``core``: no server may lack it, so a refusal is a contradiction. ``basis``: others rest on it, so it runs before them,
+    and where it ends early they are blocked by it. ``slow``: waits on purpose, for as long as a server may hold something
+    back. ``destructive``: takes something from the user that was there before.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Check:
     statement: str
     body: Body = attrs.field(repr=False)
     core: bool = False
+    basis: bool = False
     slow: bool = False
     destructive: bool = False
 
@@ -55,7 +57,9 @@ class Check:
 _registered: dict[str, Check] = {}
 
 
-def check(*operations: str, core: bool = False, slow: bool = False, destructive: bool = False) -> Callable[[Body], Body]:
+def check(
+    *operations: str, core: bool = False, basis: bool = False, slow: bool = False, destructive: bool = False
+) -> Callable[[Body], Body]:
     """Register a function as the check of these operations of the contract (by operation id)."""
     unknown = set(operations) - OPERATIONS.keys()
     if unknown or not operations:
@@ -69,6 +73,7 @@ def check(*operations: str, core: bool = False, slow: bool = False, destructive:
             statement=(body.__doc__ or "").strip(),
             body=body,
             core=core,
+            basis=basis,
             slow=slow,
             destructive=destructive,
         )
@@ -79,8 +84,8 @@ def check(*operations: str, core: bool = False, slow: bool = False, destructive:
 
 @cache
 def all_checks() -> tuple[Check, ...]:
-    """Every check, in the order of a run."""
+    """Every check, in the order of a run: first those on which others rest."""
     for module in MODULES:
         import_module(f"{__package__}.checks.{module}")
     order = {module: index for index, module in enumerate(MODULES)}
-    return tuple(sorted(_registered.values(), key=lambda check: order[check.name.partition(".")[0]]))
+    return tuple(sorted(_registered.values(), key=lambda check: (not check.basis, order[check.name.partition(".")[0]])))

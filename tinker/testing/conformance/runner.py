@@ -11,11 +11,14 @@ from tinker._version import __version__
 from tinker.testing.conformance.connection import CheckDeadline, Connection, KitClock
 from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import (
+    SEVERITY,
     Absent,
+    Blocked,
+    CheckEnd,
     Contradiction,
     Failed,
-    Finding,
     LeftOut,
+    Observation,
     Outcome,
     Refused,
     Report,
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
     import httpx
 
 DEADLINE_SECONDS = 60.0
-#: Slow checks wait for what a server may hold back: a poll up to 40 s, a missing number for some minutes.
+#: Slow checks wait for what a server may hold back: a poll up to 40 s, a missing number for some minutes. What others rest
+#: on is asked for first, when servers load and compile.
 SLOW_DEADLINE_SECONDS = 300.0
 
 
@@ -80,28 +84,37 @@ def run(
     headers: Mapping[str, str] | None = None,
     base_model: str | None = None,
     only: Sequence[str] = ("*",),
+    skip: Sequence[str] = (),
     slow: bool = False,
     destructive: bool = False,
     deadline_seconds: float | None = None,
     transport: httpx.BaseTransport | None = None,
     clock: KitClock | None = None,
     told: Callable[[Row], None] = lambda row: None,
+    label: str = "",
 ) -> Report:
-    """Run the checks whose names match one of the patterns in ``only``, and report what each found.
+    """Run the checks whose names match one of the patterns in ``only`` and none in ``skip``, and report what each found.
 
-    ``told`` is called after each check. Other arguments as those of :func:`verify` and :func:`check_ids`. Raises
+    ``told`` is called after each check; ``label`` names the server in the report. Other arguments as those of
+    :func:`verify` and :func:`check_ids`. Raises
     ConnectionError when nothing answers at the URL. Takes at most as long as the deadlines of its checks together.
     """
-    chosen = [one for one in all_checks() if any(fnmatch(one.name, pattern) for pattern in only)]
-    reasons = {one.name: _reason_to_skip(one, slow=slow, destructive=destructive) for one in chosen}
+    chosen = [one for one in all_checks() if _has_name(one, only)]
+    reasons = {
+        one.name: "skipped" if _has_name(one, skip) else _reason_to_skip(one, slow=slow, destructive=destructive)
+        for one in chosen
+    }
     connection = Connection(base_url, api_key=api_key, headers=headers, base_model=base_model, transport=transport, clock=clock)
+    rows: list[Row] = []
     try:
         _reach(connection)
-        rows: list[Row] = []
         for one in chosen:
             if reasons[one.name] is None:
                 rows.append(run_check(one, connection, deadline_seconds))
                 told(rows[-1])
+    except KeyboardInterrupt:  # what was found until then is told
+        done = {row.check for row in rows}
+        reasons |= {name: reason or "interrupted" for name, reason in reasons.items() if name not in done}
     finally:
         connection.close()
     left_out = [
@@ -109,7 +122,11 @@ def run(
         for one in chosen
         if (reason := reasons[one.name]) is not None
     ]
-    return Report(server=base_url, contract=__version__, checks=tuple(rows), left_out=tuple(left_out))
+    return Report(server=base_url, contract=__version__, checks=tuple(rows), left_out=tuple(left_out), label=label)
+
+
+def _has_name(check: Check, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(check.name, pattern) for pattern in patterns)
 
 
 def _reason_to_skip(check: Check, *, slow: bool, destructive: bool) -> str | None:
@@ -121,36 +138,52 @@ def _reason_to_skip(check: Check, *, slow: bool, destructive: bool) -> str | Non
 def _reach(connection: Connection) -> None:
     try:
         connection.reach(10.0)
-    except Finding as error:
+    except CheckEnd as error:
         raise ConnectionError(f"no server answers at {connection.base_url}: {error}") from error
 
 
 def run_check(check: Check, connection: Connection, deadline_seconds: float | None = None) -> Row:
     """Run one check on a connection that is open."""
-    seconds = deadline_seconds or (SLOW_DEADLINE_SECONDS if check.slow else DEADLINE_SECONDS)
-    context = CheckContext(connection, CheckDeadline(seconds, connection.clock), core=check.core)
+    seconds = deadline_seconds or (SLOW_DEADLINE_SECONDS if check.slow or check.basis else DEADLINE_SECONDS)
+    context = CheckContext(connection, CheckDeadline(seconds, connection.clock), check=check.name, core=check.core)
     began = connection.clock.monotonic()
-    outcome, how = _outcome(check, context)
-    context.close()
+    end = _run_body(check, context)
+    context.close(at_end=end is None)
+    if end is not None and check.basis and not isinstance(end, Blocked):
+        connection.memory.broken[check.name] = str(end)
+    return _row(check, context, end, round(connection.clock.monotonic() - began, 3))
+
+
+def _run_body(check: Check, context: CheckContext) -> CheckEnd | None:
+    """Why the check ended early, if it did."""
+    try:
+        check.body(context)
+    except CheckEnd as end:
+        return end
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # say, a list too short
+        return Contradiction(f"the answers make no sense together: {type(error).__name__}: {error}")
+    return None
+
+
+def _row(check: Check, context: CheckContext, end: CheckEnd | None, seconds: float) -> Row:
+    observations = [*context.observations]
+    if end is not None:
+        must_be_there = check.core and isinstance(end, Absent | Refused | Failed)
+        observations.insert(0, end.observation(Outcome.CONTRADICTION if must_be_there else None))
     return Row(
         check=check.name,
         operations=check.operations,
         statement=check.statement,
-        outcome=outcome,
-        how=(*how, *context.differences),
-        seconds=round(connection.clock.monotonic() - began, 3),
+        outcome=_outcome(end, observations),
+        observations=tuple(observations),
+        blocked_by=end.by if isinstance(end, Blocked) else None,
+        seconds=seconds,
     )
 
 
-def _outcome(check: Check, context: CheckContext) -> tuple[Outcome, tuple[str, ...]]:
-    try:
-        check.body(context)
-    except Contradiction as error:
-        return Outcome.CONTRADICTION, (str(error),)
-    except Absent as error:
-        return Outcome.ABSENT, (str(error),)
-    except (Refused, Failed) as error:
-        return (Outcome.CONTRADICTION if check.core else Outcome.DIFFERS), (str(error),)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # say, a list too short
-        return Outcome.CONTRADICTION, (f"the answers make no sense together: {type(error).__name__}: {error}",)
-    return (Outcome.DIFFERS if context.differences else Outcome.SUPPORTED), ()
+def _outcome(end: CheckEnd | None, observations: list[Observation]) -> Outcome:
+    """What ended the check is its outcome, unless something worse was seen before."""
+    seen = max((one.outcome for one in observations), key=SEVERITY.index, default=Outcome.SUPPORTED)
+    if isinstance(end, Blocked) and seen is not Outcome.CONTRADICTION:
+        return Outcome.BLOCKED
+    return observations[0].outcome if end is not None and seen is not Outcome.CONTRADICTION else seen

@@ -33,8 +33,12 @@ class SamplingFixture:
         cls, context: CheckContext, number: int = 0, *, base_model: str | None = None, model_path: str | None = None
     ) -> SamplingFixture:
         """A session on a base model or on saved weights."""
+        context.need("sampling.session")
         body = models.CreateSamplingSessionRequest(
-            session_id=context.session(), sampling_session_seq_id=number, base_model=base_model, model_path=model_path
+            session_id=context.session(),
+            sampling_session_seq_id=context.number(number),
+            base_model=base_model,
+            model_path=model_path,
         )
         return cls(context, context.call(api.create_sampling_session(body)).sampling_session_id)
 
@@ -53,6 +57,7 @@ class SamplingFixture:
 
     def submit(self, *args: Any, **fields: Any) -> PendingResult[SampleResponse]:
         """Submit the request of :meth:`body` with the same arguments."""
+        self.context.need("sampling.sample")
         request = api.asample(self.body(*args, **fields), x_tinker_sampling_backpressure="1")
         return self.context.submit(request, SampleResponse)
 

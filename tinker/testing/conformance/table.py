@@ -1,17 +1,24 @@
-"""The report for people: one line for each check, with a reason where it is not supported, and a summary."""
+"""The report on a screen: one line for each check, then the findings, one for each cause, and a summary."""
 
 from __future__ import annotations
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tinker.testing.conformance.findings import Finding, findings
 from tinker.testing.conformance.outcome import Outcome, Report, Row
 from tinker.testing.conformance.registry import Check
 
-STYLES = {Outcome.SUPPORTED: "green", Outcome.ABSENT: "dim", Outcome.DIFFERS: "yellow", Outcome.CONTRADICTION: "bold red"}
+STYLES = {
+    Outcome.SUPPORTED: "green",
+    Outcome.ABSENT: "dim",
+    Outcome.BLOCKED: "magenta",
+    Outcome.DIFFERS: "yellow",
+    Outcome.CONTRADICTION: "bold red",
+}
 PIPE_WIDTH = 120
+_MOST_OBSERVED = 6
 
 
 def console() -> Console:
@@ -29,28 +36,53 @@ def show(report: Report, to: Console) -> None:
     for row in report.checks:
         table.add_row(row.check, Text(row.outcome, STYLES[row.outcome]), _describe(row))
     to.print(table)
+    for number, finding in enumerate(findings(report), 1):
+        to.print()
+        to.print(_describe_finding(number, finding))
     to.print()
     to.print(summary(report))
 
 
 def _describe(row: Row) -> Text:
     told = Text(row.statement)
+    if row.blocked_by is not None:
+        return told.append(f"\n- blocked by {row.blocked_by}", STYLES[row.outcome])
     for how in row.how:
         told.append(f"\n- {how}", STYLES[row.outcome])
+    return told
+
+
+def _describe_finding(number: int, finding: Finding) -> Text:
+    """What is wrong, what was seen, what to do, and where to look."""
+    told = Text(f"{number}. {finding.title}", STYLES[finding.outcome])
+    for seen in finding.observed[:_MOST_OBSERVED]:
+        told.append(f"\n   - {seen}", "default")
+    if len(finding.observed) > _MOST_OBSERVED:
+        told.append(f"\n   - and {len(finding.observed) - _MOST_OBSERVED} more of this kind", "default")
+    told.append(f"\n   {finding.advice}", "default")
+    places = [str(place) for place in finding.places]
+    recorded = [f"{name}: {exchange.recording}" for name, exchange in finding.exchanges.items()]
+    rows = {"contract": places, "recorded": recorded, "seen by": finding.checks, "blocks": finding.blocked}
+    for name, values in rows.items():
+        if values:
+            told.append(f"\n   {name}: {', '.join(values)}", "dim")
     return told
 
 
 def summary(report: Report) -> Text:
     """How many checks came out which way, what the worst is for operations, and what was left out."""
     counts = ", ".join(f"{count} {outcome}" for outcome, count in report.counts.items() if count)
-    told = Text(f"{report.server}: {counts or 'nothing was checked'}")
-    for outcome in (Outcome.CONTRADICTION, Outcome.DIFFERS, Outcome.ABSENT):
+    told = Text(f"{report.label or report.server}: {counts or 'nothing was checked'}")
+    found = len(findings(report))
+    told.append(f"; {found} finding{'s' * (found != 1)}" if found else "")
+    for outcome in (Outcome.CONTRADICTION, Outcome.DIFFERS, Outcome.BLOCKED, Outcome.ABSENT):
         names = [name for name, worst in report.operations.items() if worst is outcome]
         if names:
             told.append(f"\noperations with {outcome}: {', '.join(names)}", STYLES[outcome])
     for reason in sorted({one.reason for one in report.left_out}):
         names = [one.check for one in report.left_out if one.reason == reason]
-        told.append(f"\nnot run, {reason} (--{reason}): {', '.join(names)}", "dim")
+        option = f", {reason}" if reason in ("skipped", "interrupted") else f", {reason} (--{reason})"
+        told.append(f"\nnot run{option}: {', '.join(names)}", "dim")
     return told
 
 
@@ -63,16 +95,3 @@ def show_checks(checks: tuple[Check, ...], to: Console) -> None:
     for one in checks:
         table.add_row(one.name, one.statement, ", ".join(one.operations))
     to.print(table)
-
-
-def as_json(report: Report) -> bytes:
-    """The report as JSON: server, contract, counts, operations, checks, left_out."""
-    whole = {
-        "server": report.server,
-        "contract": report.contract,
-        "counts": report.counts,
-        "operations": report.operations,
-        "checks": report.checks,
-        "left_out": report.left_out,
-    }
-    return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"

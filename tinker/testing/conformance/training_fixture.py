@@ -15,9 +15,9 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Binary, Request
 
 from tinker._wire import json, proto
-from tinker.testing.conformance.connection import BodyFormat
 from tinker.testing.conformance.context import CheckContext, PendingResult
-from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused
+from tinker.testing.conformance.memory import BodyFormat
+from tinker.testing.conformance.outcome import Absent, Contradiction, Differs, Failed, Refused
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
 from tinker.types.results import ForwardBackwardOutput
@@ -31,17 +31,26 @@ ADAM = models.AdamParams(learning_rate=0.01)
 _UNREADABLE = frozenset({400, 404, 406, 415, 422})
 #: The adapter of a model that is created without another one. Adapters of equal seed begin equal.
 LORA = models.LoraConfig(rank=8, seed=11)
-#: With so large an `eps`, and without momentum, Adam's step is the gradient times `learning_rate / eps`.
-_EPS = 1e4
+#: With an `eps` far above the gradient, and without momentum, Adam's step is the gradient times `learning_rate / eps`. Some
+#: servers take none above 1.
+_LARGEST_EPS = 1.0
 #: What the loss of a request is called, and what another server calls it.
 _LOSSES = ("loss:sum", "total_loss:sum")
-_CALIBRATION_MODELS = (900, 901, 902, 903, 904)
+_CALIBRATION_MODELS = range(900, 905)
 
 
 def datum(tokens: Sequence[int] = (5, 6, 7, 8), targets: Sequence[int] | None = None, **inputs: Any) -> Datum:
-    """A datum whose target at each place is the next token, unless ``targets`` are given."""
+    """A datum whose target at each place is the next token, unless ``targets`` are given.
+
+    As in the data of most programs each token has its weight, 1.0; other ``inputs`` stand in place of the weights.
+    """
     wanted = [*tokens[1:], tokens[0]] if targets is None else list(targets)
-    return Datum(ModelInput.from_ints(list(tokens)), {"target_tokens": wanted, **inputs})
+    return Datum(ModelInput.from_ints(list(tokens)), {"target_tokens": wanted, **(inputs or {"weights": [1.0] * len(wanted)})})
+
+
+def targets_alone(one: Datum) -> Datum:
+    """The same datum with its targets alone."""
+    return Datum(one.model_input, {"target_tokens": one.loss_fn_inputs["target_tokens"]})
 
 
 ONE, OTHER = datum((5, 6, 7, 8)), datum((9, 10, 11))
@@ -51,10 +60,10 @@ DATA = (ONE, OTHER)
 class TrainingFixture:
     """One model. Requests take the next number unless one is given."""
 
-    def __init__(self, context: CheckContext, model_id: str) -> None:
+    def __init__(self, context: CheckContext, model_id: str, number: int = 1) -> None:
         self.context = context
         self.model_id = model_id
-        self.number: int = 1
+        self.number: int = number
 
     def _take_number(self, number: int | None) -> int:
         if number is not None:
@@ -76,8 +85,9 @@ class TrainingFixture:
         **options: Any,
     ) -> PendingResult[ForwardBackwardOutput]:
         """Submit a loss, in the form that the server takes unless one is given."""
+        self.context.need("training.loss")
         at = self._take_number(number)
-        chosen = form or self.context.connection.form
+        chosen = form or self.context.connection.memory.form
         if chosen is not None:
             request = self.request(chosen, data, loss_fn, config, at, backward=backward)
             return self.context.submit(request, ForwardBackwardOutput, **options)
@@ -94,13 +104,17 @@ class TrainingFixture:
         **options: Any,
     ) -> PendingResult[ForwardBackwardOutput]:
         """Find out which form the server takes: protobuf, as clients of today send it, else JSON."""
-        context = self.context
-        for form in ("proto", "json"):
-            context.connection.form = form
-            request = self.request(form, data, loss_fn, config, number, backward=backward)
+        context, memory = self.context, self.context.connection.memory
+        memory.form = "proto"
+        request = self.request("proto", data, loss_fn, config, number, backward=backward)
+        try:
             answer = context.send(request, **options)
-            if answer.status not in _UNREADABLE:
-                break
+        except Contradiction:  # some servers fail over a body that they cannot read; `wires.protobuf` is about that
+            answer = None
+        if answer is None or answer.status in _UNREADABLE:
+            memory.form = "json"
+            request = self.request("json", data, loss_fn, config, number, backward=backward)
+            answer = context.send(request, **options)
         return context.accept(request, answer, ForwardBackwardOutput)
 
     def request(
@@ -139,6 +153,7 @@ class TrainingFixture:
         self, params: models.AdamParams | None = None, *, number: int | None = None, **options: Any
     ) -> PendingResult[models.OptimStepResponse]:
         """Submit an optimizer step; without parameters one that is as long as the gradient."""
+        self.context.need("training.step")
         chosen = params or gradient_params(self.context)
         body = models.OptimStepRequest(model_id=self.model_id, seq_id=self._take_number(number), adam_params=chosen)
         return self.context.submit(training_api.optim_step(body), models.OptimStepResponse, **options)
@@ -152,19 +167,24 @@ class TrainingFixture:
 
     def save(self, name: str, **fields: Any) -> PendingResult[models.SaveWeightsResponse]:
         """Submit a save to train on."""
+        self.context.need("weights.save")
         given: dict[str, Any] = {"model_id": self.model_id, "seq_id": self._take_number(None), "path": name, **fields}
         return self.context.submit(weights_api.save_weights(models.SaveWeightsRequest(**given)), models.SaveWeightsResponse)
 
     def save_and_wait(self, name: str, **fields: Any) -> str:
         """The path of a finished save."""
-        return self.context.result(self.save(name, **fields)).path
+        path = self.context.result(self.save(name, **fields)).path
+        self.context.leftovers.checkpoints.append(path)
+        return path
 
     def save_for_sampler(self, **fields: Any) -> models.SaveWeightsForSamplerResponseInternal:
         """A finished save to sample from: with ``path`` under a name, with ``sampling_session_seq_id`` as a session."""
         given: dict[str, Any] = {"model_id": self.model_id, "seq_id": self._take_number(None), **fields}
         body = models.SaveWeightsForSamplerRequest(**given)
         kind = models.SaveWeightsForSamplerResponseInternal
-        return self.context.result(self.context.submit(weights_api.save_weights_for_sampler(body), kind))
+        saved = self.context.result(self.context.submit(weights_api.save_weights_for_sampler(body), kind))
+        self.context.leftovers.checkpoints += [saved.path] if saved.path else []
+        return saved
 
     def export(self, name: str) -> str:
         """The path of weights that are saved as files. Absent when the server does not do that."""
@@ -174,7 +194,9 @@ class TrainingFixture:
             saved = self.context.result(self.context.submit(weights_api.save_weights_external(body), kind))
         except (Refused, Failed) as error:
             raise Absent(str(error)) from error
-        return saved.path or f"tinker://{self.model_id}/external_weights/{name}"
+        path = saved.path or f"tinker://{self.model_id}/external_weights/{name}"
+        self.context.leftovers.checkpoints.append(path)
+        return path
 
     def load(self, path: str, *, optimizer: bool = False) -> PendingResult[models.LoadWeightsResponse]:
         """Submit a load as the first request of the model."""
@@ -188,17 +210,11 @@ def fresh_name() -> str:
     return f"conformance-{uuid.uuid4().hex[:8]}"
 
 
-def checkpoint_parts(path: str) -> dict[str, str]:
-    """The parts of a checkpoint's URL."""
-    run, _, checkpoint = path.removeprefix("tinker://").partition("/")
-    return {"training_run_id": run, "checkpoint_id": checkpoint}
-
-
 def creation(context: CheckContext, number: int = 0, **fields: Any) -> Request[models.UntypedAPIFuture]:
     """The request that creates model ``number`` of the check's session."""
     given: dict[str, Any] = {
         "session_id": context.session(),
-        "model_seq_id": number,
+        "model_seq_id": context.number(number),
         "base_model": context.base_model(),
         "lora_config": LORA,
         **fields,
@@ -209,12 +225,33 @@ def creation(context: CheckContext, number: int = 0, **fields: Any) -> Request[m
 
 def create(context: CheckContext, number: int = 0, **fields: Any) -> TrainingFixture:
     """A model that exists."""
+    context.need("training.model")
     promise = context.submit(creation(context, number, **fields), models.CreateModelResponse)
-    return TrainingFixture(context, context.result(promise).model_id)
+    return adopt(context, context.result(promise).model_id)
+
+
+def borrow(context: CheckContext) -> TrainingFixture:
+    """A model that only computes, and takes no step: a new one, or where models cannot be freed one for many checks."""
+    memory = context.connection.memory
+    if "unload_model" not in memory.lacking:
+        return create(context)
+    spare, memory.spare = memory.spare, None
+    fixture = create(context) if spare is None else TrainingFixture(context, spare[0], spare[1])
+    context.lend(lambda: (fixture.model_id, fixture.number))
+    return fixture
+
+
+def adopt(context: CheckContext, model_id: str) -> TrainingFixture:
+    """A model that the check has made, and frees."""
+    context.leftovers.models.append(model_id)
+    return TrainingFixture(context, model_id)
 
 
 def measure_learning(context: CheckContext, number: int, script: TrainingScript) -> tuple[Floats, Floats]:
-    """The logprobs of the data before and after what ``script`` does with a new model."""
+    """The logprobs of the data before and after what ``script`` does with a new model.
+
+    Those of two models can be compared where adapters of equal seed begin equal, which ``training.seed`` is about.
+    """
     fixture = create(context, number)
     before = fixture.logprobs()
     script(fixture)
@@ -226,21 +263,30 @@ def gradient_params(context: CheckContext, **fields: float) -> models.AdamParams
 
     Its rate is found once for a server, so that one step moves the logprobs visibly and not too far.
     """
-    if context.connection.rate is None:
-        context.connection.rate = _calibrate(context)
-    return _descent(context.connection.rate, **fields)
+    memory = context.connection.memory
+    if memory.rate is None:
+        try:
+            memory.rate = _calibrate(context)
+        except (Refused, Failed):
+            if memory.eps == _LARGEST_EPS:
+                raise
+            memory.eps = _LARGEST_EPS
+            memory.rate = _calibrate(context)
+    return _descent(context, memory.rate, **fields)
 
 
-def _descent(rate: float, **fields: float) -> models.AdamParams:
-    given: dict[str, float] = {"learning_rate": rate * _EPS, "beta1": 0.0, "beta2": 0.0, "eps": _EPS, **fields}
+def _descent(context: CheckContext, rate: float, **fields: float) -> models.AdamParams:
+    eps = context.connection.memory.eps
+    given: dict[str, float] = {"learning_rate": rate * eps, "beta1": 0.0, "beta2": 0.0, "eps": eps, **fields}
     return models.AdamParams(**given)
 
 
 def _calibrate(context: CheckContext) -> float:
     rate = 1e-3
+    first = 0 if context.connection.memory.eps > _LARGEST_EPS else len(_CALIBRATION_MODELS)
     for number in _CALIBRATION_MODELS:
-        params = _descent(rate)
-        before, after = measure_learning(context, number, partial(TrainingFixture.learn, params=params))
+        params = _descent(context, rate)
+        before, after = measure_learning(context, first + number, partial(TrainingFixture.learn, params=params))
         moved = distance(before, after)
         if moved == 0.0 or 0.1 <= moved <= 1.0:
             break
@@ -267,12 +313,16 @@ def logprobs_of(output: ForwardBackwardOutput, data: Sequence[Datum] = DATA) -> 
 
 
 def loss_of(context: CheckContext, output: ForwardBackwardOutput) -> float:
-    """The loss of a result. Absent when the server sends none; another name than the document's is noted."""
+    """The loss of a result. Differs when the server sends none; another name than the document's is noted."""
     for name in _LOSSES:
         if name in output.metrics:
-            context.expect(name == _LOSSES[0], f"the loss is the metric {name}, not {_LOSSES[0]}, which custom losses need")
+            how = f"the loss is the metric {name}, not {_LOSSES[0]}, which custom losses need"
+            context.expect(
+                name == _LOSSES[0], how, "name of the loss", operation="forward_backward", schema="ForwardBackwardOutput"
+            )
             return output.metrics[name]
-    raise Absent(f"the metrics are {', '.join(sorted(output.metrics)) or 'none'}, not {_LOSSES[0]}")
+    how = f"the metrics are {', '.join(sorted(output.metrics)) or 'none'}, not {_LOSSES[0]}"
+    raise Differs(how, cause="name of the loss", operation="forward_backward", schema="ForwardBackwardOutput")
 
 
 def distance(one: Floats, other: Floats) -> float:

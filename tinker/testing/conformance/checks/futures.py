@@ -10,15 +10,16 @@ from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.sampling_fixture import SamplingFixture
-from tinker.testing.conformance.training_fixture import create, datum
+from tinker.testing.conformance.training_fixture import borrow, create, datum
 
+_AS_STATUS = "failure as status"
 _LONGEST_HOLD_SECONDS = 45.0
 
 
 @check("retrieve_future")
 def again(context: CheckContext) -> None:
     """A result may be fetched more than once."""
-    fixture = create(context)
+    fixture = borrow(context)
     promise = fixture.loss()
     first, second = context.wait_for_response(promise), context.wait_for_response(promise)
     context.require(first.content == second.content, "fetched again, the result is another one")
@@ -40,17 +41,23 @@ def failure(context: CheckContext) -> None:
     except Refused as error:
         context.expect(error.status in (400, 422), f"an unknown loss is refused with {error.status}")
     except Failed as error:
-        context.expect(error.category == "user", f"an unknown loss is a failure of category {error.category!r}, not 'user'")
+        context.expect(
+            error.category == "user", f"an unknown loss is a failure of category {error.category!r}, not 'user'", _AS_STATUS
+        )
     else:
         raise Contradiction("a loss of the name 'no_such_loss' has a result")
     fixture.number = 2
-    fixture.logprobs()
+    try:
+        fixture.logprobs()
+    except (Refused, Failed) as error:
+        how = f"after request 1, which failed, {error}"
+        raise Contradiction(how, cause="numbers of training", operation=error.operation) from error
 
 
 @check("retrieve_future")
 def announced(context: CheckContext) -> None:
     """A large result may be announced by its size, where the client allows it; then it has that size."""
-    fixture = create(context)
+    fixture = borrow(context)
     promise = fixture.loss([datum(range(5, 37)) for _ in range(64)], backward=False)
     answer = context.wait_for_response(promise, metadata=True)
     if answer.media_type == proto.MEDIA_TYPE or json.decode(answer.content, models.FutureStatus).status is None:

@@ -17,11 +17,13 @@ from tinker.testing.conformance.training_fixture import (
     Floats,
     TrainingFixture,
     are_alike,
+    borrow,
     create,
     datum,
     distance,
     logprobs_of,
     loss_of,
+    targets_alone,
 )
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
@@ -39,8 +41,16 @@ _PARTS = (slice(0, 4), slice(4, 7))
 @check("forward_backward", core=True)
 def cross_entropy(context: CheckContext) -> None:
     """`cross_entropy` is minus the sum of the logprobs of the targets."""
-    output = create(context).output(DATA, backward=False)
+    output = borrow(context).output(DATA)
     _compare(context, output, -logprobs_of(output).sum())
+
+
+@check("forward_backward")
+def without_weights(context: CheckContext) -> None:
+    """Without `weights`, which are optional, each token counts as one of weight 1."""
+    data = [targets_alone(one) for one in DATA]
+    output = borrow(context).output(data)
+    _compare(context, output, -logprobs_of(output, data).sum())
 
 
 @check("forward_backward")
@@ -48,7 +58,7 @@ def weights(context: CheckContext) -> None:
     """`weights` scale the terms of `cross_entropy`; a token of weight 0 does not count."""
     scale = np.array([1.0, 0.0, 0.5, 2.0, 0.0, -1.0, 3.0])
     data = _data(weights=scale)
-    output = create(context).output(data, backward=False)
+    output = borrow(context).output(data)
     _compare(context, output, -(scale * logprobs_of(output, data)).sum())
 
 
@@ -59,7 +69,7 @@ def many_targets(context: CheckContext) -> None:
     targets = TensorData.from_numpy(np.array([[6, 7], [7, 8], [5, 9]]))
     inputs = {"target_tokens": targets, "weights": TensorData.from_numpy(scale)}
     data = [Datum(datum((5, 6, 7)).model_input, inputs)]
-    output = _attempt(create(context), data, "cross_entropy", None)
+    output = _attempt(borrow(context), data, "cross_entropy", None)
     _compare(context, output, -(scale.reshape(-1) * logprobs_of(output, data)).sum())
 
 
@@ -97,7 +107,7 @@ def clipped_gradient(context: CheckContext) -> None:
     fixture = create(context)
     before = fixture.logprobs()
     data = _policy_data(before, np.full(len(before), 3.0), np.ones(len(before)))
-    _attempt(fixture, data, "ppo", CLIP, backward=True)
+    _attempt(fixture, data, "ppo", CLIP)
     context.result(fixture.step())
     moved = distance(before, fixture.logprobs())
     context.expect(moved <= 1e-3, f"the logprobs moved by {moved:g}")
@@ -106,12 +116,13 @@ def clipped_gradient(context: CheckContext) -> None:
 @check("forward_backward")
 def policy_gradient(context: CheckContext) -> None:
     """At ratio 1 and advantage 1, `importance_sampling` has the gradient of `cross_entropy`."""
+    context.need("training.seed")
     plain = create(context)
     before = plain.logprobs()
     plain.learn()
     policy = create(context, 1)
     data = _policy_data(policy.logprobs(), np.ones(len(before)), np.ones(len(before)))
-    _attempt(policy, data, "importance_sampling", None, backward=True)
+    _attempt(policy, data, "importance_sampling", None)
     context.result(policy.step())
     one, other = plain.logprobs(), policy.logprobs()
     context.expect(
@@ -123,7 +134,7 @@ def _with_ratios(
     context: CheckContext, loss_fn: str, config: Mapping[str, float] | None = None
 ) -> tuple[ForwardBackwardOutput, Floats]:
     """The loss of tokens whose sampling logprobs make about ``RATIOS``, and the ratios as they came out."""
-    fixture = create(context)
+    fixture = borrow(context)
     now = fixture.logprobs()
     data = _policy_data(now, RATIOS, ADVANTAGES)
     output = _attempt(fixture, data, loss_fn, config)
@@ -142,11 +153,11 @@ def _data(**inputs: Floats) -> list[Datum]:
 
 
 def _attempt(
-    fixture: TrainingFixture, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None, *, backward: bool = False
+    fixture: TrainingFixture, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None
 ) -> ForwardBackwardOutput:
     """The result; Absent when the server does not know the loss, or not in this form."""
     try:
-        return fixture.output(data, loss_fn, config, backward=backward)
+        return fixture.output(data, loss_fn, config)
     except (Refused, Failed) as error:
         raise Absent(str(error)) from error
 

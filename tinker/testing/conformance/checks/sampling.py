@@ -12,15 +12,27 @@ from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import Absent, Failed, Refused
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.sampling_fixture import PROMPT, SamplingFixture
-from tinker.testing.conformance.training_fixture import create, datum
+from tinker.testing.conformance.training_fixture import borrow, datum
 from tinker.types.results import SampleResponse
 
 
-@check("create_sampling_session", core=True)
+@check("create_sampling_session", core=True, basis=True)
 def session(context: CheckContext) -> None:
-    """A sampling session is opened on a base model; on nothing at all it is refused with 400."""
+    """A sampling session is opened on a base model."""
     SamplingFixture.on_base(context)
-    body = models.CreateSamplingSessionRequest(session_id=context.session(), sampling_session_seq_id=1)
+
+
+@check("asample", "retrieve_future", core=True, basis=True)
+def sample(context: CheckContext) -> None:
+    """A prompt is sampled."""
+    result = SamplingFixture.on_base(context).sample()
+    context.require(bool(result.sequences), "asked for a sample, got none")
+
+
+@check("create_sampling_session")
+def of_nothing(context: CheckContext) -> None:
+    """A sampling session on neither a base model nor saved weights is refused with 400."""
+    body = models.CreateSamplingSessionRequest(session_id=context.session(), sampling_session_seq_id=context.number(1))
     context.expect_refusal(api.create_sampling_session(body), 400, 422)
 
 
@@ -100,7 +112,7 @@ def prompt_logprobs(context: CheckContext) -> None:
     assert found is not None
     context.expect(found[0] is None, f"the first logprob is {found[0]}, and nothing is before it")
     rest = [math.nan if value is None else value for value in found[1:]]
-    trained = create(context).logprobs([datum(PROMPT[:-1], PROMPT[1:])])
+    trained = borrow(context).logprobs([datum(PROMPT[:-1], PROMPT[1:])])
     apart = float(np.max(np.abs(trained - np.array(rest))))
     context.expect(apart <= 0.1, f"sampling says {rest}, training {trained.tolist()}")
 

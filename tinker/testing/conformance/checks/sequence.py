@@ -10,7 +10,7 @@ from tinker_wire.api import sampling as sampling_api
 from tinker_wire.api import training as training_api
 
 from tinker.testing.conformance.context import CheckContext, PendingResult
-from tinker.testing.conformance.outcome import Contradiction
+from tinker.testing.conformance.outcome import Contradiction, Failed
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.sampling_fixture import SamplingFixture
 from tinker.testing.conformance.training_fixture import (
@@ -24,6 +24,8 @@ from tinker.testing.conformance.training_fixture import (
     effect,
     measure_learning,
 )
+
+_NUMBERS, _REPETITION = "numbers of training", "repetition"
 
 
 @check("forward_backward", "optim_step", "retrieve_future")
@@ -41,6 +43,7 @@ def pipelined(context: CheckContext) -> None:
 
     before, wanted = measure_learning(context, 0, one_by_one)
     _, found = measure_learning(context, 1, at_once)
+    context.need("training.seed")
     context.expect(are_alike(wanted, found, effect(before, wanted)), f"the logprobs differ by {distance(wanted, found):g}")
 
 
@@ -52,14 +55,18 @@ def late_arrival(context: CheckContext) -> None:
         fixture.number += 2
         step = fixture.step(number=fixture.number - 1)
         loss = fixture.loss(number=fixture.number - 2)
-        context.wait_for_response(loss)
-        context.wait_for_response(step)
+        try:
+            context.wait_for_response(loss)
+            context.wait_for_response(step)
+        except Failed as error:
+            raise Contradiction(f"sent before the one below it, {error}", cause=_NUMBERS, operation=error.operation) from error
 
     before, wanted = measure_learning(context, 0, lambda fixture: fixture.learn())
     moved = effect(before, wanted)
     _, found = measure_learning(context, 1, send_swapped)
     if are_alike(before, found, moved):
-        raise Contradiction("the step ran before the gradient with the lower seq_id")
+        raise Contradiction("the step ran before the gradient with the lower seq_id", cause=_NUMBERS)
+    context.need("training.seed")
     context.expect(are_alike(wanted, found, moved), f"the logprobs differ by {distance(wanted, found):g}")
 
 
@@ -85,6 +92,7 @@ def repeated(context: CheckContext) -> None:
         context.result(fixture.loss())
         fixture.learn()
 
+    context.need("training.seed")
     before, wanted = measure_learning(context, 0, lambda fixture: fixture.learn())
     moved = effect(before, wanted)
     _, found = measure_learning(context, 1, twice)
@@ -100,9 +108,10 @@ def conflict(context: CheckContext) -> None:
     """Another request under a number that is used is refused with 409."""
     fixture = create(context)
     context.wait_for_response(fixture.loss([ONE], number=1))
-    assert context.connection.form is not None
-    context.expect_refusal(fixture.request(context.connection.form, [OTHER], number=1), 409)
-    context.expect_refusal(training_api.optim_step(models.OptimStepRequest(model_id=fixture.model_id, seq_id=1)), 409)
+    assert context.connection.memory.form is not None
+    context.expect_refusal(fixture.request(context.connection.memory.form, [OTHER], number=1), 409, cause=_NUMBERS)
+    step = training_api.optim_step(models.OptimStepRequest(model_id=fixture.model_id, seq_id=1))
+    context.expect_refusal(step, 409, cause=_NUMBERS)
 
 
 @check("create_model")
@@ -110,7 +119,10 @@ def model_again(context: CheckContext) -> None:
     """Creating the model of the same number again answers the same future; with another body it is refused."""
     request = creation(context)
     one, other = (context.submit(request, models.CreateModelResponse) for _ in range(2))
-    context.require(one.request_id == other.request_id, f"the requests are {one.request_id!r} and {other.request_id!r}")
+    same = one.request_id == other.request_id
+    if not same:
+        how = f"sent twice, create_model answers the requests {one.request_id!r} and {other.request_id!r}"
+        raise Contradiction(how, cause=_REPETITION, operation="create_model")
     ids = {context.result(promise).model_id for promise in (one, other)}
     context.require(len(ids) == 1, f"one number makes the models {', '.join(sorted(ids))}")
     context.expect_refusal(creation(context, lora_config=models.LoraConfig(rank=4)), 409)
@@ -121,9 +133,12 @@ def sample_again(context: CheckContext) -> None:
     """The same sample again under the same number is the same sample; another one is refused with 409."""
     sampler = SamplingFixture.on_base(context)
     one, other = (sampler.submit(number=0) for _ in range(2))
-    context.expect(one.request_id == other.request_id, f"the requests are {one.request_id!r} and {other.request_id!r}")
+    told = f"sent twice, asample answers the requests {one.request_id!r} and {other.request_id!r}"
+    context.expect(one.request_id == other.request_id, told, _REPETITION, "asample")
     first, again = (context.result(promise).sequences[0].tokens for promise in (one, other))
-    context.require(first == again, f"unseeded samples of the same number are {first} and {again}: it was drawn twice")
+    if first != again:
+        how = f"unseeded samples of the same number are {first} and {again}: it was drawn twice"
+        raise Contradiction(how, cause=_REPETITION, operation="asample")
     context.expect_refusal(sampling_api.asample(sampler.body(number=0, max_tokens=2)), 409)
 
 

@@ -11,6 +11,7 @@ from tinker_wire.api import telemetry as telemetry_api
 
 from tinker._version import __version__
 from tinker.testing.conformance.context import CheckContext
+from tinker.testing.conformance.outcome import Contradiction
 from tinker.testing.conformance.registry import check
 
 _CONFIG = models.ClientConfigRequest(sdk_version=__version__)
@@ -22,11 +23,13 @@ def health(context: CheckContext) -> None:
     context.call(api.healthz(), key=None)
 
 
-@check("get_server_capabilities", core=True)
+@check("get_server_capabilities", core=True, basis=True)
 def capabilities(context: CheckContext) -> None:
     """At least one model is offered by name."""
     offered = context.call(api.get_server_capabilities()).supported_models
-    context.require(any(model.model_name for model in offered), "no model is offered by name")
+    if not any(model.model_name for model in offered):
+        how = f"none of the {len(offered)} entries of supported_models has a model_name"
+        raise Contradiction(how, operation="get_server_capabilities", schema="SupportedModel")
 
 
 @check("client_config")

@@ -16,12 +16,11 @@ from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.training_fixture import create
 
 
-@check("create_session", core=True)
+@check("create_session", core=True, basis=True)
 def begin(context: CheckContext) -> None:
     """Each session gets an id of its own."""
-    other = context.new_session()
-    context.require(context.session() != other, "two sessions have the same id")
-    context.finish_quietly(other)
+    one, other = context.new_session(), context.new_session()
+    context.require(one != other, "two sessions have the same id")
 
 
 @check("session_heartbeat")
@@ -42,14 +41,13 @@ def finish(context: CheckContext) -> None:
 @check("list_sessions")
 def newest_first(context: CheckContext) -> None:
     """Sessions are listed newest first, in pages."""
-    older, newer = context.session(), context.new_session()
+    older, newer = context.new_session(), context.new_session()
     first = context.call(api.list_sessions(limit=1)).sessions
     context.expect(first == [newer], f"the newest session is {newer!r}, and the first page of one entry holds {first}")
     both = context.call(api.list_sessions(limit=2)).sessions
     context.expect(both == [newer, older], f"the newest two are {newer!r} and {older!r}, a page of two holds {both}")
     second = context.call(api.list_sessions(limit=1, offset=1)).sessions
     context.expect(second == [older], f"with an offset of 1 the page holds {second}")
-    context.finish_quietly(newer)
 
 
 @check("get_session")
@@ -64,7 +62,6 @@ def contents(context: CheckContext) -> None:
     context.require(found.sampler_ids == [sampler], f"the session's samplers are {found.sampler_ids}")
     context.expect(found.user_metadata == {"k": "v"}, f"the metadata is {found.user_metadata}")
     context.expect(found.display_name == "conformance check", f"the display name is {found.display_name!r}")
-    context.finish_quietly(session)
 
 
 @check("search_sessions")
@@ -95,7 +92,6 @@ def _search_by_name_and_status(context: CheckContext, mark: str, made: list[str]
     context.expect(finished == [made[0]], f"the one that its client finished is {made[0]!r}, found are {finished}")
     active = find(statuses=[models.ActiveSessionStatusQuery()])
     context.expect(active == made[:0:-1], f"active are {made[:0:-1]}, found are {active}")
-    context.finish_quietly(*made[1:])
 
 
 @check("set_session_project")

@@ -7,7 +7,7 @@ from tinker_wire.api import training as api
 from tinker_wire.runtime import Request
 
 from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused
+from tinker.testing.conformance.outcome import Absent, Contradiction, Differs, Failed, Refused
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.training_fixture import (
     ADAM,
@@ -18,28 +18,31 @@ from tinker.testing.conformance.training_fixture import (
     Floats,
     TrainingFixture,
     are_alike,
+    borrow,
     create,
     datum,
     distance,
     effect,
     gradient_params,
+    logprobs_of,
     loss_of,
     measure_learning,
 )
 
 
-@check("create_model", core=True)
+@check("create_model", core=True, basis=True)
 def model(context: CheckContext) -> None:
     """A model is created; its id is made of the session's and its number, as clients that compute it expect."""
     fixture = create(context, 3)
-    wanted = f"{context.session()}:train:3"
-    context.expect(fixture.model_id == wanted, f"the model id is {fixture.model_id!r} instead of {wanted!r}")
+    wanted = f"{context.session()}:train:{context.number(3)}"
+    told = f"the model id is {fixture.model_id!r} instead of {wanted!r}"
+    context.expect(fixture.model_id == wanted, told, "made names", "create_model")
 
 
 @check("get_info", core=True)
 def info(context: CheckContext) -> None:
     """A model says what it was made from."""
-    fixture = create(context)
+    fixture = borrow(context)
     found = context.call(api.get_info(models.GetInfoRequest(model_id=fixture.model_id)))
     context.require(found.model_id == fixture.model_id, f"asked for {fixture.model_id!r}, answered {found.model_id!r}")
     name = found.model_data.model_name or found.model_name
@@ -67,6 +70,19 @@ def runs(context: CheckContext) -> None:
     context.expect(found == [fixture.model_id], f"the run used last is {fixture.model_id!r}, the first one listed {found}")
     cursor = (page.cursor.offset, page.cursor.limit)
     context.expect(cursor == (0, 1) and page.cursor.total_count >= 1, f"the cursor of the first page of one is {page.cursor}")
+
+
+@check("forward_backward", "retrieve_future", core=True, basis=True)
+def loss(context: CheckContext) -> None:
+    """A loss is computed, with its gradient: each target has a logprob."""
+    fixture = create(context)
+    logprobs_of(fixture.output())
+
+
+@check("optim_step", core=True, basis=True)
+def step(context: CheckContext) -> None:
+    """A step after a gradient moves the logprobs."""
+    effect(*measure_learning(context, 0, lambda fixture: fixture.learn()))
 
 
 @check("forward_backward", "optim_step", "retrieve_future", core=True)
@@ -110,6 +126,7 @@ def accumulates(context: CheckContext) -> None:
         context.result(fixture.loss([OTHER]))
         context.result(fixture.step())
 
+    context.need("training.seed")
     before, together = measure_learning(context, 0, lambda fixture: fixture.learn(DATA))
     _, summed = measure_learning(context, 1, apart)
     moved = effect(before, together)
@@ -147,14 +164,17 @@ def clipping(context: CheckContext) -> None:
     context.expect(distance(before, clipped) < 0.1 * moved, "grad_clip_norm has no effect")
 
 
-@check("create_model")
+@check("create_model", basis=True)
 def seed(context: CheckContext) -> None:
     """Adapters of the same seed learn the same."""
     before, one = measure_learning(context, 0, lambda fixture: fixture.learn())
     _, other = measure_learning(context, 1, lambda fixture: fixture.learn())
-    context.expect(
-        are_alike(one, other, effect(before, one)), f"the logprobs differ by {distance(one, other):g} after one step"
-    )
+    if not are_alike(one, other, effect(before, one)):
+        raise Differs(
+            f"after one step on the same data two models of one seed are {distance(one, other):g} apart in their logprobs",
+            operation="create_model",
+            schema="LoraConfig",
+        )
 
 
 @check("optim_step")
@@ -176,7 +196,7 @@ def dimuon(context: CheckContext) -> None:
 @check("create_custom_loss")
 def custom_loss(context: CheckContext) -> None:
     """An uploaded loss is computed: minus the sum of logprobs times weights, which `cross_entropy` is too."""
-    fixture = create(context)
+    fixture = borrow(context)
     promise = context.submit(_custom_loss(context), models.CreateCustomLossResponse)
     loss_id = context.result(promise).loss_id
     data = [datum(weights=[0.5, 1.0, 0.0, 0.5]), datum(weights=[2.0, 1.0, 1.0, 0.0])]
@@ -212,4 +232,5 @@ def unload(context: CheckContext) -> None:
     fixture = create(context)
     body = models.UnloadModelRequest(model_id=fixture.model_id)
     found = context.result(context.submit(api.unload_model(body), models.UnloadModelResponse))
+    context.leftovers.models.remove(fixture.model_id)
     context.expect(found.model_id == fixture.model_id, f"unloaded {fixture.model_id!r}, answered {found.model_id!r}")

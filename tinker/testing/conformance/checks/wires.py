@@ -6,14 +6,16 @@ import numpy as np
 
 from tinker._installation import install_command
 from tinker._wire import compression, json, proto
-from tinker.testing.conformance.connection import BodyFormat
-from tinker.testing.conformance.context import CheckContext, PendingResult, encode_body
+from tinker.testing.conformance.context import CheckContext, PendingResult
+from tinker.testing.conformance.dialogue import encode_body
+from tinker.testing.conformance.memory import BodyFormat
 from tinker.testing.conformance.outcome import Absent, Failed, Refused
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.training_fixture import (
     DATA,
     Floats,
     TrainingFixture,
+    borrow,
     create,
     datum,
     distance,
@@ -29,7 +31,7 @@ from tinker.types.tensor_data import TensorData
 @check("forward_backward", "retrieve_future")
 def protobuf(context: CheckContext) -> None:
     """A loss travels as protobuf, there and back."""
-    promise = _submit(create(context), "proto")
+    promise = _submit(borrow(context), "proto")
     answer = context.wait_for_response(promise, protobuf=True)
     context.expect(answer.media_type == proto.MEDIA_TYPE, f"where protobuf is accepted the result is {answer.media_type}")
 
@@ -37,7 +39,7 @@ def protobuf(context: CheckContext) -> None:
 @check("forward_backward", "retrieve_future")
 def json_body(context: CheckContext) -> None:
     """A loss travels as JSON, there and back, as clients of 2025 send it."""
-    promise = _submit(create(context), "json")
+    promise = _submit(borrow(context), "json")
     answer = context.wait_for_response(promise, protobuf=False)
     context.require(answer.media_type == json.MEDIA_TYPE, f"where JSON is accepted the result is {answer.media_type}")
     logprobs_of(context.result(promise, protobuf=False))
@@ -45,10 +47,12 @@ def json_body(context: CheckContext) -> None:
 
 @check("forward")
 def forward_json(context: CheckContext) -> None:
-    """The older operation for a loss without a gradient answers the same as the newer one."""
-    fixture = create(context)
-    older = logprobs_of(context.result(_submit(fixture, "json", backward=False)))
-    _same(context, fixture.logprobs(), older, "forward_backward", "forward")
+    """The older operation for a loss without a gradient answers the logprobs and the loss of the newer one."""
+    fixture = borrow(context)
+    older, newer = context.result(_submit(fixture, "json", backward=False)), fixture.output()
+    _same(context, logprobs_of(newer), logprobs_of(older), "forward_backward", "forward")
+    one, other = loss_of(context, newer), loss_of(context, older)
+    context.expect(abs(one - other) <= 1e-3 * (1 + abs(one)), f"the loss by forward_backward is {one:g}, by forward {other:g}")
 
 
 @check("forward_backward")
@@ -92,7 +96,7 @@ def sparse(context: CheckContext) -> None:
         TensorData([6, 7, 8, 9], "int64", [3, 2], rows, columns),
         TensorData([1.0, 0.5, 0.5, 2.0], "float32", [3, 2], rows, columns),
     )
-    fixture = create(context)
+    fixture = borrow(context)
     try:
         one, other = (loss_of(context, fixture.output([each], backward=False)) for each in (dense, thin))
     except (Refused, Failed) as error:
@@ -107,7 +111,7 @@ def chunks(context: CheckContext) -> None:
     """Text in several chunks is the same text in one."""
     whole = datum((5, 6, 7, 8))
     parts = ModelInput(chunks=[EncodedTextChunk(tokens=[5]), EncodedTextChunk(tokens=[6, 7]), EncodedTextChunk(tokens=[8])])
-    fixture = create(context)
+    fixture = borrow(context)
     one, other = (fixture.logprobs([each]) for each in (whole, Datum(parts, whole.loss_fn_inputs)))
     _same(context, one, other, "one chunk", "three chunks")
 
@@ -115,7 +119,7 @@ def chunks(context: CheckContext) -> None:
 @check("forward_backward")
 def order_of_outputs(context: CheckContext) -> None:
     """Outputs are in the order of the data, whatever their lengths."""
-    fixture = create(context)
+    fixture = borrow(context)
     data = [datum(range(5, 5 + length)) for length in (4, 1, 7, 2)]
     alone = np.concatenate([fixture.logprobs([each]) for each in data])
     _same(context, alone, fixture.logprobs(data), "the datums one by one", "the datums together")

@@ -1,0 +1,73 @@
+"""What a finding points to: the place in openapi.yaml, and a recorded exchange of a real client that shows the right form."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import attrs
+import msgspec
+from tinker_wire.operations import OPERATIONS
+
+DOCUMENT = "openapi.yaml"
+_RESULT = "retrieve_future:"
+
+
+class RecordedExchange(msgspec.Struct, frozen=True):
+    """An exchange of a real client. ``recording``: its file in the repository and its number there."""
+
+    recording: str
+    request: str
+    sent: Any
+    status: int
+    answered: Any
+
+
+class _Evidence(msgspec.Struct, frozen=True):
+    """The whole file, made by tools/evidence.py."""
+
+    operations: dict[str, int]
+    schemas: dict[str, int]
+    exchanges: dict[str, RecordedExchange]
+
+
+@cache
+def _evidence() -> _Evidence:
+    content = files(__package__).joinpath("evidence.json").read_bytes()
+    return msgspec.json.decode(content, type=_Evidence)
+
+
+@attrs.frozen
+class Place:
+    """A place in the document: its line and its JSON pointer."""
+
+    line: int
+    pointer: str
+
+    def __str__(self) -> str:
+        return f"{DOCUMENT}:{self.line} ({self.pointer})"
+
+
+def place_of_operation(name: str) -> Place:
+    """Where an operation is described."""
+    operation = OPERATIONS[name]
+    path = operation.path.replace("~", "~0").replace("/", "~1")
+    return Place(_evidence().operations[name], f"#/paths/{path}/{operation.method.lower()}")
+
+
+def place_of_schema(name: str) -> Place | None:
+    """Where a record is described; None for what is no record of the document."""
+    line = _evidence().schemas.get(name)
+    return None if line is None else Place(line, f"#/components/schemas/{name}")
+
+
+def exchange_of(operation: str) -> RecordedExchange | None:
+    """The recorded exchange of an operation, or with ``retrieve_future:`` before it of its result; None where there is none."""
+    return _evidence().exchanges.get(operation)
+
+
+def exchanges_of(operation: str) -> dict[str, RecordedExchange]:
+    """The recorded exchanges of an operation: of the request, and where it is answered by a future of its result."""
+    found = {name: exchange_of(name) for name in (operation, _RESULT + operation)}
+    return {name: exchange for name, exchange in found.items() if exchange is not None}

@@ -1,0 +1,127 @@
+"""The report as Markdown, for the repository or the site of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tinker._version import DISTRIBUTION_VERSION
+from tinker.testing.conformance.badge import message
+from tinker.testing.conformance.evidence import RecordedExchange
+from tinker.testing.conformance.findings import Finding, findings
+from tinker.testing.conformance.outcome import Outcome, Report
+
+_LONGEST_TEXT, _MOST_OBSERVED = 300, 8
+
+
+def as_markdown(report: Report, *, badge: str = "") -> bytes:
+    """The whole report; ``badge`` is the address of its image."""
+    found = findings(report)
+    return "\n".join(line for part in _parts(report, found, badge) for line in (*part, "")).encode()
+
+
+def _parts(report: Report, found: tuple[Finding, ...], badge: str) -> Iterator[list[str]]:
+    label = report.label or report.server
+    yield [f"# Conformance of {_plain(label)}"]
+    if badge:
+        yield [f"![Tinker API: {message(report)}]({badge})"]
+    yield [
+        f"Written by `tinker conformance` {DISTRIBUTION_VERSION} from a run against {_plain(label)}, by the contract"
+        f" `openapi.yaml` of version {report.contract}."
+    ]
+    yield _counts(report)
+    yield ["## Findings"]
+    yield ["Each is one cause; what one change of the server repairs is told once." if found else "There are none."]
+    for number, one in enumerate(found, 1):
+        yield from _finding(number, one)
+    yield from _absent(report)
+    yield ["## Checks"]
+    yield _checks(report)
+    yield from _exchanges(found)
+
+
+def _counts(report: Report) -> list[str]:
+    rows = [f"| {outcome} | {count} | {_MEANINGS[outcome]} |" for outcome, count in report.counts.items()]
+    left = [f"| not run | {len(report.left_out)} | slow, destructive or skipped |"] if report.left_out else []
+    return ["| outcome | checks | meaning |", "|---|--:|---|", *rows, *left]
+
+
+_MEANINGS = {
+    Outcome.SUPPORTED: "what the contract says holds",
+    Outcome.ABSENT: "not there, as the contract allows",
+    Outcome.BLOCKED: "not tried: what it needs fails in another check",
+    Outcome.DIFFERS: "there, and not as the contract says",
+    Outcome.CONTRADICTION: "against the contract, lost work, an unhandled error or no answer",
+}
+
+
+def _finding(number: int, one: Finding) -> Iterator[list[str]]:
+    yield [f"### {number}. {_plain(one.title)}"]
+    yield [f"**{one.outcome}.** {_plain(one.advice)}"]
+    more = len(one.observed) - _MOST_OBSERVED
+    seen = [f"- {_plain(text)}" for text in one.observed[:_MOST_OBSERVED]]
+    yield [*seen, *([f"- and {more} more of this kind"] if more > 0 else [])]
+    places = [f"- in the contract: `{place}`" for place in one.places]
+    shown = [f"- the right form: [`{name}`](#{_anchor(name)}), recorded" for name in one.exchanges]
+    rows = [f"- seen by: {_codes(one.checks)}"]
+    blocks = [f"- blocks: {_codes(one.blocked)}"] if one.blocked else []
+    yield [*places, *shown, *rows, *blocks]
+
+
+def _absent(report: Report) -> Iterator[list[str]]:
+    rows = [row for row in report.checks if row.outcome is Outcome.ABSENT]
+    if rows:
+        yield ["## Not offered"]
+        yield ["A server may lack these."]
+        yield [f"- `{row.check}`: {_plain('; '.join(row.how))}" for row in rows]
+
+
+def _checks(report: Report) -> list[str]:
+    head = ["| check | outcome | what must hold |", "|---|---|---|"]
+    rows = [
+        f"| `{row.check}` | {f'blocked by `{row.blocked_by}`' if row.blocked_by else row.outcome} | {_plain(row.statement)} |"
+        for row in report.checks
+    ]
+    left = [f"| `{one.check}` | not run ({one.reason}) | {_plain(one.statement)} |" for one in report.left_out]
+    return [*head, *rows, *left]
+
+
+def _exchanges(found: tuple[Finding, ...]) -> Iterator[list[str]]:
+    shown = {name: exchange for one in found for name, exchange in one.exchanges.items()}
+    if shown:
+        yield ["## Recorded exchanges"]
+        yield ["What a real client sent, and an answer that it takes."]
+    for name, exchange in sorted(shown.items()):
+        yield [f'### <a id="{_anchor(name)}"></a>`{name}`']
+        yield [f"`{exchange.request}`, status {exchange.status} (`{exchange.recording}`)"]
+        yield ["```json", *_both(exchange), "```"]
+
+
+def _both(exchange: RecordedExchange) -> list[str]:
+    both = {"sent": exchange.sent, "answered": exchange.answered}
+    return msgspec.json.format(msgspec.json.encode(both), indent=2).decode().splitlines()
+
+
+def _anchor(name: str) -> str:
+    return "exchange-" + name.replace(":", "-").replace("_", "-")
+
+
+def _codes(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _plain(text: str) -> str:
+    """Text that servers may have written, as Markdown that shows it as it is; code between backquotes stays code."""
+    cut = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
+    joined = " ".join(cut.split())
+    if joined.count("`") % 2:
+        joined = joined.replace("`", "'")
+    parts = joined.split("`")
+    return "`".join(part if index % 2 else _escape(part) for index, part in enumerate(parts)).replace("|", "\\|")
+
+
+def _escape(text: str) -> str:
+    for char in "\\*_[]":
+        text = text.replace(char, f"\\{char}")
+    return text.replace("<", "&lt;").replace(">", "&gt;")

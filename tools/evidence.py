@@ -1,0 +1,128 @@
+"""Writes what findings of the conformance kit point to: lines of openapi.yaml, and a recorded exchange for each operation.
+
+    python tools/evidence.py
+
+makes tinker/testing/conformance/evidence.json from openapi.yaml and tests/golden; a test compares it with them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tinker_wire.operations import OPERATIONS
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "tinker/testing/conformance/evidence.json"
+RETRIEVE = "retrieve_future"
+_LONGEST_LIST = 8
+
+JSON = dict[str, Any]
+
+
+def collect() -> JSON:
+    """Return everything: lines of operations and schemas, and recorded exchanges by operation."""
+    text = (ROOT / "openapi.yaml").read_text(encoding="utf-8").splitlines()
+    return {"operations": operation_lines(text), "schemas": schema_lines(text), "exchanges": recorded_exchanges()}
+
+
+def operation_lines(text: list[str]) -> dict[str, int]:
+    """Return operation id -> its line."""
+    found = ((re.fullmatch(r" +operationId: (\w+)", line), number) for number, line in enumerate(text, 1))
+    return {match[1]: number for match, number in found if match}
+
+
+def schema_lines(text: list[str]) -> dict[str, int]:
+    """Return the name of a schema -> its line."""
+    start = text.index("  schemas:")
+    found = ((re.fullmatch(r"    (\w+):.*", line), number) for number, line in enumerate(text, 1) if number > start)
+    return {match[1]: number for match, number in found if match}
+
+
+def recorded_exchanges() -> dict[str, JSON]:
+    """Return the first successful exchange of each operation, of a client of today; and of the results that are fetched."""
+    chosen: dict[str, JSON] = {}
+    for file in sorted((ROOT / "tests/golden").glob("*.jsonl")):
+        if file.name.startswith("legacy"):
+            continue
+        submitted: dict[str, str] = {}
+        for line in file.read_text(encoding="utf-8").splitlines():
+            recorded = json.loads(line)
+            for key in keys(recorded, submitted):
+                chosen.setdefault(key, exchange(file.name, recorded))
+    return dict(sorted(chosen.items()))
+
+
+def keys(recorded: JSON, submitted: dict[str, str]) -> Iterator[str]:
+    """Yield what an exchange shows: an operation, or with `retrieve_future:` before it, its result."""
+    request, response = recorded["request"], recorded["response"]
+    operation = find_operation(request["method"], request["path"])
+    if operation is None or not 200 <= response["status"] < 300:
+        return
+    if operation != RETRIEVE:
+        submitted[str((answer_of(response) or {}).get("request_id"))] = operation
+        yield operation
+        return
+    waited_for = submitted.get(str((request["body"] or {}).get("json", {}).get("request_id")))
+    if waited_for is not None and (answer_of(response) or {}).get("type") != "try_again":
+        yield from (RETRIEVE, f"{RETRIEVE}:{waited_for}")
+
+
+def answer_of(response: JSON) -> JSON | None:
+    """Return the JSON object of an answer, None for anything else."""
+    found = (response["body"] or {}).get("json")
+    return found if isinstance(found, dict) else None
+
+
+def find_operation(method: str, path: str) -> str | None:
+    """Return the operation of a request."""
+    for name, operation in OPERATIONS.items():
+        pattern = re.sub(r"\\{checkpoint_id\\}", "[^/]+/[^/]+", re.escape(operation.path))
+        if operation.method == method and re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", pattern), path):
+            return name
+    return None
+
+
+def exchange(file: str, recorded: JSON) -> JSON:
+    """Return what is shown of an exchange: address, status and bodies, long lists cut off."""
+    request, response = recorded["request"], recorded["response"]
+    return {
+        "recording": f"tests/golden/{file}:{recorded['n']}",
+        "request": f"{request['method']} {request['path']}",
+        "sent": shown(request["body"]),
+        "status": response["status"],
+        "answered": shown(response["body"]),
+    }
+
+
+def shown(body: JSON | None) -> Any:
+    """Return a body as a reader wants it: JSON as it is, protobuf decoded under the name of its message."""
+    if body is None:
+        return None
+    if "protobuf" in body:
+        return {f"protobuf {body['protobuf']}": shorten(body["decoded"])}
+    return shorten(body.get("json", body.get("text")))
+
+
+def shorten(value: Any) -> Any:
+    """Return a value with long lists cut off."""
+    if isinstance(value, dict):
+        return {key: shorten(item) for key, item in value.items()}
+    if isinstance(value, list):
+        rest = [f"... {len(value) - _LONGEST_LIST} more"] if len(value) > _LONGEST_LIST else []
+        return [shorten(item) for item in value[:_LONGEST_LIST]] + rest
+    return value
+
+
+def written() -> str:
+    """Return the text of the file."""
+    return json.dumps(collect(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(written(), encoding="utf-8")
+    print(f"{TARGET.relative_to(ROOT)}: {len(TARGET.read_bytes())} bytes", file=sys.stdout)
