@@ -89,5 +89,7 @@ def test_the_documentation_has_every_change() -> None:
     assert write_table() in page, f"put this table there:\n{write_table()}"
     judged = [change for change in CHANGES if change.redocly != "not read"]
     assert len(judged) >= 60
-    unequal = [change.name for change in judged if ("clients" in levels_of(change)) != (change.redocly == "major") and not change.why]
+    unequal = [
+        change.name for change in judged if ("clients" in levels_of(change)) != (change.redocly == "major") and not change.why
+    ]
     assert unequal == []
