@@ -80,10 +80,10 @@ def _changes(what: str, before: Any, after: Any) -> Iterator[str]:
         return
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
-            yield f"changed {what}.{name}: {_shown(before.get(name))} -> {_shown(after.get(name))}"
+            yield f"changed {what}.{name}: {_show(before.get(name))} -> {_show(after.get(name))}"
 
 
-def _shown(fact: Any) -> str:
+def _show(fact: Any) -> str:
     if isinstance(fact, dict):
         return f"{fact['type']}{' (required)' if fact['required'] else ''}"
     return "nothing" if fact is None else str(fact)

@@ -1,8 +1,8 @@
-"""Writes what findings of the conformance kit point to: lines of openapi.yaml, and a recorded exchange for each operation.
+"""Write what findings of the conformance kit point to: lines of openapi.yaml, and a recorded exchange for each operation.
 
-    python tools/evidence.py
+    python tools/evidence.py [--check]
 
-makes tinker/testing/conformance/evidence.json from openapi.yaml and tests/golden; a test compares it with them.
+makes tinker/testing/conformance/evidence.json from openapi.yaml and tests/golden. With `--check` nothing is written.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +118,20 @@ def shorten(value: Any) -> Any:
     return value
 
 
-def written() -> str:
+def write() -> str:
     """Return the text of the file."""
     return json.dumps(collect(), indent=1, ensure_ascii=False) + "\n"
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Write the file, or with `--check` say whether it is fresh."""
+    is_stale = TARGET.read_text(encoding="utf-8") != write()
+    if is_stale and "--check" not in arguments:
+        TARGET.write_text(write(), encoding="utf-8")
+    if is_stale:
+        print(f"{TARGET.relative_to(ROOT)}: {'not fresh' if '--check' in arguments else 'written'}")
+    return 1 if is_stale and "--check" in arguments else 0
+
+
 if __name__ == "__main__":
-    TARGET.write_text(written(), encoding="utf-8")
-    print(f"{TARGET.relative_to(ROOT)}: {len(TARGET.read_bytes())} bytes", file=sys.stdout)
+    sys.exit(main(sys.argv[1:]))
