@@ -23,7 +23,7 @@ from tinker.circuit_breaker import CircuitBreaker, registry_of
 from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import ClientClosedError
 from tinker.futures import APIFuture, immediate
-from tinker.observing import Observer
+from tinker.observing import Observer, ServerInfo
 from tinker.rest_client import RestClient
 from tinker.sampling_client import SamplingClient, open_sampling_client
 from tinker.training_client import TrainingClient
@@ -296,6 +296,26 @@ class ServiceClient:
     def _capabilities(self) -> APIFuture[models.GetServerCapabilitiesResponse]:
         runtime = self._runtime()
         return run(runtime, "get_server_capabilities", _get_server_capabilities, runtime)
+
+    @property
+    def server_info(self) -> ServerInfo:
+        """Return what this client has found out about its server so far; print it for a bug report.
+
+        Which operations the server lacks, the form in which it reads training requests, fields that it refuses. It grows with
+        what the client does; nothing is asked for it.
+
+        Returns:
+            The facts, each with the operation and the answer that it was found out by.
+
+        Raises:
+            TinkerError: The server is the hosted service and no key is known.
+            ClientClosedError: The service client is closed.
+
+        >>> service = ServiceClient(base_url="local://toy")
+        >>> service.server_info.base_url
+        'local://toy'
+        """
+        return self._runtime().transport.describe_server()
 
     def check_health(self) -> models.HealthResponse:
         """Ask the server whether it is up, once and before anything else, and block until it answers.

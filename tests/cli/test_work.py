@@ -75,6 +75,9 @@ def test_doctor_finds_the_form_as_clients_do(call: Call, tmp_path: Path, monkeyp
         value = json.loads(result.stdout)
         assert value["base_url"] == url
         assert checks(value)["wire"] == ("ok", "training requests go as JSON, as the server answers 500 to protobuf")
+        fact = {"operation": "forward_backward", "finding": "as json, sparse tensors kept", "evidence": "500 to another form"}
+        assert fact in value["facts"]
+        assert "500 to another form" in call("doctor", "-v", "--base-url", url).stdout
         monkeypatch.setenv("TINKER_WIRE", "proto")
         found = checks(json.loads(call("-f", "json", "doctor", base_url=url).stdout))["wire"]
         assert found[0] == "note"

@@ -7,6 +7,7 @@ from tinker._http.auth import Auth, Credential, CredentialSource, find_command, 
 from tinker._http.circuits import Circuit, CircuitRegistry, CircuitRules, Circuits, Permit
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
 from tinker._http.engines import open_engine, open_files, wrap_client
+from tinker._http.findings import Findings, describe
 from tinker._http.limits import (
     THROTTLED_SLOTS,
     Budget,
@@ -107,6 +108,8 @@ __all__ = [
     "connection_error",
     "decode_json",
     "default_key",
+    "Findings",
+    "describe",
     "fate_of",
     "find_command",
     "find_source",

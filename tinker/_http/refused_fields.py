@@ -43,6 +43,10 @@ class RefusedFields:
         self._paths.setdefault(operation, set()).update(paths)
         return True
 
+    def names(self, operation: str) -> list[str]:
+        """Return the fields of an operation that the server refuses."""
+        return sorted(map(".".join, self._paths.get(operation, ())))
+
     def without(self, operation: str, body: S) -> S:
         """Return the body without the fields that the server refuses and that hold their default; itself without such."""
         for path in self._paths.get(operation, ()):

@@ -23,6 +23,7 @@ from tinker._http.auth import Auth, Credential
 from tinker._http.circuits import Circuits
 from tinker._http.closing import Closing
 from tinker._http.exchange_log import send_logged
+from tinker._http.findings import Findings
 from tinker._http.limits import Admission
 from tinker._http.messages import ExchangeFailed, HTTPEngine, PreparedRequest, Purpose, RawResponse
 from tinker._http.observers import Observers
@@ -31,7 +32,7 @@ from tinker._http.responses import connection_error, decode_json, headers_withou
 from tinker._http.retry import Attempts, Policy, delay_before, read_requested_delay
 from tinker._http.statuses import UNAUTHENTICATED_STATUS, UNSUPPORTED_FORMAT_STATUSES, Verdict, is_absent, is_success, judge
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, count_nbytes, json
-from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, exchange_sinks
+from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, ServerInfo, exchange_sinks
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -130,12 +131,17 @@ class Transport:
     observers: Observers
     circuits: Circuits | None = None
     refused: RefusedFields = attrs.field(factory=RefusedFields)
+    findings: Findings = attrs.field(factory=Findings)
     dump: ExchangeSink | None = None
     _closing: Closing = attrs.field(factory=Closing, init=False)
     _secret_headers: frozenset[str] = attrs.field(
         default=attrs.Factory(lambda self: frozenset(map(str.lower, self.config.headers)) - {"user-agent"}, takes_self=True),
         init=False,
     )
+
+    def describe_server(self) -> ServerInfo:
+        """Return what was found out about the server."""
+        return ServerInfo(base_url=self.config.base_url, sdk_version=self.config.sdk_version, facts=self.findings.facts)
 
     async def sleep(self, seconds: float) -> None:
         """Sleep; ClientClosedError as soon as the client is closed."""
@@ -180,6 +186,7 @@ class Transport:
             return (await self.send(request, policy, purpose=purpose)).value
         except errors.APIStatusError as error:
             if is_absent(error):
+                self.findings.note_absence(request.operation, error)
                 return None
             raise
 
@@ -277,6 +284,8 @@ class Transport:
                 raise self._failure(prepared, response)
             if not self.refused.learn(prepared.operation, prepared.record, response.content):
                 raise self._failure(prepared, response)
+            left_out = ", ".join(self.refused.names(prepared.operation))
+            self.findings.note("fields", prepared.operation, f"{left_out} left out", str(response.status))
             prepared = self._without_refused(prepared)
 
     async def _send_authenticated(self, prepared: PreparedRequest) -> RawResponse:

@@ -42,6 +42,7 @@ from tinker.types.results import SampleResponse
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_STREAM = api.stream_sample.__name__
 logger: logging.Logger = logging.getLogger("tinker")
 
 
@@ -221,8 +222,9 @@ class Sampler:
     async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenMailbox) -> None:
         """Receive a stream; where the server has none, the tokens of an ordinary sample, all at once."""
         await wait_before(self.created, future)
-        context = await self.runtime.session.ensure_started()
-        if not context.wire.lacks_streams:
+        context, findings = await self.runtime.session.ensure_started(), self.runtime.transport.findings
+        absence: APIError | None = None
+        if not findings.lacks(_STREAM):
             try:
                 async with context.limits.samples.take():
                     await self._receive(context, future, prompt, options, to)
@@ -233,10 +235,12 @@ class Sampler:
                 if to.received_tokens:
                     reason = f"sample_stream broke off after {to.received_tokens} tokens: {error}"
                     raise SampleStreamError(reason, to.received_tokens) from error
-                if not is_absent(error):
+                if not isinstance(error, APIError) or not is_absent(error):
                     raise
+                absence = error
         response = await self._sample(future, prompt, options)
-        context.wire.lacks_streams = True  # and does not merely not know the sampler
+        if not findings.lacks(_STREAM):
+            findings.note_absence(_STREAM, absence)  # and it does not merely not know the sampler
         to.put_response(response)
 
     async def _receive(

@@ -1,4 +1,4 @@
-"""What one server reads: the form of training requests, protobuf or JSON, with sparse tensors or without; and streams.
+"""What one server reads: the form of training requests, protobuf or JSON, with sparse tensors or without.
 
 Results are told apart by their media type.
 """
@@ -10,9 +10,10 @@ from typing import Literal, TypeAlias
 
 import attrs
 import msgspec
+from tinker_wire.api import training as training_api
 
 from tinker._config import WireChoice
-from tinker._http import Verdict, is_about_format, is_format_refused, is_unexplained, judge
+from tinker._http import Findings, Verdict, is_about_format, is_format_refused, is_unexplained, judge
 from tinker.errors import APIStatusError
 
 Media: TypeAlias = Literal["proto", "json"]
@@ -21,6 +22,7 @@ Media: TypeAlias = Literal["proto", "json"]
 SETTLING_FAILURES = 2
 # How often a request whose protobuf form fails without a reason is tried as JSON as well.
 ROUNDS = 3
+_SUBMISSION = training_api.forward_backward.__name__
 
 
 @attrs.frozen
@@ -40,13 +42,13 @@ class Negotiation:
     Otherwise a server that answers the client configuration gets protobuf (servers of both are of the same age), one that
     does not gets JSON. A refused request may be repeated in another form, until the first success settles it; so may one on
     whose protobuf form the server fails, which settles it when it happens again. Sparse tensors may turn out to be unread
-    later too. ``lacks_streams`` says that the server does not stream samples, which is found out by the first one.
+    later too. ``findings`` hears of what was settled, and why.
     """
 
-    def __init__(self, choice: WireChoice) -> None:
+    def __init__(self, choice: WireChoice, findings: Findings | None = None) -> None:
         self._settled = choice != "auto"
         self._failures = 0
-        self.lacks_streams: bool = False
+        self._findings = findings
         self.form: WireFormat = WireFormat("json" if choice == "json" else "proto")
 
     @property
@@ -64,16 +66,28 @@ class Negotiation:
         if not self._settled:
             self.form = WireFormat("proto" if answered else "json")
 
-    def settle(self, form: WireFormat, *, sparse_seen: bool) -> None:
-        """Note that the server accepted a request of this form; after some sparse tensors, also that it reads those."""
+    def settle(self, form: WireFormat, *, sparse_seen: bool, refusal: APIStatusError | None = None) -> None:
+        """Note that the server accepted a request of this form; after some sparse tensors, also that it reads those.
+
+        ``refusal`` is its answer to the form before, if there was one.
+        """
+        known = self._settled
         self._settled = True
         self.form = form if sparse_seen or not form.sparse else WireFormat(form.media, self.form.sparse)
+        if refusal is not None or not known:
+            self._note(self.form, refusal)
 
-    def note_accepted_after_failure(self, form: WireFormat, before: int, *, sparse_seen: bool) -> None:
+    def note_accepted_after_failure(self, form: WireFormat, before: int, *, sparse_seen: bool, failure: APIStatusError) -> None:
         """Note that the server took this form after it failed on protobuf; there had been ``before`` such failures."""
         self._failures = max(self._failures, before + 1)
+        self._note(form, failure)
         if self._failures >= SETTLING_FAILURES:
-            self.settle(form, sparse_seen=sparse_seen)
+            self.settle(form, sparse_seen=sparse_seen, refusal=failure)
+
+    def _note(self, form: WireFormat, refusal: APIStatusError | None) -> None:
+        if self._findings is not None:
+            why = "accepted" if refusal is None else f"{refusal.status_code} to another form"
+            self._findings.note("form", _SUBMISSION, str(form).lower(), why)
 
     def alternatives(self, error: APIStatusError, form: WireFormat, *, has_sparse: bool) -> Iterator[WireFormat]:
         """Return other forms in which a refused request may be read, the likeliest first."""
@@ -135,10 +149,13 @@ class Trial:
 
     def accept(self) -> None:
         """Note that the server took the last form."""
-        if self._refusals and is_unexplained(self._refusals[0][1]):
-            self._wire.note_accepted_after_failure(self._form, self._failures_before, sparse_seen=self._has_sparse)
+        refusal = self._refusals[0][1] if self._refusals else None
+        if refusal is not None and is_unexplained(refusal):
+            self._wire.note_accepted_after_failure(
+                self._form, self._failures_before, sparse_seen=self._has_sparse, failure=refusal
+            )
         else:
-            self._wire.settle(self._form, sparse_seen=self._has_sparse)
+            self._wire.settle(self._form, sparse_seen=self._has_sparse, refusal=refusal)
 
     def _most_telling(self, refusals: list[tuple[WireFormat, APIStatusError]]) -> APIStatusError:
         """Return the refusal that says most. One without a reason is believed first: the other forms may really be unread."""

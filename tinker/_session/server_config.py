@@ -98,6 +98,7 @@ class ServerSettings:
         except APIStatusError as error:
             if not is_absent(error):
                 raise
+            self._transport.findings.note_absence(request.operation, error)
             return ServerConfig(models.ClientConfigResponse(), answered=False)
         return ServerConfig(reply.value, answered=True)
 
@@ -123,6 +124,7 @@ class ServerSettings:
                 server_config.dynamic = (await self._transport.send(api.client_dynamic_config(self._body()), ONE_SHOT)).value
             except APIError as error:
                 if is_absent(error):
+                    self._transport.findings.note_absence(api.client_dynamic_config.__name__, error)
                     return
                 logger.debug("dynamic config: %s", error)
             except ClientClosedError:

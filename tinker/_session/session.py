@@ -278,7 +278,7 @@ async def shut_down(transport: Transport, server: ServerSettings, background_tas
 
 def _build_context(session_id: str, server_config: ServerConfig, transport: Transport) -> SessionContext:
     settings, config = transport.config, server_config.config
-    wire = Negotiation(settings.wire)
+    wire = Negotiation(settings.wire, transport.findings)
     wire.note_config_answered(server_config.answered)
     limits = Limits(
         samples=Budget(None if config.sample_use_retrieve_futures else config.sample_max_concurrent_requests),

@@ -107,6 +107,7 @@ class SessionPoller:
                 should_log = await self._once()
             except APIError as error:
                 if is_absent(error):
+                    self._transport.findings.note_absence(api.retrieve_futures.__name__, error)
                     self._give_up()
                     return
                 await self._transport.sleep(attempts.next_delay(error))

@@ -113,6 +113,7 @@ class Telemetry:
     def _note_refusal(self, error: APIError, batch: list[models.TelemetryEvent]) -> None:
         logger.debug("telemetry: %s", error)
         if is_absent(error):
+            self._transport.findings.note_absence(api.telemetry.__name__, error)
             self.wanted = False
             self._events.clear()
         elif judge(error) is not Verdict.FATAL:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from tinker._http import Fate, fate_of
+from tinker._http import Fate, Findings, fate_of
 from tinker.errors import APIStatusError
 
 T = TypeVar("T")
@@ -24,7 +24,8 @@ _EXPECTED = re.compile(r"expected\D{0,20}(\d+)\D{1,20}got\D{0,20}(\d+)", re.IGNO
 class Numbers:
     """The next number, and those that were used in vain."""
 
-    def __init__(self) -> None:
+    def __init__(self, findings: Findings | None = None) -> None:
+        self._findings = findings
         self._next = FIRST_NUMBER
         self._refused: set[int] = set()  # read by the server, and not carried out as far as is known
         self._reused: set[int] = set()  # in use again, as the server seemed not to have seen them
@@ -80,6 +81,8 @@ class Numbers:
         if expected is not None and (expected > number or expected in self._refused):
             self._refused.discard(number)
             self._next = expected + 1
+            if self._findings is not None:
+                self._findings.note("numbers", "training requests", "the number of a refused request is used again", str(error))
             return expected
         if number in self._reused:  # the server has seen it after all
             self._reused.discard(number)

@@ -16,6 +16,7 @@ import itertools
 import threading
 from typing import Any
 
+from tinker._http import Findings
 from tinker._training.numbers import Numbers
 from tinker.errors import PrecedingRequestFailed, copy_error
 from tinker.futures import APIFuture
@@ -24,8 +25,8 @@ from tinker.futures import APIFuture
 class Sequencer:
     """The queue of one training client."""
 
-    def __init__(self) -> None:
-        self.numbers = Numbers()
+    def __init__(self, findings: Findings | None = None) -> None:
+        self.numbers = Numbers(findings)
         self._last: _Turn | None = None
         self._positions = itertools.count()
         self._ticks = itertools.count()

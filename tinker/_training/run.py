@@ -91,7 +91,7 @@ class TrainingRun:
         self.model: Model | None = None
         self.creation: Creation = creation
         self._session_id: str | None = None
-        self._order = Sequencer()
+        self._order = Sequencer(runtime.transport.findings)
         self._subject = Subject()
         self._subject.user_metadata = creation.user_metadata
         now = self._order.now()

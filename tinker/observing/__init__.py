@@ -38,6 +38,7 @@ from tinker.observing.events import (
 from tinker.observing.exchanges import ExchangeLog, ExchangeRecord, ExchangeSink, exchange_sinks, log_exchanges, open_log
 from tinker.observing.logs import LogObserver
 from tinker.observing.metrics import HistogramSummary, Metrics, Snapshot, Summary
+from tinker.observing.server_info import ServerFact, ServerInfo
 
 __all__ = [
     "ExchangeLog",
@@ -49,6 +50,8 @@ __all__ = [
     "HistogramSummary",
     "LogObserver",
     "LossTerm",
+    "ServerFact",
+    "ServerInfo",
     "TokensUsed",
     "SessionLost",
     "FutureStarted",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import click
 
 from tinker.cli.errors import CommandFailed
@@ -11,8 +12,9 @@ from tinker.cli.options import GlobalOptions, pass_options
 @click.command()
 @click.option("--base-url", metavar="URL", help="The server. Default: that of `tinker --base-url`, else TINKER_BASE_URL.")
 @click.option("--operations", is_flag=True, help="List every operation, also those that the server has.")
+@click.option("-v", "--verbose", is_flag=True, help="Add what clients do otherwise for this server, and why, for bug reports.")
 @pass_options
-def doctor(options: GlobalOptions, base_url: str | None, operations: bool) -> None:
+def doctor(options: GlobalOptions, base_url: str | None, operations: bool, verbose: bool) -> None:
     """Find out what works between here and the server, and what it can do.
 
     Looks at the versions and the installation here, the connection and how fast it is, the credential, the clock, the models,
@@ -32,12 +34,18 @@ def doctor(options: GlobalOptions, base_url: str | None, operations: bool) -> No
         if operations:
             click.echo("")
             show_table(("Operation", "Supported"), sorted(report.operations.items()))
+        if verbose:
+            click.echo("")
+            found = [(fact.operation, fact.finding, fact.evidence) for fact in facts]
+            show_table(("Operation", "Found out", "By"), found, "What clients do for this server")
 
+    facts = () if report.info is None else report.info.facts
     value = {
         "base_url": report.base_url,
         "ok": not report.failures,
         "checks": [result._asdict() for result in report.results],
         "operations": report.operations,
+        "facts": [attrs.asdict(fact) for fact in facts],
     }
     show(options, value, table)
     if report.failures:

@@ -33,10 +33,11 @@ def diagnose(config: Config, connect: Callable[[], Runtime], exchange_seconds: f
     """
     results = [check_versions(), check_installation(), check_credential(config)]
     operations: dict[str, Support] = dict.fromkeys(OPERATIONS, "unknown")
-    if results[-1].status != "FAIL":
-        prober = Prober(connect(), exchange_seconds or None)
-        operations |= run(prober.runtime, "doctor", _check_server, prober, results).result()
-    return DoctorReport(config.base_url, results, operations)
+    if results[-1].status == "FAIL":
+        return DoctorReport(config.base_url, results, operations)
+    prober = Prober(connect(), exchange_seconds or None)
+    operations |= run(prober.runtime, "doctor", _check_server, prober, results).result()
+    return DoctorReport(config.base_url, results, operations, prober.runtime.transport.describe_server())
 
 
 async def _check_server(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
+from tinker.observing import ServerInfo
+
 CheckStatus: TypeAlias = Literal["ok", "note", "FAIL"]
 Support: TypeAlias = Literal["yes", "no", "unknown"]
 
@@ -17,11 +19,15 @@ class CheckResult(NamedTuple):
 
 
 class DoctorReport(NamedTuple):
-    """All results. ``operations`` says of each operation of the contract whether the server has it."""
+    """All results. ``operations`` says of each operation of the contract whether the server has it.
+
+    ``info`` is what clients would do otherwise for this server; None where nothing was asked.
+    """
 
     base_url: str
     results: list[CheckResult]
     operations: dict[str, Support]
+    info: ServerInfo | None = None
 
     @property
     def failures(self) -> list[str]:

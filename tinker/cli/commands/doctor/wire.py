@@ -23,7 +23,7 @@ _NAMES = {"proto": "protobuf", "json": "JSON"}
 async def check_wire(prober: Prober) -> CheckResult:
     """Negotiate the format as clients do, by a request for a model that does not exist."""
     choice = prober.runtime.config.wire
-    wire = Negotiation(choice)
+    wire = Negotiation(choice, prober.runtime.transport.findings)
     wire.note_config_answered((await prober.runtime.server.config()).answered)
     first = wire.form
     refusals: list[APIStatusError] = []
@@ -37,6 +37,7 @@ async def check_wire(prober: Prober) -> CheckResult:
     except APIStatusError as error:
         detail = f"the server does not tell what it reads; it answers {error.status_code} to a model that it cannot know"
         return CheckResult("wire", "note", f"{detail}. Training requests go as {_NAMES[first.media]} first")
+    trial.accept()
     why = ", as TINKER_WIRE says" if choice != "auto" else ""
     if accepted != first:
         why = f", as the server answers {refusals[0].status_code} to {_NAMES[first.media]}"

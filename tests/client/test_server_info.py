@@ -1,0 +1,78 @@
+"""What a client has found out about its server, as a record for bug reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tinker
+
+Connect = Callable[..., tinker.ServiceClient]
+MakeDatum = Callable[..., tinker.Datum]
+PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)
+
+
+def found(service: tinker.ServiceClient) -> dict[str, tuple[str, str]]:
+    """Finding and evidence by operation."""
+    return {fact.operation: (fact.finding, fact.evidence) for fact in service.server_info.facts}
+
+
+def test_nothing_is_known_at_first(service: tinker.ServiceClient) -> None:
+    """The record names the server and what it is told, and asks for nothing."""
+    info = service.server_info
+    assert (info.base_url, info.facts) == ("http://server", ())
+    assert str(info) == "http://server, told that this is the SDK 0.38.0"
+
+
+def test_an_accepted_form(service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """The first accepted training request settles its form, which is noted once."""
+    for _ in range(2):
+        training.forward_backward([datum()], "cross_entropy").result(10)
+    assert found(service)["forward_backward"] == ("as proto, sparse tensors kept", "accepted")
+
+
+def test_a_refused_form(service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """A form that was refused says by which status."""
+    wire.fail("forward_backward", 415, form="protobuf")
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    assert found(service)["forward_backward"] == ("as json, sparse tensors kept", "415 to another form")
+
+
+def test_refused_fields(service: tinker.ServiceClient, wire: Any) -> None:
+    """Fields that the server forbids are named."""
+    fault = {"type": "extra_forbidden", "loc": ["body", "prompt_alt_tokens_k"], "msg": "no", "input": 0}
+    wire.fail("asample", 422, body={"detail": [fault]}, outside="a stricter server's")
+    service.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, PARAMS).result(10)
+    wire.judge.bad_requests.clear()  # bodies without what was refused are none of the contract's
+    assert found(service)["asample"] == ("prompt_alt_tokens_k left out", "422")
+
+
+@pytest.mark.parametrize("status", [404, 501])
+def test_absent_operations(service: tinker.ServiceClient, wire: Any, status: int) -> None:
+    """What the server lacks is told by its answer, and not asked for by the next session of the client."""
+    wire.fail("stream_sample", status)
+    wire.fail("get_info", status)
+    service.create_lora_training_client("tinker/toy").result(10)
+    sampler = service.create_sampling_client(base_model="tinker/toy")
+    assert [list(sampler.sample_stream(PROMPT, 1, PARAMS)) for _ in range(2)]
+    assert len(wire.sent("stream_sample")) == 1
+    known = found(service)
+    assert known["stream_sample"] == known["get_info"] == ("absent", str(status))
+    assert f"stream_sample: absent ({status})" in str(service.server_info)
+
+
+def test_numbers_that_are_expected_again(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, datum: MakeDatum
+) -> None:
+    """A server that expects the number of a refused request again is known for it, in its own words."""
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    wire.fail("optim_step", 400, body={"detail": "no"})
+    with pytest.raises(tinker.BadRequestError):
+        training.optim_step(tinker.AdamParams()).result(10)
+    wire.fail("optim_step", 400, body={"detail": "expected 2, got 3"})
+    training.optim_step(tinker.AdamParams()).result(10)
+    finding, evidence = found(service)["training requests"]
+    assert finding == "the number of a refused request is used again"
+    assert "expected 2, got 3" in evidence

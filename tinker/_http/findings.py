@@ -1,0 +1,38 @@
+"""What a client finds out about its server: each thing once, with its evidence. Written on the loop, read anywhere."""
+
+from __future__ import annotations
+
+from tinker.errors import APIError, APIStatusError
+from tinker.observing import ServerFact
+
+ABSENT = "absent"
+
+
+class Findings:
+    """The facts about one server, by subject and operation."""
+
+    def __init__(self) -> None:
+        self._facts: dict[tuple[str, str], ServerFact] = {}
+
+    @property
+    def facts(self) -> tuple[ServerFact, ...]:
+        """Return all of them, in the order in which they were first found."""
+        return tuple(self._facts.copy().values())
+
+    def note(self, subject: str, operation: str, finding: str, evidence: str) -> None:
+        """Note a fact, in the place of an earlier one on the same subject."""
+        self._facts[subject, operation] = ServerFact(operation=operation, finding=finding, evidence=evidence)
+
+    def note_absence(self, operation: str, error: APIError | None) -> None:
+        """Note that the server lacks an operation; without an error its answer was something else than it should be."""
+        evidence = "its answer is of another kind" if error is None else describe(error)
+        self.note(ABSENT, operation, ABSENT, evidence)
+
+    def lacks(self, operation: str) -> bool:
+        """Return whether the server is known to lack an operation."""
+        return (ABSENT, operation) in self._facts
+
+
+def describe(error: APIError) -> str:
+    """Return what a failure was, in a word or a number."""
+    return str(error.status_code) if isinstance(error, APIStatusError) else type(error).__name__

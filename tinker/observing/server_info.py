@@ -1,0 +1,46 @@
+"""What a client has found out about its server, for bug reports."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class ServerFact:
+    """Hold one thing that a client found out about a server.
+
+    Attributes:
+        operation: The operation it was found out by, as the contract names it.
+        finding: What the client does since then, or what the server lacks.
+        evidence: What the server answered.
+    """
+
+    operation: str
+    finding: str
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{self.operation}: {self.finding} ({self.evidence})"
+
+
+@attrs.frozen(kw_only=True)
+class ServerInfo:
+    """Hold what a client has found out about its server so far. Its text is made for bug reports; there are no secrets in it.
+
+    Attributes:
+        base_url: The address of the server.
+        sdk_version: The version of the SDK that the server is told.
+        facts: What was found out, in that order; of something found out twice the later one.
+
+    >>> fact = ServerFact(operation="telemetry", finding="absent", evidence="404")
+    >>> print(ServerInfo(base_url="http://server", sdk_version="0.38.0", facts=(fact,)))
+    http://server, told that this is the SDK 0.38.0
+    telemetry: absent (404)
+    """
+
+    base_url: str
+    sdk_version: str
+    facts: tuple[ServerFact, ...]
+
+    def __str__(self) -> str:
+        return "\n".join((f"{self.base_url}, told that this is the SDK {self.sdk_version}", *map(str, self.facts)))
