@@ -76,7 +76,7 @@ def run_scenario(server: Server, python: str, client: str, client_python: str, a
         except subprocess.TimeoutExpired:
             print("the scenario did not end in time", flush=True)
     if not (arguments.step or arguments.keep):
-        record(server, client, json.loads(out.read_text()))
+        record(server, client, json.loads(out.read_text().replace(str(folder), "<folder>")))
 
 
 def record(server: Server, client: str, found: dict[str, object]) -> None:
