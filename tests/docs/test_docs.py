@@ -10,6 +10,7 @@ import runpy
 import shlex
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from drawing import draw
 from structure import DRAWING_TITLE, client_graph
 
+from codegen import __main__ as codegen
 from tinker.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,10 +117,20 @@ def check_python(words: list[str]) -> None:
 
 def check_codegen(words: list[str]) -> None:
     """The command and each of its options are spelled in the sources of the generator."""
-    assert f'"{words[0]}": {words[0]}.main' in (ROOT / "codegen" / "__main__.py").read_text(), words[0]
-    sources = "".join(path.read_text() for path in (ROOT / "codegen").rglob(f"{words[0]}*/**/*.py"))
+    assert words[0] in codegen.COMMANDS, words[0]
+    sources = "".join(
+        path.read_text() for path in (ROOT / "codegen").rglob("*.py") if words[0] in (path.stem, path.parent.name)
+    )
     for option in (word for word in words if word.startswith("--")):
         assert f'"{option}"' in sources, option
+
+
+def check_generator(program: str, words: list[str]) -> None:
+    """A generator for other languages, and its options, are those that the interop session uses."""
+    source = (ROOT / "tools" / "interop.py").read_text()
+    assert "openapi.portable.yaml" in words
+    for word in (program, *(word for word in words if word.startswith("-"))):
+        assert f'"{word}"' in source, word
 
 
 def check_nox(words: list[str]) -> None:
@@ -146,12 +158,14 @@ def check_variable(name: str) -> None:
     assert f'"{name}"' in (ROOT / "tinker" / "_config" / "settings.py").read_text(), f"nothing reads {name}"
 
 
+GENERATORS = ("npx", "openapi-python-client", "datamodel-codegen", "openapi-generator-cli")
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "tinker": check_tinker,
     "python": check_python,
     "nox": check_nox,
     "pip": check_pip,
     "export": check_export,
+    **{name: partial(check_generator, name) for name in GENERATORS},
 }
 
 
