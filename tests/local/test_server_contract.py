@@ -201,7 +201,7 @@ def test_what_is_unknown_is_404(api: Api, operation: str, body: object) -> None:
     """An id that the server never gave out is 404 and is named."""
     status, detail = api.refused(operation, body, session_id="nobody", sampler_id="nobody:sample:0")
     assert status == 404
-    assert "not known" in detail
+    assert "not found" in detail
 
 
 def test_an_ended_session_says_so(api: Api) -> None:

@@ -153,7 +153,7 @@ def test_the_servers_of_a_process_can_be_closed(in_process: Path) -> None:
     assert set(threading.enumerate()) == before
     fresh = in_process_app("local://toy", in_process)
     assert fresh is not app
-    assert "not known" in asyncio.run(post(fresh, "session_heartbeat", {"session_id": session}))["detail"]
+    assert "not found" in asyncio.run(post(fresh, "session_heartbeat", {"session_id": session}))["detail"]
 
 
 def test_other_schemes_are_refused() -> None:
