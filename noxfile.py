@@ -215,7 +215,7 @@ def generate(session: nox.Session) -> None:
     session.run("python", "-m", "codegen", "coverage", *session.posargs)
     session.run("python", "tools/older_paths.py", *session.posargs)
     session.run("python", "tools/proto_module.py", *session.posargs)
-    session.run("python", "tools/evidence.py", *session.posargs, env={"PYTHONPATH": "generated"})
+    session.run("python", "tools/evidence.py", *session.posargs, env={"PYTHONPATH": f"generated{os.pathsep}."})
 
 
 @nox.session
