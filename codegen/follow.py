@@ -17,6 +17,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from codegen.document import is_mapping
 from codegen.files import ROOT, load
 from codegen.wheel_facts import Facts, literal_values, read_facts
 
@@ -70,11 +71,11 @@ def compare_facts(old: Facts, new: Facts) -> Iterator[str]:
 
 
 def _as_mapping(section: Any) -> dict[str, Any]:
-    return section if isinstance(section, dict) else dict.fromkeys(section)
+    return section if is_mapping(section) else dict.fromkeys(section)
 
 
 def _changes(what: str, before: Any, after: Any) -> Iterator[str]:
-    if not isinstance(before, dict):
+    if not is_mapping(before):
         if before != after:
             yield f"changed {what}: {before} -> {after}"
         return
@@ -122,7 +123,8 @@ def _compare_field(name: str, fact: Facts, schema: Any, is_required: bool) -> It
     """Say where a scalar has another type, may be null in one only, or must be there and is not required."""
     if fact["required"] and not is_required and "default" not in schema:
         yield f"require {name}"
-    derived: Any = YAML(typ="safe").load(schema_of(fact["type"]))
+    yaml: Any = YAML(typ="safe")
+    derived: Any = yaml.load(schema_of(fact["type"]))
     ours, theirs = _types(schema), _types(derived)
     if ours and theirs and ours - {"null"} != theirs - {"null"}:
         yield f"change the type of {name}: {sorted(ours)} -> {sorted(theirs)}"

@@ -171,11 +171,15 @@ def _find(node: Any, key: str) -> Iterator[Schema]:
             yield from _find(value, key)
 
 
+def _always(_: object) -> bool:
+    return True
+
+
 def _to_text(document: Any) -> str:
     yaml: Any = YAML()
     yaml.width = 120
     yaml.indent(mapping=2, sequence=4, offset=2)
-    yaml.representer.ignore_aliases = lambda _: True
+    yaml.representer.ignore_aliases = _always
     out = io.StringIO()
     yaml.dump(document, out)
     return out.getvalue()

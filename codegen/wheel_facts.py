@@ -144,4 +144,5 @@ def _describe(message: descriptor_pb2.DescriptorProto) -> Facts:
 def _type_of(field: descriptor_pb2.FieldDescriptorProto) -> str:
     if field.type_name:
         return field.type_name.rsplit(".", 1)[1]
-    return _FIELD.Type.Name(field.type).removeprefix("TYPE_").lower()
+    name: str = _FIELD.Type.Name(field.type)
+    return name.removeprefix("TYPE_").lower()

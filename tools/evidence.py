@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tinker_wire.operations import OPERATIONS
 
@@ -67,15 +67,17 @@ def keys(recorded: JSON, submitted: dict[str, str]) -> Iterator[str]:
         submitted[str((answer_of(response) or {}).get("request_id"))] = operation
         yield operation
         return
-    waited_for = submitted.get(str((request["body"] or {}).get("json", {}).get("request_id")))
+    body: JSON = request["body"] or {}
+    waited_for = submitted.get(str(body.get("json", {}).get("request_id")))
     if waited_for is not None and (answer_of(response) or {}).get("type") != "try_again":
         yield from (RETRIEVE, f"{RETRIEVE}:{waited_for}")
 
 
 def answer_of(response: JSON) -> JSON | None:
     """Return the JSON object of an answer, None for anything else."""
-    found = (response["body"] or {}).get("json")
-    return found if isinstance(found, dict) else None
+    body: JSON = response["body"] or {}
+    found = body.get("json")
+    return cast("JSON", found) if isinstance(found, dict) else None
 
 
 def find_operation(method: str, path: str) -> str | None:
@@ -111,10 +113,11 @@ def shown(body: JSON | None) -> Any:
 def shorten(value: Any) -> Any:
     """Return a value with long lists cut off."""
     if isinstance(value, dict):
-        return {key: shorten(item) for key, item in value.items()}
+        return {key: shorten(item) for key, item in cast("JSON", value).items()}
     if isinstance(value, list):
-        rest = [f"... {len(value) - _LONGEST_LIST} more"] if len(value) > _LONGEST_LIST else []
-        return [shorten(item) for item in value[:_LONGEST_LIST]] + rest
+        items = cast("list[Any]", value)
+        rest = [f"... {len(items) - _LONGEST_LIST} more"] if len(items) > _LONGEST_LIST else []
+        return [shorten(item) for item in items[:_LONGEST_LIST]] + rest
     return value
 
 

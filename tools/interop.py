@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tinker.local import Settings, running_server
 
@@ -32,7 +33,7 @@ TYPED = {
     "java": {"FuturesApi.java": r"public FutureAnswer retrieveFuture\(", "OptimStepRequest.java": r"private Long seqId"},
     "rust": {"futures_api.rs": r"-> Result<models::FutureAnswer", "optim_step_request.rs": r"pub seq_id: Option<Option<i64>>"},
 }
-ANSWER = {"loss_fn_output_type": "x", "loss_fn_outputs": [], "metrics": {"loss:sum": 1.5}}
+ANSWER: dict[str, Any] = {"loss_fn_output_type": "x", "loss_fn_outputs": [], "metrics": {"loss:sum": 1.5}}
 
 
 class Failed(Exception):
