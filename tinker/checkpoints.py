@@ -317,7 +317,7 @@ def push_to_hub(
         base_url: The server, as for ServiceClient; only without ``service``.
         api_key: The credential, as for ServiceClient; only without ``service``.
         token: The credential of the hub; None means the token that ``hf auth login`` stored.
-        endpoint: The address of the hub; None means the public hub.
+        endpoint: The address of the hub, for huggingface_hub 1.4 or newer; None means HF_ENDPOINT, else the public hub.
 
     Returns:
         The description of what was pushed.

@@ -455,7 +455,7 @@ class FakeHub:
 @pytest.fixture
 def serve_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[FakeHub], str]]:
     """Serves a hub; its address. Nothing of the user's own hub account is used."""
-    pytest.importorskip("huggingface_hub")
+    pytest.importorskip("huggingface_hub", minversion="1.4")  # as `endpoint` needs
     import contextlib
     import socket
     import threading
@@ -514,6 +514,14 @@ def test_push_with_choices(store: Store, wire: Any, connect: Connect, serve_hub:
     )
     assert pushed.revision == "dev"
     assert (hub.branches, sorted(hub.files), hub.message) == (["dev"], ["adapter_model.safetensors"], "words")
+
+
+def test_an_endpoint_that_an_older_hub_package_fails_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would fail after the upload is refused before anything is asked or fetched."""
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.__version__", "0.36.0")
+    with pytest.raises(ImportError, match="endpoint needs huggingface_hub 1.4 or newer, not 0.36.0"):
+        tinker.checkpoints.push_to_hub(PATH, endpoint="http://127.0.0.1:9", base_url="local://toy")
 
 
 def test_push_over_another_checkpoint(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:

@@ -38,6 +38,9 @@ class Upload:
     model_card: bool
 
 
+_SINCE_ENDPOINTS = (1, 4)
+
+
 @attrs.frozen
 class Hub:
     """The hub under the name of one user."""
@@ -47,11 +50,16 @@ class Hub:
 
 
 def connect(token: str | None, endpoint: str | None) -> Hub:
-    """Connect as the user who is logged in. ImportError without huggingface_hub, TinkerError without a login."""
+    """Connect as the user who is logged in. ImportError without huggingface_hub, TinkerError without a login.
+
+    Older versions of huggingface_hub push to an address of the user's, and fail on what that answers.
+    """
     try:
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, __version__
     except ImportError:
         raise ImportError(f"pushing to a hub needs huggingface_hub: {install_command('hub')}") from None
+    if endpoint is not None and tuple(map(int, __version__.split(".")[:2])) < _SINCE_ENDPOINTS:
+        raise ImportError(f"endpoint needs huggingface_hub 1.4 or newer, not {__version__}; or set HF_ENDPOINT instead")
     api: Any = HfApi(endpoint=endpoint, token=token)
     with _refusals("nobody is logged in at the hub; run `hf auth login`, or set HF_TOKEN"):
         return Hub(api, api.whoami()["name"])
