@@ -518,6 +518,7 @@ def test_fields_at_their_default_that_are_refused_are_left_out(server_like: Call
 
 def test_a_server_that_ignores_seeds_blocks_what_compares_models(serve: Serve) -> None:
     """Models that begin unequal cannot be compared: nothing wrong is said of their order and their sums."""
+    pytest.importorskip("torch")  # which the server needs for a loss of the user's
     report = run(serve(Unseeded(vocabulary=512)), only=["training.*", "sequence.*"])
     (finding,) = findings(report)
     assert finding.checks == ("training.seed",)
@@ -598,6 +599,7 @@ def test_the_kit_sends_what_clients_send(serve: Serve) -> None:
 
 def test_what_the_kit_makes_is_freed(serve: Serve) -> None:
     """Every session is finished, every model unloaded, every named checkpoint deleted."""
+    pytest.importorskip("torch")  # which the server needs for a loss of the user's
     listening = Listening()
     report = run(serve(), api_key=KEY, only=["weights.*", "training.*", "sessions.*"], transport=listening)
     assert report.passed(strict=True)
@@ -632,6 +634,7 @@ def test_a_server_that_is_full_blocks_and_is_waited_for_once(server: str) -> Non
 
 def test_where_sessions_cannot_be_finished_one_serves_all_checks(server: str) -> None:
     """The server is asked once to finish one, and its sessions do not pile up; models have numbers of their own in it."""
+    pytest.importorskip("torch")  # which the server needs for a loss of the user's
     listening = Listening()
     inner = listening.handle_request
 
@@ -666,6 +669,7 @@ def test_sessions_are_kept_alive_while_results_are_waited_for(server: str) -> No
 
 def test_the_reports_say_the_same(serve: Serve, tmp_path: Path) -> None:
     """JUnit fails and skips as the outcomes say; Markdown names each finding, its place and its recording; the badge counts."""
+    pytest.importorskip("torch")  # which the server needs for a loss of the user's
     names = {"json": "r.json", "junit": "r.xml", "markdown": "r.md", "badge": "r.svg"}
     files = [part for option, name in names.items() for part in (f"--{option}", str(tmp_path / name))]
     url = serve(Stepless(vocabulary=512))
