@@ -34,7 +34,7 @@ class _Evidence(msgspec.Struct, frozen=True):
 
 @cache
 def _evidence() -> _Evidence:
-    content = files(__package__).joinpath("evidence.json").read_bytes()
+    content = files("tinker.testing.conformance").joinpath("evidence.json").read_bytes()
     return msgspec.json.decode(content, type=_Evidence)
 
 
