@@ -15,9 +15,9 @@ from tinker._installation import install_command
 
 try:
     from tinker.proto import request_conv, response_conv, tinker_public_pb2
-except ModuleNotFoundError as error:
-    if str(error.name).partition(".")[0] != "google":
+except ModuleNotFoundError as _error:
+    if str(_error.name).partition(".")[0] != "google":
         raise
-    raise ImportError(f"tinker.proto needs Google's protobuf runtime: {install_command('proto')}") from error
+    raise ImportError(f"tinker.proto needs Google's protobuf runtime: {install_command('proto')}") from _error
 
 __all__ = ["request_conv", "response_conv", "tinker_public_pb2"]

@@ -201,7 +201,7 @@ class CheckContext(Dialogue):
         """Free what the check has made; ``at_end`` says whether it came to its end."""
         if self._spare is not None and at_end:
             self.connection.memory.spare = self._spare()
-        self.deadline = CheckDeadline(_SHUTDOWN_SECONDS, self.connection.clock)
+        self.deadline: CheckDeadline = CheckDeadline(_SHUTDOWN_SECONDS, self.connection.clock)
         self.leftovers.free(self.send, self.connection.memory)
 
 

@@ -56,7 +56,9 @@ class CheckEnd(Exception):
 
     def __init__(self, how: str, *, cause: str = "", operation: str = "", schema: str = "") -> None:
         super().__init__(how)
-        self.cause, self.operation, self.schema = cause, operation, schema
+        self.cause: str = cause
+        self.operation: str = operation
+        self.schema: str = schema
 
     def observation(self, outcome: Outcome | None = None) -> Observation:
         """What is reported."""
