@@ -18,6 +18,8 @@ from codegen.document import COMPONENTS, DOCUMENT, MULTIPART, DocumentNode, Refu
 from codegen.limits import Constant, read_limits
 from codegen.operations import JSON, OperationSpec, read_operations
 from codegen.schemas import Models, read_models
+from codegen.security import check_document_security
+from codegen.spelling import drop_titles, spell_nulls
 from codegen.text import docstring, finish, method_doc, operation_doc
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -33,6 +35,8 @@ class Contract:
     tags: dict[str, str]
     clients: dict[str, list[ClientMethod]]
     limits: list[Constant]
+    #: The version of the official client that is covered whole; empty where the document does not say.
+    surface: str
 
 
 class Bindings(Project):
@@ -55,7 +59,8 @@ class Bindings(Project):
     def _create_package(self) -> None:
         info = self.openapi
         title, contract_version = info.title.get_untrusted_value(), info.version.get_untrusted_value()
-        self._write("__init__.py", "package.py.jinja", title=title, version=contract_version)
+        names = {"title": title, "version": contract_version, "surface": self.contract.surface}
+        self._write("__init__.py", "package.py.jinja", **names)
         self._write("runtime.py", "runtime.py.jinja")
         (self.package_dir / "py.typed").touch()
 
@@ -91,10 +96,11 @@ def generate(document: Any, output: Path, public: Mapping[str, str] | None = Non
     `public` says from which modules users import which records; a record says that it is of that module.
     """
     refusals: list[Refusal] = []
+    document = spell_nulls(document)
     contract = read(DocumentNode.of_document(document), refusals, public or {})
     if refusals or contract is None:
         return refusals
-    bindings = parse(document, output)
+    bindings = parse(drop_titles(document), output)
     if isinstance(bindings, GeneratorError):
         return [refusal_of(bindings)]
     bindings.contract = contract
@@ -111,7 +117,8 @@ def read(root: DocumentNode, refusals: list[Refusal], public: Mapping[str, str])
         tags = dict(read_tags(root))
         models, operations = read_models(root, refusals, public), read_operations(root, python_name, refusals)
         clients = {} if refusals else read_client_methods(root, operations, models, refusals)
-        return Contract(models, operations, tags, clients, read_limits(root))
+        surface = root["info"].text("x-official-surface")
+        return Contract(models, operations, tags, clients, read_limits(root), surface)
     except Refusal as refusal:
         refusals.append(refusal)
         return None
@@ -158,6 +165,7 @@ def check_document(root: DocumentNode) -> None:
     root["components"].only(COMPONENTS, "components")
     if "schemas" not in root["components"]:
         raise root["components"].refusal("schemas is missing")
+    check_document_security(root)
 
 
 def read_tags(root: DocumentNode) -> Iterator[tuple[str, str]]:

@@ -170,6 +170,8 @@ def body_arguments(node: DocumentNode, operation: OperationSpec, models: Models)
     fields = [item for record in records for item in record.fields]
     if operation.multipart:
         raise node.refusal(f"{operation.body} is a form; write this method by hand")
+    if operation.binary and operation.body is None:
+        raise node.refusal(f"the body of {operation.operation_id} is bytes; write this method by hand")
     if any(item.factory is not None for item in fields):
         raise node.refusal(f"{operation.body} has defaults that are always sent; write this method by hand")
     return [Argument(item.name, qualify(item, models), item.doc, "None" if item.optional else None) for item in fields]

@@ -55,8 +55,7 @@ class CoverageRow:
         ]
 
     def test_names(self) -> str:
-        more = len(self.tests) - MOST_TESTS
-        return ", ".join(self.tests[:MOST_TESTS]) + (f" and {more} more" if more > 0 else "")
+        return ", ".join(self.tests[:MOST_TESTS]) + (" and others" if len(self.tests) > MOST_TESTS else "")
 
 
 def rows(document: Any, root: Path = ROOT) -> list[CoverageRow]:

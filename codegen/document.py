@@ -6,6 +6,7 @@ Python types or of templates.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeGuard, TypeVar
@@ -15,7 +16,9 @@ Result = TypeVar("Result")
 MULTIPART = "multipart/form-data"
 
 #: Keywords that explain and change nothing about what is generated.
-DOCUMENTATION = frozenset({"description", "summary", "deprecated", "example", "examples", "externalDocs", "x-evidence"})
+DOCUMENTATION = frozenset(
+    {"title", "description", "summary", "deprecated", "example", "examples", "externalDocs", "x-evidence", "x-assumed"}
+)
 
 #: Limits on values: what a server may check. They reach the generated types only under `x-validate: true`.
 INTEGER_LIMITS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
@@ -60,12 +63,29 @@ RESPONSE = frozenset({"description", "content", "headers", "links", "x-evidence"
 MEDIA_TYPE = frozenset({"schema", "example", "examples", "x-protobuf-message", "x-evidence"})
 
 
+#: Extensions that mean something here. Others are their authors', and are passed over.
+EXTENSIONS = frozenset(
+    {"x-any", "x-assumed", "x-client", "x-constants", "x-evidence", "x-open", "x-open-enum", "x-open-union", "x-optional"}
+    | {"x-protobuf-message", "x-reply", "x-result", "x-secret", "x-validate"}
+)
+
+
 def is_mapping(value: object) -> TypeGuard[dict[Any, Any]]:
     return isinstance(value, dict)
 
 
 def is_list(value: object) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
+
+
+def is_foreign(key: object) -> bool:
+    """Return whether a key is an extension that others have defined."""
+    return isinstance(key, str) and key.startswith("x-") and key not in EXTENSIONS
+
+
+def nearest_extension(key: str) -> str | None:
+    """Return the extension of ours that was probably meant."""
+    return next(iter(difflib.get_close_matches(key, sorted(EXTENSIONS), n=1, cutoff=0.8)), None)
 
 
 class Refusal(Exception):
@@ -118,8 +138,14 @@ class DocumentNode:
         return value
 
     def only(self, allowed: frozenset[str], what: str) -> None:
-        """Refuse every keyword outside `allowed`: an ignored keyword is a promise that the output breaks."""
-        unknown = sorted(str(key) for key in self.mapping() if key not in allowed)
+        """Refuse every keyword outside `allowed`: an ignored keyword is a promise that the output breaks.
+
+        An extension that is not ours is passed over, unless it is nearly the name of one of ours.
+        """
+        for key in self.mapping():
+            if str(key).startswith("x-") and key not in EXTENSIONS and (meant := nearest_extension(str(key))):
+                raise self.refusal(f"{key} is not known; {meant} is")
+        unknown = sorted(str(key) for key in self.mapping() if key not in allowed and not is_foreign(key))
         if unknown:
             raise self.refusal(f"{what} does not understand {', '.join(unknown)}")
 

@@ -18,11 +18,11 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from codegen.document import is_mapping
-from codegen.files import ROOT, load
+from codegen.files import HERE, ROOT, load
 from codegen.wheel_facts import Facts, literal_values, read_facts
 
 #: What the document says otherwise on purpose, each with its reason.
-DIFFERENCES = ROOT / "tests" / "contract" / "official" / "differences.toml"
+DIFFERENCES = HERE / "official_differences.toml"
 _SCALARS = {
     "str": "string",
     "int": "integer, format: int64",
@@ -110,9 +110,9 @@ def compare_document(document: Any, facts: Facts) -> Iterator[str]:
                 yield f"add property {name}.{field}{_yaml_of_field(field, fields[field])}"
         for field in sorted(fields.keys() & properties.keys()):
             if f"{name}.{field}" not in known["fields"]:
-                yield from _compare_field(
-                    f"{name}.{field}", fields[field], properties[field], field in schemas[name].get("required", ())
-                )
+                is_required = field in schemas[name].get("required", ())
+                yield from _compare_field(f"{name}.{field}", fields[field], properties[field], is_required)
+                yield from _compare_choices(f"{name}.{field}", fields[field], properties[field], schemas)
         for field in sorted(properties.keys() - fields.keys()):
             if f"{name}.{field}" not in known["additions"]:
                 yield f"is property {name}.{field} still sent? {facts['version']} does not have it"
@@ -130,6 +130,21 @@ def _compare_field(name: str, fact: Facts, schema: Any, is_required: bool) -> It
         yield f"change the type of {name}: {sorted(ours)} -> {sorted(theirs)}"
     if ours and theirs and "null" in theirs - ours:
         yield f"allow null in {name}"
+
+
+def _compare_choices(name: str, fact: Facts, schema: Any, schemas: Any) -> Iterator[str]:
+    """Say where a field that takes listed values takes others."""
+    theirs = set(literal_values(_bare(ast.parse(fact["type"], mode="eval").body)))
+    named = schemas.get(schema.get("$ref", "").rpartition("/")[2], schema)
+    ours = {str(value) for value in named.get("enum", [named["const"]] if "const" in named else ())}
+    if theirs and ours and theirs != ours:
+        yield f"change the values of {name}: {sorted(ours)} -> {sorted(theirs)}"
+
+
+def _bare(node: ast.expr) -> ast.expr:
+    """Return an annotation without its `Optional`."""
+    is_optional = isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("Optional")
+    return node.slice if isinstance(node, ast.Subscript) and is_optional else node
 
 
 def _types(schema: Any) -> set[str]:

@@ -25,12 +25,16 @@ from codegen.document import (
 from codegen.python_defaults import source_of
 from codegen.python_types import annotate, types_of
 from codegen.schemas import doc_of
+from codegen.security import check_security
 
 JSON = "application/json"
 #: Its schema is the record in the data of each event.
 EVENTS = "text/event-stream"
 #: Names that a generated function uses itself; a parameter of that name would shadow them.
 TAKEN = frozenset({"body", "expected", "models", "datetime", "Request", "Binary", "Sequence", "T", "form_body"})
+
+#: Names that a module of generated functions imports; a function of that name would shadow them.
+TAKEN_FUNCTIONS = frozenset({"models", "datetime", "msgspec", "form_body", "header_values", "path_value", "query_string"})
 
 PythonName = Callable[[str], str]
 
@@ -81,7 +85,8 @@ class OperationSpec:
     @property
     def arguments(self) -> list[str]:
         """Return the signature: the body by position, everything else by name."""
-        body = [f"body: models.{self.body}{' | Binary' if self.binary else ''}"] if self.body else []
+        kinds = [f"models.{self.body}"] * (self.body is not None) + ["Binary"] * self.binary
+        body = [f"body: {' | '.join(kinds)}"] if kinds else []
         named = ["expected: type[T]"] if self.expected else []
         named += [parameter.declaration for parameter in self.parameters]
         return [*body, *(["*", *named] if named else [])]
@@ -89,7 +94,9 @@ class OperationSpec:
     @property
     def answer(self) -> str:
         """Return the type of the reply."""
-        return "T" if self.expected else f"models.{self.reply}" if self.reply else "None"
+        if self.expected:
+            return "T"
+        return f"models.{self.reply}" if self.reply else "bytes" if self.response_media_types else "None"
 
     @property
     def multipart(self) -> bool:
@@ -143,6 +150,7 @@ def read_operation(path: str, method: str, item: DocumentNode, python_name: Pyth
     node = item[method]
     node.only(OPERATION, "an operation")
     operation_id = read_operation_id(node, python_name, seen)
+    check_security(node)
     parameters = read_parameters(path, item, node, python_name)
     body, request_media_types = read_body(node)
     reply, response_media_types = read_reply(node)
@@ -178,6 +186,8 @@ def read_operation_id(node: DocumentNode, python_name: PythonName, seen: dict[st
         raise node.refusal("operationId is missing")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", operation_id) or python_name(operation_id) != operation_id:
         raise node["operationId"].refusal(f"{operation_id!r} cannot be a function name; use snake_case")
+    if operation_id in TAKEN_FUNCTIONS:
+        raise node["operationId"].refusal(f"{operation_id!r} is a name that the generated module uses itself")
     if operation_id in seen:
         raise node["operationId"].refusal(f"{operation_id!r} is already the operation at {seen[operation_id]}")
     seen[operation_id] = node.pointer
@@ -316,9 +326,9 @@ def read_body(node: DocumentNode) -> tuple[str | None, tuple[str, ...]]:
     if MULTIPART in body["content"]:
         return record_name(body, read_form(body["content"])), (MULTIPART,)
     name, media_types = read_content(body["content"])
-    if name is None or EVENTS in media_types:
-        raise body["content"].refusal(f"a request body needs {JSON}")
-    return record_name(body, name), media_types
+    if EVENTS in media_types:
+        raise body["content"].refusal(f"{EVENTS} is not a form of a request body")
+    return name and record_name(body, name), media_types
 
 
 def read_form(content: DocumentNode) -> str:
@@ -347,6 +357,8 @@ def read_content(content: DocumentNode) -> tuple[str | None, tuple[str, ...]]:
         elif media["schema"].value != {"type": "string", "format": "binary"}:
             raise media["schema"].refusal("a media type other than JSON needs {type: string, format: binary}")
         media_types.append(media_type)
+    if EVENTS in media_types and len(media_types) > 1:
+        raise content.refusal(f"{EVENTS} stands alone: nothing decodes both a stream and another form")
     return name, tuple(media_types)
 
 
@@ -390,7 +402,4 @@ def read_response(status: str, node: DocumentNode) -> tuple[str | None, tuple[st
     response.only(RESPONSE, "a response")
     if "content" not in response:
         return None, ()
-    name, media_types = read_content(response["content"])
-    if name is None:
-        raise response["content"].refusal(f"an answer with a body needs {JSON} or {EVENTS}")
-    return name, media_types
+    return read_content(response["content"])

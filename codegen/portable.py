@@ -6,6 +6,7 @@ FutureAnswer            the union of everything that it may be
 members of a union      their tag is required, as their clients send it today
 media types             JSON comes first, as generators take the first one
 headers of every call   declared where they may stand
+examples of chunks      with their tag
 """
 
 from __future__ import annotations
@@ -66,17 +67,17 @@ def make_portable(document: Any) -> Any:
             schemas[name] = _spell_out_choice(schema, schemas)
         elif schema.get("x-open-union"):
             schemas[name] = _open_union(schema)
-    for _, operation in operations(portable):
+    for operation in _operations(portable):
         _declare_headers(operation, portable["components"])
     for content in _find(portable, "content"):
         _keep_json(content)
+    _tag_examples(portable["components"].get("examples", {}))
     return _rewrite(portable, _without_extensions)
 
 
-def operations(document: Any) -> Iterator[tuple[str, Schema]]:
-    """Every operation, and its method."""
+def _operations(document: Any) -> Iterator[Schema]:
     for item in document["paths"].values():
-        yield from ((method, item[method]) for method in METHODS if method in item)
+        yield from (item[method] for method in METHODS if method in item)
 
 
 def _require_tags(schemas: dict[str, Schema], union: Schema) -> None:
@@ -138,6 +139,14 @@ def _keep_json(content: Schema) -> None:
     if JSON in content:
         for other in [media_type for media_type in content if media_type != JSON]:
             del content[other]
+
+
+def _tag_examples(node: Any) -> None:
+    """Give a tag to chunks of text in examples that clients of 2025 sent without one."""
+    for value in node.values() if is_mapping(node) else node if is_list(node) else ():
+        _tag_examples(value)
+    if is_mapping(node) and "tokens" in node and "type" not in node and len(node) == 1:
+        node["type"] = "encoded_text"
 
 
 def _without_extensions(schema: Schema) -> Schema:

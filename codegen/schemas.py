@@ -35,6 +35,13 @@ TAKEN = frozenset(
 )
 
 
+#: What every record can do; a field of that name would take its place.
+METHODS_OF_RECORDS = frozenset(
+    {"copy", "dict", "json", "model_copy", "model_dump", "model_dump_json", "model_fields", "model_validate"}
+    | {"model_validate_json", "parse_obj", "parse_raw"}
+)
+
+
 @dataclass(frozen=True)
 class OpenUnion:
     """A union whose unknown members stay dictionaries: msgspec decodes `Any`, then the record reads the known ones."""
@@ -306,6 +313,7 @@ def read_record(name: str, node: DocumentNode, index: SchemaIndex) -> RecordSpec
     )
     if tag_field is None:
         return record
+    check_field_name(tag_field, properties[tag_field])
     properties[tag_field].only(CONST_SCHEMA - {"x-open"}, "a discriminator property")
     return replace(record, tag_field=tag_field, tag=tag, tag_doc=doc_of(properties[tag_field]) or RecordSpec.tag_doc)
 
@@ -361,6 +369,8 @@ def open_union_of(node: DocumentNode, index: SchemaIndex) -> OpenUnion | None:
 
 
 def check_field_name(name: str, node: DocumentNode) -> None:
+    if name in METHODS_OF_RECORDS:
+        raise node.refusal(f"{name!r} would shadow what every generated record can do")
     if keyword.iskeyword(name):
         raise node.refusal(f"{name!r} is a Python keyword and cannot be an attribute")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in TAKEN:

@@ -55,7 +55,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def read_levels(text: str) -> list[str]:
-    """Read `clients,python`; `none` is no level."""
+    """Read levels such as `clients,python`; `none` means no levels."""
     levels = [] if text == "none" else list(dict.fromkeys(text.split(",")))
     unknown = [level for level in levels if level not in LEVELS]
     if unknown:

@@ -69,6 +69,9 @@ LORA_CONFIG_RANK_MINIMUM: Final = 0
 DIMUON_OPTIMIZER_CONFIG_VERSION_MINIMUM: Final = 1
 """`minimum` of `DimuonOptimizerConfig.version`."""
 
+DIMUON_OPTIMIZER_CONFIG_VERSION_MAXIMUM: Final = 1
+"""`maximum` of `DimuonOptimizerConfig.version`."""
+
 CREATE_MODEL_REQUEST_MODEL_SEQ_ID_MINIMUM: Final = 0
 """`minimum` of `CreateModelRequest.model_seq_id`."""
 
@@ -208,6 +211,9 @@ WEIGHTS_INFO_RESPONSE_LORA_RANK_MINIMUM: Final = 0
 
 COPY_WEIGHTS_REQUEST_MODEL_SEQ_ID_MINIMUM: Final = 0
 """`minimum` of `CopyWeightsRequest.model_seq_id`."""
+
+CHECKPOINT_CHECKPOINT_ID_PATTERN: Final = "^(weights|sampler_weights|external_weights)/[^/]+$"
+"""`pattern` of `Checkpoint.checkpoint_id`."""
 
 CHECKPOINT_SIZE_BYTES_MINIMUM: Final = 0
 """`minimum` of `Checkpoint.size_bytes`."""

@@ -219,6 +219,7 @@ class ErrorResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The body of an error status. Proxies send text, HTML or nothing instead; a client must survive that."""
 
     detail: ErrorDetail | None = None
+    """What was wrong: a text, or a list of places."""
 
 
 class ValidationProblem(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -227,10 +228,13 @@ class ValidationProblem(_Record, frozen=True, kw_only=True, omit_defaults=True):
     loc: list[int | str]
     """Where: `body`, then field names and list indices."""
     msg: str
+    """What is wrong there, for people."""
     type: str
     """A word for the kind of fault."""
     input: JSONValue | None = None
+    """The value that was found there."""
     ctx: JSONValue | None = None
+    """Numbers and words that `msg` was made of."""
 
 
 RequestErrorCategory: TypeAlias = Literal["unknown", "server", "user"] | str
@@ -245,15 +249,21 @@ class RequestFailedResponse(_Record, frozen=True, kw_only=True, omit_defaults=Tr
     error: str
     """A text for the user."""
     category: RequestErrorCategory
+    """Whose fault it is."""
 
 
 class HealthResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The server takes work."""
+
     __module__ = "tinker.types"
 
-    status: str
+    status: Literal["ok"] | str = _field(default_factory=lambda: "ok")
+    """Always `ok`; official clients take no other word. A server that cannot take work answers 503 instead."""
 
 
 class ClientConfigRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Who asks for settings."""
+
     __module__ = "tinker.types"
 
     sdk_version: str
@@ -315,6 +325,8 @@ class ClientDynamicConfigResponse(_Record, frozen=True, kw_only=True, omit_defau
 
 
 class SupportedModel(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A base model that can be used."""
+
     __module__ = "tinker.types"
 
     model_name: str | None = None
@@ -322,13 +334,18 @@ class SupportedModel(_Record, frozen=True, kw_only=True, omit_defaults=True):
     max_context_length: int | None = None
     """Prompt and continuation together."""
     trainable: bool | None = None
+    """Whether adapters can be trained on it; null when the server does not say."""
     sampleable: bool | None = None
+    """Whether it can be sampled; null when the server does not say."""
 
 
 class GetServerCapabilitiesResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What the server offers."""
+
     __module__ = "tinker.types"
 
     supported_models: list[SupportedModel]
+    """The base models, in an order of the server."""
 
 
 class AuthTokenRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -336,6 +353,8 @@ class AuthTokenRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AuthTokenResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A credential for a while."""
+
     __module__ = "tinker.types"
 
     jwt: str
@@ -348,42 +367,63 @@ class AuthTokenResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SelfApiKeyOrganization(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The organization of a key."""
+
     name: str
+    """Its name."""
 
 
 class SelfApiKeyUser(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The user of a key."""
+
     email: str
+    """The address of the user."""
 
 
 class SelfApiKeyDetails(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """To whom a key belongs."""
+
     org_details: SelfApiKeyOrganization
+    """The organization."""
     user_details: SelfApiKeyUser
+    """The user."""
 
 
 class SelfApiKeyResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The API key that asked."""
 
     key_id: int
+    """The number of the key."""
     name: str
+    """The name that its owner gave it."""
     note: str
+    """A note of its owner."""
     details: SelfApiKeyDetails
+    """To whom it belongs."""
 
 
 class CreateSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A session to open: the frame of models and samplers of one client."""
+
     __module__ = "tinker.types"
 
     tags: Sequence[str]
     """Words of the user, without order; from `TINKER_TAGS`."""
     user_metadata: Metadata | None = None
+    """What the user wrote about the session; clients of today always send it, with an empty object for nothing."""
     sdk_version: str
     """The server may answer messages about it."""
     project_id: str | None = None
+    """The project that the session, its runs and its checkpoints belong to."""
     display_name: str | None = None
     """Not unique; for lists and searches."""
     type: Literal["create_session"] = _field(default_factory=lambda: "create_session")
+    """Always `create_session`."""
 
 
 class CreateSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The session, and what its user should be told."""
+
     __module__ = "tinker.types"
 
     session_id: str
@@ -395,19 +435,27 @@ class CreateSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=Tr
     error_message: str | None = None
     """Logged for the user as an error; nothing fails."""
     type: Literal["create_session"] | str = _field(default_factory=lambda: "create_session")
+    """Always `create_session`."""
 
 
 class SessionHeartbeatRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A sign that the client lives."""
+
     __module__ = "tinker.types"
 
     session_id: str
+    """The session."""
     type: Literal["session_heartbeat"] = _field(default_factory=lambda: "session_heartbeat")
+    """Always `session_heartbeat`."""
 
 
 class SessionHeartbeatResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The session lives too."""
+
     __module__ = "tinker.types"
 
     type: Literal["session_heartbeat"] | str = _field(default_factory=lambda: "session_heartbeat")
+    """Always `session_heartbeat`."""
 
 
 ClientSessionFinishReasonType: TypeAlias = Literal["success", "errored", "interrupted"] | str
@@ -417,33 +465,39 @@ ClientSessionFinishReasonType: TypeAlias = Literal["success", "errored", "interr
 class ClientSessionFinishSuccess(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="success"
 ):
+    """The program ended as it should."""
+
     __module__ = "tinker.types"
 
     @property
     def type(self) -> Literal["success"]:
-        """Always sent; the union is told apart by it."""
+        """Always `success`."""
         return "success"
 
 
 class ClientSessionFinishErrored(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="errored"
 ):
+    """The program ended with an error."""
+
     __module__ = "tinker.types"
 
     @property
     def type(self) -> Literal["errored"]:
-        """Always sent; the union is told apart by it."""
+        """Always `errored`."""
         return "errored"
 
 
 class ClientSessionFinishInterrupted(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="interrupted"
 ):
+    """The program was interrupted."""
+
     __module__ = "tinker.types"
 
     @property
     def type(self) -> Literal["interrupted"]:
-        """Always sent; the union is told apart by it."""
+        """Always `interrupted`."""
         return "interrupted"
 
 
@@ -465,7 +519,10 @@ else:
 
 
 class FinishSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The end of a session, told by its client."""
+
     reason: ClientSessionFinishReason
+    """How it ended."""
     detail: str | None
     """Sent as null when there is nothing to say."""
 
@@ -474,30 +531,45 @@ class FinishSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ListSessionsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A page of sessions."""
+
     __module__ = "tinker.types"
 
     sessions: list[str]
+    """Their ids, newest first."""
 
 
 class GetSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What a session holds."""
+
     __module__ = "tinker.types"
 
     training_run_ids: list[str]
+    """Its models."""
     sampler_ids: list[str]
+    """Its sampling sessions."""
     user_metadata: StringMap | None = None
+    """What the user wrote about it."""
     display_name: str | None = None
+    """Its name for people; not unique."""
 
 
 class SetSessionProjectRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a session shall belong."""
+
     project_id: str
     """The project to move the session into."""
 
 
 TraceExportStatus: TypeAlias = Literal["pending", "ready", "failed"] | str
+"""How far an export is."""
 
 
 class TraceExportResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """An export, or how far it is."""
+
     status: TraceExportStatus
+    """How far it is."""
     url: str | None = None
     """Where the trace is; with `ready` only."""
     error: str | None = None
@@ -516,7 +588,7 @@ class OwnSearchOwner(_Record, frozen=True, kw_only=True, omit_defaults=True, tag
 
     @property
     def type(self) -> Literal["own"]:
-        """Always sent; the union is told apart by it."""
+        """Always `own`."""
         return "own"
 
 
@@ -527,7 +599,7 @@ class AccessibleSearchOwner(_Record, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def type(self) -> Literal["accessible"]:
-        """Always sent; the union is told apart by it."""
+        """Always `accessible`."""
         return "accessible"
 
 
@@ -537,48 +609,58 @@ class UserSearchOwner(_Record, frozen=True, kw_only=True, omit_defaults=True, ta
     __module__ = "tinker.types"
 
     owner_urns: Sequence[str]
+    """The URNs of the users."""
 
     @property
     def type(self) -> Literal["user"]:
-        """Always sent; the union is told apart by it."""
+        """Always `user`."""
         return "user"
 
 
 SearchOwner: TypeAlias = OwnSearchOwner | AccessibleSearchOwner | UserSearchOwner
+"""Whose things are searched."""
 
 
 class ActiveSessionStatusQuery(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="active"):
+    """Sessions that live."""
+
     __module__ = "tinker.types"
 
     @property
     def type(self) -> Literal["active"]:
-        """Always sent; the union is told apart by it."""
+        """Always `active`."""
         return "active"
 
 
 class CancelledSessionStatusQuery(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="cancelled"
 ):
+    """Sessions that were cancelled."""
+
     __module__ = "tinker.types"
 
     @property
     def type(self) -> Literal["cancelled"]:
-        """Always sent; the union is told apart by it."""
+        """Always `cancelled`."""
         return "cancelled"
 
 
 class FailedSessionStatusQuery(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="failed"):
+    """Sessions that failed."""
+
     __module__ = "tinker.types"
 
     @property
     def type(self) -> Literal["failed"]:
-        """Always sent; the union is told apart by it."""
+        """Always `failed`."""
         return "failed"
 
 
 class ClientFinishedSessionStatusQuery(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="client_finished"
 ):
+    """Sessions that their client has ended."""
+
     __module__ = "tinker.types"
 
     reasons: Sequence[ClientSessionFinishReasonType] | None = None
@@ -586,13 +668,14 @@ class ClientFinishedSessionStatusQuery(
 
     @property
     def type(self) -> Literal["client_finished"]:
-        """Always sent; the union is told apart by it."""
+        """Always `client_finished`."""
         return "client_finished"
 
 
 SessionStatusQuery: TypeAlias = (
     ActiveSessionStatusQuery | CancelledSessionStatusQuery | FailedSessionStatusQuery | ClientFinishedSessionStatusQuery
 )
+"""One status that a session may have to be found."""
 
 
 class SessionSearchCursor(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -603,41 +686,54 @@ class SessionSearchCursor(_Record, frozen=True, kw_only=True, omit_defaults=True
     last_created_at: datetime.datetime
     """With a time zone."""
     last_session_id: str
+    """The last session of the page before."""
 
 
 class SessionSearchRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Conditions, all of which a session must meet."""
+
     __module__ = "tinker.types"
 
     session_id: str | None = None
+    """The session with this id."""
     project_ids: Sequence[str] | None = None
+    """Sessions of one of these projects."""
     user_metadata: StringMap = _field(default_factory=lambda: {})
     """Pairs that a session must have, among others."""
     display_name: str | None = None
     """A part of the name."""
     owner: SearchOwner = _field(default_factory=lambda: OwnSearchOwner())
+    """Whose things are searched."""
     statuses: Sequence[SessionStatusQuery] | None = None
     """Any of them."""
     limit: int = _field(default_factory=lambda: 50)
+    """How many there are on a page at most."""
     cursor: SessionSearchCursor | None = None
+    """`next_cursor` of the page before; the first page when missing or null."""
 
 
 class SessionActive(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="active"):
+    """The session lives."""
+
     __module__ = "tinker.types"
 
     @property
     def type(self) -> Literal["active"]:
-        """Always sent; the union is told apart by it."""
+        """Always `active`."""
         return "active"
 
 
 class SessionCancelled(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="cancelled"):
+    """The session was cancelled."""
+
     __module__ = "tinker.types"
 
     detail: str | None = None
+    """More about it, for people."""
 
     @property
     def type(self) -> Literal["cancelled"]:
-        """Always sent; the union is told apart by it."""
+        """Always `cancelled`."""
         return "cancelled"
 
 
@@ -649,11 +745,13 @@ class ClientSessionFinished(
     __module__ = "tinker.types"
 
     reason: ClientSessionFinishReason
+    """How it ended, in the words of its client."""
     detail: str | None = None
+    """More about it, for people."""
 
     @property
     def type(self) -> Literal["client_finished"]:
-        """Always sent; the union is told apart by it."""
+        """Always `client_finished`."""
         return "client_finished"
 
     def __post_init__(self) -> None:
@@ -661,45 +759,56 @@ class ClientSessionFinished(
 
 
 SessionFailedCategory: TypeAlias = Literal["user", "internal"] | str
+"""Whose fault the failure of a session is."""
 
 
 class SessionFailedRequestReason(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="request"
 ):
+    """The session failed with a request."""
+
     __module__ = "tinker.types"
 
     request_id: str
+    """The request that failed."""
     request_type: str
+    """What was asked for."""
 
     @property
     def type(self) -> Literal["request"]:
-        """Always sent; the union is told apart by it."""
+        """Always `request`."""
         return "request"
 
 
 class SessionFailedTrainingRunReason(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="training_run"
 ):
+    """The session failed with a training run."""
+
     __module__ = "tinker.types"
 
     training_run_id: str
+    """The run, which is the model id."""
 
     @property
     def type(self) -> Literal["training_run"]:
-        """Always sent; the union is told apart by it."""
+        """Always `training_run`."""
         return "training_run"
 
 
 class SessionFailedSamplingSessionReason(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_session"
 ):
+    """The session failed with a sampling session."""
+
     __module__ = "tinker.types"
 
     sampling_session_id: str
+    """The sampling session."""
 
     @property
     def type(self) -> Literal["sampling_session"]:
-        """Always sent; the union is told apart by it."""
+        """Always `sampling_session`."""
         return "sampling_session"
 
 
@@ -724,15 +833,20 @@ else:
 
 
 class SessionFailed(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="failed"):
+    """The session failed."""
+
     __module__ = "tinker.types"
 
     category: SessionFailedCategory
+    """Whose fault it is."""
     reason: SessionFailedReason
+    """What it failed with."""
     message: str
+    """A text for the user."""
 
     @property
     def type(self) -> Literal["failed"]:
-        """Always sent; the union is told apart by it."""
+        """Always `failed`."""
         return "failed"
 
     def __post_init__(self) -> None:
@@ -756,36 +870,53 @@ else:
 
 
 class SessionSummary(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A session that was found."""
+
     __module__ = "tinker.types"
 
     session_id: str
+    """The session."""
     created_at: datetime.datetime
+    """When it was opened."""
     owner: str
     """A URN."""
     project_id: str
+    """The project it belongs to; none when missing or null."""
     status: SessionStatus | None = None
+    """How it is; null when the server does not say."""
     checkpoints_count: int
+    """How many checkpoints its runs have."""
     display_name: str | None = None
+    """Its name for people; not unique."""
     user_metadata: StringMap | None = None
+    """What the user wrote about it."""
     checkpoint_storage_bytes: int | None = None
+    """How much they store; null when the server does not say."""
 
     def __post_init__(self) -> None:
         _read_open(self, "status", "type", _SESSION_STATUS, nullable=True)
 
 
 class SessionSearchResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A page of sessions."""
+
     __module__ = "tinker.types"
 
     sessions: list[SessionSummary]
+    """The sessions, newest first."""
     next_cursor: SessionSearchCursor | None = None
+    """Goes into `cursor` for the next page; missing or null on the last."""
 
 
 class LoraConfig(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The shape of an adapter."""
+
     rank: int
     """SDKs send 32 where the user says nothing."""
     seed: int | None = None
     """For the initial weights."""
     train_unembed: bool = _field(default_factory=lambda: True)
+    """Train the unembedding too."""
     train_mlp: bool = _field(default_factory=lambda: True)
     """MLP layers and experts."""
     train_attn: bool = _field(default_factory=lambda: True)
@@ -793,22 +924,27 @@ class LoraConfig(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AdamOptimizerConfig(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="adamw"):
+    """Adam with decoupled weight decay, the usual family."""
+
     __module__ = "tinker.types"
 
     @property
     def type(self) -> Literal["adamw"]:
-        """Always sent; the union is told apart by it."""
+        """Always `adamw`."""
         return "adamw"
 
 
 class DimuonOptimizerConfig(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="dimuon"):
+    """Dimuon, in one of its versions."""
+
     __module__ = "tinker.types"
 
     version: int = _field(default_factory=lambda: 1)
+    """Which version of the family; there is one."""
 
     @property
     def type(self) -> Literal["dimuon"]:
-        """Always sent; the union is told apart by it."""
+        """Always `dimuon`."""
         return "dimuon"
 
 
@@ -827,80 +963,112 @@ else:
 
 
 class CreateModelRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A model to make: an adapter on a base model, and its training run."""
+
     __module__ = "tinker.types"
 
     session_id: str
+    """The session."""
     model_seq_id: int
     """0, 1, 2, ... per session, numbered by the client."""
     base_model: str
     """A name of `get_server_capabilities`."""
     user_metadata: Metadata | None = None
+    """What the user wrote about it."""
     lora_config: LoraConfig | None = None
+    """The shape of the adapter."""
     optimizer_config: OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
+    """The family of the optimizer, chosen once for the model."""
     type: Literal["create_model"] = _field(default_factory=lambda: "create_model")
+    """Always `create_model`."""
 
     def __post_init__(self) -> None:
         _read_open(self, "optimizer_config", "type", _OPTIMIZER_CONFIG)
 
 
 class CreateModelResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The model."""
+
     __module__ = "tinker.types"
 
     model_id: str
     """`<session_id>:train:<model_seq_id>`; also the training run id."""
     type: Literal["create_model"] | str = _field(default_factory=lambda: "create_model")
+    """Always `create_model`."""
 
 
 class GetInfoRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The model to describe."""
+
     __module__ = "tinker.types"
 
     model_id: str
+    """The model, which is the training run."""
     type: Literal["get_info"] = _field(default_factory=lambda: "get_info")
+    """Always `get_info`."""
 
 
 class ModelData(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What a model was made from."""
+
     __module__ = "tinker.types"
 
     arch: str | None = None
+    """The architecture of the base model."""
     model_name: str | None = None
+    """The name of the base model."""
     tokenizer_id: str | None = None
     """A tokenizer to load; what follows the first `:` is a revision."""
 
 
 class GetInfoResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What a model is."""
+
     __module__ = "tinker.types"
 
     model_data: ModelData
+    """What it was made from."""
     model_id: str
+    """The model, which is the training run."""
     optimizer_config: OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
+    """The family of the optimizer, chosen once for the model."""
     is_lora: bool | None = None
+    """Whether an adapter is trained, and not all weights."""
     lora_rank: int | None = None
+    """The rank of the adapter."""
     model_name: str | None = None
+    """The name of the base model."""
     type: Literal["get_info"] | str | None = _field(default_factory=lambda: "get_info")
+    """Always `get_info`."""
 
     def __post_init__(self) -> None:
         _read_open(self, "optimizer_config", "type", _OPTIMIZER_CONFIG)
 
 
 class UnloadModelRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Deprecated."""
+    """Deprecated. The model that is not needed any more."""
 
     __module__ = "tinker.types"
 
     model_id: str
+    """The model, which is the training run."""
     type: Literal["unload_model"] = _field(default_factory=lambda: "unload_model")
+    """Always `unload_model`."""
 
 
 class UnloadModelResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Deprecated."""
+    """Deprecated. The model is gone."""
 
     __module__ = "tinker.types"
 
     model_id: str
+    """The model, which is the training run."""
     type: Literal["unload_model"] | str | None = _field(default_factory=lambda: "unload_model")
+    """Always `unload_model`."""
 
 
 TensorDtype: TypeAlias = Literal["int64", "float32"]
+"""The type of the numbers of a tensor."""
 
 
 class TensorData(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -909,7 +1077,9 @@ class TensorData(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     data: Sequence[int | float]
+    """The values, row by row; of a sparse tensor those that are stored."""
     dtype: TensorDtype
+    """The type of the values."""
     shape: Sequence[int] | None = None
     """One dimension when missing."""
     sparse_crow_indices: Sequence[int] | None = None
@@ -919,21 +1089,28 @@ class TensorData(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 ImageFormat: TypeAlias = Literal["png", "jpeg"]
+"""How a picture is encoded."""
 
 
 class EncodedTextChunk(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="encoded_text"):
+    """Text, as tokens."""
+
     tokens: Sequence[int]
+    """Ids of the tokenizer of the base model."""
 
     @property
     def type(self) -> Literal["encoded_text"]:
-        """Always sent; the union is told apart by it."""
+        """Always `encoded_text`."""
         return "encoded_text"
 
 
 class ImageChunk(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="image"):
+    """A picture, with its bytes."""
+
     data: bytes
     """The file. Raw bytes in protobuf."""
     format: ImageFormat
+    """How the bytes are encoded."""
     expected_tokens: int | None = None
     """How many tokens the client counts for it; the server may refuse another number."""
     height: int | None = None
@@ -945,7 +1122,7 @@ class ImageChunk(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_fie
 
     @property
     def type(self) -> Literal["image"]:
-        """Always sent; the union is told apart by it."""
+        """Always `image`."""
         return "image"
 
 
@@ -955,13 +1132,15 @@ class ImageAssetPointerChunk(
     """An image that the server fetches. In JSON only, so not in a protobuf `forward_backward`."""
 
     format: ImageFormat
+    """How the bytes are encoded."""
     location: str
     """A path or a URL."""
     expected_tokens: int | None = None
+    """How many tokens the client counts it as; the server may refuse another number."""
 
     @property
     def type(self) -> Literal["image_asset_pointer"]:
-        """Always sent; the union is told apart by it."""
+        """Always `image_asset_pointer`."""
         return "image_asset_pointer"
 
 
@@ -975,7 +1154,7 @@ class DmelChunk(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     @property
     def type(self) -> Literal["dmel"]:
-        """Always sent; the union is told apart by it."""
+        """Always `dmel`."""
         return "dmel"
 
 
@@ -984,10 +1163,14 @@ ModelInputChunk: TypeAlias = EncodedTextChunk | ImageChunk | ImageAssetPointerCh
 
 
 class ModelInput(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What a model reads: text and pictures, in order."""
+
     chunks: Sequence[ModelInputChunk]
+    """The pieces, one after the other."""
 
 
 TensorMap: TypeAlias = dict[str, TensorData]
+"""Tensors by name."""
 
 
 class Datum(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -997,7 +1180,9 @@ class Datum(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     loss_fn_inputs: TensorMap
+    """What the loss needs: `target_tokens`, `weights`, `advantages` and the like, one row for each token."""
     model_input: ModelInput
+    """The tokens that go in."""
 
 
 LossFnType: TypeAlias = (
@@ -1012,22 +1197,36 @@ custom loss.
 
 
 class ForwardBackwardInput(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Data and the loss to compute on them."""
+
     data: Sequence[Datum]
+    """The examples, each by itself."""
     loss_fn: LossFnType
+    """The loss."""
     loss_fn_config: LossFnConfig | None = None
+    """Settings of the loss."""
 
 
 class ForwardBackwardRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A loss with its gradient, as JSON."""
+
     forward_backward_input: ForwardBackwardInput
+    """The data and the loss."""
     model_id: str
+    """The model, which is the training run."""
     seq_id: int | None = None
     """1, 2, 3, ... per model, numbered by the client."""
 
 
 class ForwardRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A loss without its gradient, as JSON."""
+
     forward_input: ForwardBackwardInput
+    """The data and the loss."""
     model_id: str
+    """The model, which is the training run."""
     seq_id: int | None = None
+    """Its number among the requests of the model: 1, 2, 3, ..."""
 
 
 MetricMap: TypeAlias = dict[str, float]
@@ -1040,15 +1239,20 @@ class ForwardBackwardOutput(_Record, frozen=True, kw_only=True, omit_defaults=Tr
     """The JSON form of the message `tinker_public.ForwardBackwardOutput`."""
 
     loss_fn_output_type: str = _field(default_factory=lambda: "ArrayRecord")
+    """What `loss_fn_outputs` are."""
     loss_fn_outputs: list[TensorMap]
     """One for each datum; `logprobs` is what custom losses need."""
     metrics: MetricMap = _field(default_factory=lambda: {})
+    """Numbers by name; what follows the `:` says how those of several requests are combined."""
 
 
 class CustomLossInput(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """An input of an uploaded loss."""
+
     __module__ = "tinker.types"
 
     name: str
+    """The name of the tensor; `logprobs` is the first."""
     rank: int
     """Number of dimensions."""
 
@@ -1056,6 +1260,7 @@ class CustomLossInput(_Record, frozen=True, kw_only=True, omit_defaults=True):
 CustomLossNodeOp: TypeAlias = Literal[
     "placeholder", "get_attr", "call_function", "call_method", "call_module", "output"
 ]
+"""What a node of a graph does."""
 
 CustomLossArguments: TypeAlias = Sequence[JSONValue]
 """Arguments of a node. A JSON scalar or list stands for itself; anything else is an object with one key: `ref` (a
@@ -1064,18 +1269,24 @@ node), `tuple`, `dict`, `slice`, `ellipsis`, `float` (inf, -inf, nan), `dtype`, 
 """
 
 CustomLossKwargs: TypeAlias = dict[str, JSONValue]
+"""Arguments of a node by name."""
 
 
 class CustomLossNode(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One step of a graph."""
+
     __module__ = "tinker.types"
 
     op: CustomLossNodeOp
+    """What it does."""
     name: str
     """Unique in its graph."""
     target: str
     """A function such as `torch.exp`, `operator.mul` or `math.log`, a method name, or `output`."""
     args: CustomLossArguments = _field(default_factory=lambda: [])
+    """Its arguments, in order."""
     kwargs: CustomLossKwargs = _field(default_factory=lambda: {})
+    """Its arguments by name."""
 
 
 class CustomLossGraph(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1086,36 +1297,52 @@ class CustomLossGraph(_Record, frozen=True, kw_only=True, omit_defaults=True):
     __module__ = "tinker.types"
 
     format: int = _field(default_factory=lambda: 1)
+    """The version of this form; there is one."""
     nodes: Sequence[CustomLossNode]
+    """The steps, each after those it uses."""
 
 
 class CreateCustomLossRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A loss to upload, by which the session can then train."""
+
     __module__ = "tinker.types"
 
     session_id: str
+    """The session."""
     custom_loss_seq_id: int
     """0, 1, 2, ... per session, numbered by the client."""
     name: str
+    """A name for people."""
     inputs: Sequence[CustomLossInput]
     """The first one is `logprobs`."""
     graph: CustomLossGraph
+    """What is computed."""
     type: Literal["create_custom_loss"] = _field(default_factory=lambda: "create_custom_loss")
+    """Always `create_custom_loss`."""
 
 
 class CreateCustomLossResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The loss."""
+
     __module__ = "tinker.types"
 
     loss_id: str
+    """Goes into `loss_fn_config`, under the name `loss_id`, with the loss `custom`."""
     type: Literal["create_custom_loss"] | str = _field(default_factory=lambda: "create_custom_loss")
+    """Always `create_custom_loss`."""
 
 
 class AdamParams(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Of one step. Without a `type`; clients of 2025 send only what the user gave."""
 
     learning_rate: float = _field(default_factory=lambda: 0.0001)
+    """The size of a step."""
     beta1: float = _field(default_factory=lambda: 0.9)
+    """How slowly the mean of the gradients changes."""
     beta2: float = _field(default_factory=lambda: 0.95)
+    """How slowly the mean of their squares changes."""
     eps: float = _field(default_factory=lambda: 1e-12)
+    """Added to the root of that mean."""
     weight_decay: float = _field(default_factory=lambda: 0.0)
     """Decoupled weight decay."""
     grad_clip_norm: float = _field(default_factory=lambda: 0.0)
@@ -1123,14 +1350,18 @@ class AdamParams(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DimuonParams(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="dimuon"):
+    """One step of Dimuon."""
+
     learning_rate: Annotated[float, msgspec.Meta(ge=0)]
+    """The size of a step."""
     grad_clip_norm: float = _field(default_factory=lambda: 0.0)
     """0 and less mean no clipping."""
     beta1: Annotated[float, msgspec.Meta(ge=0, lt=1)] = _field(default_factory=lambda: 0.9)
+    """How slowly the mean of the gradients changes."""
 
     @property
     def type(self) -> Literal["dimuon"]:
-        """Always sent; the union is told apart by it."""
+        """Always `dimuon`."""
         return "dimuon"
 
 
@@ -1148,21 +1379,32 @@ else:
 
 
 class OptimStepRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One step with the gradient since the last one."""
+
     model_id: str
+    """The model, which is the training run."""
     seq_id: int | None = None
+    """Its number among the requests of the model: 1, 2, 3, ..."""
     type: Literal["optim_step"] = _field(default_factory=lambda: "optim_step")
+    """Always `optim_step`."""
     adam_params: AdamParams | None = None
+    """The settings of this step, for a model with Adam."""
     optimizer_params: OptimizerParams | None = None
+    """The settings of this step, for another family."""
 
     def __post_init__(self) -> None:
         _read_open(self, "optimizer_params", "type", _OPTIMIZER_PARAMS, nullable=True)
 
 
 class OptimStepResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The step is done."""
+
     __module__ = "tinker.types"
 
     metrics: MetricMap | None = None
+    """Numbers by name; what follows the `:` says how those of several requests are combined."""
     type: Literal["optim_step"] | str = _field(default_factory=lambda: "optim_step")
+    """Always `optim_step`."""
 
 
 TtlSeconds: TypeAlias = int
@@ -1170,22 +1412,33 @@ TtlSeconds: TypeAlias = int
 
 
 class SaveWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A checkpoint to train on."""
+
     __module__ = "tinker.types"
 
     model_id: str
+    """The model, which is the training run."""
     path: str | None = None
     """The checkpoint name, not a full path."""
     seq_id: int | None = None
+    """Its number among the requests of the model: 1, 2, 3, ..."""
     ttl_seconds: TtlSeconds | None = None
+    """How long the checkpoint lives; forever when missing or null."""
     overwrite: bool = _field(default_factory=lambda: False)
+    """Replace a checkpoint of that name."""
     user_metadata: StringMap | None = None
+    """What the user wrote about it."""
     type: Literal["save_weights"] = _field(default_factory=lambda: "save_weights")
+    """Always `save_weights`."""
 
 
 class SaveWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The checkpoint."""
+
     path: str
     """`tinker://<training_run_id>/weights/<name>`"""
     type: Literal["save_weights"] | str | None = _field(default_factory=lambda: "save_weights")
+    """Always `save_weights`."""
 
 
 SamplingClientKind: TypeAlias = Literal["snapshot", "inflight"]
@@ -1198,18 +1451,26 @@ class SaveWeightsForSamplerRequest(_Record, frozen=True, kw_only=True, omit_defa
     __module__ = "tinker.types"
 
     model_id: str
+    """The model, which is the training run."""
     path: str | None = None
     """The checkpoint name."""
     sampling_session_seq_id: int | None = None
     """The number of the sampling session to open, as in `create_sampling_session`."""
     kind: SamplingClientKind = _field(default_factory=lambda: "snapshot")
+    """Whether later saves replace these weights while they are sampled."""
     seq_id: int | None = None
+    """Its number among the requests of the model: 1, 2, 3, ..."""
     ttl_seconds: TtlSeconds | None = None
+    """How long the checkpoint lives; forever when missing or null."""
     user_metadata: StringMap | None = None
+    """What the user wrote about it."""
     type: Literal["save_weights_for_sampler"] = _field(default_factory=lambda: "save_weights_for_sampler")
+    """Always `save_weights_for_sampler`."""
 
 
 class SaveWeightsForSamplerResponseInternal(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Where to sample from."""
+
     __module__ = "tinker.types"
 
     path: str | None = None
@@ -1217,48 +1478,68 @@ class SaveWeightsForSamplerResponseInternal(_Record, frozen=True, kw_only=True, 
     sampling_session_id: str | None = None
     """The session to sample from, for a save without a name."""
     type: Literal["save_weights_for_sampler"] | str | None = _field(default_factory=lambda: "save_weights_for_sampler")
+    """Always `save_weights_for_sampler`."""
 
 
 class SaveWeightsExternalRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A checkpoint as files to download."""
+
     __module__ = "tinker.types"
 
     model_id: str
+    """The model, which is the training run."""
     path: str
     """The checkpoint name."""
     seq_id: int | None = None
+    """Its number among the requests of the model: 1, 2, 3, ..."""
     ttl_seconds: TtlSeconds | None = None
+    """How long the checkpoint lives; forever when missing or null."""
     age_encryption_recipients: Sequence[str] | None = None
     """Public keys (`age1...` or SSH) that the files are encrypted for."""
     type: Literal["save_weights_external"] = _field(default_factory=lambda: "save_weights_external")
+    """Always `save_weights_external`."""
 
 
 class SaveWeightsExternalResponseInternal(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The checkpoint of files."""
+
     __module__ = "tinker.types"
 
     path: str | None = None
     """`tinker://<training_run_id>/external_weights/<name>`"""
     size_bytes: int | None = None
+    """How much it stores."""
     type: Literal["save_weights_external"] | str | None = _field(default_factory=lambda: "save_weights_external")
+    """Always `save_weights_external`."""
 
 
 class LoadWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A checkpoint to load into a model, which exists or is made by this."""
+
     __module__ = "tinker.types"
 
     model_id: str | None = None
+    """The model that exists; `session_id` and `model_seq_id` are missing then."""
     seq_id: int | None = None
+    """Its number among the requests of the model: 1, 2, 3, ..."""
     session_id: str | None = None
+    """The session of the model to make."""
     model_seq_id: int | None = None
+    """The number of the model in its session: 0, 1, 2, ..."""
     base_model: str | None = None
     """Instead of the one that the checkpoint was made from."""
     user_metadata: Metadata | None = None
+    """What the user wrote about the model to make."""
     path: str
     """`tinker://<training_run_id>/weights/<name>`"""
     optimizer: bool = _field(default_factory=lambda: False)
     """Restore the optimizer state too."""
     optimizer_config: OptimizerConfig | None = None
+    """The family of the optimizer of the model to make; that of the checkpoint when missing or null."""
     weights_access_token: str | None = None
     """Grants access to somebody else's checkpoint. A secret, and in the body here."""
     type: Literal["load_weights"] = _field(default_factory=lambda: "load_weights")
+    """Always `load_weights`."""
     _secret_fields: ClassVar[frozenset[str]] = frozenset(
         {
             "weights_access_token",
@@ -1270,42 +1551,64 @@ class LoadWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class LoadWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The checkpoint is loaded."""
+
     __module__ = "tinker.types"
 
     path: str | None = None
+    """The checkpoint."""
     model_id: str | None = None
+    """The model that has it now."""
     type: Literal["load_weights"] | str | None = _field(default_factory=lambda: "load_weights")
+    """Always `load_weights`."""
 
 
 class WeightsInfoRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The checkpoint to describe."""
+
     tinker_path: str
     """The checkpoint, `tinker://<training_run_id>/<kind>/<name>`."""
 
 
 class WeightsInfoResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """From what a checkpoint was made."""
+
     __module__ = "tinker.types"
 
     base_model: str
+    """The model under the adapter."""
     optimizer_config: OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
+    """The family of the optimizer, chosen once for the model."""
     is_lora: bool
+    """Whether an adapter is trained, and not all weights."""
     lora_rank: int | None = None
+    """The rank of the adapter."""
     train_unembed: bool | None = None
+    """Whether the unembedding was trained; null when unknown."""
     train_mlp: bool | None = None
+    """Whether the MLP layers were trained; null when unknown."""
     train_attn: bool | None = None
+    """Whether the attention layers were trained; null when unknown."""
 
     def __post_init__(self) -> None:
         _read_open(self, "optimizer_config", "type", _OPTIMIZER_CONFIG)
 
 
 class CopyWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A checkpoint to copy, and where to."""
+
     __module__ = "tinker.types"
 
     session_id: str | None = None
+    """The session that the run of the copy belongs to."""
     model_seq_id: int | None = None
+    """The number of the model in its session: 0, 1, 2, ..."""
     destination_project_id: str | None = None
+    """The project of the copy."""
     source_path: str
     """A tinker path of any kind."""
     ttl_seconds: TtlSeconds | None = None
+    """How long the checkpoint lives; forever when missing or null."""
     weights_access_token: str | None = None
     """Clients send the header instead."""
     _secret_fields: ClassVar[frozenset[str]] = frozenset(
@@ -1316,9 +1619,12 @@ class CopyWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class CopyWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The copy."""
+
     __module__ = "tinker.types"
 
     tinker_path: str
+    """The checkpoint, `tinker://<training_run_id>/<kind>/<name>`."""
 
 
 CheckpointType: TypeAlias = Literal["training", "sampler", "external"] | str
@@ -1326,19 +1632,28 @@ CheckpointType: TypeAlias = Literal["training", "sampler", "external"] | str
 
 
 class Checkpoint(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A checkpoint that is stored."""
+
     __module__ = "tinker.types"
 
     checkpoint_id: str
     """`<kind>/<name>`: two segments of a path."""
     checkpoint_type: CheckpointType
+    """What the checkpoint is for."""
     time: datetime.datetime
+    """When it was saved."""
     tinker_path: str
+    """The checkpoint, `tinker://<training_run_id>/<kind>/<name>`."""
     size_bytes: int | None = None
+    """How much it stores."""
     public: bool = _field(default_factory=lambda: False)
+    """Whether everybody can load and sample it."""
     user_metadata: StringMap | None = None
+    """What the user wrote about it."""
     expires_at: datetime.datetime | None = None
     """Never when missing or null."""
     base_model: str | None = None
+    """The model under the adapter."""
 
 
 class CheckpointSearchCursor(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1349,9 +1664,12 @@ class CheckpointSearchCursor(_Record, frozen=True, kw_only=True, omit_defaults=T
     last_created_at: datetime.datetime
     """With a time zone."""
     last_checkpoint_uuid: str
+    """The last checkpoint of the page before, as the server calls it."""
 
 
 class CheckpointSearchRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Conditions, all of which a checkpoint must meet."""
+
     __module__ = "tinker.types"
 
     project_ids: Sequence[str] | None = None
@@ -1359,21 +1677,31 @@ class CheckpointSearchRequest(_Record, frozen=True, kw_only=True, omit_defaults=
     user_metadata: StringMap = _field(default_factory=lambda: {})
     """Pairs that a checkpoint must have, among others."""
     checkpoint_type: CheckpointType | None = None
+    """Checkpoints for this alone."""
     owner: SearchOwner = _field(default_factory=lambda: OwnSearchOwner())
+    """Whose things are searched."""
     base_models: Sequence[str] | None = None
     """Any of them; none matches an empty list."""
     limit: int = _field(default_factory=lambda: 50)
+    """How many there are on a page at most."""
     cursor: CheckpointSearchCursor | None = None
+    """`next_cursor` of the page before; the first page when missing or null."""
 
 
 class CheckpointSearchResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A page of checkpoints."""
+
     __module__ = "tinker.types"
 
     checkpoints: list[Checkpoint]
+    """The checkpoints, newest first."""
     next_cursor: CheckpointSearchCursor | None = None
+    """Goes into `cursor` for the next page; missing or null on the last."""
 
 
 class ExternalWeightsUploadStartRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """An adapter that is about to be sent."""
+
     __module__ = "tinker.types"
 
     base_model: str
@@ -1385,6 +1713,8 @@ class ExternalWeightsUploadStartRequest(_Record, frozen=True, kw_only=True, omit
 
 
 class ExternalWeightsUploadStartResult(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Where its files go."""
+
     __module__ = "tinker.types"
 
     upload_id: str
@@ -1392,6 +1722,7 @@ class ExternalWeightsUploadStartResult(_Record, frozen=True, kw_only=True, omit_
     urls: StringMap
     """Relative file name to signed URL."""
     expires: datetime.datetime
+    """When the URLs end."""
     _secret_fields: ClassVar[frozenset[str]] = frozenset(
         {
             "urls",
@@ -1400,6 +1731,8 @@ class ExternalWeightsUploadStartResult(_Record, frozen=True, kw_only=True, omit_
 
 
 class ExternalWeightsUploadFinishRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """An upload whose files are all sent."""
+
     __module__ = "tinker.types"
 
     upload_id: str
@@ -1407,9 +1740,12 @@ class ExternalWeightsUploadFinishRequest(_Record, frozen=True, kw_only=True, omi
 
 
 class ExternalWeightsUploadFinishResult(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The checkpoint that was made of them."""
+
     __module__ = "tinker.types"
 
     tinker_path: str
+    """The checkpoint, `tinker://<training_run_id>/<kind>/<name>`."""
 
 
 class Cursor(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1418,52 +1754,78 @@ class Cursor(_Record, frozen=True, kw_only=True, omit_defaults=True):
     __module__ = "tinker.types"
 
     offset: int
+    """How many come before the page."""
     limit: int
+    """How many were asked for."""
     total_count: int
+    """How many there are in all."""
 
 
 class CheckpointsListResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Checkpoints."""
+
     __module__ = "tinker.types"
 
     checkpoints: list[Checkpoint]
+    """The checkpoints."""
     cursor: Cursor | None = None
+    """Where the page stands; null where all are listed."""
 
 
 class TrainingRun(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A training run."""
+
     __module__ = "tinker.types"
 
     training_run_id: str
+    """The run, which is the model id."""
     base_model: str
+    """The model under the adapter."""
     model_owner: str
     """A URN."""
     is_lora: bool
+    """Whether an adapter is trained, and not all weights."""
     corrupted: bool = _field(default_factory=lambda: False)
     """The run failed in a way that it cannot go on from."""
     lora_rank: int | None = None
+    """The rank of the adapter."""
     last_request_time: datetime.datetime
+    """When it was used last."""
     last_checkpoint: Checkpoint | None = None
+    """The newest checkpoint to train on."""
     last_sampler_checkpoint: Checkpoint | None = None
+    """The newest checkpoint to sample from."""
     user_metadata: StringMap | None = None
+    """What the user wrote about it."""
 
 
 class TrainingRunsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A page of training runs."""
+
     __module__ = "tinker.types"
 
     training_runs: list[TrainingRun]
+    """The runs, the one used last first."""
     cursor: Cursor
+    """Where the page stands."""
 
 
 class SetCheckpointTtlRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """How long a checkpoint shall live."""
+
     ttl_seconds: TtlSeconds | None
     """Seconds from now, an hour to ten years. Null, which is sent, makes the checkpoint stay forever."""
 
 
 class ExternalWeightsUrlsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the files of a checkpoint are."""
+
     __module__ = "tinker.types"
 
     urls: StringMap
     """Relative file name to signed URL."""
     expires: datetime.datetime
+    """When the URLs end."""
     _secret_fields: ClassVar[frozenset[str]] = frozenset(
         {
             "urls",
@@ -1472,12 +1834,14 @@ class ExternalWeightsUrlsResponse(_Record, frozen=True, kw_only=True, omit_defau
 
 
 class CheckpointArchiveUrlResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Deprecated."""
+    """Deprecated. Where the archive of a checkpoint is."""
 
     __module__ = "tinker.types"
 
     url: str
+    """A signed URL."""
     expires: datetime.datetime
+    """When the URL ends."""
     _secret_fields: ClassVar[frozenset[str]] = frozenset(
         {
             "url",
@@ -1486,45 +1850,66 @@ class CheckpointArchiveUrlResponse(_Record, frozen=True, kw_only=True, omit_defa
 
 
 class CreateSamplingSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A base model or a checkpoint to sample from."""
+
     __module__ = "tinker.types"
 
     session_id: str
+    """The session."""
     sampling_session_seq_id: int
     """0, 1, 2, ... per session, numbered by the client."""
     base_model: str | None = None
+    """The base model; `model_path` is missing then."""
     model_path: str | None = None
     """A tinker path of kind `sampler_weights`; the official client wants `tinker://`, servers have other schemes."""
     type: Literal["create_sampling_session"] = _field(default_factory=lambda: "create_sampling_session")
+    """Always `create_sampling_session`."""
 
 
 class CreateSamplingSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The sampling session."""
+
     __module__ = "tinker.types"
 
     sampling_session_id: str
     """Opaque; `<session_id>:sample:<n>` on the hosted service."""
     type: Literal["create_sampling_session"] | str = _field(default_factory=lambda: "create_sampling_session")
+    """Always `create_sampling_session`."""
 
 
 class JoinSamplingSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The sampling session of which a copy is made."""
+
     __module__ = "tinker.types"
 
     sampling_session_id: str
+    """The sampling session."""
     type: Literal["join_sampling_session"] = _field(default_factory=lambda: "join_sampling_session")
+    """Always `join_sampling_session`."""
 
 
 class JoinSamplingSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The number of the copy."""
+
     __module__ = "tinker.types"
 
     client_counter: int
+    """Client number k numbers its samples from k times 10⁹."""
     type: Literal["join_sampling_session"] | str = _field(default_factory=lambda: "join_sampling_session")
+    """Always `join_sampling_session`."""
 
 
 class GetSamplerResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What a sampling session samples from."""
+
     __module__ = "tinker.types"
 
     sampler_id: str
+    """The sampling session."""
     base_model: str
+    """The base model, also under a checkpoint."""
     model_path: str | None = None
+    """The checkpoint that it samples from; null for a base model."""
     tokenizer_id: str | None = None
     """A tokenizer to load, as in `ModelData`; missing or null where the name of the base model says which."""
 
@@ -1534,32 +1919,47 @@ StopCondition: TypeAlias = Any
 
 
 class SamplingParams(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """How tokens are drawn."""
+
     max_tokens: int | None = None
     """To the end of the context when missing."""
     seed: int | None = None
+    """The same seed draws the same tokens, where nothing else changes."""
     stop: StopCondition | None = None
+    """What ends a sample."""
     temperature: float = _field(default_factory=lambda: 1.0)
+    """0 takes the likeliest token, 1 draws by the probabilities of the model."""
     top_k: int = _field(default_factory=lambda: -1)
     """-1 means all tokens."""
     top_p: float = _field(default_factory=lambda: 1.0)
+    """Draw from the likeliest tokens that have this much probability together."""
 
 
 class SampleRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Addressed by `sampling_session_id` with `seq_id`, or by `base_model` or `model_path` alone."""
 
     num_samples: int = _field(default_factory=lambda: 1)
+    """How many continuations."""
     prompt: ModelInput
+    """What is continued."""
     sampling_params: SamplingParams
+    """How the tokens are drawn."""
     base_model: str | None = None
+    """Without a session: the base model to sample from."""
     model_path: str | None = None
+    """Without a session: the checkpoint to sample from."""
     sampling_session_id: str | None = None
+    """What to sample from."""
     seq_id: int | None = None
     """0, 1, 2, ... per client of the session, plus 10⁹ times the number of a copy: up to about 10¹⁸, more than a double
     holds.
     """
     prompt_logprobs: bool = _field(default_factory=lambda: False)
+    """Score the tokens of the prompt too."""
     topk_prompt_logprobs: int = _field(default_factory=lambda: 0)
+    """How many of the likeliest tokens to answer for each token of the prompt."""
     topk_sample_logprobs: int = _field(default_factory=lambda: 0)
+    """How many of the likeliest tokens to answer for each token that is drawn."""
     target_prompt_logprobs: TensorData | None = None
     """Token ids to score, int64, one row less than the prompt has tokens; row i belongs to position i+1, and -1 means
     nothing.
@@ -1569,35 +1969,50 @@ class SampleRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     prompt_logprobs_last_n: int | None = None
     """Only that many positions at the end of the prompt are scored; needs `prompt_logprobs`."""
     record_stability_info: bool = _field(default_factory=lambda: False)
+    """Sent as the user of an official client says; its meaning is not known."""
     type: Literal["sample"] = _field(default_factory=lambda: "sample")
+    """Always `sample`."""
 
 
 StopReason: TypeAlias = Literal["length", "stop"] | str
+"""Why a sample ended."""
 
 TokenLogprob: TypeAlias = tuple[int, float]
 """A token id and its log-probability."""
 
 
 class SampledSequence(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One continuation."""
+
     stop_reason: StopReason
+    """Why it ended."""
     tokens: list[int]
+    """What was drawn."""
     logprobs: list[float] | None = None
+    """The logprob of each token; null when the server gives none."""
     sequence_id: str | None = None
+    """The id of the continuation."""
     topk_logprobs: list[list[TokenLogprob] | None] | None = None
+    """The likeliest tokens at the place of each token, best first."""
 
 
 class SampleResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The JSON form of the message `tinker_public.SampleResponse`."""
 
     sequences: list[SampledSequence]
+    """The continuations, as many as were asked for."""
     prompt_logprobs: list[float | None] | None = None
     """One for each prompt token; null where there is none (the first)."""
     topk_prompt_logprobs: list[list[TokenLogprob] | None] | None = None
+    """The likeliest tokens at the place of each token of the prompt; null for the first."""
     prompt_cache_hit_tokens: int | None = None
+    """How many tokens of the prompt were found in a cache."""
     type: Literal["sample"] | str = _field(default_factory=lambda: "sample")
+    """Always `sample`."""
 
 
 SampleStreamEventType: TypeAlias = Literal["tokens", "done", "failed"] | str
+"""What an event of a stream says."""
 
 
 class SampleStreamEvent(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1620,19 +2035,25 @@ class SampleStreamEvent(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UntypedAPIFuture(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The promise of a result."""
+
     __module__ = "tinker.types"
 
     request_id: str
     """Opaque, and the same for the same request submitted again."""
     model_id: str | None = None
+    """The model that the request is for, where there is one."""
     sample_sequence_ids: list[str] | None = None
     """One for each sample; `asample` only."""
 
 
 class FutureRetrieveRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The result to fetch."""
+
     __module__ = "tinker.types"
 
     request_id: str
+    """As the submission was answered."""
     allow_metadata_only: bool = _field(default_factory=lambda: False)
     """A large result may be announced by its size."""
 
@@ -1666,15 +2087,23 @@ class FutureStatus(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """What an answer of `retrieve_future` says about the future, whatever else it holds."""
 
     type: str | None = None
+    """`try_again` while there is no result."""
     status: str | None = None
+    """`complete_metadata` for a large result."""
     request_id: str | None = None
+    """The submitted request."""
     queue_state: QueueState | None = None
+    """Why it waits, or that it runs."""
     queue_state_reason: str | None = None
     """For the user."""
     response_payload_size: int | None = None
+    """How many bytes the result has."""
     error: JSONValue | None = None
+    """What went wrong."""
     category: str | None = None
+    """Whose fault it is."""
     detail: JSONValue | None = None
+    """What was wrong, from servers that answer failures as a status."""
 
 
 class TryAgainResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1683,8 +2112,11 @@ class TryAgainResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     __module__ = "tinker.types"
 
     type: Literal["try_again"] = _field(default_factory=lambda: "try_again")
+    """Always `try_again`."""
     request_id: str
+    """The submitted request."""
     queue_state: QueueState
+    """Why it waits, or that it runs."""
     queue_state_reason: str | None = None
     """For the user."""
 
@@ -1693,24 +2125,33 @@ class FutureMetadataResponse(_Record, frozen=True, kw_only=True, omit_defaults=T
     """There is a large result; ask again for it."""
 
     status: Literal["complete_metadata"] = _field(default_factory=lambda: "complete_metadata")
+    """Always `complete_metadata`."""
     request_id: str | None = None
+    """The submitted request."""
     response_payload_size: int
     """Bytes of the body that will be sent."""
 
 
 class SamplingSessionFuturesTarget(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The samples of one client of a sampling session."""
+
     __module__ = "tinker.types"
 
     type: Literal["sampling_session"] = _field(default_factory=lambda: "sampling_session")
+    """Always `sampling_session`."""
     sampling_session_id: str
+    """The sampling session."""
     cloned_sampler_id: int = _field(default_factory=lambda: 0)
     """The number of the client: `seq_id` of its requests divided by 10⁹."""
 
 
 class FuturesRetrieveRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Whose completions to tell, and from where on."""
+
     __module__ = "tinker.types"
 
     target: SamplingSessionFuturesTarget
+    """Whose requests."""
     prev_cursor: int = _field(default_factory=lambda: 0)
     """The cursor of the last answer; 0 at first."""
     timeout: float | None = None
@@ -1720,26 +2161,32 @@ class FuturesRetrieveRequest(_Record, frozen=True, kw_only=True, omit_defaults=T
 
 
 class FutureFinished(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="state", tag="finished"):
+    """A request that has a result."""
+
     __module__ = "tinker.types"
 
     request_id: str
+    """The submitted request."""
     response_payload_uncompressed_size: int | None = None
     """Bytes of the result; a client makes room for that much."""
 
     @property
     def state(self) -> Literal["finished"]:
-        """Always sent; the union is told apart by it."""
+        """Always `finished`."""
         return "finished"
 
 
 class FutureFailed(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="state", tag="failed"):
+    """A request that failed; its error is fetched like a result."""
+
     __module__ = "tinker.types"
 
     request_id: str
+    """The submitted request."""
 
     @property
     def state(self) -> Literal["failed"]:
-        """Always sent; the union is told apart by it."""
+        """Always `failed`."""
         return "failed"
 
 
@@ -1758,24 +2205,33 @@ else:
 
 
 class FuturesRetrieveResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What has completed."""
+
     __module__ = "tinker.types"
 
     completions: list[FutureCompletion]
+    """The requests, oldest first."""
     cursor: int
-    """Opaque."""
+    """Opaque; the next request has it in `prev_cursor`."""
 
     def __post_init__(self) -> None:
         _read_open(self, "completions", "state", _FUTURE_COMPLETION, many=True)
 
 
 class CancelFutureRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A request that nobody waits for."""
+
     request_id: str
+    """The submitted request."""
 
 
 Severity: TypeAlias = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+"""How grave an event is."""
 
 
 class SessionStartEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="SESSION_START"):
+    """A client has begun."""
+
     __module__ = "tinker.types"
 
     event_id: str
@@ -1783,75 +2239,105 @@ class SessionStartEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, 
     event_session_index: int
     """0, 1, 2, ... per session."""
     severity: Severity
+    """How grave it is."""
     timestamp: datetime.datetime
+    """When it happened."""
 
     @property
     def event(self) -> Literal["SESSION_START"]:
-        """Always sent; the union is told apart by it."""
+        """Always `SESSION_START`."""
         return "SESSION_START"
 
 
 class SessionEndEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="SESSION_END"):
+    """A client has ended."""
+
     __module__ = "tinker.types"
 
     duration: str
     """As Python prints a time difference: `H:MM:SS.ffffff`."""
     event_id: str
+    """A new id for each event, by which a repeated one is known."""
     event_session_index: int
+    """Its place among the events of the session: 0, 1, 2, ..."""
     severity: Severity
+    """How grave it is."""
     timestamp: datetime.datetime
+    """When it happened."""
 
     @property
     def event(self) -> Literal["SESSION_END"]:
-        """Always sent; the union is told apart by it."""
+        """Always `SESSION_END`."""
         return "SESSION_END"
 
 
 class UnhandledExceptionEvent(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="UNHANDLED_EXCEPTION"
 ):
+    """A program ended with an exception."""
+
     __module__ = "tinker.types"
 
     error_message: str
+    """The text of the exception."""
     error_type: str
+    """The name of its class."""
     event_id: str
+    """A new id for each event, by which a repeated one is known."""
     event_session_index: int
+    """Its place among the events of the session: 0, 1, 2, ..."""
     severity: Severity
+    """How grave it is."""
     timestamp: datetime.datetime
+    """When it happened."""
     traceback: str | None = None
+    """Where it was raised."""
 
     @property
     def event(self) -> Literal["UNHANDLED_EXCEPTION"]:
-        """Always sent; the union is told apart by it."""
+        """Always `UNHANDLED_EXCEPTION`."""
         return "UNHANDLED_EXCEPTION"
 
 
 class GenericEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="GENERIC_EVENT"):
+    """Something else."""
+
     __module__ = "tinker.types"
 
     event_id: str
+    """A new id for each event, by which a repeated one is known."""
     event_name: str
+    """What happened."""
     event_session_index: int
+    """Its place among the events of the session: 0, 1, 2, ..."""
     severity: Severity
+    """How grave it is."""
     timestamp: datetime.datetime
+    """When it happened."""
     event_data: Metadata = _field(default_factory=lambda: {})
+    """More about it."""
 
     @property
     def event(self) -> Literal["GENERIC_EVENT"]:
-        """Always sent; the union is told apart by it."""
+        """Always `GENERIC_EVENT`."""
         return "GENERIC_EVENT"
 
 
 TelemetryEvent: TypeAlias = SessionStartEvent | SessionEndEvent | UnhandledExceptionEvent | GenericEvent
+"""Something that a client reports about itself."""
 
 
 class TelemetrySendRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A batch of events of one session."""
+
     __module__ = "tinker.types"
 
     events: Sequence[TelemetryEvent]
+    """The events."""
     platform: str
     """Linux, Darwin or Windows."""
     sdk_version: str
+    """The version of the client."""
     session_id: str
     """`sessionless-<uuid>` where there is no session."""
     process_uuid: str | None = None
@@ -1859,94 +2345,126 @@ class TelemetrySendRequest(_Record, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class TelemetryResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The events have arrived."""
+
     __module__ = "tinker.types"
 
     status: Literal["accepted"] | str = _field(default_factory=lambda: "accepted")
+    """Always `accepted`."""
 
 
 AccessScope: TypeAlias = Literal["owned", "accessible"]
 """What belongs to the user, or everything the user may see."""
 
 AuditEventType: TypeAlias = Literal["all", "checkpoints", "projects", "teams", "organizations"] | str
+"""What the audit log tells apart."""
 
 
 class AuditLogEntry(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the audit log."""
+
     __module__ = "tinker.types"
 
     timestamp: datetime.datetime
+    """When it happened."""
     event: str
+    """What happened."""
     event_details: Metadata = _field(default_factory=lambda: {})
+    """More about it, as the kind of event has it."""
     model_id: str | None = None
+    """The model it was about."""
     tinker_path: str | None = None
+    """The checkpoint it was about."""
     purpose: str | None = None
+    """Why it was done."""
 
 
 class AuditLogResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The audit log."""
+
     __module__ = "tinker.types"
 
     entries: list[AuditLogEntry]
+    """The lines, oldest first."""
 
 
 class TrainingBillingEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="training"):
+    """Tokens that were trained on."""
+
     __module__ = "tinker.types"
 
     token_count: int
+    """How many tokens were charged."""
 
     @property
     def type(self) -> Literal["training"]:
-        """Always sent; the union is told apart by it."""
+        """Always `training`."""
         return "training"
 
 
 class SamplingPrefillBillingEvent(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_prefill"
 ):
+    """Tokens of prompts."""
+
     __module__ = "tinker.types"
 
     cached: bool
+    """Whether they were found in a cache, which costs less."""
     token_count: int
+    """How many tokens were charged."""
 
     @property
     def type(self) -> Literal["sampling_prefill"]:
-        """Always sent; the union is told apart by it."""
+        """Always `sampling_prefill`."""
         return "sampling_prefill"
 
 
 class SamplingSampleBillingEvent(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="sampling_sample"
 ):
+    """Tokens that were drawn."""
+
     __module__ = "tinker.types"
 
     token_count: int
+    """How many tokens were charged."""
 
     @property
     def type(self) -> Literal["sampling_sample"]:
-        """Always sent; the union is told apart by it."""
+        """Always `sampling_sample`."""
         return "sampling_sample"
 
 
 class CheckpointBillingEvent(
     _Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="checkpoint"
 ):
+    """Checkpoints that were saved."""
+
     __module__ = "tinker.types"
 
     count: int
+    """How many."""
 
     @property
     def type(self) -> Literal["checkpoint"]:
-        """Always sent; the union is told apart by it."""
+        """Always `checkpoint`."""
         return "checkpoint"
 
 
 class StorageBillingEvent(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="storage"):
+    """Storage of checkpoints."""
+
     __module__ = "tinker.types"
 
     free: bool = _field(default_factory=lambda: False)
+    """Whether it costs nothing."""
     gigabyte_hours: float
+    """How much for how long."""
 
     @property
     def type(self) -> Literal["storage"]:
-        """Always sent; the union is told apart by it."""
+        """Always `storage`."""
         return "storage"
 
 
@@ -1975,28 +2493,44 @@ else:
 
 
 class BillingUsageEvent(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What one user used of one kind within an hour."""
+
     __module__ = "tinker.types"
 
     bucket_start: datetime.datetime
+    """The full hour it begins with."""
     bucket_end: datetime.datetime
+    """The full hour it ends before."""
     base_model: str | None = None
+    """The base model that was used."""
     user_id: str | None = None
+    """The user."""
     user_name: str | None = None
+    """The name of the user."""
     session_id: str | None = None
+    """The session that used it."""
     project_id: str | None = None
+    """The project of the session."""
     estimated_cost_usd: float | None = None
+    """What it is estimated to cost, in US dollars."""
     effective_rate_usd_per_million_tokens: float | None = None
+    """The price of tokens, in US dollars."""
     effective_rate_usd_per_gigabyte_month: float | None = None
+    """The price of storage, in US dollars."""
     event_info: BillingEventInfo
+    """What was used."""
 
     def __post_init__(self) -> None:
         _read_open(self, "event_info", "type", _BILLING_EVENT_INFO)
 
 
 class BillingUsageSession(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A session of the usage."""
+
     __module__ = "tinker.types"
 
     user_metadata: StringMap | None = None
+    """What the user wrote about it."""
 
 
 BillingUsageSessions: TypeAlias = dict[str, BillingUsageSession]
@@ -2004,29 +2538,47 @@ BillingUsageSessions: TypeAlias = dict[str, BillingUsageSession]
 
 
 class BillingUsageResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The usage of some hours."""
+
     __module__ = "tinker.types"
 
     data: list[BillingUsageEvent]
+    """What was used."""
     sessions: BillingUsageSessions = _field(default_factory=lambda: {})
+    """The sessions that used it, by id."""
     cost_data_through: datetime.datetime | None = None
     """Costs are known up to here."""
 
 
 class CurrentCheckpointStorageUsageItem(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What the checkpoints of one user in one project store."""
+
     __module__ = "tinker.types"
 
     project_id: str | None = None
+    """The project."""
     org_user_urn: str | None = None
+    """The URN of the user."""
     user_email: str | None = None
+    """The address of the user."""
     user_name: str | None = None
+    """The name of the user."""
     checkpoint_count: int
+    """How many checkpoints."""
     size_bytes: int
+    """How many bytes."""
     size_gigabytes: float
+    """The same in gigabytes."""
     estimated_monthly_cost_usd: float | None = None
+    """What it is estimated to cost in a month, in US dollars."""
 
 
 class CurrentCheckpointStorageUsageResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What checkpoints store now."""
+
     __module__ = "tinker.types"
 
     effective_rate_usd_per_gigabyte_month: float | None = None
+    """The price of storage, in US dollars."""
     data: list[CurrentCheckpointStorageUsageItem]
+    """By project and user."""

@@ -129,7 +129,7 @@ class Request(Generic[T]):
     """One exchange to be made: what to send, and the type that the answer has. It sends nothing itself.
 
     `path` starts with `/`, is percent-encoded and goes under the base URL as it is; `query` is encoded. `reply` is None where the answer has no
-    content. `headers` are only those of this operation, `accepts` its media types in order of preference. Queries, headers
+    content, and `bytes` where that is not JSON. `headers` are only those of this operation, `accepts` its media types in order of preference. Queries, headers
     and bodies may hold secrets and stay out of the repr.
     """
 

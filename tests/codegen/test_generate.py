@@ -327,7 +327,6 @@ REFUSALS = [
         at=f"{NAME}/contentEncoding",
     ),
     case("unknown keyword", NAME, {"type": "string", "readOnly": True}, "readOnly"),
-    case("unknown x- keyword", NAME, {"type": "string", "x-wonder": 1}, "x-wonder"),
     case("keyword beside $ref", NAME, {"$ref": "#/components/schemas/Kind", "minLength": 1}, "minLength"),
     case(
         "nothing to validate",
@@ -468,7 +467,13 @@ REFUSALS = [
     # bodies and answers
     case("optional body", f"{BODY}/required", False, "required: true", at=BODY),
     case("inline body", f"{BODY}/content/application~1json/schema", INLINE, "unnamed body"),
-    case("binary body alone", f"{BODY}/content/application~1json", REMOVED, "application/json", at=f"{BODY}/content"),
+    case(
+        "events as a body",
+        f"{BODY}/content",
+        {"text/event-stream": {"schema": EVENT}},
+        "not a form of a request body",
+        at=f"{BODY}/content",
+    ),
     case("body without schema", f"{BODY}/content/application~1x-protobuf", {}, "schema is missing"),
     case(
         "body of another media type",

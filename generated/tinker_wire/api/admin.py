@@ -60,6 +60,8 @@ def get_checkpoint_storage_usage(
 ) -> Request[models.CurrentCheckpointStorageUsageResponse]:
     """How much checkpoints store right now, by project and user.
 
+    What counts at this moment, not over a time, with an estimate of what it costs in a month.
+
     `GET /api/v1/billing/usage/checkpoints/current`; servers may lack it.
 
     - `project_id`: Only entries of this project; of every project where it is missing.

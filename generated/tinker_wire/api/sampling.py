@@ -49,6 +49,8 @@ def join_sampling_session(body: models.JoinSamplingSessionRequest) -> Request[mo
 def get_sampler(*, sampler_id: str) -> Request[models.GetSamplerResponse]:
     """What a sampling session samples from.
 
+    The base model, and the checkpoint where there is one. Clients ask it to load the right tokenizer.
+
     `GET /api/v1/samplers/{sampler_id}`; servers may lack it.
 
     - `sampler_id`: The sampling session id; `:` in it stays itself.

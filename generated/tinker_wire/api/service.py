@@ -134,6 +134,8 @@ def list_sessions(
 ) -> Request[models.ListSessionsResponse]:
     """Sessions of the user, newest first.
 
+    A page of ids; what they stand for is asked with `get_session`, and found by content with `search_sessions`.
+
     `GET /api/v1/sessions`; servers may lack it.
 
     - `limit`: The largest number of entries in the answer.
@@ -169,6 +171,8 @@ def search_sessions(body: models.SessionSearchRequest) -> Request[models.Session
 def get_session(*, session_id: str, access_scope: models.AccessScope = "owned") -> Request[models.GetSessionResponse]:
     """The models and samplers of one session.
 
+    The ids of its training runs and sampling sessions, with what its user wrote about it.
+
     `GET /api/v1/sessions/{session_id}`; servers may lack it.
 
     - `session_id`: The session id.
@@ -185,6 +189,8 @@ def get_session(*, session_id: str, access_scope: models.AccessScope = "owned") 
 
 def set_session_project(body: models.SetSessionProjectRequest, *, session_id: str) -> Request[None]:
     """Move a session, with its runs and checkpoints, into a project.
+
+    What the session holds goes with it. A project that is not there, or is not the user's, is refused.
 
     `PUT /api/v1/sessions/{session_id}/project`; servers may lack it.
 

@@ -31,6 +31,8 @@ def create_model(body: models.CreateModelRequest) -> Request[models.UntypedAPIFu
 def get_info(body: models.GetInfoRequest) -> Request[models.GetInfoResponse]:
     """What a model is; answered at once, not a future.
 
+    Clients ask it to learn the tokenizer of a model, and the rank of a model that they did not make themselves.
+
     `POST /api/v1/get_info`.
     """
     return Request(
@@ -147,6 +149,9 @@ def list_training_runs(
     *, limit: int = 20, offset: int = 0, access_scope: models.AccessScope = "owned", project_id: str | None = None
 ) -> Request[models.TrainingRunsResponse]:
     """Training runs of the user, the most recently used first.
+
+    A run stays in the list when its session is over. `access_scope` widens the list from the user's runs to those
+    that the user can read.
 
     `GET /api/v1/training_runs`.
 

@@ -84,6 +84,8 @@ def load_weights(body: models.LoadWeightsRequest) -> Request[models.UntypedAPIFu
 def weights_info(body: models.WeightsInfoRequest) -> Request[models.WeightsInfoResponse]:
     """From what base model and with which adapter a checkpoint was made.
 
+    Clients ask it before they make a model for a checkpoint, and take the base model and the rank from the answer.
+
     `POST /api/v1/weights_info`.
     """
     return Request(
@@ -120,6 +122,8 @@ def copy_weights(
 def list_checkpoints(*, training_run_id: str) -> Request[models.CheckpointsListResponse]:
     """All checkpoints of one run.
 
+    Checkpoints to train on, to sample from, and of files, in one list without pages.
+
     `GET /api/v1/training_runs/{training_run_id}/checkpoints`.
 
     - `training_run_id`: The model id of the run; `:` in it stays itself.
@@ -134,6 +138,8 @@ def list_checkpoints(*, training_run_id: str) -> Request[models.CheckpointsListR
 
 def list_user_checkpoints(*, limit: int = 100, offset: int = 0) -> Request[models.CheckpointsListResponse]:
     """Checkpoints of all runs of the user, newest first.
+
+    A page of the checkpoints of every run of the user, with a cursor that counts all of them.
 
     `GET /api/v1/checkpoints`; servers may lack it.
 
@@ -151,6 +157,8 @@ def list_user_checkpoints(*, limit: int = 100, offset: int = 0) -> Request[model
 
 def delete_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[None]:
     """Delete a checkpoint for good.
+
+    Sampling sessions that are open on it may end. A checkpoint that is not there is 404.
 
     `DELETE /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}`.
 
@@ -186,6 +194,8 @@ def publish_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[N
 def unpublish_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[None]:
     """Make a public checkpoint private again.
 
+    Sampling sessions of others that are open on it may end. One that is private already is 409.
+
     `DELETE /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/publish`; servers may lack it.
 
     - `training_run_id`: The model id of the run; `:` in it stays itself.
@@ -203,6 +213,8 @@ def set_checkpoint_ttl(
     body: models.SetCheckpointTtlRequest, *, training_run_id: str, checkpoint_id: str
 ) -> Request[None]:
     """Set when a checkpoint expires, or that it never does.
+
+    The time counts from now on. Null takes an earlier time to live back.
 
     `PUT /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/ttl`; servers may lack it.
 
@@ -299,6 +311,8 @@ def external_weights_upload_finish(
     body: models.ExternalWeightsUploadFinishRequest,
 ) -> Request[models.ExternalWeightsUploadFinishResult]:
     """Make a checkpoint of uploaded files.
+
+    The server checks that all files are there and fit the adapter. Finishing again answers the same checkpoint.
 
     `POST /api/v1/external_weights_upload_finish`; servers may lack it.
     """

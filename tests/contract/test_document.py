@@ -1,0 +1,177 @@
+"""What the document says about itself: its version, and which limits are guesses."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import tinker_wire
+
+import tinker
+from codegen.document import LIMITS, METHODS
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEN = """
+    parameters/CheckpointId parameters/DayQuery parameters/RequestIteration
+    UserSearchOwner.owner_urns ClientFinishedSessionStatusQuery.reasons SessionSearchRequest.display_name
+    SessionSearchRequest.statuses SessionSearchRequest.limit CheckpointSearchRequest.limit
+    CreateModelRequest.model_seq_id LoadWeightsRequest.model_seq_id CopyWeightsRequest.model_seq_id
+    ForwardBackwardRequest.seq_id ForwardRequest.seq_id OptimStepRequest.seq_id SaveWeightsRequest.seq_id
+    SaveWeightsForSamplerRequest.seq_id SaveWeightsExternalRequest.seq_id LoadWeightsRequest.seq_id SampleRequest.seq_id
+    CreateSamplingSessionRequest.sampling_session_seq_id SaveWeightsForSamplerRequest.sampling_session_seq_id
+    CreateCustomLossRequest.custom_loss_seq_id CreateCustomLossRequest.inputs CustomLossInput.name CustomLossInput.rank
+    CustomLossGraph.format DimuonParams.learning_rate DimuonOptimizerConfig.version TtlSeconds
+    SaveWeightsExternalRequest.age_encryption_recipients SampleRequest.topk_prompt_logprobs SampleRequest.topk_sample_logprobs
+    SampleRequest.prompt_alt_tokens_k
+    SampleRequest.prompt_logprobs_last_n TokenLogprob TelemetrySendRequest.events Checkpoint.checkpoint_id
+"""
+#: Limits that a client or a server was seen to keep, or that are a form and no limit: the only ones that are not assumed.
+KNOWN_LIMITS = frozenset(SEEN.split())
+
+
+def limited(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each schema with a limit, and where it stands."""
+    for name, schema in document["components"]["schemas"].items():
+        yield from _limited(name, schema)
+    for name, parameter in document["components"]["parameters"].items():
+        yield from _limited(f"parameters/{name}", parameter["schema"])
+
+
+def _limited(place: str, schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    if LIMITS & schema.keys():
+        yield place, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from _limited(f"{place}.{name}", inner)
+    if "items" in schema:
+        yield from _limited(place, schema["items"])
+
+
+def test_guessed_limits_are_marked(document: dict[str, Any]) -> None:
+    """A limit is on the list of those that were seen, or it says that it is assumed; never both."""
+    found = list(limited(document))
+    assert len(found) > 90
+    assert {place for place, schema in found if not schema.get("x-assumed")} == KNOWN_LIMITS
+    assert {place for place, schema in found if schema.get("x-assumed")} & KNOWN_LIMITS == set()
+
+
+def test_only_limits_are_assumed(document: dict[str, Any]) -> None:
+    """The mark stands beside a limit: anything else that is assumed says so in its evidence."""
+    text = (ROOT / "openapi.yaml").read_text(encoding="utf-8")
+    marked = [place for place, schema in limited(document) if schema.get("x-assumed")]
+    assert text.count("x-assumed: true") - text.count("`x-assumed: true`") == len(marked)
+
+
+def test_the_contract_has_a_version_of_its_own(document: dict[str, Any]) -> None:
+    """`info.version` is ours and heads the changelog; the official surface is beside it, and is the one that we report."""
+    info = document["info"]
+    assert info["version"] == tinker_wire.CONTRACT_VERSION
+    assert info["x-official-surface"] == tinker_wire.OFFICIAL_SURFACE == tinker.__version__
+    page = (ROOT / "docs" / "contract" / "versions.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## (\d+\.\d+\.\d+)$", page, re.MULTILINE)
+    assert versions[0] == info["version"]
+    assert versions == sorted(versions, key=lambda one: [int(number) for number in one.split(".")], reverse=True)
+
+
+# ---------------------------------------------------------------------------------------------- words and examples
+
+
+def described(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Everything that a reader may ask about: operations, parameters, headers, answers, schemas and their properties."""
+    components = document["components"]
+    for path, item in document["paths"].items():
+        for method in METHODS:
+            if method in item:
+                yield f"{method} {path}", item[method]
+    for section in ("parameters", "headers", "responses", "securitySchemes"):
+        yield from ((f"{section}/{name}", node) for name, node in components[section].items())
+    for name, schema in components["schemas"].items():
+        yield name, schema
+        yield from ((f"{name}.{field}", node) for field, node in schema.get("properties", {}).items())
+
+
+def test_everything_is_described(document: dict[str, Any]) -> None:
+    """Each operation, schema and property says in a sentence what it is."""
+    found = list(described(document))
+    assert len(found) > 700
+    assert [place for place, node in found if not node.get("description", "").strip()] == []
+    assert [place for place, node in found if node["description"].strip()[-1] not in ".`:?"] == []
+
+
+def test_descriptions_say_more_than_names(document: dict[str, Any]) -> None:
+    """No description is a few letters, and none repeats the summary of its operation."""
+    found = list(described(document))
+    assert [place for place, node in found if len(node["description"]) < 6] == []
+    assert [place for place, node in found if node.get("summary", "") == node["description"].strip()] == []
+
+
+def test_every_body_has_an_example(document: dict[str, Any]) -> None:
+    """Each request and each successful answer with a JSON body shows one."""
+    lacking = [
+        f"{place} {where}"
+        for place, node in described(document)
+        if "operationId" in node
+        for where, media in json_contents(node, document)
+        if not media.get("examples") and not media.get("example")
+    ]
+    assert lacking == []
+
+
+def json_contents(operation: Any, document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The JSON forms of an operation's request and of its successes."""
+    responses = operation["responses"].items()
+    bodies = [("request", operation.get("requestBody", {}))] + [
+        (status, node) for status, node in responses if status[0] == "2"
+    ]
+    for where, node in bodies:
+        target = document["components"]["responses"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
+        if "application/json" in target.get("content", {}):
+            yield where, target["content"]["application/json"]
+
+
+def examples(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Each schema with each example beside it, anywhere in a part of the document."""
+    if isinstance(node, list):
+        for item in node:
+            yield from examples(item)
+    if not isinstance(node, dict):
+        return
+    if "schema" in node and isinstance(node.get("examples"), dict):
+        yield from ((node["schema"], example) for example in node["examples"].values())
+    if "schema" in node and "example" in node:
+        yield node["schema"], node["example"]
+    if isinstance(node.get("examples"), list):
+        yield from ((node, example) for example in node["examples"])
+    for value in node.values():
+        yield from examples(value)
+
+
+def misfits(document: dict[str, Any]) -> list[str]:
+    """The examples that do not fit the schema they stand beside."""
+    components, found = document["components"], []
+    for schema, example in examples({key: value for key, value in document.items() if key != "info"}):
+        if isinstance(example, dict) and "$ref" in example:
+            example = components["examples"][example["$ref"].rsplit("/", 1)[1]]
+        value = example["value"] if isinstance(example, dict) and "value" in example else example
+        if schema.get("format") == "binary":
+            continue
+        check = jsonschema_rs.validator_for({**schema, "components": components}, validate_formats=True)
+        found += [f"{example}: {error.message}" for error in check.iter_errors(value)]
+    return found
+
+
+def test_examples_fit(document: dict[str, Any]) -> None:
+    """What is shown is what the schema beside it allows."""
+    assert len(list(examples(document))) > 90
+    assert misfits(document) == []
+
+
+def test_an_example_that_does_not_fit_is_found(document: dict[str, Any]) -> None:
+    """An example of which one field is renamed, and one of another type, are found."""
+    broken = copy.deepcopy(document)
+    broken["components"]["examples"]["client_config_request"]["value"] = {"sdk": "1"}
+    broken["components"]["schemas"]["TtlSeconds"]["examples"] = [1]
+    assert len(misfits(broken)) >= 2

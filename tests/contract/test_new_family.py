@@ -1,0 +1,164 @@
+"""What a family of three operations costs: its YAML, one regeneration, three handlers. The rest must come by itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
+
+from support.contract import ROOT
+from support.copies import QUIET, ProjectCopy
+
+FAMILY = ROOT / "tests" / "support" / "notes_family.yaml"
+#: Tests in which every operation has its place, none of them written for one.
+DERIVED = (
+    "tests/contract/test_document.py",
+    "tests/contract/test_client.py::test_every_request_fits",
+    "tests/contract/test_client.py::test_every_answer_fits",
+    "tests/contract/test_client.py::test_every_operation_is_asked",
+    "tests/contract/test_evidence.py::test_every_operation_is_described",
+    "tests/contract/test_official.py::test_the_document_has_all_of_the_official_sdk",
+    "tests/local/test_profiles.py::test_the_json_core_has_the_basic_operations_only",
+    "tests/local/test_server_contract.py",
+    "tests/testing/test_conformance.py::test_every_operation_is_checked",
+)
+NAMES = ("create_note", "list_notes", "delete_note")
+
+HANDLERS = '''
+
+_NOTES: dict[str, list[models.Note]] = {}
+
+
+def _notes_of(state: State, call: APICall) -> list[models.Note]:
+    with state.lock:
+        return _NOTES.setdefault(state.store.session(call.path["session_id"]).session_id, [])
+
+
+async def create_note(state: State, call: APICall) -> models.Note:
+    """Keep a note."""
+    text, notes = call.read(models.CreateNoteRequest).text, _notes_of(state, call)
+    notes.append(models.Note(note_id=f"n{len(notes)}", text=text))
+    return notes[-1]
+
+
+async def list_notes(state: State, call: APICall) -> models.NotesResponse:
+    """Return the notes."""
+    return models.NotesResponse(notes=_notes_of(state, call))
+
+
+async def delete_note(state: State, call: APICall) -> None:
+    """Forget a note; 404 when it is not there."""
+    notes = _notes_of(state, call)
+    kept = [note for note in notes if note.note_id != call.path["note_id"]]
+    if len(kept) == len(notes):
+        raise APIProblem(404, "there is no such note")
+    notes[:] = kept
+'''
+
+SCRIPT = """
+import asyncio, inspect, json, sys, tempfile
+import httpx
+from pathlib import Path
+import tinker
+from support.judge import Judge, Judging
+from tinker.local import Settings, State, create_app
+from tinker.local.engines.toy import ToyEngine
+
+state, judge = State(ToyEngine, Settings(data_dir=Path(tempfile.mkdtemp()), api_key="tml-key")), Judge()
+transport = httpx.ASGITransport(Judging(create_app(state), judge))
+service = tinker.ServiceClient(base_url="http://server", api_key="tml-key", transport=transport)
+rest = service.create_rest_client()
+service.get_server_capabilities()
+service.create_lora_training_client("tinker/toy").result()
+session = service.session_id
+written = rest.create_note(session, "first").result()
+asyncio.run(rest.create_note_async(session, text="second"))
+rest.delete_note(session, written.note_id).result()
+left = [note.text for note in asyncio.run(rest.list_notes_async(session)).notes]
+try:
+    rest.delete_note(session, "n9").result()
+except tinker.NotFoundError:
+    left.append("not found")
+docs = {name: inspect.getdoc(getattr(tinker.RestClient, name)) for name in sys.argv[1:]}
+twins = [name for name in sys.argv[1:] if inspect.iscoroutinefunction(getattr(rest, name + "_async"))]
+service.close().result()
+state.close()
+print(json.dumps({"left": left, "docs": docs, "twins": twins, "faults": judge.faults, "done": sorted(judge.succeeded)}))
+"""
+
+
+def with_family(text: str) -> str:
+    """The document with the family, as somebody would paste it."""
+    paths, schemas = FAMILY.read_text(encoding="utf-8").split("paths:\n")[1].split("schemas:\n", 1)
+    head, tail = text.split("\ncomponents:\n")
+    indented = "".join(f"  {line}" for line in schemas.splitlines(keepends=True))
+    return head + "\n" + paths + "\ncomponents:\n" + tail.replace("  schemas:\n", f"  schemas:\n{indented}", 1)
+
+
+class Grown(ProjectCopy):
+    """A copy of the project in which somebody has added the family and regenerated once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        document = folder / "openapi.yaml"
+        document.write_text(with_family(document.read_text(encoding="utf-8")), encoding="utf-8")
+        handlers = folder / "tinker" / "local" / "handlers" / "service.py"
+        handlers.write_text(handlers.read_text(encoding="utf-8") + HANDLERS, encoding="utf-8")
+        for command in ("generate", "coverage"):
+            self.run_module("codegen", command)
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Grown:
+    return Grown(tmp_path_factory.mktemp("grown"))
+
+
+@pytest.fixture(scope="module")
+def told(grown: Grown) -> Any:
+    """What a program on the copy finds: its client, its server, and a judge between them."""
+    return json.loads(grown.run(SCRIPT, *NAMES).splitlines()[-1])
+
+
+def test_client_methods_and_their_twins_are_there(told: Any) -> None:
+    """Methods and coroutines write, list and take back notes, on the server that has the three handlers."""
+    assert told["left"] == ["second", "not found"]
+    assert told["twins"] == list(NAMES)
+
+
+def test_exchanges_are_judged(told: Any) -> None:
+    """The judge of the contract tests knows the new operations, and finds nothing wrong with them."""
+    assert told["faults"] == []
+    assert set(NAMES) <= set(told["done"])
+
+
+def test_reference_pages_show_the_methods(told: Any, grown: Grown) -> None:
+    """The page of the client shows what it inherits; each method explains its arguments, its result and what it refuses."""
+    page = (grown.folder / "docs" / "reference" / "clients.md").read_text(encoding="utf-8")
+    assert "inherited_members: true" in page.split("::: tinker.RestClient\n")[1].split(":::")[0]
+    for name in NAMES:
+        assert all(f"\n{section}:\n" in told["docs"][name] for section in ("Args", "Returns", "Raises"))
+
+
+def test_the_coverage_table_has_the_rows(grown: Grown) -> None:
+    """Each row says that there are a client method and a handler."""
+    table = (grown.folder / "docs" / "coverage.md").read_text(encoding="utf-8")
+    for name in NAMES:
+        (row,) = [line for line in table.splitlines() if line.startswith(f"| `{name}` |")]
+        assert f"`RestClient.{name}`" in row
+        assert row.split(" | ")[4] == "yes"
+
+
+def test_contract_tests_try_the_operations(grown: Grown) -> None:
+    """The fuzzing of the server takes them up, by themselves, and they pass; so do the tests that ask for every operation."""
+    words = grown.run_module("pytest", *QUIET, "tests/contract/test_server.py", "-k", "test_every_operation and notes")
+    assert f"{len(NAMES)} passed" in words
+    grown.run_module("pytest", *QUIET, *DERIVED)
+
+
+def test_the_cost_is_small() -> None:
+    """Three operations and three schemas are fewer than a hundred lines of YAML."""
+    assert len(FAMILY.read_text(encoding="utf-8").splitlines()) < 100
