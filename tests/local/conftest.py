@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,25 @@ from tinker.local.state import State
 
 @pytest.fixture
 def make_api(tmp_path: Path) -> Iterator[MakeApi]:
-    """Makes servers with the toy engine (or the one given) and the settings given; all are closed in the end."""
+    """Makes servers with the toy engine (or those given) and the settings given; all are closed in the end."""
     made: list[Api] = []
 
-    def make(engine: ToyEngine | None = None, *, clock: Clock | None = None, **settings: Any) -> Api:
-        engine = engine or ToyEngine(vocabulary=512)
+    def make(engine: ToyEngine | Sequence[ToyEngine] | None = None, *, clock: Clock | None = None, **settings: Any) -> Api:
+        engines = [engine or ToyEngine(vocabulary=512)] if engine is None or isinstance(engine, ToyEngine) else engine
         clocks: dict[str, Any] = {} if clock is None else {"clock": clock, "now": clock}
-        state = State(lambda: engine, Settings(**{"data_dir": tmp_path / "data", **settings}), **clocks)
+        state = State(
+            [partial(_return, one) for one in engines], Settings(**{"data_dir": tmp_path / "data", **settings}), **clocks
+        )
         made.append(Api(state))
         return made[-1]
 
     yield make
     for api in made:
         api.close()
+
+
+def _return(engine: ToyEngine) -> ToyEngine:
+    return engine
 
 
 @pytest.fixture

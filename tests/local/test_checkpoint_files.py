@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,36 @@ def test_folders_differ_where_names_do() -> None:
     names = ["a", "A", "a b", "a_b", "a/b", "ä", "x" * 300, "x" * 301]
     assert len({folder_name(name).lower() for name in names}) == len(names)
     assert all(len(folder_name(name)) <= 81 for name in names)
+
+
+def test_a_record_before_it_is_written() -> None:
+    """A record has no size until its files are there, cannot be changed, and is found by kind and name."""
+    one = record("a")
+    assert (one.nbytes, one.checkpoint_id) == (0, "weights/a")
+    with pytest.raises(AttributeError):
+        one.name = "b"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        CheckpointRecord(*msgspec.structs.astuple(one))  # fields are given by name
+
+
+def test_folders_that_are_no_checkpoints_are_not_listed(checkpoints: Checkpoints) -> None:
+    """Only what is in place in a folder of a known kind counts."""
+    kept = checkpoints.write(record("a"), fill, overwrite=False)
+    place = checkpoints.folder(kept)
+    for other in (place.with_name(".draft-x"), place.parent.with_name("unknown_kind") / place.name):
+        shutil.copytree(place, other)
+    assert [one.path for one in checkpoints.list()] == [kept.path]
+
+
+def test_copies_of_files_that_share_a_folder(checkpoints: Checkpoints) -> None:
+    """Two files of one folder below a checkpoint are both in its copy."""
+
+    def fill_deep(folder: Path) -> None:
+        fill(folder)
+        (folder / "deep" / "second").write_text("67")
+        (folder / "other" / "deeper").mkdir(parents=True)
+        (folder / "other" / "deeper" / "third").write_text("8")
+
+    source = checkpoints.write(record("a"), fill_deep, overwrite=False)
+    copy = checkpoints.copy(source, record("b"))
+    assert checkpoints.files(copy).keys() == checkpoints.files(source).keys()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-EVERYTHING = "pip install 'starlette>=0.40' 'uvicorn>=0.30' 'torch>=2.4' 'transformers>=4.45' 'peft>=0.13' 'safetensors>=0.4'"
-REST = "pip install 'torch>=2.4' 'transformers>=4.45' 'peft>=0.13' 'safetensors>=0.4'"
+EVERYTHING = "pip install 'starlette>=0.40' 'uvicorn>=0.30' 'torch>=2.4' 'transformers>=4.57' 'peft>=0.17' 'safetensors>=0.4'"
+REST = "pip install 'torch>=2.4' 'transformers>=4.57' 'peft>=0.17' 'safetensors>=0.4'"
 TORCH = ("torch", "transformers", "peft", "safetensors")
 
 
@@ -41,7 +41,7 @@ def test_a_plain_installation(tmp_path: Path) -> None:
 
 def test_only_the_web_server_is_missing(tmp_path: Path) -> None:
     """What is there already is not asked for."""
-    for name in TORCH:
+    for name in (*TORCH, "PIL"):
         pytest.importorskip(name)
     assert error_without("starlette", "uvicorn", folder=tmp_path).endswith("pip install 'starlette>=0.40' 'uvicorn>=0.30'\n")
 

@@ -12,7 +12,16 @@ import pytest
 
 from tinker.local.engines import EngineError
 from tinker.local.errors import APIProblem
-from tinker.local.scheduling import WORKER_CLOSED, ModelQueue, ModelTask, PeriodicTask, SampleQueue, SampleTask, Worker
+from tinker.local.scheduling import (
+    WORKER_CLOSED,
+    ModelQueue,
+    ModelTask,
+    PeriodicTask,
+    SampleQueue,
+    SampleTask,
+    ServedModel,
+    Worker,
+)
 from tinker.local.settings import Settings
 from tinker.local.storage import FutureStore, RequestFailure, ServerFuture
 
@@ -277,6 +286,155 @@ def test_a_sample_that_nobody_wants_does_not_run(futures: FutureStore) -> None:
     assert queue.next_wake() is None
 
 
+# Samples that join and leave
+
+
+class Stepped:
+    """An engine whose jobs are (name, number of tokens), and which draws one token of each at a step."""
+
+    def __init__(self) -> None:
+        self.steps: list[list[str]] = []
+        self.limits: list[int] = []
+        self.jobs: dict[Any, list[Any]] = {}
+        self.broken: str | None = None
+
+    def open_batch(self, limit: int) -> Any:
+        self.limits.append(limit)
+        return self
+
+    @property
+    def tokens(self) -> int:
+        return 4 * len(self.jobs)
+
+    def add(self, ticket: Any, job: Any) -> None:
+        if job[1] < 0:
+            raise EngineError("refused")
+        self.jobs[ticket] = list(job)
+
+    def drop(self, ticket: Any) -> None:
+        self.jobs.pop(ticket, None)
+
+    def step(self) -> list[tuple[Any, Any]]:
+        if self.broken == "all":
+            raise ZeroDivisionError("broken")
+        self.steps.append([name for name, _ in self.jobs.values()])
+        ended: list[tuple[Any, Any]] = []
+        for ticket, job in list(self.jobs.items()):
+            job[1] -= 1
+            if job[0] == self.broken:
+                ended.append((ticket, EngineError("diverged")))
+            elif job[1] == 0:
+                ended.append((ticket, job[0]))
+        for ticket, _ in ended:
+            del self.jobs[ticket]
+        return ended
+
+
+def stepped(futures: FutureStore, name: str, length: int, **fields: Any) -> SampleTask:
+    job: Any = (name, length)
+    return SampleTask(futures.open(name, name.encode()), 4, lambda engine: job, Done, prompt_tokens=4, **fields)  # type: ignore[arg-type]
+
+
+def advance(queue: SampleQueue, engine: Any, now: float = 0.0) -> None:
+    step = queue.take(now)
+    assert step is not None
+    step(lambda: engine)
+
+
+def test_a_sample_is_done_when_it_ends_and_others_join_between_tokens(futures: FutureStore) -> None:
+    """The result of a short sample is there while a long one beside it goes on; one that comes meanwhile joins at once."""
+    queue, engine = SampleQueue(futures, 100), Stepped()
+    long, short, late = stepped(futures, "long", 4), stepped(futures, "short", 1), stepped(futures, "late", 2)
+    queue.put(long)
+    queue.put(short)
+    assert (queue.waiting, queue.running) == (2, 0)
+    advance(queue, engine)
+    assert (short.future.outcome, long.future.outcome) == (Done("short"), None)
+    queue.put(late)
+    advance(queue, engine)
+    assert (queue.waiting, queue.running) == (0, 2)
+    advance(queue, engine)
+    assert (late.future.outcome, long.future.outcome) == (Done("late"), None)
+    advance(queue, engine)
+    assert long.future.outcome == Done("long")
+    assert engine.steps == [["long", "short"], ["long", "late"], ["long", "late"], ["long"]]
+    assert (queue.take(0.0), engine.limits) == (None, [100])
+
+
+def test_samples_wait_for_tokens_that_are_held_not_for_those_that_may_come(futures: FutureStore) -> None:
+    """What is running counts with the tokens that it has now; the next sample begins when its prompt fits beside them."""
+    queue, engine = SampleQueue(futures, 8), Stepped()
+    for name, length in (("a", 1), ("b", 2), ("c", 1)):
+        queue.put(stepped(futures, name, length))
+    advance(queue, engine)
+    advance(queue, engine)
+    assert engine.steps == [["a", "b"], ["b", "c"]]
+
+
+def test_what_nobody_wants_any_more_draws_no_further_token(futures: FutureStore) -> None:
+    """A future that was resolved, the end of a session and the time that a sample may take end it before the next token."""
+    over: list[RequestFailure] = []
+    queue, engine = SampleQueue(futures, 100, seconds=10.0), Stepped()
+    cancelled, closed = stepped(futures, "cancelled", 9), stepped(futures, "closed", 9, end=lambda: over[0] if over else None)
+    late, kept = stepped(futures, "late", 9), stepped(futures, "kept", 9)
+    for one in (cancelled, closed, late):
+        queue.put(one)
+    advance(queue, engine, now=1.0)
+    queue.put(kept)
+    futures.resolve(cancelled.future, RequestFailure("cancelled", "user"))
+    advance(queue, engine, now=2.0)
+    over.append(RequestFailure("over", "user"))
+    advance(queue, engine, now=11.0)
+    advance(queue, engine, now=11.5)
+    assert engine.steps == [["cancelled", "closed", "late"], ["closed", "late", "kept"], ["late", "kept"], ["kept"]]
+    assert closed.future.outcome == RequestFailure("over", "user")
+    assert late.future.outcome == RequestFailure("the sample took more than 10 s (sample_seconds)", "user")
+    assert kept.future.outcome is None
+    waiting = stepped(futures, "waiting", 9, end=lambda: over[0])
+    queue.put(waiting)
+    advance(queue, engine, now=11.6)
+    assert waiting.future.outcome == RequestFailure("over", "user")
+    assert engine.steps[-1] == ["kept"]
+
+
+def test_the_failure_of_a_sample_that_runs_is_its_own(futures: FutureStore) -> None:
+    """One that cannot begin, one that fails at a token and one whose result cannot be converted leave the others alone."""
+
+    def refuse(result: Any) -> Any:
+        raise EngineError("no such form")
+
+    queue, engine = SampleQueue(futures, 100), Stepped()
+    engine.broken = "diverging"
+    good, bad = stepped(futures, "good", 2), stepped(futures, "diverging", 9)
+    refused, odd = stepped(futures, "refused", -1), stepped(futures, "odd", 1)
+    odd = SampleTask(odd.future, 4, odd.job, refuse)
+    for one in (bad, refused, odd, good):
+        queue.put(one)
+    advance(queue, engine)
+    advance(queue, engine)
+    outcomes = [one.future.outcome for one in (good, bad, refused, odd)]
+    assert outcomes == [Done("good"), *(RequestFailure(text, "user") for text in ("diverged", "refused", "no such form"))]
+
+
+def test_after_a_breakdown_samples_begin_anew(futures: FutureStore) -> None:
+    """When the engine breaks down everything that runs has the failure, and the next request a fresh batch."""
+    queue, engine = SampleQueue(futures, 100), Stepped()
+    engine.broken = "all"
+    first, second, third = (stepped(futures, name, 1) for name in "abc")
+    queue.put(first)
+    queue.put(second)
+    advance(queue, engine)
+    failure = RequestFailure("ZeroDivisionError: broken", "server")
+    assert [first.future.outcome, second.future.outcome] == [failure, failure]
+    assert queue.take(0.0) is None
+    engine.broken = None
+    engine.jobs.clear()
+    queue.put(third)
+    advance(queue, engine)
+    assert third.future.outcome == Done("c")
+    assert engine.limits == [100, 100]
+
+
 # Periodic tasks and the thread
 
 
@@ -303,12 +461,12 @@ def test_a_periodic_task_is_done_from_time_to_time_while_it_is_needed() -> None:
 
 
 @pytest.fixture
-def make_worker() -> Any:
+def make_worker(futures: FutureStore) -> Any:
     """Makes threads of an engine; they are stopped in the end."""
     made: list[Worker] = []
 
     def make(open_engine: Callable[[], Any] = lambda: "engine") -> Worker:
-        made.append(Worker(open_engine, threading.RLock(), Time()))
+        made.append(Worker(ServedModel(open_engine, SampleQueue(futures, 1)).open, threading.RLock(), Time()))
         return made[-1]
 
     yield make
@@ -369,6 +527,76 @@ def test_queues_take_turns_and_tasks_go_first(make_worker: Any) -> None:
     assert log[0] == "task"
     assert log[1:5] == ["a1 engine", "b1 engine", "a2 engine", "b2 engine"]
     assert "gone engine" not in log
+
+
+class Timed(Steps):
+    """Steps that take a while each, on the clock of the worker."""
+
+    def __init__(self, log: list[str], time: Time, seconds: float, *names: str) -> None:
+        super().__init__(log, *names)
+        self._time, self._seconds = time, seconds
+
+    def take(self, now: float) -> Any:
+        step = super().take(now)
+
+        def run(open_engine: Any) -> None:
+            step(open_engine)
+            self._time.now += self._seconds
+
+        return None if step is None else run
+
+
+def test_a_step_that_fails_does_not_end_the_thread(make_worker: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """What a step raises against all expectation is logged, and the next step is taken."""
+    worker, done = make_worker(), threading.Event()
+
+    def fail(_: Any) -> None:
+        raise LookupError("a defect of a step")
+
+    worker.submit_task(fail)
+    worker.submit_task(lambda _: done.set())
+    assert done.wait(10)
+    assert "a defect of a step" in caplog.text
+
+
+def test_training_and_sampling_share_the_time() -> None:
+    """Each gets as much of it as the other while both have something to do; who had nothing to do is owed nothing."""
+    time, log = Time(), list[str]()
+    worker = Worker(lambda: "engine", threading.RLock(), time)  # type: ignore[arg-type, return-value]
+    tokens = Timed(log, time, 1.0, *(f"t{number}" for number in range(11)))
+    worker.add(tokens, "sampling")
+
+    def run(count: int) -> list[str]:
+        for _ in range(count):
+            found = worker._take(time.now)
+            assert found is not None
+            began = time.now
+            found[1](lambda: "engine")
+            found[0].used += time.now - began
+        return [entry.removesuffix(" engine") for entry in log[-count:]]
+
+    assert run(5) == ["t0", "t1", "t2", "t3", "t4"]
+    worker.add(Timed(log, time, 3.0, "a0", "a1"))
+    worker.add(Timed(log, time, 3.0, "b0"))
+    assert run(9) == ["a0", "t5", "t6", "t7", "b0", "t8", "t9", "t10", "a1"]
+    assert worker._take(time.now) is None
+
+
+def test_base_models_share_the_time() -> None:
+    """A model with many runs gets as much of it as one with a single run, and each is given its own engine."""
+    time, log = Time(), list[str]()
+    worker = Worker(lambda: "one", threading.RLock(), time)  # type: ignore[arg-type, return-value]
+    for run in range(4):
+        worker.add(Timed(log, time, 1.0, f"a{run}", f"b{run}"))
+    worker.add(Timed(log, time, 1.0, *(f"t{number}" for number in range(4))), "training 1", lambda: "two")  # type: ignore[arg-type, return-value]
+    for _ in range(8):
+        found = worker._take(time.now)
+        assert found is not None
+        began = time.now
+        found[1](found[0].open_engine)
+        found[0].used += time.now - began
+    assert sorted(log) == [*(f"a{run} one" for run in range(4)), *(f"t{number} two" for number in range(4))]
+    assert [entry[-3:] for entry in log] == ["two", "one"] * 4
 
 
 def test_an_engine_that_does_not_open_is_tried_again(make_worker: Any) -> None:

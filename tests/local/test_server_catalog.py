@@ -214,7 +214,8 @@ def test_what_is_being_written_comes_too_early(make_api: MakeApi) -> None:
     model = api.model()
     api.loss(model, 1)
     saving = api.save(model, 2, "a")
-    assert api.refused("delete_checkpoint", **at(model, "weights/a"))[0] == 425
+    refusal = api.call("delete_checkpoint", **at(model, "weights/a"))
+    assert (refusal.status_code, refusal.headers["retry-after"]) == (425, "1")
     engine.gate.set()
     api.result(saving)
     api.ok("delete_checkpoint", **at(model, "weights/a"))
@@ -433,7 +434,7 @@ def test_an_unloaded_model_keeps_its_checkpoints(api: Api) -> None:
     assert "was unloaded" in api.refused("optim_step", {"model_id": model, "seq_id": 3})[1]
     assert listed(api, model) == ["weights/a"]
     assert "was unloaded" in api.refused("get_info", {"model_id": model})[1]
-    engine = api.state._worker.engine
+    engine = api.state.served.models[0].engine
     assert isinstance(engine, ToyEngine)
     assert not engine._adapters
     assert api.ok("get_training_run", training_run_id=model)["corrupted"] is False

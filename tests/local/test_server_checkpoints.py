@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +226,34 @@ def test_a_failed_save_leaves_nothing_behind(make_api: MakeApi, tmp_path: Path) 
     assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file() and FOLDER not in path.parts]
     engine.broken = False
     assert "path" in api.result(api.save(model, 2, "a"))
+
+
+def test_the_disk_of_an_expired_checkpoint_is_freed_unasked(make_api: MakeApi) -> None:
+    """Nobody need list checkpoints for that; what it stored while it was there still counts."""
+    clock, gone = Clock(), threading.Event()
+    api = make_api(clock=clock)
+    model = api.model()
+    future = api.save(model, 1, "a", ttl_seconds=3600)
+    api.wait(future)
+    (folder,) = api.state.settings.data_dir.glob("*/weights/*")
+    note = api.state.checkpoints.on_expired
+    api.state.checkpoints.on_expired = lambda record: (note(record), gone.set())[0]
+    clock.seconds += 3600
+    while not gone.wait(0.001):
+        clock.seconds += 60
+        api.state.notify()
+    assert not folder.exists()
+    assert [(one.since, one.until) for one in api.state.usage._deleted] == [(1000.0, 4600.0)]
+
+
+def test_the_sweep_ends_where_nothing_expires(make_api: MakeApi) -> None:
+    """A server without such checkpoints does not look again, until one is saved or given a time to live."""
+    api = make_api()
+    model = api.model()
+    api.wait(api.save(model, 1, "a"))
+    api.state.checkpoints.remove_expired()
+    assert not api.state.checkpoints.may_expire
+    api.ok("set_checkpoint_ttl", {"ttl_seconds": 3600}, training_run_id=model, checkpoint_id="weights/a")
+    assert api.state.checkpoints.may_expire
+    api.state.checkpoints.remove_expired()
+    assert api.state.checkpoints.may_expire

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import httpx
 import msgspec
 import pytest
 from support.api import Api, MakeApi, custom_loss_body, sample_body
+from support.derived_calls import example_body
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
@@ -55,6 +57,12 @@ def uploaded(api: Api, model: str) -> str:
         content = api.runner.run(api.client.get(links["urls"][name])).content
         assert api.runner.run(api.client.put(url, content=content)).is_success
     return upload["upload_id"]
+
+
+def read_ids(answer: httpx.Response) -> dict[str, str]:
+    """The ids in an answer, which addresses of later operations may need."""
+    body = answer.json() if answer.headers.get("content-type") == "application/json" and answer.content else {}
+    return {name: value for name, value in body.items() if name.endswith("_id") and isinstance(value, str)}
 
 
 def test_every_answer_is_of_the_promised_type(api: Api) -> None:
@@ -107,18 +115,17 @@ def test_every_answer_is_of_the_promised_type(api: Api) -> None:
     hours = {"starting_on": "2026-01-02T00:00:00Z", "ending_before": "2026-01-03T00:00:00Z"}
     checkpoints = {"get_external_weights_urls": "external_weights/e", "delete_checkpoint": "weights/deleted"}
     last = ["unpublish_checkpoint", "unload_model", "delete_api_key", "finish_session"]
+    ids = {"session_id": session, "sampler_id": sampler, "training_run_id": model}
     for name in [*dict.fromkeys(name for name in [*bodies, *OPERATIONS] if name not in last), *last]:
         operation = OPERATIONS[name]
         answer = api.call(
             name,
-            bodies.get(name),
+            bodies.get(name, example_body(name)),
             headers={"x-api-key": "tml-key" if name != "finish_session" else "tml-other"},
             query=hours,
-            session_id=session,
-            sampler_id=sampler,
-            training_run_id=model,
-            checkpoint_id=checkpoints.get(name, "weights/kept"),
+            **ids | {"checkpoint_id": checkpoints.get(name, "weights/kept")},
         )
+        ids = read_ids(answer) | ids
         assert answer.status_code == 302 if name == "get_checkpoint_archive" else answer.is_success, (name, answer.text)
         if name == "save_weights_external":
             api.result(answer.json())

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ import click
 import httpx
 import pytest
 from click.testing import CliRunner
-from support.api import GatedEngine
+from support.api import loss_body
 from tinker_wire.operations import OPERATIONS
 
 import tinker.local
 from tinker.cli import main
 from tinker.cli.commands.serve import serve as serve_command
-from tinker.local import Settings, State, close_in_process, in_process_app, running_server, serve, serve_in_thread, serving
+from tinker.local import Settings, close_in_process, in_process_app, running_server, serve, serving
 from tinker.local.engines import choose_engine, open_engine
 from tinker.local.profiles import PROFILES
 
@@ -52,35 +53,66 @@ def test_a_server_runs_on_a_free_port_and_ends(tmp_path: Path) -> None:
     assert set(threading.enumerate()) == before
 
 
-def test_the_end_of_a_server_lets_waiting_clients_go(tmp_path: Path) -> None:
-    """A held poll is answered with a failure when the server is stopped, instead of being cut off."""
-    engine = GatedEngine()
-    state = State(lambda: engine, Settings(data_dir=tmp_path))
-    answers: list[Any] = []
-    with serve_in_thread(state) as url:
-        with httpx.Client(base_url=url, timeout=60) as client:
+def poll_body(future: Any) -> dict[str, Any]:
+    return {"request_id": future["request_id"]}
+
+
+SLOW_SERVER = """
+import sys
+from pathlib import Path
+from tinker.local import Settings, app, serve, serving
+from tinker.local.engines.toy import ToyEngine
+
+class Slow(ToyEngine):
+    def forward_backward(self, *arguments, **options):
+        print("running", flush=True)
+        sys.stdin.readline()
+        return super().forward_backward(*arguments, **options)
+
+retrieve = app.HANDLERS["retrieve_future"]
+
+def tell(state, call):
+    print("polled", flush=True)
+    return retrieve(state, call)
+
+app.HANDLERS["retrieve_future"] = tell
+serving.open_engine = lambda *_: Slow()
+serve(engine="toy", port=0, settings=Settings(data_dir=Path(sys.argv[1])))
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="needs signals of POSIX")
+def test_a_terminated_server_finishes_what_runs(tmp_path: Path) -> None:
+    """The request that runs when SIGTERM comes has its result, the one behind it a failure; the exit code is 0."""
+    command = [sys.executable, "-c", SLOW_SERVER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found is not None
+        with httpx.Client(base_url=found[0], timeout=60) as client:
             session = client.post(path("create_session"), json=SESSION).json()["session_id"]
             body = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}
             model = client.post(path("create_model"), json=body).json()["model_id"]
-            what = {"data": [], "loss_fn": "cross_entropy"}
-            tokens = {"model_input": {"chunks": [{"tokens": [1]}]}}
-            what["data"] = [{**tokens, "loss_fn_inputs": {"target_tokens": {"data": [2], "dtype": "int64"}}}]
-            future = client.post(
-                path("forward_backward"), json={"forward_backward_input": what, "model_id": model, "seq_id": 1}
-            ).json()
-        assert engine.entered.wait(30)
-        waiting = state.futures.find(future["request_id"])
-
-        def poll() -> None:
-            answers.append(httpx.post(url + path("retrieve_future"), json={"request_id": future["request_id"]}, timeout=60))
-
-        thread = threading.Thread(target=poll)
-        thread.start()
-        while not waiting.waiters:  # the poll has arrived and is held
-            thread.join(0.001)
-        threading.Thread(target=lambda: (asyncio.run(waiting.wait()), engine.gate.set())).start()
-    thread.join(30)
-    assert answers[0].json() == {"error": "the server is shutting down", "category": "server"}
+            while process.stdout.readline() != "\n":  # the end of the three lines about the key and the page
+                pass
+            for _ in range(3):
+                process.stdout.readline()
+            futures = [client.post(path("forward_backward"), json=loss_body(model, number)).json() for number in (1, 2)]
+            with ThreadPoolExecutor(2) as pool:
+                polls = [pool.submit(client.post, path("retrieve_future"), json=poll_body(one)) for one in futures]
+                lines = {process.stdout.readline() for _ in range(3)}
+                process.send_signal(signal.SIGTERM)
+                waiting = polls[1].result().json()
+                process.stdin.write("go on\n")
+                process.stdin.flush()
+                running = polls[0].result().json()
+        assert process.stdout.readline() == "ended\n"
+    assert lines == {"running\n", "polled\n"}
+    assert running["loss_fn_outputs"]
+    assert waiting == {"error": "the server is shutting down", "category": "server"}
+    assert process.returncode == 0
 
 
 def test_answers_do_not_wait_for_acknowledgements() -> None:
@@ -278,7 +310,7 @@ def test_serve_holds_polls_as_long_as_it_is_told(tmp_path: Path) -> None:
 
 
 def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:
-    """``tinker serve`` prints one line that says where it is, answers there, and exits cleanly when interrupted."""
+    """``tinker serve`` says in its first line where it is, answers there, and exits cleanly when interrupted."""
     command = [sys.executable, "-c", "from tinker.cli import main; main()", "serve", "--engine", "toy"]
     options = ["--port", "0", "--data", str(tmp_path), "--api-key", "tml-k", "--profile", "skyrl"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

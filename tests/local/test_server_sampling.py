@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -323,6 +324,50 @@ def test_a_crash_while_sampling_fails_the_batch_and_nothing_else(make_api: MakeA
     for future in queue_samples(api, engine, [{}, {}]):
         assert api.failure(future) == ("server", "MemoryError: too much at once")
     assert "sequences" in api.result(api.sample(api.sampler(api.session())))
+
+
+class EndlessEngine(ToyEngine):
+    """Draws tokens of samples that have no end, and notes which of them are taken out."""
+
+    def __init__(self) -> None:
+        super().__init__(vocabulary=512)
+        self.jobs: dict[object, SampleJob] = {}
+        self.drawn, self.dropped = threading.Event(), threading.Event()
+
+    def open_batch(self, limit: int) -> EndlessEngine:
+        return self
+
+    @property
+    def tokens(self) -> int:
+        return 0
+
+    def add(self, ticket: object, job: SampleJob) -> None:
+        self.jobs[ticket] = job
+
+    def drop(self, ticket: object) -> None:
+        del self.jobs[ticket]
+        self.dropped.set()
+
+    def step(self) -> list[Any]:
+        self.drawn.set()
+        return []
+
+
+@pytest.mark.parametrize("way", ["cancelled", "closed"])
+def test_a_running_sample_that_nobody_wants_stops(make_api: MakeApi, way: str) -> None:
+    """A request that is cancelled, and those of a session that ends, are taken out of the engine between two tokens."""
+    engine = EndlessEngine()
+    api = make_api(engine)
+    session = api.session()
+    future = api.sample(api.sampler(session))
+    assert engine.drawn.wait(30)
+    if way == "closed":
+        api.ok("finish_session", {"reason": {"type": "success"}, "detail": None}, session_id=session)
+    else:
+        api.ok("cancel_future", {"request_id": future["request_id"]})
+    assert engine.dropped.wait(30)
+    assert {"cancelled": "cancelled by its client", "closed": "has ended"}[way] in api.failure(future)[1]
+    assert engine.jobs == {}
 
 
 # Weights without a name

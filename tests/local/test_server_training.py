@@ -327,7 +327,7 @@ def test_a_model_that_was_not_created_says_why(make_api: MakeApi) -> None:
 def test_an_engine_that_cannot_be_opened_is_reported(make_api: MakeApi) -> None:
     """Where the engine is needed the answer says why there is none; the rest of the server answers."""
     api = make_api()
-    api.state._worker._open = lambda: (_ for _ in ()).throw(OSError("no such model"))
+    api.state.served.models[0]._open = lambda: (_ for _ in ()).throw(OSError("no such model"))
     status, detail = api.refused("get_server_capabilities")
     assert (status, "OSError: no such model" in detail) == (500, True)
     assert api.ok("healthz") == {"status": "ok"}

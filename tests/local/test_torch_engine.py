@@ -40,7 +40,8 @@ from tinker.local.engines import (
     TrainingExample,
 )
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.decoding import DecodingRun, Stops, draw, truncate
+from tinker.local.engines.torch.decoding import DecodingRun, Stops
+from tinker.local.engines.torch.drawing import draw, truncate
 from tinker.local.engines.torch.lora import LoraWeights
 
 SPEC = AdapterSpec(rank=4, seed=7)
@@ -217,7 +218,7 @@ def test_micro_batches_change_nothing(engine: TorchEngine, monkeypatch: pytest.M
     engine.optim_step("a", ADAM)
     expected = weights(engine, "a")
     engine.create_adapter("a", SPEC)
-    monkeypatch.setattr("tinker.local.engines.torch.engine.MAX_MICRO_BATCH_TOKENS", 1)
+    monkeypatch.setattr("tinker.local.engines.torch.trainer.MAX_MICRO_BATCH_TOKENS", 1)
     alone = engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
     engine.optim_step("a", ADAM)
     for one, other in zip(alone.outputs, together.outputs):
@@ -346,7 +347,7 @@ def test_an_architecture_without_linear_modules_is_refused(tmp_path: Path) -> No
 
 def test_a_half_precision_base_has_float32_adapters(model_directory: Path) -> None:
     """With a bfloat16 base, weights, logprobs and updates of the adapter are float32."""
-    engine = TorchEngine(model_directory, device="cpu", dtype=torch.bfloat16)
+    engine = TorchEngine(model_directory, device="cpu", dtype="bfloat16")
     engine.create_adapter("a", SPEC)
     first = engine.forward_backward("a", supervised(6), "cross_entropy", {}, backward=True)
     engine.optim_step("a", ADAM)
@@ -629,11 +630,12 @@ def test_top_k_and_top_p_leave_only_likely_tokens(engine: TorchEngine) -> None:
 def test_truncation_keeps_the_crossing_token() -> None:
     """top_p keeps tokens until the mass reaches p, the one that crosses included; top_k counts; 1.0 and -1 keep all."""
     one = SampleJob(tokens=np.zeros(1, np.int32), weights=None, max_tokens=1)
-    table = torch.tensor([[0.1, 0.5, 0.15, 0.25]], dtype=torch.float64)
+    logits = torch.tensor([[0.1, 0.5, 0.15, 0.25]]).log()
 
-    def kept(**changes: float) -> list[int]:
-        run = DecodingRun(attrs.evolve(one, **changes), Stops([], frozenset(), str), np.zeros(1))
-        return truncate(table, [run])[0].nonzero()[:, 0].tolist()
+    def kept(**changes: Any) -> list[int]:
+        ids, weights, is_sure = truncate(logits, [attrs.evolve(one, **changes)])
+        assert is_sure.all()
+        return ids[weights > 0].tolist()
 
     assert kept() == [0, 1, 2, 3]
     assert kept(top_p=0.5) == [1]
@@ -647,7 +649,7 @@ def test_draws_follow_the_distribution() -> None:
     """Over evenly spaced noise every token is drawn as often as its probability at the run's temperature says."""
     logprobs = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log().repeat(1000, 1)
     one = SampleJob(tokens=np.zeros(1, np.int32), weights=None, max_tokens=1, temperature=0.5)
-    runs = [DecodingRun(one, Stops([], frozenset(), str), np.array([(i + 0.5) / 1000])) for i in range(1000)]
+    runs = [DecodingRun(one, Stops([], frozenset(), str), iter([(i + 0.5) / 1000])) for i in range(1000)]
     counts = torch.bincount(draw(logprobs, runs), minlength=4) / 1000
     torch.testing.assert_close(counts, torch.tensor([1, 4, 9, 16]) / 30, atol=2e-3, rtol=0)
 

@@ -11,6 +11,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -23,9 +24,13 @@ from tinker.local import handlers
 from tinker.local.call import APICall, read_credential, receive
 from tinker.local.downloads import download_route
 from tinker.local.errors import APIProblem
+from tinker.local.recovery import OPERATIONS_KEPT, recover, write_down
 from tinker.local.state import State
 from tinker.local.storage import in_trace
+from tinker.local.unread import UnreadFields
 from tinker.local.uploads import upload_route
+from tinker.local.v1 import v1_routes
+from tinker.local.web import Traffic, TrafficWatch, web_routes
 
 Handler: TypeAlias = Callable[[State, APICall], Awaitable[msgspec.Struct | Response | None]]
 log: logging.Logger = logging.getLogger("tinker.local")
@@ -53,16 +58,25 @@ register_url_convertor("checkpoint", _CheckpointId())
 
 
 def create_app(state: State) -> Starlette:
-    """Return the application that serves ``state``. Where lifespan events are sent, its end closes the state."""
+    """Return the application that serves ``state``. Where lifespan events are sent, its end closes the state.
+
+    A state with a journal needs them: before it serves, it goes on with what it holds.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        await recover(state, HANDLERS)
+        state.notify()  # what is done from time to time needs no request
         yield
         await state.aclose()
 
-    routes = [_route(state, path) for path in sorted({row.path for row in OPERATIONS.values()}, key=_generality)]
+    unread = UnreadFields(strict=state.settings.strict)
+    routes = [_route(state, unread, path) for path in sorted({row.path for row in OPERATIONS.values()}, key=_generality)]
+    traffic = Traffic(state.clock)
+    routes += [download_route(state), upload_route(state), *v1_routes(state, unread), *web_routes(state, traffic)]
     app = Starlette(
-        routes=[*routes, download_route(state), upload_route(state)],
+        routes=routes,
+        middleware=[Middleware(TrafficWatch, traffic=traffic, routes=routes)],
         lifespan=lifespan,
         exception_handlers={HTTPException: _no_route},
     )
@@ -75,11 +89,12 @@ def _generality(path: str) -> tuple[int, int, str]:
     return path.count("{"), -path.count("/"), path
 
 
-def _route(state: State, path: str) -> Route:
+def _route(state: State, unread: UnreadFields, path: str) -> Route:
     """Make the route of one path, with all its operations."""
     rows = {row.method: row for row in OPERATIONS.values() if row.path == path}
     endpoints = {
-        method: _endpoint(state, row, HANDLERS.get(row.operation_id, _refuse_missing_handler)) for method, row in rows.items()
+        method: _endpoint(state, unread, row, HANDLERS.get(row.operation_id, _refuse_missing_handler))
+        for method, row in rows.items()
     }
 
     async def endpoint(request: Request) -> Response:
@@ -88,7 +103,9 @@ def _route(state: State, path: str) -> Route:
     return Route(path.replace("{checkpoint_id}", "{checkpoint_id:checkpoint}"), endpoint, methods=list(endpoints))
 
 
-def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(
+    state: State, unread: UnreadFields, operation: Operation, handler: Handler
+) -> Callable[[Request], Awaitable[Response]]:
     profile = state.settings.profile
 
     async def respond(request: Request) -> Response:
@@ -96,9 +113,16 @@ def _endpoint(state: State, operation: Operation, handler: Handler) -> Callable[
         _check_offered(profile.absent.get(operation.operation_id))
         call = await receive(request, operation, state.settings.max_request_bytes, state.offload)
         call = call.apply(profile)
+        notes = unread.check(call.name, call.content, None if call.is_proto else operation.body)
         with in_trace(call.name, call.headers.get("traceparent")):
             answer = await handler(state, call)
-        return _to_response(answer, lambda content: profile.rewrite_answer(call.name, call.content, content))
+        state.flush_journal()
+        if state.journal is not None and call.name in OPERATIONS_KEPT:
+            journal = state.journal
+            await state.offload(len(call.content), lambda: write_down(state, journal, call, answer))
+        response = _to_response(answer, lambda content: profile.rewrite_answer(call.name, call.content, content))
+        response.headers.update(notes)
+        return response
 
     async def endpoint(request: Request) -> Response:
         try:

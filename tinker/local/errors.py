@@ -17,9 +17,9 @@ class APIProblem(Exception):
         self.headers: Mapping[str, str] = headers or {}
 
 
-def make_not_found(what: str, name: str) -> APIProblem:
+def make_not_found(what: str, name: str, hint: str = "") -> APIProblem:
     """Make a 404 that names what is unknown."""
-    return APIProblem(404, f"{what} {name!r} was not found on this server")
+    return APIProblem(404, f"{what} {name!r} was not found on this server{hint}")
 
 
 def conflict(detail: str) -> APIProblem:

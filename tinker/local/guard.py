@@ -61,7 +61,7 @@ def guard_app(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:
 
 
 def hostname(url: str) -> str:
-    """Return the name or address in a URL, in lower case; empty where there is none."""
+    """Return the name or address in a URL, in lower case; empty without one."""
     try:
         return (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:

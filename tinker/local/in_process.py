@@ -7,19 +7,21 @@ import functools
 import os
 import threading
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.types import ASGIApp
 
 from tinker.local.app import create_app
-from tinker.local.engines import open_engine
-from tinker.local.profiles import OFFICIAL
+from tinker.local.engines import PACKAGED_MODEL, EngineName, choose_engine, open_engine
+from tinker.local.loading import Loading
 from tinker.local.scheduling import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
 
 SCHEME = "local://"
 TOY = "toy"
+OPTIONS = ("profile", "device", "dtype", "device_map", "recompute")
 _lock = threading.Lock()
 _running: dict[tuple[str, Path], tuple[State, ASGIApp]] = {}
 
@@ -29,16 +31,20 @@ def in_process_app(url: str, data_dir: Path | None = None) -> ASGIApp:
 
     ``local://`` trains the packaged model with torch, or a toy where torch is not installed. ``local://toy`` is the toy.
     ``local:///absolute/path`` and ``local://org/name`` load that model with torch. A query sets what the server passes for,
-    as in ``local://toy?profile=skyrl``. ``data_dir`` None means ``~/.tinker/local``. ValueError for another scheme or query.
+    as in ``local://toy?profile=skyrl``, and where it computes, as in ``local://org/name?device=cuda:1&dtype=float16``, each
+    as in :class:`Settings`. ``data_dir`` None means ``~/.tinker/local``. ValueError for another scheme or query.
     A child process made by ``fork`` starts with none.
     """
-    name, profile = _parse_url(url)
-    settings = Settings(data_dir=data_dir, profile=profile)
+    name, options = _parse_url(url)
+    settings = Settings(data_dir=data_dir, **options)
     key = (url, settings.data_dir)
     with _lock:
         if key not in _running:
-            state = State(_engine_opener(name), settings)
-            _running[key] = state, create_app(state)
+            loading = Loading()
+            state = State(_engine_opener(name, settings, loading), settings)
+            app = create_app(state)
+            app.state.loading = loading  # for the client, whose requests wait for it
+            _running[key] = state, app
         return _running[key][1]
 
 
@@ -51,22 +57,24 @@ def close_in_process() -> None:
         state.close()
 
 
-def _parse_url(url: str) -> tuple[str, str]:
-    """Return the model's name, empty for the default one, and the profile's."""
+def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
+    """Return the model's name, empty for the default one, and the settings of the query."""
     if not url.startswith(SCHEME):
         raise ValueError(f"a server in this process has a URL that starts with {SCHEME}, not {url!r}")
     name, _, query = url.removeprefix(SCHEME).partition("?")
     given = dict(parse_qsl(query, keep_blank_values=True))
-    profile = given.pop("profile", OFFICIAL.name)
-    if given:
-        raise ValueError(f"the query of {url!r} may hold profile=..., and nothing else")
-    return name, profile
+    if not given.keys() <= set(OPTIONS):
+        raise ValueError(f"the query of {url!r} may hold {', '.join(OPTIONS)}, and nothing else")
+    return name, given
 
 
-def _engine_opener(name: str) -> OpenEngine:
-    if name == TOY:
-        return functools.partial(open_engine, "toy")
-    return functools.partial(open_engine, None, name or None)
+def _engine_opener(name: str, settings: Settings, loading: Loading) -> OpenEngine:
+    engine: EngineName | None = "toy" if name == TOY else None
+    model = None if engine else name or None
+    opener = functools.partial(open_engine, engine, model, settings.placement)
+    if choose_engine(engine, model) == "toy":
+        return opener
+    return functools.partial(loading.open, f"torch and {model or PACKAGED_MODEL}", opener)
 
 
 def _reset_after_fork() -> None:

@@ -7,36 +7,57 @@ but only clients on this machine see the path. Others could not use it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from tinker.local.call import APICall
-from tinker.local.engines import PACKAGED_FOLDER, Engine, explain_absence
+from tinker.local.engines import PACKAGED_FOLDER, Engine, EngineError, explain_absence
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
+from tinker_records import find_closest
 
 PACKAGED_TOKENIZER = "tinker/babble"  # every client of this package has it
 MAX_LOGGED_NAMES = 1000  # names that are not the model's; those beyond are not logged
 log: logging.Logger = logging.getLogger("tinker.local")
 
 
-def check_base_model(state: State, engine: Engine, name: str) -> str:
-    """Return the model's name here for a client's ``name``. Raises APIProblem 400 for one that is not offered."""
-    if name == engine.base_model or name in engine.aliases:
-        return engine.base_model
+def choose_engine_for(state: State, engines: Sequence[Engine], name: str) -> tuple[Engine, str]:
+    """Return the engine for a client's ``name``, and the model's name here. APIProblem 400 for one that is not offered."""
+    for engine in engines:
+        if name == engine.base_model or name in engine.aliases:
+            return engine, engine.base_model
     if not state.settings.any_base_model:
-        raise APIProblem(
-            400, f"base model {name!r} is not offered; this server has {engine.base_model!r}{explain_absence(name)}"
-        )
+        offered = f"base model {name!r} is not offered; this server has {join_names(engines)}"
+        raise APIProblem(400, offered + (explain_absence(name) or _suggest(name, engines)))
     if name not in state.other_model_names and len(state.other_model_names) < MAX_LOGGED_NAMES:
         state.other_model_names.add(name)
-        log.warning("a client asks for %r: %s", name, single_model_warning(engine))
-    return name
+        log.warning("a client asks for %r: %s", name, other_names_warning(engines))
+    return engines[0], name
 
 
-def single_model_warning(engine: Engine) -> str:
-    """Return a warning to users of a server that serves one model under every name."""
+def _suggest(name: str, engines: Sequence[Engine]) -> str:
+    closest = find_closest(name, [engine.base_model for engine in engines])
+    return "" if closest is None else f"; did you mean {closest!r}?"
+
+
+def find_engine(engines: Sequence[Engine], engine_model: str) -> Engine:
+    """Return the engine that goes by this name. Raises EngineError if there is none."""
+    for engine in engines:
+        if engine.base_model == engine_model:
+            return engine
+    raise EngineError(f"this server has {join_names(engines)}, not {engine_model!r}")
+
+
+def join_names(engines: Sequence[Engine]) -> str:
+    """Return the names of the models as a refusal lists them."""
+    return ", ".join(repr(engine.base_model) for engine in engines)
+
+
+def other_names_warning(engines: Sequence[Engine]) -> str:
+    """Return a warning to users of a server that serves a model under names that are not its own."""
+    names = "every name" if len(engines) == 1 else f"every name but {join_names(engines[1:])}"
     return (
-        f"this server serves {engine.base_model!r} under every name; use the tokenizer that get_tokenizer() gives, "
+        f"this server serves {engines[0].base_model!r} under {names}; use the tokenizer that get_tokenizer() gives, "
         "as token ids of another model's tokenizer mean nothing here or do not exist"
     )
 

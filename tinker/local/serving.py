@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import signal
 import socket
+import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
 
 from tinker.local.app import create_app
-from tinker.local.engines import Engine, EngineName, open_engine
+from tinker.local.engines import DEFAULT_PLACEMENT, Engine, EngineName, Placement, check_distinct, choose_engine, open_engine
 from tinker.local.guard import guard_app
 from tinker.local.hosts import is_this_machine
 from tinker.local.scheduling import OpenEngine
@@ -21,11 +23,15 @@ from tinker.local.settings import Settings
 from tinker.local.state import State
 
 log: logging.Logger = logging.getLogger("tinker.local")
+FORCE_EXIT_SECONDS = 0.2  # between two looks whether a second Ctrl-C has come
 KEEP_ALIVE_SECONDS = 75  # longer than clients pause between requests; a shorter one cuts connections under them
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that releases the waiters for results before it waits for their connections to end."""
+    """uvicorn that releases the waiters for results before it waits for their connections to end.
+
+    The request that runs is finished first, and answered like any other; a second Ctrl-C does without it.
+    """
 
     def __init__(self, state: State, host: str = "127.0.0.1") -> None:
         self._state = state
@@ -46,51 +52,100 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._state.begin_close()
+        while not self.force_exit and not await self._state.wait_for_step(FORCE_EXIT_SECONDS):
+            pass
         await super().shutdown(sockets)
 
 
-def announce(url: str, engine: Engine) -> None:
-    """Print one line: what is served where, and how to point a client at it."""
-    print(f"Serving {engine.base_model} at {url} (TINKER_BASE_URL={url})", flush=True)  # noqa: T201 - for the user
+def announce(url: str, engines: Sequence[Engine], *, has_key: bool = False) -> None:
+    """Print what is served where, whether clients need a key, where to look, and how to begin."""
+    text = describe_start(url, *(engine.base_model for engine in engines), has_key=has_key)
+    sys.stdout.write(f"{text}\n")  # at once, for who reads the first line
+    sys.stdout.flush()
+
+
+def describe_start(url: str, base_model: str, *others: str, has_key: bool) -> str:
+    """Return the text that a server of one or several base models begins with. It does not hold the key.
+
+    >>> print(describe_start("http://127.0.0.1:8000", "tinker/toy", has_key=False))
+    Serving tinker/toy at http://127.0.0.1:8000 (TINKER_BASE_URL=http://127.0.0.1:8000)
+    Key:  any, or none
+    Page: http://127.0.0.1:8000/    API: http://127.0.0.1:8000/docs
+    <BLANKLINE>
+        import tinker
+        service = tinker.ServiceClient(base_url="http://127.0.0.1:8000")
+        training = service.create_lora_training_client(base_model="tinker/toy", rank=8)
+    """
+    key = "the one this server was started with (TINKER_API_KEY)" if has_key else "any, or none"
+    return f"""Serving {", ".join((base_model, *others))} at {url} (TINKER_BASE_URL={url})
+Key:  {key}
+Page: {url}/    API: {url}/docs
+
+    import tinker
+    service = tinker.ServiceClient(base_url="{url}")
+    training = service.create_lora_training_client(base_model="{base_model}", rank=8)"""
 
 
 def serve(
     *,
-    model: str | None = None,
-    engine: EngineName | None = None,
+    model: str | Sequence[str] | None = None,
+    engine: EngineName | Sequence[EngineName] | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     settings: Settings | None = None,
-    started: Callable[[str, Engine], None] = announce,
+    started: Callable[[str, Sequence[Engine]], None] | None = None,
 ) -> None:
-    """Load the engine, then serve until interrupted (Ctrl-C, SIGTERM); what is pending then fails.
+    """Load the engine, then serve until interrupted (Ctrl-C, SIGTERM): what runs is finished, what waits fails.
 
-    ``port`` 0 picks a free one. ``started`` is called with the base URL and the engine once connections are accepted; by
-    default it prints one line. A server that others can reach and that has no key says so in the log.
-    Raises OSError when the port is taken, ImportError when the engine is not installed.
+    Several names of a ``model`` make a server of several base models, the first of which is the default; ``engine`` is then
+    that of all of them, or has one name for each. ``port`` 0 picks a free one. ``started`` is called with the base URL and the
+    engines once connections are accepted; by default it prints where things are and how to begin. A server that others can
+    reach and that has no key says so in the log.
+    Raises OSError when the port is taken, ImportError when the engine is not installed, ValueError for models of one name and
+    for a device that this machine does not have.
     """
     listener = _listen(host, port)
     try:
-        loaded = open_engine(engine, model)
-        state = State(lambda: loaded, settings)
-        if state.settings.api_key is None and not is_this_machine(host):
+        settings = settings or Settings()
+        loaded = [open_one() for open_one in _engine_openers(engine, model, settings.placement)]
+        check_distinct(loaded)
+        state = State([functools.partial(_return_engine, one) for one in loaded], settings)
+        if settings.api_key is None and not is_this_machine(host):
             log.warning("anyone who can reach %s may use this server: it has no key", _url(listener))
-        started(_url(listener), loaded)
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
+        report = started or functools.partial(announce, has_key=settings.api_key is not None)
+        report(_url(listener), loaded)
+        with _terminate_like_interrupt(), contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it when it has shut down
             _Server(state, host).run(sockets=[listener])
     finally:
         listener.close()
 
 
 @contextmanager
+def _terminate_like_interrupt() -> Generator[None]:
+    """Let SIGTERM be what Ctrl-C is: uvicorn raises both again once it has shut down, and only one is an exception."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def running_server(
-    settings: Settings | None = None, engine: Engine | EngineName = "toy", *, model: str | None = None
+    settings: Settings | None = None,
+    engine: Engine | EngineName | Sequence[Engine | EngineName] = "toy",
+    *,
+    model: str | Sequence[str] | None = None,
 ) -> Generator[str]:
     """Run a server on a free port of this machine, in a thread; yields its base URL.
 
-    The end of the block fails what is pending and ends every thread of the server.
+    Several models are given as to :func:`serve`. The end of the block fails what is pending and ends the server's threads.
     """
-    with serve_in_thread(State(_engine_opener(engine, model), settings)) as url:
+    chosen = settings or Settings()
+    with serve_in_thread(State(_engine_openers(engine, model, chosen.placement), chosen)) as url:
         yield url
 
 
@@ -119,10 +174,41 @@ def serve_in_thread(state: State) -> Generator[str]:
         listener.close()
 
 
-def _engine_opener(engine: Engine | EngineName, model: str | None) -> OpenEngine:
-    if isinstance(engine, str):
-        return functools.partial(open_engine, engine, model)
-    return lambda: engine
+def _engine_openers(
+    engine: Engine | EngineName | Sequence[Engine | EngineName] | None, model: str | Sequence[str] | None, placement: Placement
+) -> list[OpenEngine]:
+    """Return what opens each engine; the placement is for those of torch.
+
+    Raises ValueError where there are more engines than models, or too few.
+    """
+    names: list[str | None] = [model] if model is None or isinstance(model, str) else [*model] or [None]
+    engines: list[Engine | EngineName | None] = (
+        [engine] if isinstance(engine, str) or not isinstance(engine, Sequence) else [*engine]
+    )
+    if model is None and len(engines) > 1:
+        names = [None] * len(engines)
+    if len(engines) == 1:
+        engines *= len(names)
+    if len(engines) != len(names):
+        raise ValueError(f"{len(names)} models and {len(engines)} engines: name one engine for all, or one for each model")
+    pairs = list(zip(engines, names, strict=True))
+    if any(_is_torch(*pair) for pair in pairs):  # which the toys beside it do not hear of
+        return [_engine_opener(*pair, placement if _is_torch(*pair) else DEFAULT_PLACEMENT) for pair in pairs]
+    return [_engine_opener(*pair, placement) for pair in pairs]
+
+
+def _is_torch(engine: Engine | EngineName | None, model: str | None) -> bool:
+    return (engine is None or isinstance(engine, str)) and choose_engine(engine, model) == "torch"
+
+
+def _engine_opener(engine: Engine | EngineName | None, model: str | None, placement: Placement) -> OpenEngine:
+    if engine is None or isinstance(engine, str):
+        return functools.partial(open_engine, engine, model, placement)
+    return functools.partial(_return_engine, engine)
+
+
+def _return_engine(engine: Engine) -> Engine:
+    return engine
 
 
 def _listen(host: str, port: int) -> socket.socket:

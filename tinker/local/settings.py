@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 import attrs
 from tinker_wire import models
 
 from tinker._config import local_dir
+from tinker.local.engines import DeviceMap, DType, Placement, Recompute
 from tinker.local.profiles import OFFICIAL, Profile, find_profile
 
 DEFAULT_DATA_DIR = Path("~/.tinker/local")
+Durability: TypeAlias = Literal["save", "step"]
 
 
 def _expand_path(path: str | Path | None) -> Path:
@@ -34,9 +37,20 @@ class Settings:
     ``api_key``: what clients must send as their key; None accepts anything, also nothing, but on a port no requests of web
     pages, and only those sent to this machine's addresses, to the host it listens on, to that of ``public_url`` or to one of
     ``allowed_hosts``.
-    ``any_base_model``: True serves the one loaded model under every name asked for, so that scripts written for another
+    ``any_base_model``: True serves the (first) loaded model under every name asked for, so that scripts written for another
     server run unchanged; False refuses names other than the loaded model's.
+    ``durability``: what a killed server still has when it is started again on the same ``data_dir``. ``save``: the checkpoints.
+    ``step``: sessions, runs as they were after the last optimizer step, requests and results, so that clients that wait go on;
+    each step then writes the adapter and its optimizer. Not with the profile ``skyrl``, and one server for each folder.
+    ``device``: where the torch engine computes: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, or ``auto``: the first GPU that CUDA
+    has, else the CPU. ``dtype``: the numbers of its model: ``float32``, ``bfloat16``, ``float16``, or ``auto``: bfloat16 with
+    CUDA, else float32; adapters are float32. ``device_map``: how transformers spreads the model over all GPUs: ``auto``,
+    ``balanced``, ``balanced_low_0`` or ``sequential``; None keeps it on one device. ``recompute``: whether training computes
+    activations again instead of keeping them: ``always``, ``never``, or ``auto``, where they would take half of what is free.
     ``profile``: which server to pass for: ``official`` (all of the contract), ``skyrl`` or ``minimal-json``.
+
+    ``strict``: True refuses JSON bodies with fields that nobody reads (422); False names them in the log and in the answer's
+    header ``X-Tinker-Unread-Fields``.
 
     ``hold_seconds``: how long ``retrieve_future`` waits for a result before it says "try again"; 0 never waits. Clients
     give up after 45 s, so stay below 40. The default is the profile's.
@@ -51,7 +65,8 @@ class Settings:
     ``max_queued_requests``: submitted and not finished (429). ``max_samples``: of one request (400). ``max_custom_losses``: of
     one session (403).
 
-    ``sample_batch_tokens``: prompt and continuation tokens of the requests that are sampled together.
+    ``sample_batch_tokens``: prompt and continuation tokens of the samples that run at once. ``sample_seconds``: a sample that
+    has been running for longer fails.
     ``gap_seconds``: requests of a model run by number. A number that fails to arrive (its client had an error after
     taking it) is given up after this long, and the requests behind it go on.
 
@@ -69,7 +84,13 @@ class Settings:
     api_key: str | None = attrs.field(default=None, repr=False)
     allowed_hosts: tuple[str, ...] = attrs.field(default=(), converter=_to_tuple)
     any_base_model: bool = False
+    durability: Durability = attrs.field(default="save", validator=attrs.validators.in_(get_args(Durability)))
+    device: str = "auto"
+    dtype: DType = "auto"
+    device_map: DeviceMap | None = None
+    recompute: Recompute = "auto"
     profile: Profile = attrs.field(default=OFFICIAL, converter=find_profile)
+    strict: bool = False
     hold_seconds: float = attrs.field(default=attrs.Factory(_default_hold_seconds, takes_self=True))
     inline_result_bytes: int = 1 << 20
     result_seconds: float = 3600.0
@@ -86,6 +107,7 @@ class Settings:
     max_samples: int = 1024
     max_custom_losses: int = 1000
     sample_batch_tokens: int = 1 << 16
+    sample_seconds: float = 3600.0
     gap_seconds: float = 120.0
     max_uploads: int = 16
     max_upload_bytes: int = 4 << 30
@@ -97,3 +119,16 @@ class Settings:
     public_url: str | None = None
     client_config: models.ClientConfigResponse = attrs.field(factory=models.ClientConfigResponse)
     client_dynamic_config: models.ClientDynamicConfigResponse = attrs.field(factory=models.ClientDynamicConfigResponse)
+
+    @property
+    def placement(self) -> Placement:
+        """Where the engine computes. Raises ValueError for settings that exclude one another."""
+        return Placement(device=self.device, dtype=self.dtype, device_map=self.device_map, recompute=self.recompute)
+
+    def __attrs_post_init__(self) -> None:
+        _ = self.placement  # raises ValueError for what excludes one another
+        if self.durability == "step" and not self.profile.can_repeat:
+            raise ValueError(
+                f"durability 'step' needs requests that are known by their client's numbers, and the profile "
+                f"{self.profile.name!r} has none"
+            )

@@ -9,26 +9,43 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from tinker_wire import models
+from tinker_wire.api import training, weights
 
 from tinker.local.engines import Engine, EngineError
 from tinker.local.errors import APIProblem
-from tinker.local.scheduling import ModelQueue, OpenEngine, PeriodicTask, SampleQueue, Worker, to_failure
+from tinker.local.scheduling import (
+    ModelQueue,
+    OpenEngine,
+    PeriodicTask,
+    SampleQueue,
+    ServedModel,
+    ServedModels,
+    Worker,
+    to_failure,
+)
 from tinker.local.settings import Settings
 from tinker.local.storage import (
     Accounts,
     AuditLog,
+    CheckpointRecord,
     Checkpoints,
+    FormerRun,
     FutureStore,
+    Journal,
+    KeptRuns,
+    Ledger,
     Links,
     ModelRecord,
     Owner,
     RequestFailure,
+    RequestOutcome,
     ServerFuture,
+    SessionRecord,
     Signer,
     Snapshots,
     Store,
@@ -38,20 +55,26 @@ from tinker.local.storage import (
 )
 
 T = TypeVar("T")
+SWEEP_SECONDS = 60.0  # between two looks for checkpoints that have expired
 OFFLOAD_NBYTES = 1 << 20  # encoding or decoding more than this would hold up the loop for longer than a few milliseconds
+#: Requests of a run that nobody needs once the run is kept as it is after them.
+SUPERSEDED = frozenset(
+    one.__name__
+    for one in (training.forward, training.forward_backward, training.optim_step, weights.save_weights, weights.load_weights)
+)
 SHUTTING_DOWN = RequestFailure("the server is shutting down", "server")
 
 
 class State:
     """Everything a server remembers. Nothing starts before the first request; :meth:`aclose` ends it.
 
-    ``open_engine`` is called once, in the engine's thread, when the engine is needed first. ``clock`` counts seconds,
-    ``now`` is the time of day.
+    ``open_engine`` is called once, in the engine's thread, when the engine is needed first; several make a server of several
+    base models, of which the first one is the default. ``clock`` counts seconds, ``now`` is the time of day.
     """
 
     def __init__(
         self,
-        open_engine: OpenEngine,
+        open_engine: OpenEngine | Sequence[OpenEngine],
         settings: Settings | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -61,7 +84,9 @@ class State:
         self.lock: threading.RLock = threading.RLock()
         self.clock = clock
         self.now = now
-        self.signer: Signer = Signer(now)
+        self.journal: Journal | None = Journal(self.settings.data_dir) if self.settings.durability == "step" else None
+        self.is_recovering = False
+        self.signer: Signer = Signer(now, None if self.journal is None else self.journal.secret())
         self.accounts: Accounts = Accounts(self.settings, self.signer)
         self.links: Links = Links(self.settings, self.signer, now)
         self.exports: TraceExports = TraceExports(self.settings.link_seconds, self.lock, clock, self.submit_task)
@@ -71,16 +96,32 @@ class State:
         self.store: Store = Store(self.settings, clock, now, self._drop_model)
         self._owner = Owner(self.settings.data_dir)
         self.checkpoints: Checkpoints = Checkpoints(self.settings.data_dir, now, self._owner)
-        self.snapshots: Snapshots = Snapshots(self.settings.data_dir, self._owner)
+        self.runs: KeptRuns | None = None
+        self.ledger: Ledger | None = None
+        self.former_runs: Sequence[FormerRun] = ()
+        self.repeated: set[str] = set()  # requests that are carried out again though they have a result
+        if self.journal is not None:
+            self.runs = KeptRuns(self.settings.data_dir, self.journal, SUPERSEDED)
+            self.ledger = Ledger(self.journal, self.settings.max_audit_entries)
+            self.ledger.keep(self.usage, self.audit)
+            self.futures.on_result, self.futures.on_drop = self._keep_result, self.journal.drop_result
+            self.store.on_end = self._drop_session
+        kept = None if self.runs is None else self.runs.snapshots
+        self.store.hint = self.futures.hint = self.checkpoints.hint_last_save
+        self.snapshots: Snapshots = Snapshots(self.settings.data_dir, self._owner, kept)
         self.uploads: Uploads = Uploads(self.settings.data_dir, self._owner, now)
         self.telemetry: deque[models.TelemetryEvent] = deque(maxlen=self.settings.max_telemetry_events)
         self.other_model_names: set[str] = set()  # of base models, which clients were given another one for
-        self.samples: SampleQueue = SampleQueue(self.futures, self.settings.sample_batch_tokens)
-        self._worker = Worker(open_engine, self.lock, clock)
-        self._worker.add(self.samples)
+        openers = [open_engine] if callable(open_engine) else open_engine
+        self.served: ServedModels = ServedModels([ServedModel(one, self._new_samples()) for one in openers])
+        self._worker = Worker(self.served.models[0].open, self.lock, clock)
+        for place, served in enumerate(self.served.models):
+            self._worker.add(served.samples, f"sampling {place}", served.open)
         self._worker.add(
             PeriodicTask(self.settings.idle_session_seconds / 10, lambda: self.store.has_sessions, self.store.end_idle)
         )
+        self._worker.add(PeriodicTask(SWEEP_SECONDS, lambda: self.checkpoints.may_expire, lambda: self._sweep))
+        self.checkpoints.on_expired = self._note_expired
         self._codecs: ThreadPoolExecutor | None = None
         self._closed = False
 
@@ -90,44 +131,96 @@ class State:
         """Tell the engine's thread that there is something to do."""
         self._worker.notify()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether closing has not begun."""
+        return not self._closed
+
     def require_open(self) -> None:
         """Raise APIProblem 503 once closing has begun."""
         if self._closed:
             raise APIProblem(503, SHUTTING_DOWN.error)
 
-    async def engine(self) -> Engine:
-        """Return the engine, opened first if need be; read its properties only. Raises APIProblem 500 when it does not open."""
-        if self._worker.engine is None:
+    async def engines(self) -> Sequence[Engine]:
+        """Return the engine of each base model, opened first if need be; read their properties only.
+
+        Raises APIProblem 500 when one does not open.
+        """
+        if not self.served.engines:
             opened = ServerFuture("engine")
             with self.lock:
                 self.require_open()
-                self._worker.submit_task(lambda open_engine: _open(open_engine, opened))
+                self._worker.submit_task(lambda open_first: self._open_engines(open_first, opened))
             outcome = await opened.wait()
             if isinstance(outcome, RequestFailure):
                 raise APIProblem(503 if self._closed else 500, f"the engine could not be started: {outcome.error}")
-        assert self._worker.engine is not None
-        return self._worker.engine
+        return self.served.engines
 
-    async def run_in_engine(self, work: Callable[[Engine], None]) -> None:
-        """Do something with the engine, between two steps. Raises APIProblem 400 when it refuses, 500 when it fails."""
+    def _open_engines(self, open_first: OpenEngine, opened: ServerFuture) -> None:
+        try:
+            self.served.open_all(open_first)
+        except Exception as error:  # noqa: BLE001 - the reason goes to whoever asked
+            # An import that goes on while the process ends fails for reasons that mean nothing.
+            opened.resolve(SHUTTING_DOWN if self._closed else to_failure(error))
+        else:
+            opened.resolve(models.HealthResponse(status="ok"))
+
+    async def run_in_engine(self, engine_model: str, work: Callable[[Engine], None]) -> None:
+        """Do something with an engine, between two steps. Raises APIProblem 400 when it refuses, 500 when it fails."""
         done = ServerFuture("engine")
         with self.lock:
             self.require_open()
-            self._worker.submit_task(lambda open_engine: _work(open_engine, work, done))
+            served = self.served.find(engine_model)
+            self._worker.submit_task(lambda open_engine: _work(open_engine, self._flush_after(work), done), served.open)
         outcome = await done.wait()
         if isinstance(outcome, RequestFailure):
             status = 503 if self._closed else 400 if outcome.category == "user" else 500
             raise APIProblem(status, outcome.error)
 
-    def new_queue(self) -> ModelQueue:
-        """Add a queue for the requests of one more model."""
-        queue = ModelQueue(self.futures, self.settings.gap_seconds)
-        self._worker.add(queue)
+    def _flush_after(self, work: Callable[[Engine], None]) -> Callable[[Engine], None]:
+        def run(engine: Engine) -> None:
+            work(engine)
+            self.flush_journal()
+
+        return run
+
+    def flush_journal(self) -> None:
+        """Write down what this thread has noted, where there is a journal."""
+        if self.journal is not None:
+            self.journal.flush()
+
+    def new_queue(self, engine_model: str) -> ModelQueue:
+        """Add a queue for the requests of one more model of this engine."""
+        queue, served = ModelQueue(self.futures, self.settings.gap_seconds), self.served.find(engine_model)
+        self._worker.add(queue, f"training {self.served.models.index(served)}", served.open)
         return queue
+
+    def _new_samples(self) -> SampleQueue:
+        return SampleQueue(self.futures, self.settings.sample_batch_tokens, self.settings.sample_seconds)
 
     def submit_task(self, work: Callable[[], None]) -> None:
         """Do something in the engine's thread, between two steps. What is left when the server closes is not done."""
         self._worker.submit_task(lambda _: work())
+
+    def _sweep(self, _: OpenEngine) -> None:
+        self.checkpoints.remove_expired()
+        self.flush_journal()
+
+    def _note_expired(self, record: CheckpointRecord) -> None:
+        with self.lock:
+            self.usage.record_deletion(record)
+
+    def _keep_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
+        if self.journal is None:
+            return
+        if self.store.is_live(future.key.partition(":")[0]):
+            self.journal.add_result(future, outcome)
+        else:
+            self.journal.flush()
+
+    def _drop_session(self, session: SessionRecord) -> None:
+        if self.journal is not None:
+            self.journal.drop_session(session.session_id)
 
     def _drop_model(self, model: ModelRecord) -> None:
         """Forget a model's weights once what was submitted for it has run."""
@@ -138,6 +231,8 @@ class State:
     def _forget_model(self, model: ModelRecord, open_engine: OpenEngine) -> None:
         self._worker.remove(model.queue)
         self.snapshots.forget(model.model_id)
+        if self.runs is not None:
+            self.runs.forget(model.model_id)
         open_engine().drop_adapter(model.model_id)
 
     # Bytes
@@ -166,6 +261,12 @@ class State:
         if self._codecs is not None:
             self._codecs.shutdown()
         self._owner.release()
+        if self.journal is not None:
+            self.journal.close()
+
+    async def wait_for_step(self, seconds: float) -> bool:
+        """Wait after :meth:`begin_close` for the end of the step that runs; whether it has ended."""
+        return await self._worker.closed.wait(seconds) is not None
 
     async def aclose(self) -> None:
         """Call :meth:`close` without blocking the loop while the step runs."""
@@ -174,20 +275,11 @@ class State:
         self.close()
 
     def begin_close(self) -> None:
-        """Refuse new work, fail what is pending and release the waiters. Does not block."""
+        """Refuse new work, fail what is pending but not what runs, and release the waiters. Does not block."""
         with self.lock:
             self._closed = True
             self._worker.stop(_refuse)
         self.futures.fail_all(SHUTTING_DOWN)
-
-
-def _open(open_engine: OpenEngine, opened: ServerFuture) -> None:
-    try:
-        open_engine()
-    except Exception as error:  # noqa: BLE001 - the reason goes to whoever asked
-        opened.resolve(to_failure(error))
-    else:
-        opened.resolve(models.HealthResponse(status="ok"))
 
 
 def _work(open_engine: OpenEngine, work: Callable[[Engine], None], done: ServerFuture) -> None:

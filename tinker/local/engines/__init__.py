@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tinker.local.engines.dimuon import newton_schulz, orthogonal_direction
+from tinker.local.engines.image_inputs import EngineImage, ImageReader, PlacedImage
 from tinker.local.engines.loss_inputs import (
     CLIP_DEFAULTS,
     LOSS_FORMS,
@@ -15,17 +16,22 @@ from tinker.local.engines.loss_inputs import (
     resolve_loss,
 )
 from tinker.local.engines.opening import (
+    DEFAULT_PLACEMENT,
     PACKAGED_FOLDER,
     PACKAGED_MODEL,
+    TOY_MODEL,
     EngineName,
+    check_distinct,
     choose_engine,
     explain_absence,
     missing_parts,
     open_engine,
 )
+from tinker.local.engines.placement import DeviceMap, DType, Placement, Recompute
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
+    BatchingEngine,
     Continuation,
     Dimuon,
     Engine,
@@ -34,6 +40,7 @@ from tinker.local.engines.protocol import (
     Int32,
     LossResult,
     PromptTargets,
+    SampleBatch,
     SampleJob,
     SampleResult,
     TokenListener,
@@ -42,29 +49,41 @@ from tinker.local.engines.protocol import (
 from tinker.local.engines.sample_inputs import check_job, noise_seed
 
 __all__ = [
+    "DEFAULT_PLACEMENT",
     "Adam",
     "AdapterSpec",
+    "BatchingEngine",
     "CLIP_DEFAULTS",
     "Cells",
     "Continuation",
+    "DType",
+    "DeviceMap",
     "Dimuon",
     "Engine",
     "EngineError",
+    "EngineImage",
     "EngineName",
     "Float32",
+    "ImageReader",
     "Int32",
     "LOSS_FORMS",
     "LossForm",
     "LossResult",
     "PACKAGED_FOLDER",
     "PACKAGED_MODEL",
+    "PlacedImage",
+    "Placement",
     "PromptTargets",
+    "Recompute",
+    "SampleBatch",
     "SampleJob",
     "SampleResult",
+    "TOY_MODEL",
     "TokenListener",
     "TrainingExample",
     "check_data",
     "check_datum",
+    "check_distinct",
     "check_job",
     "noise_seed",
     "check_step",

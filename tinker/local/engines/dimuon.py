@@ -9,7 +9,8 @@ global norm first, takes the step
 
 where ``newton_schulz`` brings every singular value of M near 1 and keeps the singular vectors, so that P is close to the
 nearest matrix with orthonormal rows (or columns). For a LoRA matrix min(rows, columns) is r. There is no weight decay, and no
-bias correction: the size of M has no effect. For numpy arrays and torch tensors alike.
+bias correction: the size of M has no effect. In a mixture of experts the matrices of each expert are steps of their own. For
+numpy arrays and torch tensors alike, matrices ``[rows, columns]`` or stacks of them ``[..., rows, columns]``.
 """
 
 from __future__ import annotations
@@ -24,27 +25,25 @@ LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
 
 
 def newton_schulz(matrix: M) -> M:
-    """Return the matrix with its singular values brought near 1; zero stays zero."""
+    """Return each matrix with its singular values brought near 1; zero stays zero."""
     start: Any = matrix
-    size = _norm(start)
-    if size == 0:
-        return matrix
-    tall = start.shape[0] > start.shape[1]
-    x = (start.T if tall else start) / size
+    tall = start.shape[-2] > start.shape[-1]
+    x = _scale_to_one(start.swapaxes(-1, -2) if tall else start)
     for _ in range(STEPS):
-        gram = x @ x.T
+        gram = x @ x.swapaxes(-1, -2)
         x = LINEAR * x + (CUBIC * gram + QUINTIC * (gram @ gram)) @ x
-    result: M = x.T if tall else x
+    result: M = x.swapaxes(-1, -2) if tall else x
     return result
 
 
 def orthogonal_direction(momentum: M) -> M:
-    """Return the orthogonalised momentum, of Frobenius norm sqrt(min(rows, columns))."""
+    """Return the orthogonalised momentum; the Frobenius norm of each matrix is sqrt(min(rows, columns))."""
     p: Any = newton_schulz(momentum)
-    size = _norm(p)
-    result: M = p if size == 0 else p * (math.sqrt(min(p.shape)) / size)
+    result: M = _scale_to_one(p) * math.sqrt(min(p.shape[-2:]))
     return result
 
 
-def _norm(matrix: Any) -> float:
-    return math.sqrt(float((matrix * matrix).sum()))
+def _scale_to_one(matrices: Any) -> Any:
+    """Return the matrices with a Frobenius norm of 1 each, or 0."""
+    norms = (matrices * matrices).sum((-2, -1), keepdims=True) ** 0.5
+    return matrices / (norms + (norms == 0))

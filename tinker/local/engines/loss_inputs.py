@@ -13,7 +13,9 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from tinker.local.engines.image_inputs import PlacedImage
 from tinker.local.engines.protocol import Adam, Dimuon, EngineError, Float32, TrainingExample
+from tinker_records import suggest
 
 CLIP_DEFAULTS: Mapping[str, float] = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 _RL_INPUTS = frozenset({"logprobs", "advantages"})
@@ -51,16 +53,17 @@ class Cells:
     weights: Float32
     inputs: Mapping[str, Float32]
     shape: tuple[int, ...]
+    images: Sequence[PlacedImage] = ()
 
 
 def resolve_loss(name: str, config: Mapping[str, float | str]) -> tuple[LossForm, dict[str, float]]:
     """Return the form of a loss and its options with defaults. Raises EngineError for an unknown name, option or value."""
     form = LOSS_FORMS.get(name)
     if form is None:
-        raise EngineError(f"unknown loss_fn {name!r}; this server has {', '.join(LOSS_FORMS)}")
+        raise EngineError(f"unknown loss_fn {name!r}; {suggest('this server has', name, LOSS_FORMS)}")
     for key, value in config.items():
         if key not in form.config:
-            raise EngineError(f"unknown loss_fn_config key {key!r}; {name} takes {', '.join(form.config) or 'none'}")
+            raise EngineError(f"unknown loss_fn_config key {key!r}; {suggest(f'{name} takes', key, form.config)}")
         if isinstance(value, str) or not math.isfinite(value):
             raise EngineError(f"loss_fn_config {key!r} is {value!r}; it must be a finite number")
     options = {**form.config, **{key: float(value) for key, value in config.items()}}
@@ -99,6 +102,7 @@ def check_datum(index: int, example: TrainingExample, name: str, form: LossForm,
         weights=weights,
         inputs={key: cells[key] for key in form.inputs},
         shape=shape,
+        images=example.images,
     )
 
 

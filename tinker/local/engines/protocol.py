@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
+
+from tinker.local.engines.image_inputs import ImageReader, PlacedImage
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
@@ -35,10 +37,14 @@ class AdapterSpec:
 
 @attrs.frozen(kw_only=True, eq=False)
 class TrainingExample:
-    """One datum: ``tokens`` of length N, and loss inputs whose first dimension is N (``target_tokens`` may be ``[N, K]``)."""
+    """One datum: ``tokens`` of length N, and loss inputs whose first dimension is N (``target_tokens`` may be ``[N, K]``).
+
+    ``images`` are in the order of their places.
+    """
 
     tokens: Int32
     loss_inputs: Mapping[str, NDArray[np.generic]]
+    images: Sequence[PlacedImage] = ()
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -96,11 +102,13 @@ class SampleJob:
     ``topk_prompt_logprobs`` and ``topk_sample_logprobs`` 0 mean: not wanted. ``prompt_targets`` None means: score none.
     ``prompt_alternatives`` tokens are drawn at each prompt position but the first, with replacement and at ``temperature``,
     from the whole distribution; they change nothing about the continuations. ``listener`` None means that only the result
-    counts. A continuation that its listener ended is as long as it was then.
+    counts. A continuation that its listener ended is as long as it was then. ``images`` of the prompt are in the order of
+    their places.
     """
 
     tokens: Int32
     weights: object | None
+    images: Sequence[PlacedImage] = ()
     num_samples: int = 1
     max_tokens: int
     temperature: float = 1.0
@@ -142,6 +150,36 @@ class SampleResult:
     alternatives: tuple[Int32, Float32] | None = None
 
 
+class SampleBatch(Protocol):
+    """Samples in progress: jobs join and leave between two tokens. Used in the engine's thread."""
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the samples hold now, prompts and what was drawn; the size of the key-value cache."""
+        ...
+
+    def add(self, ticket: object, job: SampleJob) -> None:
+        """Let a job begin with the next step; ``ticket`` is what it goes by. Raises EngineError naming the job's fault."""
+        ...
+
+    def drop(self, ticket: object) -> None:
+        """Take a job out, wherever it is; it draws no further token. A ticket that is unknown is ignored."""
+        ...
+
+    def step(self) -> list[tuple[object, SampleResult | Exception]]:
+        """Draw the next token of every sample, and return the jobs that ended with it: each its result or its own failure."""
+        ...
+
+
+@runtime_checkable
+class BatchingEngine(Protocol):
+    """An engine whose samples can join and leave one another between two tokens."""
+
+    def open_batch(self, limit: int) -> SampleBatch:
+        """Make an empty batch of samples that together hold about ``limit`` tokens at most; one job may hold more."""
+        ...
+
+
 class Engine(Protocol):
     """One frozen base model with LoRA adapters, addressed by an id that the server chooses."""
 
@@ -168,6 +206,11 @@ class Engine(Protocol):
     @property
     def losses(self) -> frozenset[str]:
         """The loss names :meth:`forward_backward` accepts."""
+        ...
+
+    @property
+    def image_reader(self) -> ImageReader | None:
+        """What reads images for the model; None where it reads text only."""
         ...
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
@@ -232,5 +275,8 @@ class Engine(Protocol):
         ...
 
     def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
-        """Sample every job, batched where the engine can. Raises EngineError naming the job's fault."""
+        """Sample every job to its end, batched where the engine can. Raises EngineError naming the job's fault.
+
+        The server calls this where the engine is no :class:`BatchingEngine`.
+        """
         ...

@@ -10,7 +10,7 @@ from tinker._wire import json, proto
 from tinker.local.call import APICall
 from tinker.local.errors import APIProblem
 from tinker.local.profiles import Profile
-from tinker.local.state import State
+from tinker.local.state import SHUTTING_DOWN, State
 from tinker.local.storage import Completion, RequestFailure, RequestOutcome, ServerFuture
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 from tinker.wire import encode_result
@@ -27,6 +27,8 @@ async def retrieve_future(state: State, call: APICall) -> msgspec.Struct | Respo
     outcome = await future.wait(state.settings.hold_seconds)
     if outcome is None:
         return _try_again(future, _is_old_client(call), profile)
+    if outcome is SHUTTING_DOWN and state.journal is not None:
+        raise APIProblem(503, SHUTTING_DOWN.error)  # the server that is started next goes on with it
     if isinstance(outcome, RequestFailure) and profile.failed_status != 200:
         raise APIProblem(profile.failed_status, outcome.error)
     media_type, content = await _encode_result(state, future, outcome, proto_wanted=call.accepts_proto and profile.protobuf)
@@ -84,7 +86,7 @@ async def cancel_future(state: State, call: APICall) -> None:
         except APIProblem:
             return
         if future.is_sample:
-            state.samples.drop(future)
+            state.served.drop_sample(future)
             state.futures.resolve(future, CANCELLED)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 
+import attrs
 from starlette.responses import Response, StreamingResponse
 from tinker_wire import models
 
 from tinker.local.call import APICall
 from tinker.local.engines import Engine, EngineError, SampleJob, SampleResult
 from tinker.local.errors import APIProblem
-from tinker.local.naming import check_base_model, tokenizer_for, visible_name
+from tinker.local.naming import choose_engine_for, find_engine, join_names, tokenizer_for, visible_name
 from tinker.local.operations import (
     EVENT_STREAM,
     STREAM_HEADERS,
@@ -33,24 +34,34 @@ from tinker.local.storage import (
     ServerFuture,
     SessionRecord,
     UsageKey,
+    request_key,
 )
 from tinker.types.results import SampleResponse
 
 CLIENT_NUMBERS = MAX_CLIENTS  # each client of a session has so many numbers for its requests
 
 
+@attrs.frozen(kw_only=True)
+class SampleSource:
+    """What to sample from: the weights, their engine, and the base model's name."""
+
+    weights: LoadWeights
+    engine: Engine
+    base_model: str
+
+
 async def create_sampling_session(state: State, call: APICall) -> models.CreateSamplingSessionResponse:
     """Create the sampling session ``<session>:sample:<n>``; the same number and source again return the same one."""
     request = call.read(models.CreateSamplingSessionRequest)
-    engine = await state.engine()
+    engines = await state.engines()
     with state.lock:
         state.require_open()
         session = state.store.live_session(request.session_id)
-        weights, base_model = _find_source(state, engine, request.base_model, request.model_path)
-        sampler = _find_existing(state, session, request, base_model)
+        source = _find_source(state, engines, request.base_model, request.model_path)
+        sampler = _find_existing(state, session, request, source.base_model)
         if sampler is None:
-            number = request.sampling_session_seq_id
-            sampler = state.store.new_sampler(session, number, base_model, request.model_path, weights)
+            number, name = request.sampling_session_seq_id, source.engine.base_model
+            sampler = state.store.new_sampler(session, number, source.base_model, name, request.model_path, source.weights)
             sampler.requested_name = request.base_model
             state.store.add_sampler(number, sampler)
     return models.CreateSamplingSessionResponse(sampling_session_id=sampler.sampler_id)
@@ -72,22 +83,34 @@ async def join_sampling_session(state: State, call: APICall) -> models.JoinSampl
         return models.JoinSamplingSessionResponse(client_counter=state.store.sampler(request.sampling_session_id).add_client())
 
 
-def _find_source(state: State, engine: Engine, base_model: str | None, path: str | None) -> tuple[LoadWeights, str]:
-    """Find the weights to sample from, and the base model's name. Raises APIProblem 400 or 404."""
-    if base_model is not None:
-        base_model = check_base_model(state, engine, base_model)
+def _find_source(state: State, engines: Sequence[Engine], base_model: str | None, path: str | None) -> SampleSource:
+    """Find the weights to sample from. Raises APIProblem 400 or 404."""
+    asked = None if base_model is None else choose_engine_for(state, engines, base_model)
     if path is None:
-        if base_model is None:
+        if asked is None:
             raise APIProblem(400, "either base_model or model_path says what to sample from")
-        return _base_weights, base_model
+        return SampleSource(weights=_base_weights, engine=asked[0], base_model=asked[1])
     try:
         record, folder = state.checkpoints.find(path, "sampler_weights")
     except EngineError as error:
         raise APIProblem(404, str(error)) from error
     state.audit.record_checkpoint("checkpoint_read", record, "sample")
-    if record.engine_model != engine.base_model:
-        raise APIProblem(400, f"{path} was trained on {record.engine_model!r}; this server has {engine.base_model!r}")
-    return lambda engine: state.snapshots.get(engine, folder, record.created_at), base_model or record.base_model
+    offered = engines if asked is None or state.settings.any_base_model else [asked[0]]
+    engine = next((one for one in offered if one.base_model == record.engine_model), None)
+    if engine is None:
+        raise APIProblem(400, f"{path} was trained on {record.engine_model!r}; this server has {join_names(offered)}")
+    return SampleSource(
+        weights=lambda engine: state.snapshots.get(engine, folder, record.created_at),
+        engine=engine,
+        base_model=record.base_model if asked is None else asked[1],
+    )
+
+
+def _sampler_source(state: State, sampler: SamplerRecord) -> SampleSource:
+    """Return what a sampling session samples from."""
+    assert sampler.weights is not None
+    engine = find_engine(state.served.engines, sampler.engine_model)
+    return SampleSource(weights=sampler.weights, engine=engine, base_model=sampler.base_model)
 
 
 def _base_weights(engine: Engine) -> None:
@@ -96,14 +119,13 @@ def _base_weights(engine: Engine) -> None:
 
 async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
     """Describe a sampling session."""
-    engine = await state.engine()
     with state.lock:
         sampler = state.store.sampler(call.path["sampler_id"])
     return models.GetSamplerResponse(
         sampler_id=sampler.sampler_id,
         base_model=visible_name(call, sampler.base_model, sampler.requested_name),
         model_path=sampler.model_path,
-        tokenizer_id=tokenizer_for(call, engine),
+        tokenizer_id=tokenizer_for(call, find_engine(await state.engines(), sampler.engine_model)),
     )
 
 
@@ -112,29 +134,23 @@ async def asample(state: State, call: APICall) -> models.UntypedAPIFuture:
     request = call.read(models.SampleRequest)
     if not 1 <= request.num_samples <= state.settings.max_samples:
         raise APIProblem(400, f"num_samples is {request.num_samples}; it must be 1 to {state.settings.max_samples}")
-    engine = await state.engine()
+    engines = await state.engines()
     with state.lock:
         state.require_open()
         if request.sampling_session_id is None:
-            weights, base_model = _find_source(state, engine, request.base_model, request.model_path)
-            return _enqueue(state, engine, request, weights, (None, None, base_model), None)
+            source = _find_source(state, engines, request.base_model, request.model_path)
+            return _enqueue(state, request, source, (None, None, source.base_model), None)
         sampler = state.store.sampler(request.sampling_session_id)
-        assert sampler.weights is not None
         key = sampler.session.usage_key(sampler.base_model)
-        return _enqueue(state, engine, request, sampler.weights, key, sampler)
+        return _enqueue(state, request, _sampler_source(state, sampler), key, sampler)
 
 
 def _enqueue(
-    state: State,
-    engine: Engine,
-    request: models.SampleRequest,
-    weights: LoadWeights,
-    usage_key: UsageKey,
-    sampler: SamplerRecord | None,
+    state: State, request: models.SampleRequest, source: SampleSource, usage_key: UsageKey, sampler: SamplerRecord | None
 ) -> models.UntypedAPIFuture:
     owner = "sample" if sampler is None else sampler.sampler_id
     numbered = sampler is not None and request.seq_id is not None
-    key = f"{owner}:request:{request.seq_id if numbered else uuid.uuid4()}"
+    key = request_key(owner, request.seq_id if numbered else uuid.uuid4())
     sequence_ids = [f"{key}:sequence:{index}" for index in range(request.num_samples)]
     request_fingerprint = fingerprint(request)
     request_id = state.futures.find_request_id(key, request_fingerprint)
@@ -145,11 +161,19 @@ def _enqueue(
         )
         future.is_sample = True
         if sampler is not None and log is not None:
-            future.on_done = _completion_logger(log)
+            future.on_done = _completion_logger(state, log, f"{owner}:{(request.seq_id or 0) // CLIENT_NUMBERS}")
             future.on_poll = _session_toucher(state, sampler.session)
-        tokens = count_tokens(request, engine.max_context_length)
-        state.samples.put(
-            SampleTask(future, tokens, _job_maker(request, weights), _response_maker(state, request, usage_key, sequence_ids))
+        future.engine_model = source.engine.base_model
+        result = _response_maker(state, request, usage_key, sequence_ids)
+        state.served.find(future.engine_model).samples.put(
+            SampleTask(
+                future,
+                count_tokens(request, source.engine.max_context_length),
+                _job_maker(request, source.weights),
+                result,
+                end=_session_end(sampler),
+                prompt_tokens=request.num_samples * count_prompt_tokens(request),
+            )
         )
         state.notify()
         request_id = future.request_id
@@ -160,32 +184,57 @@ async def stream_sample(state: State, call: APICall) -> Response:
     """Sample, and hand out the tokens as the engine draws them. A client that goes ends the work."""
     request = call.read(models.SampleRequest)
     check_stream(request, state.settings.max_samples)
-    engine = await state.engine()
+    engines = await state.engines()
     with state.lock:
         state.require_open()
+        sampler = None
         if request.sampling_session_id is None:
-            weights, base_model = _find_source(state, engine, request.base_model, request.model_path)
-            key: UsageKey = (None, None, base_model)
+            source = _find_source(state, engines, request.base_model, request.model_path)
+            key: UsageKey = (None, None, source.base_model)
         else:
             sampler = state.store.sampler(request.sampling_session_id)
-            assert sampler.weights is not None
-            weights, key = sampler.weights, sampler.session.usage_key(sampler.base_model)
+            source, key = _sampler_source(state, sampler), sampler.session.usage_key(sampler.base_model)
         stream = TokenStream()
         future = state.futures.open(f"stream:{uuid.uuid4()}", b"")
-        tokens = count_tokens(request, engine.max_context_length)
+        future.engine_model = source.engine.base_model
         names = [str(index) for index in range(request.num_samples)]
-        result = _response_maker(state, request, key, names)
-        state.samples.put(SampleTask(future, tokens, stream.job_maker(_job_maker(request, weights)), result, stream.begin))
+        state.served.find(future.engine_model).samples.put(
+            SampleTask(
+                future,
+                count_tokens(request, source.engine.max_context_length),
+                stream.job_maker(_job_maker(request, source.weights)),
+                _response_maker(state, request, key, names),
+                stream.begin,
+                _session_end(sampler),
+                request.num_samples * count_prompt_tokens(request),
+            )
+        )
         state.notify()
     return StreamingResponse(stream.events(state, future), media_type=EVENT_STREAM, headers=STREAM_HEADERS)
 
 
-def _completion_logger(log: CompletionLog) -> Callable[[ServerFuture], None]:
-    return lambda future: log.add(future.request_id, failed=isinstance(future.outcome, RequestFailure))
+def _completion_logger(state: State, log: CompletionLog, name: str) -> Callable[[ServerFuture], None]:
+    def add(future: ServerFuture) -> None:
+        if state.journal is not None and state.is_open:
+            state.journal.note_completion(name, future.request_id, log.cursor + 1)
+        log.add(future.request_id, failed=isinstance(future.outcome, RequestFailure))
+
+    return add
 
 
 def _session_toucher(state: State, session: SessionRecord) -> Callable[[], None]:
     return lambda: state.store.touch(session)
+
+
+def _session_end(sampler: SamplerRecord | None) -> Callable[[], RequestFailure | None]:
+    """Return what tells that a sample is not wanted any more, because its session has ended."""
+
+    def end() -> RequestFailure | None:
+        if sampler is None or sampler.session.end is None:
+            return None
+        return RequestFailure(f"session {sampler.session.session_id!r} has ended", "user")
+
+    return end
 
 
 def _job_maker(request: models.SampleRequest, weights: LoadWeights) -> Callable[[Engine], SampleJob]:

@@ -6,7 +6,7 @@ from tinker_wire import models
 
 from tinker.local.call import APICall
 from tinker.local.errors import APIProblem, unprocessable
-from tinker.local.naming import single_model_warning
+from tinker.local.naming import other_names_warning
 from tinker.local.operations import summarize_session, to_string_map
 from tinker.local.state import State
 from tinker.local.storage import OWNER, SessionEnd, SessionRecord, to_utc
@@ -32,7 +32,7 @@ async def client_dynamic_config(state: State, call: APICall) -> models.ClientDyn
 async def create_session(state: State, call: APICall) -> models.CreateSessionResponse:
     """Open a session."""
     request = call.read(models.CreateSessionRequest)
-    warning = single_model_warning(await state.engine()) if state.settings.any_base_model else None
+    warning = other_names_warning(await state.engines()) if state.settings.any_base_model else None
     with state.lock:
         session = state.store.create_session(request)
     return models.CreateSessionResponse(session_id=session.session_id, warning_message=warning)
@@ -58,12 +58,14 @@ async def finish_session(state: State, call: APICall) -> None:
 
 
 async def get_server_capabilities(state: State, call: APICall) -> models.GetServerCapabilitiesResponse:
-    """Describe the one loaded model."""
-    engine = await state.engine()
-    model = models.SupportedModel(
-        model_name=engine.base_model, max_context_length=engine.max_context_length, trainable=True, sampleable=True
-    )
-    return models.GetServerCapabilitiesResponse(supported_models=[model])
+    """Describe the loaded models."""
+    found = [
+        models.SupportedModel(
+            model_name=engine.base_model, max_context_length=engine.max_context_length, trainable=True, sampleable=True
+        )
+        for engine in await state.engines()
+    ]
+    return models.GetServerCapabilitiesResponse(supported_models=found)
 
 
 SCOPES = ("owned", "accessible")  # one user owns everything, so both mean all

@@ -13,7 +13,7 @@ from tinker.local.call import APICall
 from tinker.local.engines import Engine
 from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.handlers.service import SCOPES
-from tinker.local.naming import check_base_model, tokenizer_for, visible_name
+from tinker.local.naming import choose_engine_for, find_engine, tokenizer_for, visible_name
 from tinker.local.operations import (
     LossRequest,
     NewModel,
@@ -40,13 +40,13 @@ from tinker.types.results import ForwardBackwardOutput
 async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Create an adapter under ``<session>:train:<n>``; the same number and body again return the same future."""
     request = call.read(models.CreateModelRequest)
-    engine = await state.engine()
-    base_model = check_base_model(state, engine, request.base_model)
+    engine, base_model = choose_engine_for(state, await state.engines(), request.base_model)
     optimizer = optimizer_family(request.optimizer_config)
     spec = adapter_spec(request.lora_config)
     check_rank(state, spec)
     new = NewModel(
         base_model=base_model,
+        engine_model=engine.base_model,
         requested_name=request.base_model,
         spec=spec,
         optimizer=optimizer,
@@ -66,9 +66,9 @@ def _create(model: ModelRecord, work: Callable[[Engine], None], engine: Engine) 
 async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
     """Describe a model; also right after its creation was submitted."""
     request = call.read(models.GetInfoRequest)
-    engine = await state.engine()
     with state.lock:
         model = state.store.model(request.model_id)
+    engine = find_engine(await state.engines(), model.engine_model)
     if model.creation_error is not None:
         raise APIProblem(400, f"model {model.model_id!r} was not created: {model.creation_error}")
     name = visible_name(call, model.base_model, model.requested_name)
@@ -190,7 +190,10 @@ async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
 
     def run(engine: Engine) -> models.OptimStepResponse:
         model.require_created()
-        return models.OptimStepResponse(metrics=engine.optim_step(model.model_id, step_params(model, request)))
+        metrics = engine.optim_step(model.model_id, step_params(model, request))
+        with state.lock:
+            model.history.add_step(metrics, state.now())
+        return models.OptimStepResponse(metrics=metrics)
 
     with state.lock:
         model = state.store.model(request.model_id)

@@ -13,7 +13,7 @@ from tinker_wire import models
 from tinker.local.call import APICall
 from tinker.local.engines import Engine, EngineError
 from tinker.local.errors import APIProblem, conflict, make_not_found
-from tinker.local.naming import check_base_model
+from tinker.local.naming import choose_engine_for
 from tinker.local.operations import (
     Save,
     check_ttl,
@@ -82,8 +82,9 @@ def _save_as_session(
     state: State, call: APICall, request: models.SaveWeightsForSamplerRequest, sampler_number: int
 ) -> models.UntypedAPIFuture:
     model = state.store.model(request.model_id)
-    sampler = state.store.new_sampler(model.session, sampler_number, model.base_model, None, None)
+    sampler = state.store.new_sampler(model.session, sampler_number, model.base_model, model.engine_model, None, None)
     sampler.requested_name = model.requested_name
+    number = model.queue.assign_number(request.seq_id)
 
     def run(engine: Engine) -> models.SaveWeightsForSamplerResponseInternal:
         try:
@@ -91,8 +92,10 @@ def _save_as_session(
             if request.kind == "inflight":
                 model.inflight = engine.snapshot(model.model_id)
                 sampler.weights = model.inflight_weights
+                if state.runs is not None:
+                    state.snapshots.save(engine, model.model_id, str(number))
             else:
-                sampler.weights = state.snapshots.save(engine, model.model_id)
+                sampler.weights = state.snapshots.save(engine, model.model_id, "" if state.runs is None else str(number))
         except Exception:
             with state.lock:
                 state.store.drop_sampler(sampler)
@@ -100,7 +103,6 @@ def _save_as_session(
         return models.SaveWeightsForSamplerResponseInternal(sampling_session_id=sampler.sampler_id)
 
     prepare: Callable[[], None] = lambda: state.store.add_sampler(sampler_number, sampler)  # noqa: E731
-    number = model.queue.assign_number(request.seq_id)
     return enqueue_idempotent(state, call.name, model, number, fingerprint(request), run, prepare=prepare)
 
 
@@ -142,8 +144,8 @@ async def search_checkpoints(state: State, call: APICall) -> models.CheckpointSe
 async def external_weights_upload_start(state: State, call: APICall) -> models.ExternalWeightsUploadStartResult:
     """Return a link for each file of an adapter; they end after ``link_seconds``."""
     request = call.read(models.ExternalWeightsUploadStartRequest)
-    engine = await state.engine()
-    upload = open_upload(state, engine, check_base_model(state, engine, request.base_model), request)
+    engine, base_model = choose_engine_for(state, await state.engines(), request.base_model)
+    upload = open_upload(state, engine, base_model, request)
     urls = {name: state.links.upload_url(call.base_url, upload.upload_id, name) for name in sorted(upload.names)}
     return models.ExternalWeightsUploadStartResult(upload_id=upload.upload_id, urls=urls, expires=state.links.expires_at())
 

@@ -51,9 +51,7 @@ class LossGraph:
         targets = example.loss_inputs.get("target_tokens")
         if targets is None:
             raise EngineError(f"datum {index}: loss_fn_inputs lacks target_tokens, which every loss needs")
-        return _add_weights(
-            TrainingExample(tokens=example.tokens, loss_inputs={"target_tokens": targets}), np.zeros(targets.shape, np.float32)
-        )
+        return _add_weights(attrs.evolve(example, loss_inputs={"target_tokens": targets}), np.zeros(targets.shape, np.float32))
 
     def _evaluate(self, index: int, example: TrainingExample, logprobs: NDArray[np.float32], backward: bool) -> DatumLoss:
         torch = _import_torch()

@@ -14,6 +14,7 @@ from tinker.local.operations.descriptions import (
 from tinker.local.operations.loads import load_into_model, load_into_new_model
 from tinker.local.operations.lookup import check_ttl, find_addressed, find_checkpoint, require_checkpoint
 from tinker.local.operations.loss_requests import LossRequest, check_custom_loss, compute_loss, decode_datum
+from tinker.local.operations.model_inputs import read_input
 from tinker.local.operations.optimizers import optimizer_config, optimizer_family, step_params
 from tinker.local.operations.samples import count_prompt_tokens, count_tokens, to_job, to_response
 from tinker.local.operations.saves import Save
@@ -54,6 +55,7 @@ __all__ = [
     "search_records",
     "step_params",
     "summarize_session",
+    "read_input",
     "to_job",
     "to_response",
     "to_string_map",

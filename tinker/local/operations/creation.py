@@ -10,14 +10,15 @@ from tinker_wire import models
 from tinker.local.engines import AdapterSpec, Engine
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
-from tinker.local.storage import ModelRecord, SessionRecord
+from tinker.local.storage import ModelRecord, RunHistory, SessionRecord
 
 
 @attrs.frozen(kw_only=True)
 class NewModel:
-    """What a model will be. ``requested_name`` is what the client called its base model."""
+    """What a model will be. ``engine_model`` is what its engine goes by, ``requested_name`` what the client called it."""
 
     base_model: str
+    engine_model: str
     requested_name: str | None = None
     spec: AdapterSpec
     optimizer: str
@@ -30,13 +31,17 @@ class NewModel:
         return state.store.add_model(session, number, lambda model_id: self._make(state, session, model_id))
 
     def _make(self, state: State, session: SessionRecord, model_id: str) -> ModelRecord:
+        ledger = state.ledger
+        history = RunHistory() if ledger is None else ledger.open_history(model_id, self.base_model, self.spec.rank)
         return ModelRecord(
             model_id=model_id,
             session=session,
             base_model=self.base_model,
+            engine_model=self.engine_model,
             requested_name=self.requested_name,
             spec=self.spec,
-            queue=state.new_queue(),
+            queue=state.new_queue(self.engine_model),
+            history=history,
             last_request_at=state.now(),
             optimizer=self.optimizer,
             user_metadata=self.user_metadata,

@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from tinker_wire import models
 
 from tinker.local.call import APICall
 from tinker.local.engines import AdapterSpec, Engine, EngineError
 from tinker.local.errors import APIProblem
-from tinker.local.naming import check_base_model
+from tinker.local.naming import choose_engine_for
 from tinker.local.operations.creation import NewModel, adapter_spec, creation_step
 from tinker.local.operations.optimizers import optimizer_family
 from tinker.local.scheduling import enqueue_idempotent, fingerprint
 from tinker.local.state import State
 from tinker.local.storage import ModelRecord
+from tinker.types.paths import SCHEME
 
 
-def _describe_saved_model(state: State, engine: Engine, request: models.LoadWeightsRequest) -> NewModel:
+def _describe_saved_model(state: State, engines: Sequence[Engine], request: models.LoadWeightsRequest) -> NewModel:
     """Describe the new model, as far as it is known before the checkpoint is read."""
-    asked = None if request.base_model is None else check_base_model(state, engine, request.base_model)
-    name, spec = engine.base_model, AdapterSpec()
-    try:
-        record, _ = state.checkpoints.find(request.path, "weights")
-        name, spec = record.base_model, adapter_spec(record.lora_config)
-    except EngineError:
-        pass  # it may be saved by a request that still waits; the load itself says so if not
+    asked = None if request.base_model is None else choose_engine_for(state, engines, request.base_model)
+    name, engine_model, spec = _name_saved_model(state, request.path)
+    if not engine_model or not any(engine.base_model == engine_model for engine in engines):
+        engine_model = (engines[0] if asked is None else asked[0]).base_model
     return NewModel(
-        base_model=asked or name,
+        base_model=asked[1] if asked is not None else name or engine_model,
+        engine_model=engine_model,
         requested_name=request.base_model,
         spec=spec,
         optimizer=optimizer_family(request.optimizer_config),
         user_metadata=request.user_metadata,
     )
+
+
+def _name_saved_model(state: State, path: str) -> tuple[str, str, AdapterSpec]:
+    """Return the base model's name, what its engine goes by, and the shape of the adapter; empty names while nobody can say.
+
+    The checkpoint may be saved by a request that still waits; the load itself says so if not.
+    """
+    try:
+        record, _ = state.checkpoints.find(path, "weights")
+    except EngineError:
+        with state.lock:
+            run = state.store.find_model(path.removeprefix(SCHEME).partition("/")[0])
+        return ("", "", AdapterSpec()) if run is None else (run.base_model, run.engine_model, run.spec)
+    return record.base_model, record.engine_model, adapter_spec(record.lora_config)
 
 
 def _load_checkpoint(state: State, engine: Engine, model: ModelRecord, request: models.LoadWeightsRequest) -> None:
@@ -73,13 +88,13 @@ async def load_into_new_model(
     state: State, call: APICall, request: models.LoadWeightsRequest, session_id: str, number: int
 ) -> models.UntypedAPIFuture:
     """Create a model from a checkpoint; the same number and body again return the same future."""
-    engine = await state.engine()
+    engines = await state.engines()
 
     def run(engine: Engine) -> models.LoadWeightsResponse:
         work(engine)
         return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
 
-    new = _describe_saved_model(state, engine, request)
+    new = _describe_saved_model(state, engines, request)
     with state.lock:
         model = new.add(state, session_id, number)
         work = creation_step(model, lambda engine: _load_checkpoint(state, engine, model, request))

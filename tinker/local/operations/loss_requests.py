@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import attrs
-import numpy as np
 from tinker_wire import models
 
 from tinker._wire import json
-from tinker.local.engines import Engine, EngineError, Int32, LossResult, TrainingExample
+from tinker.local.engines import Engine, EngineError, LossResult, TrainingExample
 from tinker.local.errors import APIProblem
 from tinker.local.losses import LossGraph, check_graph
+from tinker.local.operations.model_inputs import read_input
 from tinker.local.state import State
 from tinker.local.storage import ModelRecord, SessionRecord
 from tinker.types.datum import Datum
-from tinker.types.model_input import EncodedTextChunk, ModelInput
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData
 
@@ -44,7 +43,7 @@ def compute_loss(
 ) -> ForwardBackwardOutput:
     if not data:
         raise EngineError("the request has no data")
-    examples = [_to_example(index, datum) for index, datum in enumerate(data)]
+    examples = [_to_example(engine, index, datum) for index, datum in enumerate(data)]
     if loss.name == CUSTOM:
         graph = _find_custom_loss(model.session, loss.options)
         result = graph.run(engine, model.model_id, examples, backward=loss.backward)
@@ -52,6 +51,8 @@ def compute_loss(
         result = engine.forward_backward(model.model_id, examples, loss.name, loss.options, backward=loss.backward)
     with state.lock:
         key = model.session.usage_key(model.base_model)
+        if loss.backward:
+            model.history.add_loss(result.metrics)
         state.usage.count("training", sum(len(example.tokens) for example in examples), key)
     return state.settings.profile.loss_output(_to_output(result), examples, loss.name, loss.options)
 
@@ -72,21 +73,13 @@ def check_custom_loss(request: models.CreateCustomLossRequest) -> LossGraph:
         raise APIProblem(400, f"the custom loss {request.name!r}: {error}") from error
 
 
-def _to_example(index: int, datum: Datum) -> TrainingExample:
+def _to_example(engine: Engine, index: int, datum: Datum) -> TrainingExample:
+    tokens, images = read_input(engine, datum.model_input, f"datum {index}")
     return TrainingExample(
-        tokens=text_tokens(datum.model_input, f"datum {index}"),
+        tokens=tokens,
+        images=images,
         loss_inputs={name: tensor.to_numpy() for name, tensor in datum.loss_fn_inputs.items()},
     )
-
-
-def text_tokens(value: ModelInput, what: str) -> Int32:
-    """Return the tokens of an input that is text only. Raises EngineError otherwise, naming ``what`` and the chunk."""
-    arrays: list[Int32] = []
-    for index, chunk in enumerate(value.chunks):
-        if not isinstance(chunk, EncodedTextChunk):
-            raise EngineError(f"{what}: chunk {index} is of type {chunk.type!r}; this server reads 'encoded_text' only")
-        arrays.append(chunk.array)
-    return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.int32), *arrays])
 
 
 def _to_output(result: LossResult) -> ForwardBackwardOutput:

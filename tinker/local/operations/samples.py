@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from tinker_wire import models
 
 from tinker._wire import json
-from tinker.local.engines import Engine, EngineError, Float32, Int32, PromptTargets, SampleJob, SampleResult
-from tinker.local.operations.loss_requests import text_tokens
+from tinker.local.engines import Engine, EngineError, Float32, Int32, PlacedImage, PromptTargets, SampleJob, SampleResult
+from tinker.local.operations.model_inputs import read_input
 from tinker.local.storage import LoadWeights
 from tinker.types.results import EMPTY_LOGPROB, EMPTY_TOKEN_ID, PromptAltTokens, SampledSequence, SampleResponse, TopkLogprobs
 from tinker.types.tensor_data import TensorData, dimensions
@@ -28,14 +28,22 @@ def count_tokens(request: models.SampleRequest, longest: int) -> int:
 
 
 def count_prompt_tokens(request: models.SampleRequest) -> int:
-    return sum(len(chunk.tokens) for chunk in request.prompt.chunks if isinstance(chunk, models.EncodedTextChunk))
+    """Count the tokens of the prompt: those of text, and what images are said to have."""
+    return sum(map(_count_chunk, request.prompt.chunks))
+
+
+def _count_chunk(chunk: models.ModelInputChunk) -> int:
+    if isinstance(chunk, models.EncodedTextChunk):
+        return len(chunk.tokens)
+    return max(0, (chunk.expected_tokens or 0) if isinstance(chunk, models.ImageChunk) else 0)
 
 
 def to_job(engine: Engine, request: models.SampleRequest, weights: LoadWeights) -> SampleJob:
-    tokens, params = _read_prompt(request.prompt), request.sampling_params
+    (tokens, images), params = _read_prompt(engine, request.prompt), request.sampling_params
     _check_last_n(request, len(tokens))
     return SampleJob(
         tokens=tokens,
+        images=images,
         weights=weights(engine),
         num_samples=request.num_samples,
         max_tokens=engine.max_context_length - len(tokens) if params.max_tokens is None else params.max_tokens,
@@ -100,11 +108,12 @@ def _alternative_tokens(alternatives: tuple[Int32, Float32] | None) -> PromptAlt
     return PromptAltTokens(tokens=TensorData.from_numpy(ids.astype(np.int64)), logprobs=TensorData.from_numpy(logprobs))
 
 
-def _read_prompt(value: models.ModelInput) -> Int32:
+def _read_prompt(engine: Engine, value: models.ModelInput) -> tuple[Int32, list[PlacedImage]]:
     try:
-        return text_tokens(json.public_model_input(value), "the prompt")
+        public = json.public_model_input(value)
     except (ValueError, OverflowError) as error:
         raise EngineError(f"the prompt: {error}") from error
+    return read_input(engine, public, "the prompt")
 
 
 def _check_last_n(request: models.SampleRequest, length: int) -> None:

@@ -34,7 +34,10 @@ class SaveRequest(Protocol):
 
 @attrs.frozen(eq=False, kw_only=True)
 class Save:
-    """One save under a name. The name is reserved when the request is accepted, so that a second one is refused at once."""
+    """One save under a name. The name is reserved when the request is accepted, so that a second one is refused at once.
+
+    One that is repeated because the server was killed may have written its checkpoint already.
+    """
 
     state: State
     call: APICall
@@ -43,6 +46,7 @@ class Save:
     model: ModelRecord
     number: int
     name: str
+    is_repeated: bool = False
 
     @classmethod
     def prepare(cls, state: State, call: APICall, request: SaveRequest, kind: CheckpointKind) -> Save:
@@ -50,7 +54,10 @@ class Save:
         model = state.store.model(request.model_id)
         number = model.queue.assign_number(request.seq_id)
         name = f"{number:06d}" if request.path is None else request.path
-        return cls(state=state, call=call, request=request, kind=kind, model=model, number=number, name=name)
+        repeated = state.is_recovering
+        return cls(
+            state=state, call=call, request=request, kind=kind, model=model, number=number, name=name, is_repeated=repeated
+        )
 
     @property
     def path(self) -> str:
@@ -68,7 +75,8 @@ class Save:
         """Reserve the name after :meth:`check`. Raises APIProblem 409 when it is taken."""
         self.check()
         names = self.model.reserved_paths
-        if self.path in names or self.state.checkpoints.exists(self.model.model_id, self.kind, self.name):
+        is_there = not self.is_repeated and self.state.checkpoints.exists(self.model.model_id, self.kind, self.name)
+        if self.path in names or is_there:
             raise conflict(name_conflict(self.path))
         names.add(self.path)
 
@@ -81,7 +89,7 @@ class Save:
             record = self.state.checkpoints.write(
                 self._record(engine),
                 lambda folder: engine.save(self.model.model_id, folder, optimizer=training),
-                overwrite=overwrite,
+                overwrite=overwrite or self.is_repeated,
             )
         finally:
             with self.state.lock:

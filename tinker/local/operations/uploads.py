@@ -29,14 +29,16 @@ def open_upload(
             limit = f"max_uploads={state.settings.max_uploads}"
             raise APIProblem(429, f"too many uploads are under way ({limit})", {"retry-after": "10"})
         seconds = state.settings.link_seconds
-        return state.uploads.open(base_model, spec, request.destination_project_id, engine.adapter_files, seconds)
+        return state.uploads.open(
+            base_model, engine.base_model, spec, request.destination_project_id, engine.adapter_files, seconds
+        )
 
 
 async def finish_upload(state: State, upload_id: str) -> str:
     """Make a checkpoint of an upload and return its path, the same one each time."""
     upload = _find_open(state, upload_id)
     if upload.tinker_path is None:
-        await state.run_in_engine(lambda engine: _import(state, upload, engine))
+        await state.run_in_engine(upload.engine_model, lambda engine: _import(state, upload, engine))
     assert upload.tinker_path is not None
     return upload.tinker_path
 

@@ -87,6 +87,11 @@ class Profile:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def can_repeat(self) -> bool:
+        """Whether a request is known again by the number that its client gave it."""
+        return self.ids.by_number and self.ordered and not self.numbered_requests
+
     def rewrite_request(self, operation: str, content: bytes) -> bytes:
         """Return a JSON body as the server reads it. Raises APIProblem when the profile refuses it."""
         rewrite = self.requests.get(operation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tinker.local.scheduling.idempotency import enqueue_idempotent, fingerprint, fingerprint_protobuf, skip_rejected
 from tinker.local.scheduling.models import ModelQueue, ModelTask
 from tinker.local.scheduling.samples import SampleQueue, SampleTask
+from tinker.local.scheduling.served import ServedModel, ServedModels
 from tinker.local.scheduling.steps import OpenEngine, to_failure
 from tinker.local.scheduling.worker import WORKER_CLOSED, PeriodicTask, Worker
 
@@ -15,6 +16,8 @@ __all__ = [
     "PeriodicTask",
     "SampleQueue",
     "SampleTask",
+    "ServedModel",
+    "ServedModels",
     "WORKER_CLOSED",
     "Worker",
     "enqueue_idempotent",

@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 from tinker_wire import models
+from tinker_wire.api import training, weights
 
 from tinker._wire import proto
 from tinker.local.engines import Engine
 from tinker.local.errors import APIProblem
 from tinker.local.scheduling.models import ModelQueue, ModelTask
-from tinker.local.storage import ModelRecord, RequestResult
+from tinker.local.storage import KeptRuns, ModelRecord, RequestResult, ServerFuture, request_key
 from tinker.types.model_input import EncodedTextChunk
 
 if TYPE_CHECKING:
     from tinker.local.state import State
 
+#: Operations after which the weights of a run are others than before.
+CHANGES = frozenset(one.__name__ for one in (training.create_model, training.optim_step, weights.load_weights))
 _canonical_json = msgspec.json.Encoder(order="sorted")
 
 
@@ -60,15 +63,48 @@ def enqueue_idempotent(
     """
     state.require_open()
     model.last_request_at = state.now()
-    key = f"{model.model_id}:request:{number}"
+    key = request_key(model.model_id, number)
     request_id = state.futures.find_request_id(key, request_fingerprint)
     if request_id is None:
         future = state.futures.open(key, request_fingerprint, model.session.new_span(operation, model.model_id))
+        future.engine_model = model.engine_model
         future.on_poll = lambda: state.store.touch(model.session)
+        if key in state.repeated:
+            run = _repeat(state, run)
         position = number if number == 0 or state.settings.profile.ordered else model.queue.assign_number(None)
+        if state.runs is not None and operation in CHANGES:
+            run = _keep_after(state, state.runs, model, number, future, run)
         _enqueue(state, model.queue, position, ModelTask(future, run), prepare)
         request_id = future.request_id
     return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
+
+
+def _repeat(state: State, run: Callable[[Engine], RequestResult]) -> Callable[[Engine], RequestResult]:
+    """Return a run of a request that was carried out, and counted, before the server was killed."""
+
+    def run_again(engine: Engine) -> RequestResult:
+        with state.usage.repeating():
+            return run(engine)
+
+    return run_again
+
+
+def _keep_after(
+    state: State, runs: KeptRuns, model: ModelRecord, number: int, future: ServerFuture, run: Callable[[Engine], RequestResult]
+) -> Callable[[Engine], RequestResult]:
+    """Return a run of a request that changes weights, after which they are kept. A run that cannot be kept is closed."""
+
+    def run_and_keep(engine: Engine) -> RequestResult:
+        result = run(engine)
+        try:
+            runs.save(engine, model, number, future, result)
+        except Exception as error:
+            with state.lock:
+                state.store.close_model(model, f"is closed: its weights could not be kept ({error})")
+            raise
+        return result
+
+    return run_and_keep
 
 
 class _NumberedBody(msgspec.Struct):

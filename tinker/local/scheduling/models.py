@@ -48,6 +48,10 @@ class ModelQueue:
         """Whether nothing but the model's creation has been submitted."""
         return self._next <= 1 and not self._waiting.keys() - {0}
 
+    def start_at(self, number: int) -> None:
+        """Take the requests before this number for done."""
+        self._next = number
+
     def assign_number(self, number: int | None) -> int:
         """Return the number of a request: the given one (0 and None are none), else the next free one."""
         return number or max(self._next, *(number + 1 for number in self._waiting), 1)
@@ -78,6 +82,7 @@ class ModelQueue:
             self._gap_ends = None
             self._update_gap(now)
             if work is not None:
+                self._futures.choose(work.future)
                 return lambda open_engine: work.step(self._futures, open_engine)
         return self._end() if self._last_step is not None else None
 

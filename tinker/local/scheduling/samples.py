@@ -1,15 +1,18 @@
-"""Sample requests of all clients, several at once."""
+"""Sample requests of all clients, token by token: they join and leave what is being sampled between two steps."""
 
 from __future__ import annotations
 
+import math
+import threading
 from collections import deque
 from collections.abc import Callable
 
 import attrs
 
-from tinker.local.engines import Engine, EngineError, SampleJob, SampleResult
+from tinker.local.engines import BatchingEngine, Engine, SampleBatch, SampleJob, SampleResult
 from tinker.local.scheduling.steps import OpenEngine, Step, to_failure
-from tinker.local.storage import FutureStore, RequestResult, ServerFuture
+from tinker.local.scheduling.together import TogetherBatch
+from tinker.local.storage import FutureStore, RequestFailure, RequestResult, ServerFuture
 
 
 def _do_nothing() -> None:
@@ -18,9 +21,11 @@ def _do_nothing() -> None:
 
 @attrs.frozen(eq=False)
 class SampleTask:
-    """One sample request: ``tokens`` is its size, ``job`` makes the engine's job, ``result`` converts the engine's result.
+    """One sample request: ``job`` makes the engine's job, ``result`` converts the engine's result.
 
-    ``begin`` is called whenever the engine begins with it, which may be more than once.
+    ``tokens`` is its size when it ends at ``max_tokens``, and ``prompt_tokens`` when it begins, over all its samples.
+    ``begin`` is called whenever the engine begins with it, which may be more than once. ``end`` returns why nobody wants it
+    any more, None while somebody does; it is asked before each step.
     """
 
     future: ServerFuture
@@ -28,63 +33,138 @@ class SampleTask:
     job: Callable[[Engine], SampleJob]
     result: Callable[[SampleResult], RequestResult]
     begin: Callable[[], None] = _do_nothing
+    end: Callable[[], RequestFailure | None] = _do_nothing
+    prompt_tokens: int = 0
 
 
 class SampleQueue:
-    """Sample requests in order of arrival, as many at once as ``batch_tokens`` allows, at least one."""
+    """Sample requests in order of arrival, as many at once as ``batch_tokens`` allows, at least one.
 
-    def __init__(self, futures: FutureStore, batch_tokens: int) -> None:
-        self._futures, self._batch_tokens = futures, batch_tokens
+    A step draws one token of every sample that runs where the engine is a BatchingEngine; with another one it runs samples
+    together to their end. A sample that runs for more than ``seconds`` fails. A future that has an outcome already, because
+    its client cancelled it, is worked on no more.
+    """
+
+    def __init__(self, futures: FutureStore, batch_tokens: int, seconds: float = math.inf) -> None:
+        self._futures, self._batch_tokens, self._seconds = futures, batch_tokens, seconds
+        self._lock = threading.Lock()  # requests arrive while a step runs
         self._queue: deque[SampleTask] = deque()
+        self._running: dict[SampleTask, float] = {}  # with the time at which each must be done
+        self._batch: SampleBatch | None = None
 
     def put(self, sampling: SampleTask) -> None:
-        self._queue.append(sampling)
+        with self._lock:
+            self._queue.append(sampling)
 
     def drop(self, future: ServerFuture) -> None:
         """Take a request out that has not begun."""
-        self._queue = deque(sampling for sampling in self._queue if sampling.future is not future)
+        with self._lock:
+            self._queue = deque(sampling for sampling in self._queue if sampling.future is not future)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests have not begun."""
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """How many requests are being sampled."""
+        return len(self._running)
 
     def take(self, now: float) -> Step | None:
-        if not self._queue:
+        if not self._queue and not self._running:
             return None
-        batch = [self._queue.popleft()]
-        tokens = batch[0].tokens
-        while self._queue and tokens + self._queue[0].tokens <= self._batch_tokens:
-            tokens += self._queue[0].tokens
-            batch.append(self._queue.popleft())
-        return lambda open_engine: self._sample(batch, open_engine)
+        return lambda open_engine: self._step(now, open_engine)
 
     def next_wake(self) -> float | None:
         return None
 
-    def _sample(self, batch: list[SampleTask], open_engine: OpenEngine) -> None:
-        ready: list[tuple[SampleTask, SampleJob]] = []
-        for sampling in batch:
+    def _step(self, now: float, open_engine: OpenEngine) -> None:
+        try:
+            self._drop_unwanted(now)
+            self._admit(now, open_engine)
+            finished = self._batch.step() if self._batch is not None and self._running else []
+        except Exception as error:  # noqa: BLE001 - whatever an engine raises, the server lives on
+            self._fail_all(error)
+        else:
+            for ticket, outcome in finished:
+                if isinstance(ticket, SampleTask) and self._running.pop(ticket, None) is not None:
+                    self._finish(ticket, outcome)
+
+    # Requests that begin
+
+    def _admit(self, now: float, open_engine: OpenEngine) -> None:
+        while (sampling := self._pop_next()) is not None:
+            if self._is_over(sampling, math.inf, now):
+                continue
             self._futures.start(sampling.future)
             try:
-                ready.append((sampling, sampling.job(open_engine())))
+                engine = open_engine()
+                batch = self._open_batch(engine)
+                sampling.begin()
+                batch.add(sampling, sampling.job(engine))
             except Exception as error:  # noqa: BLE001 - the error of one request must not touch the others
                 self._futures.resolve(sampling.future, to_failure(error))
-        if ready:
-            self._run(ready, open_engine)
-
-    def _run(self, ready: list[tuple[SampleTask, SampleJob]], open_engine: OpenEngine) -> None:
-        """Sample a batch. The fault of one job fails the whole batch in the engine, so after one each job runs alone."""
-        try:
-            for sampling, _ in ready:
-                sampling.begin()
-            results = open_engine().sample([job for _, job in ready])
-            outcomes = [sampling.result(result) for (sampling, _), result in zip(ready, results, strict=True)]
-        except EngineError as error:
-            if len(ready) > 1:
-                for one in ready:
-                    self._run([one], open_engine)
             else:
-                self._futures.resolve(ready[0][0].future, to_failure(error))
-        except Exception as error:  # noqa: BLE001 - whatever an engine raises, the server lives on
-            failure = to_failure(error)
-            for sampling, _ in ready:
-                self._futures.resolve(sampling.future, failure)
-        else:
-            for (sampling, _), outcome in zip(ready, outcomes, strict=True):
-                self._futures.resolve(sampling.future, outcome)
+                self._running[sampling] = now + self._seconds
+
+    def _open_batch(self, engine: Engine) -> SampleBatch:
+        if self._batch is None:
+            if isinstance(engine, BatchingEngine):
+                self._batch = engine.open_batch(self._batch_tokens)
+            else:
+                self._batch = TogetherBatch(engine, _begin)
+        return self._batch
+
+    def _pop_next(self) -> SampleTask | None:
+        """Return the next request that fits beside those that run; None if there is none."""
+        with self._lock:
+            if not self._queue or (self._running and not self._has_room(self._queue[0])):
+                return None
+            return self._queue.popleft()
+
+    def _has_room(self, sampling: SampleTask) -> bool:
+        """Whether it fits: beside the tokens that are held now, or, where samples cannot leave, all tokens there may be."""
+        if isinstance(self._batch, TogetherBatch):
+            return sum(one.tokens for one in self._running) + sampling.tokens <= self._batch_tokens
+        held = 0 if self._batch is None else self._batch.tokens
+        return held + sampling.prompt_tokens <= self._batch_tokens
+
+    # Requests that end
+
+    def _drop_unwanted(self, now: float) -> None:
+        for sampling in [sampling for sampling, until in self._running.items() if self._is_over(sampling, until, now)]:
+            del self._running[sampling]
+            if self._batch is not None:
+                self._batch.drop(sampling)
+
+    def _is_over(self, sampling: SampleTask, until: float, now: float) -> bool:
+        """Whether nobody wants the request any more; its future has an outcome then."""
+        failure = sampling.end()
+        if failure is None and now > until:
+            failure = RequestFailure(f"the sample took more than {self._seconds:g} s (sample_seconds)", "user")
+        if failure is not None:
+            self._futures.resolve(sampling.future, failure)
+        return sampling.future.outcome is not None
+
+    def _finish(self, sampling: SampleTask, outcome: SampleResult | Exception) -> None:
+        try:
+            self._futures.resolve(sampling.future, _convert(sampling, outcome))
+        except Exception as error:  # noqa: BLE001 - the error of one request must not touch the others
+            self._futures.resolve(sampling.future, to_failure(error))
+
+    def _fail_all(self, error: Exception) -> None:
+        """Fail everything that runs; the next request gets a new batch."""
+        failure = to_failure(error)
+        running, self._running, self._batch = self._running, {}, None
+        for sampling in running:
+            self._futures.resolve(sampling.future, failure)
+
+
+def _begin(ticket: object) -> None:
+    if isinstance(ticket, SampleTask):
+        ticket.begin()
+
+
+def _convert(sampling: SampleTask, outcome: SampleResult | Exception) -> RequestResult | RequestFailure:
+    return to_failure(outcome) if isinstance(outcome, Exception) else sampling.result(outcome)

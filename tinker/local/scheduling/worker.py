@@ -1,6 +1,7 @@
-"""The engine's thread: it takes one step from each queue in turn, so that no model starves another.
+"""The engine's thread: queues take turns in lanes, so that no run starves another, and training and samples share the time.
 
-The queues are guarded by the server's lock, which is never held while a step runs.
+Each base model has lanes of its own, so that a busy one leaves the others their share. The queues are guarded by the
+server's lock, which is never held while a step runs.
 """
 
 from __future__ import annotations
@@ -9,17 +10,16 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from tinker.local.engines import Engine
-from tinker.local.scheduling.steps import OpenEngine, Step, StepQueue
+from tinker.local.scheduling.steps import OpenEngine, Step, StepQueue, log
 from tinker.local.storage import RequestFailure, ServerFuture
 
 WORKER_CLOSED = RequestFailure("the engine's thread has ended", "server")
 
 
 class PeriodicTask:
-    """A queue that has no steps: it does something itself every ``seconds``, while there is a ``need`` for it."""
+    """A queue that calls ``work`` every ``seconds``, while there is a ``need`` for it; what that returns is its step."""
 
-    def __init__(self, seconds: float, need: Callable[[], bool], work: Callable[[], None]) -> None:
+    def __init__(self, seconds: float, need: Callable[[], bool], work: Callable[[], Step | None]) -> None:
         self._seconds, self._need, self._work = seconds, need, work
         self._due: float | None = None
 
@@ -30,41 +30,63 @@ class PeriodicTask:
             self._due = now + self._seconds
         elif now >= self._due:
             self._due = now + self._seconds
-            self._work()
+            return self._work()
         return None
 
     def next_wake(self) -> float | None:
         return self._due
 
 
+class Lane:
+    """Queues of one engine that take turns, step by step, and the time that their steps have ``used``."""
+
+    def __init__(self, open_engine: OpenEngine, used: float = 0.0) -> None:
+        self.queues: deque[StepQueue] = deque()
+        self.open_engine = open_engine
+        self.used = used
+
+    def take(self, now: float) -> Step | None:
+        for _ in range(len(self.queues)):
+            queue = self.queues[0]
+            self.queues.rotate(-1)
+            if (step := queue.take(now)) is not None:
+                return step
+        return None
+
+
 class Worker:
-    """The engine's thread. Started by the first step, ended by :meth:`close`; the engine is opened in it, on first use."""
+    """The engine's thread. Lanes that have steps get equal shares of its time; one without has no claim to what it missed.
+
+    Started by the first step, ended by :meth:`stop`. Lanes and tasks without an engine of their own get ``open_engine``."""
 
     def __init__(self, open_engine: OpenEngine, lock: threading.RLock, clock: Callable[[], float]) -> None:
         self._open, self._clock = open_engine, clock
         self._wake = threading.Condition(lock)
-        self._queues: deque[StepQueue] = deque()
-        self._tasks: deque[Step] = deque()
+        self._lanes: dict[str, Lane] = {}
+        self._tasks: deque[tuple[Step, OpenEngine]] = deque()
         self._thread: threading.Thread | None = None
         self._closing = False
         self.closed: ServerFuture = ServerFuture("the engine's thread")
-        self.engine: Engine | None = None
 
-    def add(self, queue: StepQueue) -> None:
-        """Serve one more queue."""
+    def add(self, queue: StepQueue, lane: str = "training", open_engine: OpenEngine | None = None) -> None:
+        """Serve one more queue, in turn with the others of its lane, all of which have one engine."""
         with self._wake:
-            self._queues.append(queue)
+            if lane not in self._lanes:
+                used = max((other.used for other in self._lanes.values()), default=0.0)
+                self._lanes = {lane: Lane(open_engine or self._open, used), **self._lanes}
+            self._lanes[lane].queues.append(queue)
 
     def remove(self, queue: StepQueue) -> None:
         """Serve it no more; what waits in it never runs."""
         with self._wake:
-            if queue in self._queues:
-                self._queues.remove(queue)
+            for lane in self._lanes.values():
+                if queue in lane.queues:
+                    lane.queues.remove(queue)
 
-    def submit_task(self, step: Step) -> None:
+    def submit_task(self, step: Step, open_engine: OpenEngine | None = None) -> None:
         """Run a step of no queue, before any other."""
         with self._wake:
-            self._tasks.append(step)
+            self._tasks.append((step, open_engine or self._open))
             self.notify()
 
     def notify(self) -> None:
@@ -83,7 +105,7 @@ class Worker:
             self._wake.notify()
             if self._thread is None:
                 self.closed.resolve(WORKER_CLOSED)
-        for step in tasks:
+        for step, _ in tasks:
             step(on_pending)
 
     def join(self) -> None:
@@ -91,30 +113,40 @@ class Worker:
         if self._thread is not None:
             self._thread.join()
 
-    def open_engine(self) -> Engine:
-        """Return the engine; only in this thread. A failed attempt is repeated by the next step."""
-        if self.engine is None:
-            self.engine = self._open()
-        return self.engine
-
     def _run(self) -> None:
         try:
-            while (step := self._next()) is not None:
-                step(self.open_engine)
+            while (found := self._next()) is not None:
+                lane, step = found
+                began = self._clock()
+                try:
+                    step(lane.open_engine)
+                except Exception:  # noqa: BLE001 - this thread is the server's only one
+                    log.exception("a step failed that should have handled its own failure; the next ones are taken")
+                lane.used += self._clock() - began
         finally:
             self.closed.resolve(WORKER_CLOSED)
 
-    def _next(self) -> Step | None:
+    def _next(self) -> tuple[Lane, Step] | None:
         with self._wake:
             while not self._closing:
                 if self._tasks:
-                    return self._tasks.popleft()
+                    step, open_engine = self._tasks.popleft()
+                    return Lane(open_engine), step
                 now = self._clock()
-                for _ in range(len(self._queues)):
-                    queue = self._queues[0]
-                    self._queues.rotate(-1)
-                    if (step := queue.take(now)) is not None:
-                        return step
-                times = [at for queue in self._queues if (at := queue.next_wake()) is not None]
+                if (found := self._take(now)) is not None:
+                    return found
+                times = [at for lane in self._lanes.values() for one in lane.queues if (at := one.next_wake()) is not None]
                 self._wake.wait(max(0.0, min(times) - now) if times else None)
             return None
+
+    def _take(self, now: float) -> tuple[Lane, Step] | None:
+        """Take a step from the lane that has used the least; among equals, from the one whose turn is the longest ago."""
+        tried: list[Lane] = []
+        for name, lane in sorted(self._lanes.items(), key=lambda item: item[1].used):
+            if (step := lane.take(now)) is not None:
+                for idle in tried:
+                    idle.used = lane.used
+                self._lanes[name] = self._lanes.pop(name)
+                return lane, step
+            tried.append(lane)
+        return None

@@ -16,10 +16,22 @@ from tinker.local.storage.checkpoint_records import (
 from tinker.local.storage.checkpoints import LEFTOVERS, RECORD_FILE, Checkpoints
 from tinker.local.storage.completions import Completion, CompletionLog
 from tinker.local.storage.exports import TraceExports
+from tinker.local.storage.history import HistoryPoint, RunHistory
+from tinker.local.storage.journal import Journal, JournalRequest, JournalResult, JournalRun
+from tinker.local.storage.kept_runs import KeptRuns
+from tinker.local.storage.ledger import FormerRun, Ledger
 from tinker.local.storage.links import FILES_PATH, Links
 from tinker.local.storage.notifier import Notifier
 from tinker.local.storage.owners import FOLDER, Owner
-from tinker.local.storage.results import FutureStore, RequestFailure, RequestOutcome, RequestResult, ServerFuture
+from tinker.local.storage.results import (
+    FutureStore,
+    RequestFailure,
+    RequestOutcome,
+    RequestResult,
+    ServerFuture,
+    request_key,
+    split_request_key,
+)
 from tinker.local.storage.sessions import MAX_CLIENTS, LoadWeights, ModelRecord, SamplerRecord, SessionEnd, SessionRecord
 from tinker.local.storage.signing import InvalidToken, Signer
 from tinker.local.storage.snapshots import Snapshots
@@ -29,7 +41,11 @@ from tinker.local.storage.uploads import AdapterUpload, Uploads
 from tinker.local.storage.usage import GIGABYTE, HOUR, UsageKey, UsageMeter, to_utc
 
 __all__ = [
+    "HistoryPoint",
+    "RunHistory",
     "Accounts",
+    "AdapterUpload",
+    "AuditLog",
     "CHECKPOINT_KINDS",
     "CheckpointKind",
     "CheckpointRecord",
@@ -38,13 +54,18 @@ __all__ = [
     "CompletionLog",
     "FILES_PATH",
     "FOLDER",
+    "FormerRun",
     "FutureStore",
     "GIGABYTE",
     "HOUR",
     "InvalidToken",
+    "Journal",
+    "JournalRequest",
+    "JournalResult",
+    "JournalRun",
+    "KeptRuns",
     "LEFTOVERS",
-    "AuditLog",
-    "UsageMeter",
+    "Ledger",
     "Links",
     "LoadWeights",
     "MAX_CLIENTS",
@@ -66,14 +87,16 @@ __all__ = [
     "TRACE_MEDIA_TYPE",
     "TraceExports",
     "USER_EMAIL",
-    "AdapterUpload",
-    "Uploads",
     "USER_NAME",
+    "Uploads",
     "UsageKey",
+    "UsageMeter",
     "check_name",
     "checkpoint_path",
     "folder_name",
-    "name_conflict",
     "in_trace",
+    "name_conflict",
+    "request_key",
+    "split_request_key",
     "to_utc",
 ]

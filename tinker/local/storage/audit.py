@@ -1,9 +1,9 @@
-"""The audit log: the user's actions since the server was started. Guarded by the lock of the state."""
+"""The audit log: the user's actions since the server was started, or longer. Guarded by the lock of the state."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tinker_wire import models
 
@@ -18,6 +18,11 @@ class AuditLog:
     def __init__(self, max_entries: int, now: Callable[[], float]) -> None:
         self._now = now
         self._entries: deque[tuple[str, models.AuditLogEntry]] = deque(maxlen=max_entries)
+        self.on_record: Callable[[str, models.AuditLogEntry], None] = _ignore_entry
+
+    def restore(self, entries: Iterable[tuple[str, models.AuditLogEntry]]) -> None:
+        """Begin with the entries of an earlier process of this server."""
+        self._entries.extend(entries)
 
     def record(
         self,
@@ -39,6 +44,7 @@ class AuditLog:
             purpose=purpose,
         )
         self._entries.append((kind, entry))
+        self.on_record(kind, entry)
 
     def record_checkpoint(self, event: str, record: CheckpointRecord, purpose: str | None = None, **details: object) -> None:
         """Add an entry about a checkpoint."""
@@ -52,3 +58,7 @@ class AuditLog:
             for its_kind, entry in self._entries
             if kind in ("all", its_kind) and day in (None, entry.timestamp.date().isoformat())
         ]
+
+
+def _ignore_entry(kind: str, entry: models.AuditLogEntry) -> None:
+    return None

@@ -49,6 +49,8 @@ class Checkpoints:
         self._root, self._now = root, now
         self._owner = owner or Owner(root)
         self._lock = threading.Lock()  # for what replaces folders and records
+        self.may_expire: bool = True
+        self.on_expired: Callable[[CheckpointRecord], None] = _ignore_record
         self._recover()
 
     def exists(self, run: str, kind: CheckpointKind, name: str) -> bool:
@@ -85,6 +87,17 @@ class Checkpoints:
         found = [record for record in records if record is not None]
         return sorted(found, key=lambda record: (record.created_at, record.path), reverse=True)
 
+    def remove_expired(self) -> None:
+        """Free the disk of what has expired, and find out whether anything that is left may expire."""
+        self.may_expire = False
+        if any(record.expires_at is not None for record in self.list()):
+            self.may_expire = True
+
+    def hint_last_save(self, run: str) -> str:
+        """Return what to tell who asks for a run that is not here any more: where it was saved last; empty without a save."""
+        saved = next((record for record in self.list(run) if record.kind == "weights"), None)
+        return "" if saved is None else f"; its last save is {saved.path}"
+
     def folder(self, record: CheckpointRecord) -> Path:
         """Return the folder of a checkpoint's files."""
         return self._folder(record.training_run_id, record.kind, record.name)
@@ -108,6 +121,7 @@ class Checkpoints:
             (draft / RECORD_FILE).write_bytes(msgspec.json.encode(record))
             sync_tree(draft)
             self._replace(draft, place)
+        self.may_expire |= record.expires_at is not None
         return record
 
     def copy(self, source: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
@@ -117,6 +131,7 @@ class Checkpoints:
     def update(self, record: CheckpointRecord, **changes: Any) -> CheckpointRecord:
         """Change what is recorded about a checkpoint that is there."""
         record = msgspec.structs.replace(record, **changes)
+        self.may_expire |= record.expires_at is not None
         folder = self.folder(record)
         draft = folder / f".{RECORD_FILE}-{uuid.uuid4().hex}"
         with self._lock:
@@ -130,13 +145,15 @@ class Checkpoints:
         """Delete a checkpoint."""
         self._remove(self.folder(record))
 
-    def _remove(self, folder: Path) -> None:
-        """Move a folder out of the way before it is deleted, so that half of it is never seen."""
-        gone = self._temporary_path(folder, GONE)
+    def _remove(self, folder: Path) -> bool:
+        """Move a folder out of the way before it is deleted, so that half of it is never seen; False when it was gone."""
+        gone, found = self._temporary_path(folder, GONE), False
         with self._lock, contextlib.suppress(FileNotFoundError):
             os.replace(folder, gone)
+            found = True
             sync_folder(folder.parent)
         shutil.rmtree(gone, ignore_errors=True)
+        return found
 
     def _folder(self, run: str, kind: CheckpointKind, name: str) -> Path:
         return self._root / folder_name(run) / kind / folder_name(name)
@@ -147,7 +164,8 @@ class Checkpoints:
         except EngineError:
             return None
         if record is not None and self._is_expired(record):
-            self._remove(folder)
+            if self._remove(folder):
+                self.on_expired(record)
             return None
         return record
 
@@ -225,6 +243,10 @@ class Checkpoints:
             return None
         place = None if record is None else self.folder(record)
         return place if place is not None and place.parent == leftover.parent else None
+
+
+def _ignore_record(record: CheckpointRecord) -> None:
+    return None
 
 
 def _is_checkpoint(folder: Path) -> bool:

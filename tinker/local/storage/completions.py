@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import attrs
 
@@ -32,6 +33,11 @@ class CompletionLog:
     def cursor(self) -> int:
         """The number of the last one."""
         return self._count
+
+    def restore(self, count: int, completions: Iterable[Completion]) -> None:
+        """Take over what an earlier process of this server counted, and what nobody has asked for yet."""
+        self._count = count
+        self._completions.extend(completions)
 
     def add(self, request_id: str, *, failed: bool) -> None:
         """Add a completed request."""

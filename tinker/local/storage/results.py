@@ -20,12 +20,13 @@ from tinker.local.storage.notifier import Notifier
 from tinker.local.storage.trace import Span
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
+STREAM_KEY = "stream:"  # what the keys of streamed samples begin with
 MAX_REMEMBERED = 100_000  # identifiers of results that are gone; beyond these a request is simply unknown
 
 
 @attrs.frozen
 class RequestFailure:
-    """A request that was accepted and failed; ``category`` says whose fault it is (``user`` or ``server``)."""
+    """A request that was accepted and failed; ``category`` names the cause (``user`` or ``server``)."""
 
     error: str
     category: str
@@ -41,7 +42,7 @@ class ServerFuture:
     ``key`` is what makes a request the same request, ``request_id`` what clients call it. ``progress`` says, while it is
     pending, what it waits for; None is nothing in particular. ``on_done`` is called once, after the outcome is set, and
     ``on_poll`` whenever its client asks for it.
-    ``is_sample`` tells what may be cancelled.
+    ``is_sample`` tells what may be cancelled, ``engine_model`` which base model works on it, where one does.
     """
 
     def __init__(self, key: str, fingerprint: bytes = b"", request_id: str | None = None, span: Span | None = None) -> None:
@@ -53,6 +54,7 @@ class ServerFuture:
         self.on_done: Callable[[ServerFuture], None] = _ignore_future
         self.on_poll: Callable[[], object] = _do_nothing
         self.is_sample = False
+        self.engine_model: str | None = None
         self.encoded: tuple[str, bytes] | None = None
         self.finished_at: float = 0.0
         self.nbytes = 0
@@ -94,8 +96,35 @@ def _ignore_future(future: ServerFuture) -> None:
     return None
 
 
+def _ignore_result(future: ServerFuture, outcome: RequestOutcome) -> None:
+    return None
+
+
+def _ignore_drop(request_id: str) -> None:
+    return None
+
+
+def _say_nothing(run: str) -> str:
+    return ""
+
+
+def request_key(owner: str, number: object) -> str:
+    """Return the key of a request of a run or sampler."""
+    return f"{owner}:request:{number}"
+
+
+def split_request_key(key: str) -> tuple[str, int | None]:
+    """Return the owner and the number in a key; the whole key and None where it has no number."""
+    owner, _, number = key.rpartition(":request:")
+    return (owner, int(number)) if owner and number.isdigit() else (key, None)
+
+
 class FutureStore:
-    """All futures of a server by key. ``lock`` is the server's; ``clock`` counts seconds."""
+    """All futures of a server by key. ``lock`` is the server's; ``clock`` counts seconds.
+
+    ``on_result`` is told of each result before anybody can see it, ``on_drop`` of the id of each one that is kept no longer.
+    ``hint`` returns what to tell who asks for a result of a run that is unknown.
+    """
 
     def __init__(self, settings: Settings, lock: threading.RLock, clock: Callable[[], float]) -> None:
         self._settings, self._lock, self._clock = settings, lock, clock
@@ -106,6 +135,10 @@ class FutureStore:
         self._keys: dict[str, str] = {}  # by request id, where that is not the key
         self._numbers = itertools.count(1)
         self._nbytes = 0
+        self._running: ServerFuture | None = None
+        self.on_result: Callable[[ServerFuture, RequestOutcome], None] = _ignore_result
+        self.on_drop: Callable[[str], None] = _ignore_drop
+        self.hint: Callable[[str], str] = _say_nothing
 
     def find_request_id(self, key: str, fingerprint: bytes) -> str | None:
         """Return the id of the same request if it was submitted before. Raises APIProblem 409 for another one under ``key``."""
@@ -145,8 +178,12 @@ class FutureStore:
             if future is None and key in self._gone:
                 raise APIProblem(410, f"the result of request {request_id!r} is no longer kept; submit it again")
         if future is None:
-            raise make_not_found("request", request_id)
+            raise make_not_found("request", request_id, self.hint(split_request_key(request_id)[0]))
         return future
+
+    def choose(self, future: ServerFuture) -> None:
+        """Note which request of a model runs next, alone; it is finished even where the server ends."""
+        self._running = future
 
     def start(self, future: ServerFuture) -> None:
         """Note that its work begins."""
@@ -156,14 +193,25 @@ class FutureStore:
     def resolve(self, future: ServerFuture, outcome: RequestOutcome) -> None:
         """Finish a future; a second outcome is ignored."""
         with self._lock:
-            if future.outcome is None and self._pending.pop(future.key, None) is not None:
-                future.finished_at, future.nbytes = self._clock(), result_nbytes(outcome)
-                self._unread[future.key] = future
-                self._nbytes += future.nbytes
-                if future.span is not None:
-                    future.span.finish(future.finished_at, failed=isinstance(outcome, RequestFailure))
-            future.resolve(outcome)
-            self._evict()
+            if future.outcome is None and future.key in self._pending:
+                self.on_result(future, outcome)
+            self._resolve(future, outcome)
+
+    def restore(self, key: str, fingerprint: bytes, outcome: RequestOutcome) -> None:
+        """Add a result of an earlier process of this server."""
+        with self._lock:
+            future = self._pending[key] = ServerFuture(key, fingerprint)
+            self._resolve(future, outcome)
+
+    def _resolve(self, future: ServerFuture, outcome: RequestOutcome) -> None:
+        if future.outcome is None and self._pending.pop(future.key, None) is not None:
+            future.finished_at, future.nbytes = self._clock(), result_nbytes(outcome)
+            self._unread[future.key] = future
+            self._nbytes += future.nbytes
+            if future.span is not None:
+                future.span.finish(future.finished_at, failed=isinstance(outcome, RequestFailure))
+        future.resolve(outcome)
+        self._evict()
 
     def mark_read(self, future: ServerFuture) -> None:
         """Note that the result was sent: from now on it is dropped before those that were not."""
@@ -179,12 +227,21 @@ class FutureStore:
             if future is not None:
                 self._drop(future)
 
-    def fail_all(self, failure: RequestFailure) -> None:
-        """Finish everything that is pending."""
+    def count_pending(self, engine_model: str | None = None) -> dict[str, int]:
+        """Return how many requests wait or run, of one base model or all: ``sampling``, and ``training`` for all others."""
         with self._lock:
-            pending = list(self._pending.values())
-        for future in pending:
-            self.resolve(future, failure)
+            found = [one for one in self._pending.values() if engine_model in (None, one.engine_model)]
+        samples = sum(future.is_sample or future.key.startswith(STREAM_KEY) for future in found)
+        return {"sampling": samples, "training": len(found) - samples}
+
+    def fail_all(self, failure: RequestFailure) -> None:
+        """Finish everything that is pending, as the server ends, but the request that runs: that one has its own result.
+
+        A server that goes on later does not take it for a result.
+        """
+        with self._lock:
+            for future in [future for future in self._pending.values() if future is not self._running]:
+                self._resolve(future, failure)
 
     def _find(self, key: str) -> ServerFuture | None:
         return self._pending.get(key) or self._unread.get(key) or self._read.get(key)
@@ -198,6 +255,7 @@ class FutureStore:
     def _drop(self, future: ServerFuture) -> None:
         self._nbytes -= future.nbytes
         self._gone[future.key] = (future.fingerprint, future.request_id)
+        self.on_drop(future.request_id)
         while len(self._gone) > MAX_REMEMBERED:
             _, (_, request_id) = self._gone.popitem(last=False)
             self._keys.pop(request_id, None)

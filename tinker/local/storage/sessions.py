@@ -13,6 +13,7 @@ from tinker.local.engines import AdapterSpec, Engine, EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.losses import LossGraph
 from tinker.local.storage.completions import CompletionLog
+from tinker.local.storage.history import RunHistory
 from tinker.local.storage.trace import Span
 from tinker.local.storage.usage import UsageKey
 
@@ -73,7 +74,8 @@ class ModelRecord:
     """One training run. ``creation_error`` says why its creation failed, ``closed_reason`` why it refuses
     requests.
 
-    ``requested_name`` is what its client called the base model. ``optimizer`` is a family. ``inflight`` is what its inflight
+    ``base_model`` and ``requested_name`` are what the server and its client call the base model, ``engine_model`` is what the
+    engine goes by. ``optimizer`` is a family. ``inflight`` is what its inflight
     samplers sample from; ``reserved_paths`` are the checkpoint paths that accepted saves will take. ``last_request_at`` is a
     time of day.
     """
@@ -81,6 +83,7 @@ class ModelRecord:
     model_id: str
     session: SessionRecord
     base_model: str
+    engine_model: str
     requested_name: str | None = None
     spec: AdapterSpec
     queue: ModelQueue
@@ -90,6 +93,7 @@ class ModelRecord:
     creation_error: str | None = None
     closed_reason: str | None = None
     inflight: object | None = None
+    history: RunHistory = attrs.field(factory=RunHistory)
     reserved_paths: set[str] = attrs.field(factory=lambda: set[str]())
 
     def require_created(self) -> None:
@@ -108,12 +112,13 @@ class ModelRecord:
 class SamplerRecord:
     """One sampling session. ``weights`` is None until they are saved; ``client_count`` is the last number given to a copy.
 
-    ``requested_name`` is what its client called the base model.
+    The names of the base model are as in :class:`ModelRecord`.
     """
 
     sampler_id: str
     session: SessionRecord
     base_model: str
+    engine_model: str
     requested_name: str | None = None
     model_path: str | None = None
     weights: LoadWeights | None = None

@@ -1,7 +1,7 @@
 """Signed texts that expire: the tokens of clients, and the links to files.
 
 The form is that of a JWT (HS256), because clients read ``iat`` and ``exp`` of their tokens. The secret lives as long as the
-server's state; what an earlier server signed is not valid here.
+server's state, and with a journal as long as that; what another server signed is not valid here.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class InvalidToken(Exception):
 class Signer:
     """Signs claims and reads them back. ``now`` is the time of day in seconds since 1970."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], secret: bytes | None = None) -> None:
         self._now = now
-        self._secret = secrets.token_bytes(32)
+        self._secret = secret or secrets.token_bytes(32)
 
     def sign(self, claims: Mapping[str, object], seconds: float) -> str:
         """Sign the claims, with ``iat`` and an ``exp`` that many seconds later (both integers)."""

@@ -2,7 +2,8 @@
 
 A run that makes a sampler after each step would fill the memory with weights of which only the last few are used. So
 weights saved without a name are written to a folder of this server as well, and read again when they are asked for. The
-folder goes with the model or the server; one that a killed server left behind is removed by the next one that saves.
+folder goes with the model or the server; one that a killed server left behind is removed by the next one that saves. A server
+that goes on after its end keeps them with its runs instead, in the folder ``keep``.
 
 Used by the engine's thread, and by the thread that closes the server after that one has ended.
 """
@@ -26,9 +27,10 @@ SPOOL = ".unnamed"
 class Snapshots:
     """The snapshots of one server, most recently used first in memory."""
 
-    def __init__(self, root: Path, owner: Owner) -> None:
+    def __init__(self, root: Path, owner: Owner, keep: Path | None = None) -> None:
         self._root, self._owner = root / SPOOL, owner
-        self._mine: Path | None = None
+        self._mine: Path | None = keep
+        self._is_kept = keep is not None
         self._recent: OrderedDict[tuple[Path, float], object] = OrderedDict()
         self._numbers = itertools.count()
 
@@ -42,12 +44,18 @@ class Snapshots:
         self._recent.move_to_end(key)
         return self._recent[key]
 
-    def save(self, engine: Engine, adapter_id: str) -> LoadWeights:
-        """Keep the adapter's present weights."""
-        folder = self._folder(adapter_id) / str(next(self._numbers))
+    def save(self, engine: Engine, adapter_id: str, name: str = "") -> LoadWeights:
+        """Keep the adapter's present weights; :meth:`restore` finds them by the name."""
+        folder = self._folder(adapter_id) / (name or str(next(self._numbers)))
+        shutil.rmtree(folder, ignore_errors=True)  # of a save that a killed server began
         folder.mkdir(parents=True)
         engine.save(adapter_id, folder, optimizer=False)
         self._remember((folder, 0.0), engine.snapshot(adapter_id))
+        return lambda engine: self.get(engine, folder)
+
+    def restore(self, adapter_id: str, name: str) -> LoadWeights:
+        """Return the weights that an earlier process of this server kept under a name."""
+        folder = self._folder(adapter_id) / name
         return lambda engine: self.get(engine, folder)
 
     def forget(self, adapter_id: str) -> None:
@@ -62,7 +70,7 @@ class Snapshots:
     def clear(self) -> None:
         """Drop everything."""
         self._recent.clear()
-        if self._mine is not None:
+        if self._mine is not None and not self._is_kept:
             shutil.rmtree(self._mine, ignore_errors=True)
             self._mine = None
 

@@ -15,12 +15,17 @@ DEFAULT_PROJECT = "default"
 
 
 class Store:
-    """Every session, by id. ``drop`` is told of each model that goes."""
+    """Every session, by id. ``drop`` is told of each model that goes, and ``on_end`` of each session that ends.
+
+    ``hint`` returns what to tell who asks for a model that is unknown.
+    """
 
     def __init__(
         self, settings: Settings, clock: Callable[[], float], now: Callable[[], float], drop: Callable[[ModelRecord], None]
     ) -> None:
         self._settings, self._clock, self._now, self._drop = settings, clock, now, drop
+        self.on_end: Callable[[SessionRecord], None] = _ignore_session
+        self.hint: Callable[[str], str] = _say_nothing
         self._ids = settings.profile.ids
         self._live: OrderedDict[str, SessionRecord] = OrderedDict()
         self._ended: OrderedDict[str, SessionRecord] = OrderedDict()
@@ -37,11 +42,15 @@ class Store:
     def create_session(self, request: models.CreateSessionRequest) -> SessionRecord:
         """Open a session. Raises APIProblem 403 when too many are open."""
         self._make_room(self._count_sessions, self._settings.max_sessions, "sessions")
+        return self.restore_session(self._ids.session(), request, self._now())
+
+    def restore_session(self, session_id: str, request: models.CreateSessionRequest, created_at: float) -> SessionRecord:
+        """Open a session under an id, as one of an earlier process of this server."""
         session = SessionRecord(
-            session_id=self._ids.session(),
+            session_id=session_id,
             request=request,
             project_id=request.project_id or DEFAULT_PROJECT,
-            created_at=self._now(),
+            created_at=created_at,
             started=self._clock(),
             last_seen=self._clock(),
             spans=deque(maxlen=self._settings.max_trace_spans),
@@ -75,6 +84,7 @@ class Store:
             self.close_model(model, f"is gone: session {session.session_id!r} has ended")
         for sampler in session.samplers.values():
             sampler.weights = None
+        self.on_end(session)
         self._ended[session.session_id] = self._live.pop(session.session_id)
         while len(self._ended) > self._settings.max_sessions:
             self._forget(self._ended.popitem(last=False)[1])
@@ -99,6 +109,10 @@ class Store:
 
     def _count_samplers(self) -> int:
         return sum(len(session.samplers) for session in self._live.values())
+
+    def is_live(self, session_id: str) -> bool:
+        """Whether there is such a session that has not ended."""
+        return session_id in self._live
 
     @property
     def has_sessions(self) -> bool:
@@ -144,7 +158,7 @@ class Store:
         """Return an open model. Raises APIProblem 404 when unknown, 400 when closed. Counts as a sign of life."""
         model = self._models.get(wanted)
         if model is None:
-            raise make_not_found("model", wanted)
+            raise make_not_found("model", wanted, self.hint(wanted))
         if model.closed_reason is not None:
             raise APIProblem(400, f"model {wanted!r} {model.closed_reason}")
         self.touch(model.session)
@@ -153,13 +167,20 @@ class Store:
     # Samplers
 
     def new_sampler(
-        self, session: SessionRecord, number: int, base_model: str, model_path: str | None, weights: LoadWeights | None
+        self,
+        session: SessionRecord,
+        number: int,
+        base_model: str,
+        engine_model: str,
+        model_path: str | None,
+        weights: LoadWeights | None,
     ) -> SamplerRecord:
         """Make a sampling session for :meth:`add_sampler`."""
         return SamplerRecord(
             sampler_id=self._ids.sampler(session.session_id, number),
             session=session,
             base_model=base_model,
+            engine_model=engine_model,
             model_path=model_path,
             weights=weights,
         )
@@ -191,3 +212,11 @@ class Store:
             raise make_not_found("sampling session", wanted)
         self.touch(sampler.session)
         return sampler
+
+
+def _ignore_session(session: SessionRecord) -> None:
+    return None
+
+
+def _say_nothing(model_id: str) -> str:
+    return ""

@@ -29,6 +29,7 @@ class AdapterUpload:
 
     upload_id: str
     base_model: str
+    engine_model: str
     spec: AdapterSpec
     project_id: str | None
     names: frozenset[str]
@@ -67,13 +68,20 @@ class Uploads:
         return sum(upload.tinker_path is None for upload in self._uploads.values())
 
     def open(
-        self, base_model: str, spec: AdapterSpec, project_id: str | None, names: frozenset[str], seconds: float
+        self,
+        base_model: str,
+        engine_model: str,
+        spec: AdapterSpec,
+        project_id: str | None,
+        names: frozenset[str],
+        seconds: float,
     ) -> AdapterUpload:
         """Begin an upload whose links end in ``seconds``."""
         upload_id = str(uuid.uuid4())
         upload = self._uploads[upload_id] = AdapterUpload(
             upload_id=upload_id,
             base_model=base_model,
+            engine_model=engine_model,
             spec=spec,
             project_id=project_id,
             names=names,

@@ -1,10 +1,12 @@
-"""Usage by the hour, since the server was started. Nothing has a price here. Guarded by the lock of the state."""
+"""Usage by the hour, since the server was started, or longer. Nothing has a price here. Guarded by the lock of the state."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 import attrs
@@ -44,16 +46,42 @@ class UsageMeter:
         self._now = now
         self._counts: dict[tuple[int, str, UsageKey], int] = {}
         self._deleted: deque[StoragePeriod] = deque(maxlen=max_deleted)
+        self._is_repeating = False
+        self.on_count: Callable[[int, str, UsageKey, int], None] = _ignore_count
+        self.on_deletion: Callable[[StoragePeriod], None] = _ignore_deletion
+
+    def restore(self, counts: Mapping[tuple[int, str, UsageKey], int], deleted: deque[StoragePeriod]) -> None:
+        """Begin with what an earlier process of this server has counted."""
+        self._counts, self._deleted = dict(counts), deleted
+
+    @contextlib.contextmanager
+    def repeating(self) -> Generator[None]:
+        """Count nothing: what is done was done before, and counted. Only in the engine's thread, where all counting is."""
+        self._is_repeating = True
+        try:
+            yield
+        finally:
+            self._is_repeating = False
 
     def count(self, what: str, amount: int, key: UsageKey) -> None:
         """Count tokens (``training``, ``sampling_prefill``, ``sampling_sample``) or checkpoints (``checkpoint``)."""
-        if amount:
+        if amount and not self._is_repeating:
             entry = (int(self._now()) // HOUR * HOUR, what, key)
             self._counts[entry] = self._counts.get(entry, 0) + amount
+            self.on_count(*entry, amount)
+
+    def totals(self) -> dict[tuple[str, str | None], int]:
+        """Return what was counted, by what it is and base model."""
+        found: dict[tuple[str, str | None], int] = {}
+        for (_, what, (_, _, base_model)), amount in self._counts.items():
+            found[what, base_model] = found.get((what, base_model), 0) + amount
+        return found
 
     def record_deletion(self, record: CheckpointRecord) -> None:
         """Keep counting what a deleted checkpoint stored until now."""
-        self._deleted.append(StoragePeriod(_checkpoint_key(record), record.nbytes, record.created_at, self._now()))
+        until = min(self._now(), record.expires_at or math.inf)
+        self._deleted.append(StoragePeriod(_checkpoint_key(record), record.nbytes, record.created_at, until))
+        self.on_deletion(self._deleted[-1])
 
     def events(self, since: float, until: float, stored: Iterable[CheckpointRecord]) -> Iterator[models.BillingUsageEvent]:
         """Yield the usage between two full hours, by hour. ``stored`` are the checkpoints that exist."""
@@ -63,6 +91,14 @@ class UsageMeter:
         now = self._now()
         present = [StoragePeriod(_checkpoint_key(r), r.nbytes, r.created_at, min(now, r.expires_at or now)) for r in stored]
         yield from _storage_events([*self._deleted, *present], since, min(until, now))
+
+
+def _ignore_count(hour: int, what: str, key: UsageKey, amount: int) -> None:
+    return None
+
+
+def _ignore_deletion(period: StoragePeriod) -> None:
+    return None
 
 
 def _event_info(what: str, amount: int) -> models.BillingEventInfo:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tinker.local.engines import AdapterSpec, EngineError
-from tinker.local.engines.torch.lora import LoraSlots, LoraWeights
+from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
 
 WEIGHTS = "adapter_model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -27,15 +27,15 @@ ABOUT = "adapter.json"
 PEFT_PREFIX = "base_model.model."
 
 
-def write_weights(directory: Path, slots: LoraSlots, weights: LoraWeights, base_model: str) -> None:
+def write_weights(directory: Path, targets: LoraTargets, weights: LoraWeights, base_model: str) -> None:
     tensors = {PEFT_PREFIX + name: t.detach().cpu().contiguous() for name, t in weights.tensors.items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
-    slots.peft_config(weights.spec, base_model).save_pretrained(str(directory))
+    targets.peft_config(weights.spec, base_model).save_pretrained(str(directory))
     about = {"format": 1, "base_model": base_model, "spec": attrs.asdict(weights.spec)}
     (directory / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
 
 
-def read_weights(directory: Path, slots: LoraSlots, base_model: str) -> LoraWeights:
+def read_weights(directory: Path, targets: LoraTargets, base_model: str) -> LoraWeights:
     """Read an adapter. Raises EngineError when the folder is incomplete or was trained over another base model."""
     try:
         about = json.loads((directory / ABOUT).read_text())
@@ -46,7 +46,7 @@ def read_weights(directory: Path, slots: LoraSlots, base_model: str) -> LoraWeig
         raise EngineError(f"the checkpoint cannot be read ({reason}): files are missing or damaged") from error
     if trained_on != base_model:
         raise EngineError(f"the checkpoint belongs to the base model {trained_on!r}; this server runs {base_model!r}")
-    return slots.adopt(spec, {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()})
+    return targets.adopt(spec, {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()})
 
 
 def write_optimizer(directory: Path, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:

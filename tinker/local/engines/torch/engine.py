@@ -1,7 +1,7 @@
 """The engine that trains: a transformers model with LoRA adapters, real gradients, AdamW, and batched sampling.
 
 Owns the model and every adapter's weights, gradients and optimizer state. Checks of the data are in ``loss_inputs``,
-the formulas in ``losses``, the LoRA weights in ``lora``, the sampling loop in ``decoding``, the files in
+the formulas in ``losses``, the LoRA weights in ``lora``, the samples in progress in ``sampling``, the files in
 ``adapter_files``. Runs in the server's one worker thread.
 """
 
@@ -10,25 +10,28 @@ the formulas in ``losses``, the LoRA weights in ``lora``, the sampling loop in `
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from weakref import WeakKeyDictionary
 
 import attrs
-import numpy as np
 import torch
+from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines import (
     PACKAGED_FOLDER,
     PACKAGED_MODEL,
     Adam,
     AdapterSpec,
-    Cells,
+    DeviceMap,
     Dimuon,
+    DType,
     EngineError,
-    Float32,
     LossResult,
+    Placement,
+    Recompute,
     SampleJob,
     SampleResult,
     TrainingExample,
@@ -37,35 +40,62 @@ from tinker.local.engines import (
     check_step,
 )
 from tinker.local.engines.torch.adapter_files import read_optimizer, read_weights, write_optimizer, write_weights
-from tinker.local.engines.torch.decoding import DecodingRun, generate, start_runs
+from tinker.local.engines.torch.caches import check_cache
+from tinker.local.engines.torch.decoding import DecodingRun, start_runs
+from tinker.local.engines.torch.devices import find_place
+from tinker.local.engines.torch.head import SplitModel
+from tinker.local.engines.torch.images import TorchImages, reads_images
 from tinker.local.engines.torch.loading import directory_names, end_of_text_ids, load_model, public_name
-from tinker.local.engines.torch.lora import LoraSlots, LoraWeights
-from tinker.local.engines.torch.losses import TORCH_LOSSES, TorchLoss
+from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
+from tinker.local.engines.torch.losses import TORCH_LOSSES
+from tinker.local.engines.torch.memory import MemoryReturn, find_trim
+from tinker.local.engines.torch.mixture import Mixer, Mixture
+from tinker.local.engines.torch.passes import LossPlan
 from tinker.local.engines.torch.peft_files import PEFT_FILES, read_peft_adapter
-from tinker.local.engines.torch.prompts import MAX_LOGITS, PromptScores, needs_prompt_scores
-from tinker.local.engines.torch.training import LossMetrics, TorchAdapter, accumulate, gradient_norm, step_adam, step_dimuon
+from tinker.local.engines.torch.prefixes import Prefixes
+from tinker.local.engines.torch.rows import DIVERGED
+from tinker.local.engines.torch.sampling import Parts, TorchBatch
+from tinker.local.engines.torch.trainer import Trainer
+from tinker.local.engines.torch.training import TorchAdapter, accumulate, gradient_norm, step_adam, step_dimuon
 
-MAX_MICRO_BATCH_TOKENS = 2**13
-MAX_SAMPLING_TOKENS = 2**16  # prompt and continuation of all rows sampled together; bounds the key-value cache
+log: logging.Logger = logging.getLogger("tinker.local")
+MAX_SAMPLING_TOKENS = 2**16  # of samples that are made to their end at once; the server says how many it wants
 
 
 class TorchEngine:
     """Trains and samples LoRA adapters over ``model``: a directory, a hub name, or the packaged ``tinker/babble``.
 
-    ``device`` None means the first GPU, else the CPU. ``dtype`` None means float32 on the CPU and bfloat16 on a GPU;
-    adapters are always float32. Loading prints nothing.
+    The options are those of :class:`Placement`; adapters are always float32. Loading prints
+    nothing. Raises ValueError for a device that this machine does not have.
     """
 
-    def __init__(self, model: str | Path, *, device: str | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        device: str = "auto",
+        dtype: DType = "auto",
+        device_map: DeviceMap | None = None,
+        recompute: Recompute = "auto",
+    ) -> None:
+        place = find_place(Placement(device=device, dtype=dtype, device_map=device_map, recompute=recompute))
         source = str(PACKAGED_FOLDER) if str(model) == PACKAGED_MODEL else str(model)
-        torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        kind = dtype or (torch.float32 if torch_device.type == "cpu" else torch.bfloat16)
         self._source, self._name, self._aliases = source, public_name(source), directory_names(source)
-        self._model, self._tokenizer = load_model(source, torch_device, kind)
-        self._slots = LoraSlots(self._model)
+        self._model, self._tokenizer = load_model(source, place)
+        self._targets = LoraTargets(self._model)
+        if self._targets.left_out:
+            log.info("%s: no adapter changes %s", self._name, self._targets.describe_left_out())
         self._adapters: dict[str, TorchAdapter] = {}
+        self._memory = MemoryReturn(find_trim())
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
         self._end_of_text = end_of_text_ids(self._model, self._tokenizer)
+        self._finite: WeakKeyDictionary[LoraWeights, bool] = WeakKeyDictionary()
+        split = SplitModel(self._model)
+        self._trainer = Trainer(self._model, split, recompute)
+        mixer = Mixer(self._model, self._targets.all)
+        self._parts = Parts(self._model, split, mixer, Prefixes(), self._start_runs)
+        self._images = TorchImages(self._model, source, self.max_context_length) if reads_images(self._model.config) else None
+        check_cache(DynamicCache(config=self._parts.config), type(self._model).__name__)
 
     @property
     def base_model(self) -> str:
@@ -87,11 +117,15 @@ class TorchEngine:
     def losses(self) -> frozenset[str]:
         return frozenset(TORCH_LOSSES)
 
+    @property
+    def image_reader(self) -> TorchImages | None:
+        return self._images
+
     # Adapters
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         seed = secrets.randbits(31) if spec.seed is None else spec.seed
-        self._adapters[adapter_id] = TorchAdapter.create(self._slots.fresh(attrs.evolve(spec, seed=seed), seed))
+        self._adapters[adapter_id] = TorchAdapter.create(self._targets.fresh(attrs.evolve(spec, seed=seed), seed))
 
     def drop_adapter(self, adapter_id: str) -> None:
         self._adapters.pop(adapter_id, None)
@@ -100,22 +134,23 @@ class TorchEngine:
         return self._adapter(adapter_id).weights.freeze_copy()
 
     def load_snapshot(self, directory: Path) -> LoraWeights:
-        return read_weights(directory, self._slots, self._name)
+        return read_weights(directory, self._targets, self._name)
 
     def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
         """Write the adapter. Gradients that no optimizer step has applied yet are not saved."""
         adapter = self._adapter(adapter_id)
-        write_weights(directory, self._slots, adapter.weights, self._name)
+        write_weights(directory, self._targets, adapter.weights, self._name)
         if optimizer:
             state = {name: adapter.optimizer.state[t] for name, t in adapter.weights.tensors.items()}
             write_optimizer(directory, state)
 
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
-        adapter = TorchAdapter.create(read_weights(directory, self._slots, self._name))
+        adapter = TorchAdapter.create(read_weights(directory, self._targets, self._name))
         if optimizer:
             for name, values in read_optimizer(directory).items():
-                adapter.optimizer.state[adapter.weights.tensors[name]] = {
-                    key: value.to("cpu" if key == "step" else self._model.device, copy=True) for key, value in values.items()
+                weight = adapter.weights.tensors[name]
+                adapter.optimizer.state[weight] = {
+                    key: value.to("cpu" if key == "step" else weight.device, copy=True) for key, value in values.items()
                 }
         self._adapters[adapter_id] = adapter
         return adapter.weights.spec
@@ -126,7 +161,7 @@ class TorchEngine:
 
     def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
         """Take PEFT's two files; see :mod:`tinker.local.engines.torch.peft_files`."""
-        write_weights(directory, self._slots, read_peft_adapter(source, self._slots, spec), self._name)
+        write_weights(directory, self._targets, read_peft_adapter(source, self._targets, spec), self._name)
 
     def _adapter(self, adapter_id: str) -> TorchAdapter:
         if adapter_id not in self._adapters:
@@ -148,47 +183,12 @@ class TorchEngine:
         limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
         form, options, checked = check_data(data, loss_fn, config, **limits)
         parameters = list(adapter.weights.tensors.values()) if backward else []
-        gradient = [torch.zeros_like(parameter) for parameter in parameters]
-        outputs: dict[int, Float32] = {}
-        tally = LossMetrics(form, options)
-        with self._slots.activate(adapter.weights), torch.set_grad_enabled(backward):
-            for indices in self._micro_batches([len(datum.tokens) for datum in checked]):
-                total = self._losses(indices, checked, TORCH_LOSSES[loss_fn], options, outputs, tally)
-                if backward and total is not None:
-                    for part, more in zip(gradient, torch.autograd.grad(total, parameters)):
-                        part.add_(more)
+        plan = LossPlan(checked, form, options, TORCH_LOSSES[loss_fn], parameters, self._vocabulary)
+        with self._parts.mixer.activate(Mixture.make([adapter.weights])), torch.set_grad_enabled(backward):
+            done = self._trainer.run(plan)
         if backward:
-            adapter.gradient = accumulate(adapter.gradient, gradient)
-        return LossResult(outputs=[{"logprobs": outputs[index]} for index in range(len(data))], metrics=tally.metrics())
-
-    def _losses(
-        self,
-        indices: list[int],
-        checked: list[Cells],
-        terms_of: TorchLoss,
-        options: Mapping[str, float],
-        outputs: dict[int, Float32],
-        tally: LossMetrics,
-    ) -> torch.Tensor | None:
-        """Run one micro-batch: add to ``outputs`` and ``tally``, return the loss to differentiate (None: no weight)."""
-        batch = [checked[index] for index in indices]
-        targets = self._stack([datum.targets for datum in batch])
-        weights = self._stack([datum.weights for datum in batch])
-        logits = self._logits([datum.tokens for datum in batch])
-        in_range = targets.clamp(0, self._vocabulary - 1)
-        logprobs = logits.gather(2, in_range) - logits.logsumexp(dim=-1, keepdim=True)
-        reported = logprobs.detach().masked_fill(in_range != targets, 0.0).cpu().numpy()
-        for row, (index, datum) in enumerate(zip(indices, batch)):
-            length, columns = datum.targets.shape
-            outputs[index] = reported[row, :length, :columns].reshape(datum.shape)
-        counted = weights != 0
-        cells = {key: self._stack([datum.inputs[key] for datum in batch])[counted] for key in batch[0].inputs}
-        terms = terms_of(logprobs[counted], cells, options) * weights[counted]
-        if not terms.isfinite().all():
-            worst = indices[int(counted.nonzero()[~terms.isfinite()][0, 0])]
-            raise EngineError(f"datum {worst}: the loss is not finite; check its logprobs, advantages and weights")
-        tally.add(terms.detach(), logprobs[counted].detach(), cells)
-        return terms.sum() if len(terms) else None
+            adapter.gradient = accumulate(adapter.gradient, done.gradient)
+        return LossResult(outputs=[{"logprobs": done.outputs[index]} for index in range(len(data))], metrics=done.metrics)
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
@@ -199,86 +199,43 @@ class TorchEngine:
         if 0 < params.grad_clip_norm < norm:
             gradient = [part * (params.grad_clip_norm / norm) for part in gradient]
         if isinstance(params, Dimuon):
-            step_dimuon(adapter.optimizer, parameters, gradient, params)
+            step_dimuon(adapter.optimizer, adapter.weights, gradient, params)
         else:
             step_adam(adapter.optimizer, parameters, gradient, params)
         adapter.gradient = None
+        self._memory.count_step()
         return {"grad_norm:mean": norm}
 
     # Sampling
 
     def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
-        for job in jobs:
-            check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
-        runs = [start_runs(job, self._end_of_text, self._decode) for job in jobs]
-        prompts: dict[int, PromptScores] = {}
-        for weights, indices in _group_by_weights(jobs):
-            with self._slots.activate(weights):
-                for batch in _sampling_batches([run for index in indices for run in runs[index]]):
-                    generate(self._model, batch, pad=next(iter(self._end_of_text), 0))
-                prompts.update(self._prompts(jobs, [i for i in indices if needs_prompt_scores(jobs[i])]))
-        done = [[run.continuation() for run in of_job] for of_job in runs]
-        return [prompts.get(index, PromptScores()).result(sequences) for index, sequences in enumerate(done)]
+        batch, results = self.open_batch(MAX_SAMPLING_TOKENS), dict[object, SampleResult]()
+        for index, job in enumerate(jobs):
+            batch.add(index, job)
+        while len(results) < len(jobs):
+            for ticket, outcome in batch.step():
+                if isinstance(outcome, Exception):
+                    raise outcome
+                results[ticket] = outcome
+        return [results[index] for index in range(len(jobs))]
 
-    @torch.no_grad()
-    def _prompts(self, jobs: Sequence[SampleJob], wanted: list[int]) -> Iterator[tuple[int, PromptScores]]:
-        for batch in self._micro_batches([len(jobs[index].tokens) for index in wanted]):
-            chosen = [wanted[index] for index in batch]
-            logits = self._logits([jobs[index].tokens.astype(np.int64) for index in chosen])
-            for row, index in enumerate(chosen):
-                table = torch.log_softmax(logits[row, : len(jobs[index].tokens) - 1], dim=-1).cpu()
-                yield index, PromptScores.compute(jobs[index], table)
+    def open_batch(self, limit: int) -> TorchBatch:
+        """Make an empty batch of samples that together hold about ``limit`` tokens."""
+        return TorchBatch(self._parts, DynamicCache(config=self._parts.config), limit)
+
+    def _start_runs(self, job: SampleJob) -> list[DecodingRun]:
+        check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
+        if job.weights is not None and not isinstance(job.weights, LoraWeights):
+            raise EngineError("the weights to sample from do not come from this engine")
+        if job.weights is not None and not self._is_finite(job.weights):
+            raise EngineError(DIVERGED)
+        return start_runs(job, self._end_of_text, self._decode)
+
+    def _is_finite(self, weights: LoraWeights) -> bool:
+        """Whether these weights can be in one pass with others; looked at once."""
+        if weights not in self._finite:
+            self._finite[weights] = weights.is_finite()
+        return self._finite[weights]
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
-
-    # Batches
-
-    def _logits(self, rows: Sequence[np.ndarray[Any, np.dtype[np.int64]]]) -> torch.Tensor:
-        """Compute float32 logits ``[rows, longest, vocabulary]``. A causal model never looks at the padding on the right."""
-        tokens = self._stack([row[:, None] for row in rows])[:, :, 0]
-        logits: torch.Tensor = self._model(input_ids=tokens, use_cache=False).logits
-        return logits.float()
-
-    def _stack(self, arrays: Sequence[np.ndarray[Any, Any]]) -> torch.Tensor:
-        """Stack ``[N, K]`` arrays to one ``[B, longest N, largest K]`` tensor on the device, filled up with zeros."""
-        shape = (len(arrays), max(len(array) for array in arrays), max(array.shape[1] for array in arrays))
-        out = np.zeros(shape, arrays[0].dtype)
-        for row, array in enumerate(arrays):
-            out[row, : array.shape[0], : array.shape[1]] = array
-        return torch.from_numpy(out).to(self._model.device)
-
-    def _micro_batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Yield indices of items of like length, so many that the padded batch stays within the limits (at least one)."""
-        limit = min(MAX_MICRO_BATCH_TOKENS, MAX_LOGITS // self._vocabulary)
-        order = sorted(range(len(lengths)), key=lengths.__getitem__)
-        return _split_batches(order, lambda batch: len(batch) * lengths[batch[-1]] <= limit)
-
-
-def _group_by_weights(jobs: Sequence[SampleJob]) -> list[tuple[LoraWeights | None, list[int]]]:
-    """Group the indices of the jobs by their weights, in order of first appearance."""
-    groups: dict[int, tuple[LoraWeights | None, list[int]]] = {}
-    for index, job in enumerate(jobs):
-        if job.weights is not None and not isinstance(job.weights, LoraWeights):
-            raise EngineError("the weights to sample from do not come from this engine")
-        groups.setdefault(id(job.weights), (job.weights, []))[1].append(index)
-    return list(groups.values())
-
-
-def _sampling_batches(runs: list[DecodingRun]) -> Iterator[list[DecodingRun]]:
-    length = [len(run.job.tokens) + run.job.max_tokens for run in runs]
-    order = sorted(range(len(runs)), key=length.__getitem__)
-    batches = _split_batches(order, lambda batch: len(batch) * length[batch[-1]] <= MAX_SAMPLING_TOKENS)
-    return ([runs[index] for index in batch] for batch in batches)
-
-
-def _split_batches(order: list[int], fits: Callable[[list[int]], bool]) -> Iterator[list[int]]:
-    """Yield consecutive batches that fit; an item that does not fit alone goes alone."""
-    batch: list[int] = []
-    for index in order:
-        if batch and not fits([*batch, index]):
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch

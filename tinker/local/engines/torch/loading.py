@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 
 from tinker.local.engines import PACKAGED_FOLDER, PACKAGED_MODEL
+from tinker.local.engines.torch.devices import TorchPlace
+from tinker.local.engines.torch.images import reads_images
 
 
 def public_name(source: str) -> str:
@@ -46,11 +47,32 @@ def _silence_transformers() -> Generator[None]:
             log.enable_progress_bar()
 
 
-def load_model(source: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+def check_kind(config: Any, source: str) -> None:
+    """Raise ValueError where transformers has no causal language model of this kind, and its images are not read here."""
+    is_own = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if not is_own and not reads_images(config) and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"{source} is not supported: its kind, {config.model_type}, is no causal language model in transformers "
+            f"{transformers.__version__}; of models that read images, only Qwen3-VL is run here"
+        )
+
+
+def load_model(source: str, place: TorchPlace) -> tuple[Any, Any]:
+    """Load model and tokenizer. Raises ValueError when a model that is spread over devices does not fit them."""
     with _silence_transformers():
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, torch_dtype=dtype)
+        config = transformers.AutoConfig.from_pretrained(source)
+        check_kind(config, source)
+        kind = transformers.AutoModelForImageTextToText if reads_images(config) else transformers.AutoModelForCausalLM
+        options = {} if place.device_map is None else {"device_map": place.device_map}
+        model: Any = kind.from_pretrained(source, torch_dtype=place.dtype, **options)
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source)
-    return model.to(device).eval(), tokenizer
+    if place.device_map is None:
+        model = model.to(place.device)
+    elif any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(
+            f"{source} does not fit the memory of this machine's devices; parts of it would be loaded for each step"
+        )
+    return model.eval(), tokenizer
 
 
 def end_of_text_ids(model: Any, tokenizer: Any) -> frozenset[int]:

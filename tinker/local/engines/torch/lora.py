@@ -1,8 +1,7 @@
-"""LoRA over one frozen model: which modules are adapted, fresh weights, and putting weights on for a forward pass.
+"""LoRA over one frozen model: the weights of an adapter, how fresh ones begin, and what PEFT calls them.
 
-PEFT does the arithmetic. It gets one named adapter per combination of rank and target modules, a *slot*; the weights of
-an adapter or a snapshot live outside, as plain parameters, and are put into their slot only while they are in use. So
-any number of them share the base model, switching copies nothing, and a snapshot is freed with its last reference.
+Weights live outside of the model, as plain parameters; ``mixture`` puts them on for a pass. So any number of them share
+the base model, switching copies nothing, and a snapshot is freed with its last reference.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -11,165 +10,147 @@ any number of them share the base model, switching copies nothing, and a snapsho
 from __future__ import annotations
 
 import math
-import re
-import warnings
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 import peft
 import torch
-from peft.tuners.lora import LoraLayer
 
 from tinker.local.engines import AdapterSpec, EngineError
+from tinker.local.engines.torch.targets import LoraTarget, find_targets
 
 ALPHA = 32  # the service fixes it: the update is scaled by 32 / rank
+FUSED = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})  # PEFT takes these for experts, by their names
+MOST_NAMES = 8  # in a log line
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class LoraWeights:
-    """The matrices of one adapter, float32, keyed ``<module>.lora_A.weight`` and ``<module>.lora_B.weight``."""
+    """The matrices of one adapter, float32, keyed ``<module>.lora_A.weight`` and ``<module>.lora_B.weight``.
+
+    ``experts`` says which modules are stacks of experts, and of how many.
+    """
 
     spec: AdapterSpec
     tensors: Mapping[str, torch.nn.Parameter]
+    experts: Mapping[str, int]
+
+    def is_finite(self) -> bool:
+        """Whether every number is one; it is not after training has diverged."""
+        return all(bool(tensor.isfinite().all()) for tensor in self.tensors.values())
 
     def freeze_copy(self) -> LoraWeights:
         copies = {name: torch.nn.Parameter(t.detach().clone(), requires_grad=False) for name, t in self.tensors.items()}
-        return LoraWeights(spec=self.spec, tensors=copies)
+        return LoraWeights(spec=self.spec, tensors=copies, experts=self.experts)
 
 
-@attrs.frozen
-class LinearModule:
-    """A linear module that can be adapted; ``kind`` is ``attn``, ``mlp`` or ``unembed``."""
-
-    name: str
-    kind: str
-    inputs: int
-    outputs: int
-
-
-def find_linear_modules(model: Any) -> list[LinearModule]:
-    """Find every linear module: the output head is ``unembed``, those in an attention module ``attn``, others ``mlp``."""
-    found: list[LinearModule] = []
-    head = model.get_output_embeddings()
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear):
-            attention = re.search(r"attn|attention", name.rpartition(".")[0], re.IGNORECASE)
-            kind = "unembed" if module is head else "attn" if attention else "mlp"
-            found.append(LinearModule(name, kind, module.in_features, module.out_features))
-    return found
-
-
-class LoraSlots:
-    """Owns the PEFT layers inside a model, which it freezes and changes in place. One set of weights is on at a time.
+class LoraTargets:
+    """What adapters over a model, which is frozen, consist of.
 
     A head tied to the embedding is adapted beside the shared matrix; the embedding itself never changes. Raises
-    ValueError for a model without plain linear modules in its attention, its MLP and its head.
+    ValueError for a model without matrices that can be adapted in its attention, its MLP and its head.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model.requires_grad_(False)
-        self._targets = find_linear_modules(model)
-        if missing := {"attn", "mlp", "unembed"} - {target.kind for target in self._targets}:
+        found = find_targets(model)
+        self.all: Sequence[LoraTarget] = found.targets
+        self.left_out: Sequence[str] = found.left_out
+        self._odd_experts = found.odd_experts
+        kinds = {target.kind for target in self.all} | ({"mlp"} if self._odd_experts else set[str]())
+        if missing := {"attn", "mlp", "unembed"} - kinds:
             raise ValueError(f"{type(model).__name__} is not supported: no linear modules found for {sorted(missing)}")
-        self._slots: dict[tuple[int, frozenset[str]], str] = {}
-        self._idle = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+
+    def describe_left_out(self) -> str:
+        """Return the ends of the names of the matrices that no adapter changes, each once."""
+        kinds = sorted({".".join(name.split(".")[-3:-1]) for name in self.left_out})
+        more = f" and {len(kinds) - MOST_NAMES} more" if len(kinds) > MOST_NAMES else ""
+        return ", ".join(kinds[:MOST_NAMES]) + more
 
     def fresh(self, spec: AdapterSpec, seed: int) -> LoraWeights:
         """Draw weights that change nothing yet: A uniform within 1/sqrt(inputs), on the CPU from the seed; B zero."""
         generator = torch.Generator().manual_seed(seed & (2**64 - 1))
         tensors: dict[str, torch.Tensor] = {}
-        for target in self.targets(spec):
+        for target in self.choose(spec):
             bound = 1 / math.sqrt(target.inputs)
-            a = torch.empty(spec.rank, target.inputs).uniform_(-bound, bound, generator=generator)
-            tensors[f"{target.name}.lora_A.weight"] = a
-            tensors[f"{target.name}.lora_B.weight"] = torch.zeros(target.outputs, spec.rank)
+            (a, a_shape), (b, b_shape) = target.shapes(spec.rank).items()
+            tensors[a] = torch.empty(a_shape).uniform_(-bound, bound, generator=generator)
+            tensors[b] = torch.zeros(b_shape)
         return self.adopt(spec, tensors)
 
     def adopt(self, spec: AdapterSpec, tensors: Mapping[str, torch.Tensor]) -> LoraWeights:
         """Take these tensors as trainable weights. Raises EngineError when names or shapes do not fit the model."""
-        expected = {name: shape for target in self.targets(spec) for name, shape in _shapes(target, spec.rank)}
+        expected = {name: shape for target in self.choose(spec) for name, shape in target.shapes(spec.rank).items()}
         given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if given != expected:
             wrong = sorted(name for name in given.keys() | expected.keys() if given.get(name) != expected.get(name))
             raise EngineError(f"the adapter does not fit the base model: {len(wrong)} tensors differ, first {wrong[0]}")
-        device = self._model.device
+        devices = {name: self._device_of(target) for target in self.choose(spec) for name in target.shapes(spec.rank)}
         return LoraWeights(
             spec=spec,
+            experts={target.key: target.experts for target in self.choose(spec) if target.is_stack},
             tensors={
                 # copied, because a tensor that was read from a file may still be that file, mapped into memory
-                name: torch.nn.Parameter(tensor.to(device, torch.float32, copy=True))
+                name: torch.nn.Parameter(tensor.to(devices[name], torch.float32, copy=True))
                 for name, tensor in tensors.items()
             },
         )
 
-    def targets(self, spec: AdapterSpec) -> list[LinearModule]:
-        """Return the modules that this specification adapts."""
+    def _device_of(self, target: LoraTarget) -> torch.device:
+        """Return where a target is; a model may be spread over several devices."""
+        device: torch.device = next(self._model.get_submodule(target.name).parameters()).device
+        return device
+
+    def choose(self, spec: AdapterSpec) -> list[LoraTarget]:
+        """Return what this specification adapts."""
         if spec.rank < 1:
             raise EngineError(f"rank is {spec.rank}; it must be at least 1")
+        if spec.train_mlp and self._odd_experts:
+            raise EngineError(
+                f"the experts of {type(self._model).__name__} cannot be adapted here ({self._odd_experts[0]}); "
+                "train without them: train_mlp=False"
+            )
         wanted = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
-        found = [target for target in self._targets if wanted[target.kind]]
+        found = [target for target in self.all if wanted[target.kind]]
         if not found:
             raise EngineError("nothing to train: set at least one of train_attn, train_mlp and train_unembed")
         return found
 
     def peft_config(self, spec: AdapterSpec, base_model: str) -> peft.LoraConfig:
-        """Return the PEFT configuration that adapts the same modules with the same scale."""
+        """Return the PEFT configuration that adapts the same weights with the same scale.
+
+        Of a mixture of experts the matrices that PEFT would take for those of experts are named as parameters.
+        """
+        has_experts = any(target.is_stack for target in self.all)
+        chosen = self.choose(spec)
+        stacked = [one for one in chosen if one.is_stack or (has_experts and _leaf(one) in FUSED)]
+        parameters: dict[str, Any] = {"target_parameters": self._parameter_names(stacked)} if stacked else {}
         return peft.LoraConfig(
             r=spec.rank,
             lora_alpha=ALPHA,
             lora_dropout=0.0,
             bias="none",
             task_type="CAUSAL_LM",
-            target_modules=self._shortest_names(self.targets(spec)),
+            target_modules=self._module_names([one for one in chosen if one not in stacked]),
             base_model_name_or_path=base_model,
             inference_mode=True,
+            **parameters,
         )
 
-    @contextmanager
-    def activate(self, weights: LoraWeights | None) -> Generator[None]:
-        """Let the model compute with these weights inside the block; with None, it is the base model exactly."""
-        slot = self._slot(weights.spec) if weights else None
-        for layer in self._layers():
-            layer.set_adapter([slot] if slot else [])
-        if weights and slot:
-            self._fill(slot, weights.tensors)
-        try:
-            yield
-        finally:
-            if weights and slot:
-                self._fill(slot, dict.fromkeys(weights.tensors, self._idle))
-
-    def _layers(self) -> Iterator[Any]:
-        return (module for module in self._model.modules() if isinstance(module, LoraLayer))
-
-    def _fill(self, slot: str, tensors: Mapping[str, torch.nn.Parameter]) -> None:
-        for name, tensor in tensors.items():
-            module, matrix = name.removesuffix(".weight").rsplit(".", 1)
-            getattr(self._model.get_submodule(module), matrix)[slot].weight = tensor
-
-    def _slot(self, spec: AdapterSpec) -> str:
-        targets = self.targets(spec)
-        key = (spec.rank, frozenset(target.kind for target in targets))
-        if key not in self._slots:
-            self._slots[key] = slot = f"slot{len(self._slots)}"
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # PEFT notes that the head is tied and that adapters exist: both meant
-                peft.inject_adapter_in_model(self.peft_config(spec, ""), self._model, adapter_name=slot)
-            names = [name for target in targets for name, _ in _shapes(target, spec.rank)]
-            self._fill(slot, dict.fromkeys(names, self._idle))
-        return self._slots[key]
-
-    def _shortest_names(self, targets: list[LinearModule]) -> list[str]:
+    def _module_names(self, targets: list[LoraTarget]) -> list[str]:
         """Return last name parts where they single out exactly these modules, else full names."""
-        leaves = {target.name.rpartition(".")[2] for target in targets}
-        same = [target for target in self._targets if target.name.rpartition(".")[2] in leaves]
-        return sorted(leaves) if same == targets else [target.name for target in targets]
+        leaves = {_leaf(target) for target in targets}
+        same = [name for name, _ in self._model.named_modules() if name.rpartition(".")[2] in leaves]
+        return sorted(leaves) if same == [target.name for target in targets] else [target.name for target in targets]
+
+    def _parameter_names(self, targets: list[LoraTarget]) -> list[str]:
+        """Return the last two parts of the module's name and the parameter's where that is enough, else full names."""
+        full = [f"{target.name}.{target.parameter}" for target in targets]
+        short = {".".join(name.split(".")[-3:]) for name in full}
+        same = {name for name, _ in self._model.named_parameters() if ".".join(name.split(".")[-3:]) in short}
+        return sorted(short) if same == set(full) else full
 
 
-def _shapes(target: LinearModule, rank: int) -> list[tuple[str, tuple[int, int]]]:
-    return [
-        (f"{target.name}.lora_A.weight", (rank, target.inputs)),
-        (f"{target.name}.lora_B.weight", (target.outputs, rank)),
-    ]
+def _leaf(target: LoraTarget) -> str:
+    return target.name.rpartition(".")[2]

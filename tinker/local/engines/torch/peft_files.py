@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from tinker.local.engines import AdapterSpec, EngineError
 from tinker.local.engines.torch.adapter_files import PEFT_PREFIX, WEIGHTS
-from tinker.local.engines.torch.lora import ALPHA, LoraSlots, LoraWeights
+from tinker.local.engines.torch.lora import ALPHA, LoraTargets, LoraWeights
 
 CONFIG = "adapter_config.json"
 PEFT_FILES = frozenset({WEIGHTS, CONFIG})
@@ -37,21 +37,33 @@ UNKNOWN_OPTIONS = (
     "lora_bias",
     "fan_in_fan_out",
     "trainable_token_indices",
-    "target_parameters",
     "megatron_config",
 )
 
 
-def read_peft_adapter(folder: Path, slots: LoraSlots, spec: AdapterSpec) -> LoraWeights:
+def read_peft_adapter(folder: Path, targets: LoraTargets, spec: AdapterSpec) -> LoraWeights:
     """Read an adapter. Raises EngineError when it is damaged, or is none that this specification and model can hold."""
     scale = _read_scale(_read_config(folder / CONFIG), spec)
     given = _read_tensors(folder / WEIGHTS)
     for name in given:
         if not name.endswith((A, B)) or _partner(name) not in given:
             raise EngineError(f"{WEIGHTS}: {name} is not half of a pair of LoRA matrices")
+    _check_stacks(given, targets)
     scaled = {name: tensor * scale if name.endswith(B) else tensor for name, tensor in given.items()}
-    fresh = slots.fresh(spec, spec.seed or 0).tensors
-    return slots.adopt(spec, {**fresh, **scaled})
+    fresh = targets.fresh(spec, spec.seed or 0).tensors
+    return targets.adopt(spec, {**fresh, **scaled})
+
+
+def _check_stacks(given: Mapping[str, torch.Tensor], targets: LoraTargets) -> None:
+    """Raise EngineError where PEFT's names do not say which of a module's parameters they belong to."""
+    keys: dict[str, set[str]] = {}
+    for target in targets.all:
+        if target.is_stack:
+            keys.setdefault(target.name, set()).add(target.key)
+    for name, all_keys in keys.items():
+        found = {key for key in all_keys if f"{key}{A}" in given}
+        if found and found != all_keys:
+            raise EngineError(f"{WEIGHTS}: of {name} one parameter is adapted and another is not; adapt all or none")
 
 
 def _partner(name: str) -> str:

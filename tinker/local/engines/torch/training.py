@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
 
 from tinker.local.engines import CLIP_DEFAULTS, Adam, Dimuon, EngineError, LossForm, orthogonal_direction
+from tinker.local.engines.torch.experts import join_stack, split_stack
 from tinker.local.engines.torch.lora import LoraWeights
 
 
@@ -76,7 +77,8 @@ def accumulate(before: list[torch.Tensor] | None, gradient: list[torch.Tensor]) 
 
 
 def gradient_norm(tensors: list[torch.Tensor]) -> float:
-    return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors])))
+    norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
+    return float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms])))
 
 
 def step_adam(
@@ -95,12 +97,26 @@ def step_adam(
 
 
 @torch.no_grad()
-def step_dimuon(
-    optimizer: torch.optim.AdamW, parameters: list[torch.nn.Parameter], gradient: list[torch.Tensor], params: Dimuon
-) -> None:
+def step_dimuon(optimizer: torch.optim.AdamW, weights: LoraWeights, gradient: Sequence[torch.Tensor], params: Dimuon) -> None:
     """Apply one step. AdamW's state only keeps the momentum, so that it is saved and loaded as Adam's is."""
-    for parameter, part in zip(parameters, gradient):
+    momenta: dict[str, torch.Tensor] = {}
+    for (name, parameter), part in zip(weights.tensors.items(), gradient, strict=True):
         state = optimizer.state[parameter]
         before = state.get("momentum", torch.zeros_like(parameter))
-        state["momentum"] = momentum = params.beta1 * before + (1 - params.beta1) * part
-        parameter.sub_(params.learning_rate * orthogonal_direction(momentum))
+        momenta[name] = state["momentum"] = params.beta1 * before + (1 - params.beta1) * part
+    for name, direction in _find_directions(momenta, weights.experts).items():
+        weights.tensors[name].sub_(params.learning_rate * direction)
+
+
+def _find_directions(momenta: Mapping[str, torch.Tensor], experts: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """Return the direction of each matrix; in a stack of experts, that of each expert's matrix."""
+    found: dict[str, torch.Tensor] = {}
+    for down in (name for name in momenta if ".lora_A." in name):
+        up, key = down.replace(".lora_A.", ".lora_B."), down.rpartition(".lora_")[0]
+        pair = momenta[down], momenta[up]
+        if key in experts:
+            first, second = split_stack(*pair, experts[key])
+            found[down], found[up] = join_stack(orthogonal_direction(first), orthogonal_direction(second))
+        else:
+            found[down], found[up] = map(orthogonal_direction, pair)
+    return found

@@ -6,7 +6,7 @@ Imported by its own path, and only where it is used.
 from __future__ import annotations
 
 from tinker.local.engines.toy.bigram import END_OF_TEXT
-from tinker.local.engines.toy.engine import TOY_MODEL, ToyEngine
+from tinker.local.engines.toy.engine import ToyEngine
 from tinker.local.engines.toy.losses import TOY_LOSSES
 
-__all__ = ["END_OF_TEXT", "TOY_LOSSES", "TOY_MODEL", "ToyEngine"]
+__all__ = ["END_OF_TEXT", "TOY_LOSSES", "ToyEngine"]

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tinker.local.engines import (
     LOSS_FORMS,
     PACKAGED_FOLDER,
+    TOY_MODEL,
     Adam,
     AdapterSpec,
     Cells,
@@ -58,7 +59,6 @@ from tinker.local.engines.toy.decoding import cumulative_distribution, has_stopp
 from tinker.local.engines.toy.losses import TOY_LOSSES, Float64, loss_metrics
 from tinker.types.results import EMPTY_LOGPROB
 
-TOY_MODEL = "tinker/toy"
 MAX_RANK = 1024
 CACHED_CELLS = 2**23  # probabilities kept for each set of weights: 32 MB
 DistributionKey: TypeAlias = tuple[int, float, int, float]
@@ -107,6 +107,11 @@ class ToyEngine:
     @property
     def losses(self) -> frozenset[str]:
         return frozenset(TOY_LOSSES)
+
+    @property
+    def image_reader(self) -> None:
+        """It reads text only."""
+        return
 
     # Adapters
 

@@ -1,0 +1,307 @@
+"""What the local server costs beside plain torch and transformers, and what requests cost one another. On the CPU.
+
+    python benchmarks/server.py [--rows topk,memory] [--rounds 3]
+
+Needs the extra ``local``. The model is a random Qwen3 of 3.8 million parameters, made by this script. Every row is a ratio of
+two times taken in turn in one process, the median over the rounds, so that it says the same on another machine; the first row
+is the resident memory of the process. The server is asked over HTTP, by this client, in the same process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import attrs
+import numpy as np
+import peft
+import torch
+import transformers
+
+import tinker
+from tinker.local import Settings, State, serve_in_thread
+from tinker.local.engines import SampleJob
+from tinker.local.engines.torch import TorchEngine
+from tinker.local.engines.torch.decoding import start_runs
+from tinker.local.engines.torch.rows import extend
+
+TOKENIZER = Path(tinker.__file__).parent / "local" / "base_model"
+VOCABULARY, LARGE_VOCABULARY = 4096, 151_936
+RANK, ALPHA = 16, 32
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
+Rows = dict[str, tuple[str, float, Callable[["Bench"], Iterator[tuple[float, float]]]]]
+
+
+@attrs.define
+class Bench:
+    """One server with its client, the same model in transformers, and a source of prompts that never repeats."""
+
+    engine: TorchEngine
+    plain: Any
+    service: tinker.ServiceClient
+    rng: np.random.Generator = attrs.field(factory=lambda: np.random.default_rng(0))
+
+    def prompt(self, length: int) -> list[int]:
+        return [int(token) for token in self.rng.integers(1, VOCABULARY - 8, length)]
+
+    def sampler(self) -> tinker.SamplingClient:
+        return self.service.create_sampling_client(base_model="speed")
+
+    def adapter(self, seed: int) -> tinker.SamplingClient:
+        training = self.service.create_lora_training_client(base_model="speed", rank=RANK, seed=seed)
+        training.forward_backward([datum(self.prompt(16))], "cross_entropy").result()
+        training.optim_step(tinker.AdamParams(learning_rate=1e-3)).result()
+        return training.save_weights_and_get_sampling_client()
+
+
+def write_model(folder: Path) -> Path:
+    """Write the random model and a tokenizer."""
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=640,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        eos_token_id=VOCABULARY - 1,
+        pad_token_id=0,
+    )
+    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((TOKENIZER / name).read_bytes())
+    return folder
+
+
+@contextmanager
+def bench() -> Iterator[Bench]:
+    """Start everything."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = write_model(Path(folder) / "speed")
+        engine = TorchEngine(source, device="cpu")
+        plain = transformers.AutoModelForCausalLM.from_pretrained(source, torch_dtype=torch.float32).eval()
+        state = State(lambda: engine, Settings(data_dir=Path(folder) / "data"))
+        with serve_in_thread(state) as url, tinker.ServiceClient(base_url=url, api_key="tml-bench") as service:
+            yield Bench(engine, plain, service)
+        state.close()
+
+
+def measure(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def params(max_tokens: int, **fields: Any) -> tinker.SamplingParams:
+    return tinker.SamplingParams(max_tokens=max_tokens, stop=[], **fields)
+
+
+def ask(sampler: tinker.SamplingClient, prompts: list[list[int]], max_tokens: int, count: int = 1) -> None:
+    """Submit every sample, then wait for all."""
+    for future in [sampler.sample(tinker.ModelInput.from_ints(one), count, params(max_tokens)) for one in prompts]:
+        future.result()
+
+
+def datum(tokens: list[int]) -> tinker.Datum:
+    inputs = {"target_tokens": np.array(tokens, np.int64), "weights": np.ones(len(tokens), np.float32)}
+    return tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
+
+
+# Requests among themselves: how long the work takes in company, and alone
+
+
+def measure_behind_long(bench: Bench, work: Callable[[], object]) -> Iterator[tuple[float, float]]:
+    sampler = bench.sampler()
+    while True:
+        alone = measure(work)
+        running = sampler.sample(tinker.ModelInput.from_ints(bench.prompt(16)), 1, params(512))
+        time.sleep(0.15)
+        behind = measure(work)
+        assert not running.done()
+        running.result()
+        yield behind, alone
+
+
+def short_sample(bench: Bench) -> Iterator[tuple[float, float]]:
+    sampler = bench.sampler()
+    return measure_behind_long(bench, lambda: ask(sampler, [bench.prompt(16)], 8))
+
+
+def training_step(bench: Bench) -> Iterator[tuple[float, float]]:
+    training = bench.service.create_lora_training_client(base_model="speed", rank=RANK)
+
+    def step() -> None:
+        loss = training.forward_backward([datum(bench.prompt(63))], "cross_entropy")
+        training.optim_step(tinker.AdamParams(learning_rate=1e-4)).result()
+        loss.result()
+
+    return measure_behind_long(bench, step)
+
+
+def equal_prompts(bench: Bench) -> Iterator[tuple[float, float]]:
+    sampler = bench.sampler()
+    while True:
+        many, one = bench.prompt(1000), bench.prompt(1000)
+        yield measure(lambda many=many: ask(sampler, [many] * 16, 16)), measure(lambda one=one: ask(sampler, [one], 16, 16))
+
+
+def unlike_prompts(bench: Bench) -> Iterator[tuple[float, float]]:
+    sampler = bench.sampler()
+    while True:
+        short = [[bench.prompt(10) for _ in range(60)] for _ in range(2)]
+        long = [bench.prompt(1000) for _ in range(2)]
+        together = measure(lambda short=short, long=long: ask(sampler, [*short[0], long[0]], 16))
+        apart = measure(lambda short=short: ask(sampler, short[1], 16))
+        yield together, apart + measure(lambda long=long: ask(sampler, [long[1]], 16))
+
+
+def unlike_data(bench: Bench) -> Iterator[tuple[float, float]]:
+    training = bench.service.create_lora_training_client(base_model="speed", rank=RANK)
+    while True:
+        data = [datum(bench.prompt(length)) for length in (*[16] * 7, 1024)]
+        together = measure(lambda data=data: training.forward_backward(data, "cross_entropy").result())
+        each = [measure(lambda one=one: training.forward_backward([one], "cross_entropy").result()) for one in data]
+        yield together, sum(each)
+
+
+def adapters(bench: Bench) -> Iterator[tuple[float, float]]:
+    samplers = [bench.adapter(seed) for seed in range(4)]
+    while True:
+        prompts = [[bench.prompt(64) for _ in range(64)] for _ in range(2)]
+
+        def ask_all(chosen: list[tinker.SamplingClient], mine: list[list[int]]) -> None:
+            inputs = [tinker.ModelInput.from_ints(one) for one in mine]
+            futures = [chosen[index % len(chosen)].sample(one, 1, params(64)) for index, one in enumerate(inputs)]
+            for future in futures:
+                future.result()
+
+        four = measure(lambda prompts=prompts: ask_all(samplers, prompts[0]))
+        yield four, measure(lambda prompts=prompts: ask_all(samplers[:1], prompts[1]))
+
+
+# Beside plain torch and transformers
+
+
+def generate(bench: Bench) -> Iterator[tuple[float, float]]:
+    sampler = bench.sampler()
+    options = {"max_new_tokens": 64, "min_new_tokens": 64, "do_sample": True, "top_k": 0, "pad_token_id": 0}
+    while True:
+        prompts = [bench.prompt(64) for _ in range(64)]
+        tokens = torch.tensor(prompts)
+        plain = measure(lambda t=tokens: bench.plain.generate(t, attention_mask=torch.ones_like(t), **options))
+        yield measure(lambda prompts=prompts: ask(sampler, prompts, 64)), plain
+
+
+def plain_step(bench: Bench) -> Iterator[tuple[float, float]]:
+    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=TARGETS)
+    source = bench.engine.tokenizer_id
+    model: Any = peft.get_peft_model(
+        transformers.AutoModelForCausalLM.from_pretrained(source, torch_dtype=torch.float32), config
+    )
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-4, weight_decay=0.0)
+    training = bench.service.create_lora_training_client(base_model="speed", rank=RANK)
+
+    def step_plain(rows: list[list[int]]) -> None:
+        tokens = torch.tensor(rows)
+        logits = model(input_ids=tokens, use_cache=False).logits
+        logprobs = logits.gather(2, tokens[:, :, None])[:, :, 0] - logits.logsumexp(dim=-1)
+        (-logprobs.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def step_ours(data: list[tinker.Datum]) -> None:
+        loss = training.forward_backward(data, "cross_entropy")
+        training.optim_step(tinker.AdamParams(learning_rate=1e-4)).result()
+        loss.result()
+
+    while True:
+        rows = [bench.prompt(256) for _ in range(16)]
+        data = [datum(row) for row in rows]
+        yield measure(lambda data=data: step_ours(data)), measure(lambda rows=rows: step_plain(rows))
+
+
+def top_k(bench: Bench) -> Iterator[tuple[float, float]]:
+    warpers = [transformers.TemperatureLogitsWarper(0.7), transformers.TopKLogitsWarper(50)]
+    job = SampleJob(
+        tokens=np.ones(1, np.int32), weights=None, num_samples=16, max_tokens=10**6, top_k=50, temperature=0.7, stop=[]
+    )
+    runs = start_runs(job, frozenset(), str)
+    tokens = torch.zeros(16, 1, dtype=torch.long)
+
+    def draw_plain(logits: torch.Tensor) -> None:
+        for warper in warpers:
+            logits = warper(tokens, logits)
+        torch.multinomial(torch.softmax(logits, dim=-1), 1)
+
+    with torch.no_grad():
+        while True:
+            logits = torch.randn(16, LARGE_VOCABULARY)
+            ours = measure(lambda logits=logits: [extend(runs, logits) for _ in range(5)])
+            yield ours, measure(lambda logits=logits: [draw_plain(logits) for _ in range(5)])
+
+
+def resident_megabytes() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def memory(bench: Bench, steps: int = 400) -> str:
+    """Train in this process, and return the resident memory on the way."""
+    training, seen = bench.service.create_lora_training_client(base_model="speed", rank=RANK), list[str]()
+    for number in range(1, steps + 1):
+        length = int(bench.rng.integers(40, 80))
+        data = [datum(bench.prompt(length)) for _ in range(8)]
+        training.forward_backward(data, "cross_entropy").result()
+        training.optim_step(tinker.AdamParams(learning_rate=1e-5)).result()
+        if number == steps // 20 or number % (steps // 4) == 0:
+            seen.append(f"{resident_megabytes():,.0f} MB after {number}")
+    return ", ".join(seen)
+
+
+ROWS: Rows = {
+    "sample": ("8-token sample behind a running 512-token one, against idle", 3.0, short_sample),
+    "step": ("training step of 63 tokens behind it", 4.0, training_step),
+    "equal": ("16 requests of one 1,000-token prompt against num_samples=16", 1.15, equal_prompts),
+    "unlike": ("60 prompts of 10 tokens + one of 1,000 in one go against apart", 1.2, unlike_prompts),
+    "data": ("training 7 x 16 + 1 x 1,024 tokens in one call against one by one", 1.1, unlike_data),
+    "generate": ("64 samples over HTTP against `transformers.generate` batched", 1.1, generate),
+    "adapters": ("64 samples over 4 adapters against 1", 1.15, adapters),
+    "plain": ("training step against plain torch + peft", 1.02, plain_step),
+    "topk": ("top_k 50, vocabulary 152k, per token against transformers' warpers", 1.0, top_k),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", default=",".join([*ROWS, "memory"]))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=400, help="of the row on memory")
+    options = parser.parse_args()
+    chosen = options.rows.split(",")
+    print(f"| ratio in one run, {torch.get_num_threads()} threads | wanted | now | lowest to highest |\n|---|--:|--:|--:|")
+    with bench() as server:
+        if "memory" in chosen:
+            print(f"| resident memory over {options.steps} steps | flat | {memory(server, options.steps)} | |", flush=True)
+        for title, wanted, row in (ROWS[name] for name in chosen if name in ROWS):
+            pairs = row(server)
+            next(pairs)  # warms up
+            ratios = sorted(ours / theirs for ours, theirs in (next(pairs) for _ in range(options.rounds)))
+            print(
+                f"| {title} | <= {wanted:g} | {statistics.median(ratios):.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

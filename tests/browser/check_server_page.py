@@ -1,0 +1,146 @@
+"""The page of the server in a headless Chromium: `nox -s browser`, which needs one on the machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+import tinker
+from tinker.local import Settings, running_server
+
+KEY = "a key that nobody may read"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, of the system or of Playwright."""
+    found = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+    with sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A server of two models with a key and one run of four steps, two of whose checkpoints can be sampled from."""
+    with running_server(Settings(data_dir=tmp_path, api_key=KEY), "toy", model=["tinker/toy", "org/other"]) as url:
+        training = tinker.ServiceClient(base_url=url, api_key=KEY).create_lora_training_client(base_model="tinker/toy", rank=8)
+        text = [101] * 32
+        datum = tinker.Datum(
+            model_input=tinker.ModelInput.from_ints(text[:-1]),
+            loss_fn_inputs={"target_tokens": text[1:], "weights": [1.0] * 31},
+        )
+        training.save_weights_for_sampler("begin").result()
+        for _ in range(4):
+            training.forward_backward([datum], "cross_entropy").result()
+            training.optim_step(tinker.AdamParams(learning_rate=1.0)).result()
+        training.save_weights_for_sampler("end").result()
+        yield url
+
+
+@pytest.fixture
+def page(browser: Any, url: str) -> Iterator[Any]:
+    """The page, opened; whatever its console or its policy complains of fails the test, and so does a request to elsewhere."""
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    asked: list[str] = []
+    complaints: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+    page.asked = asked
+    page.goto(url)
+    yield page
+    page.close()
+    assert [text for text in complaints if "401" not in text] == []
+    assert [one for one in asked if not one.startswith((url, "blob:", "data:"))] == []
+    assert [one for one in asked if KEY in one or "nobody" in one] == []
+
+
+def enter_key(page: Any) -> None:
+    """Give the key, and wait for the data."""
+    page.get_by_label("key", exact=True).fill(KEY)
+    page.get_by_role("button", name="Show").click()
+    page.locator("#runs tbody tr").first.wait_for()
+
+
+def test_the_page_shows_nothing_without_the_key(page: Any) -> None:
+    """It asks for the key, says when that is wrong, and keeps it out of every address."""
+    page.get_by_label("key", exact=True).fill("wrong")
+    page.get_by_role("button", name="Show").click()
+    page.get_by_text("does not take this key").wait_for()
+    assert "tinker/toy" not in page.content()
+    enter_key(page)
+    page.reload()
+    page.locator("#runs tbody tr").first.wait_for()
+
+
+def test_the_page_shows_runs_and_curves(page: Any) -> None:
+    """The newest run is chosen and drawn, and metrics can be picked."""
+    enter_key(page)
+    row = page.locator("#runs tbody tr").first
+    assert row.locator("td").nth(3).inner_text() == "4"
+    page.locator(".chart canvas").nth(1).wait_for()
+    picker = page.get_by_label("metric").first
+    assert picker.input_value() == "loss per token"
+    picker.select_option("loss:sum")
+    page.locator(".u-legend").first.filter(has_text="loss:sum").wait_for()
+
+
+def test_the_page_shows_each_model(page: Any) -> None:
+    """At the top, in the queue, and among what can be sampled from."""
+    enter_key(page)
+    page.get_by_text("tinker/toy, org/other").wait_for()
+    assert [text.split() for text in page.locator("#queue tbody tr").all_inner_texts()] == [
+        ["tinker/toy", "0", "0"],
+        ["org/other", "0", "0"],
+    ]
+    assert page.get_by_label("model 1").locator("option").all_inner_texts()[:2] == ["tinker/toy", "org/other"]
+
+
+def test_two_checkpoints_are_compared_side_by_side(page: Any) -> None:
+    """One click each, one prompt for both, and texts as the models draw them."""
+    enter_key(page)
+    rows = page.locator("#checkpoints tbody tr")
+    rows.filter(has_text="/begin").get_by_role("button", name="Sample").click()
+    rows.filter(has_text="/end").get_by_role("button", name="Compare").click()
+    play = page.locator("#playground")
+    play.get_by_label("prompt").fill("e")
+    play.get_by_label("temperature").fill("0")
+    play.get_by_label("max_tokens").fill("8")
+    play.get_by_role("button", name="Sample").click()
+    play.get_by_text("eeeeeeee").wait_for()
+    begin, end = play.locator("pre").all_inner_texts()
+    assert end == "eeeeeeee"
+    assert len(begin) == 8
+    assert begin != end
+
+
+@pytest.mark.parametrize("width", [1400, 420])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_its_window(page: Any, width: int, scheme: str) -> None:
+    """Nothing is wider than the window, and both schemes have readable text."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    enter_key(page)
+    page.locator(".chart canvas").nth(1).wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    ground, text = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
+    light = [sum(map(int, value[4:-1].split(","))) for value in (ground, text)]
+    assert (light[0] > light[1]) == (scheme == "light")
+    assert abs(light[0] - light[1]) > 400
+
+
+def test_the_document_of_the_api_can_be_operated(browser: Any, url: str) -> None:
+    """Swagger UI lists the operations of the contract, and asks this server."""
+    page = browser.new_page()
+    page.goto(f"{url}/docs")
+    page.locator("#operations-service-healthz").click()
+    page.get_by_role("button", name="Execute").first.click()
+    page.locator(".live-responses-table .response-col_status", has_text="200").first.wait_for()
+    page.close()

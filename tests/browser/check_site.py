@@ -1,0 +1,127 @@
+"""The site in a headless Chromium, on a wide and a narrow page, light and dark: `nox -s docs -- --browser`."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+SITE = Path(os.environ["TINKER_DOCS_SITE"])
+PAGES = sorted(page.parent.relative_to(SITE).as_posix() for page in SITE.rglob("index.html"))
+SEARCHES = {"GRPO": "rl/", "DPO": "dpo/", "resume": "checkpoints/", "cost": "usage/"}
+# How wide the page is beyond the window, and which blocks are cut off there.
+OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# Texts whose color differs too little from what is behind them: 4.5 to 1, or 3 to 1 for large ones (WCAG 2.1, AA).
+CONTRAST = """() => {
+  const parse = (color) => {
+    const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true})
+    canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1)
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data
+    return [r, g, b, a / 255]
+  }
+  const known = new Map()
+  const read = (color) => { if (!known.has(color)) known.set(color, parse(color)); return known.get(color) }
+  const over = (top, under) => [0, 1, 2].map((i) => top[i] * top[3] + under[i] * (1 - top[3])).concat(1)
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255).map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0)
+  const seen = new Map([[null, {under: [255, 255, 255, 1], opacity: 1}]])
+  const see = (node) => {
+    if (!seen.has(node)) {
+      const style = getComputedStyle(node), above = see(node.parentElement)
+      seen.set(node, {under: over(read(style.backgroundColor), above.under), opacity: above.opacity * Number(style.opacity)})
+    }
+    return seen.get(node)
+  }
+  const found = []
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT)
+  while (walker.nextNode()) {
+    const text = walker.currentNode, node = text.parentElement
+    if (!text.data.trim() || node.closest("svg, script, style, noscript") || !node.checkVisibility({visibilityProperty: true})) continue
+    const {under, opacity} = see(node)
+    if (opacity < 0.1) continue
+    const style = getComputedStyle(node), color = read(style.color)
+    const shown = over([...color.slice(0, 3), color[3] * opacity], under)
+    const [high, low] = [light(shown), light(under)].sort((one, other) => other - one)
+    const size = parseFloat(style.fontSize), large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700)
+    const ratio = (high + 0.05) / (low + 0.05)
+    if (ratio < (large ? 3 : 4.5)) found.push(`${ratio.toFixed(2)} ${node.tagName}.${node.className} ${text.data.trim().slice(0, 40)}`)
+  }
+  return [...new Set(found)].slice(0, 10)
+}"""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves the site and says nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The site on a port."""
+    handler = functools.partial(Quiet, directory=str(SITE))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, of the system or of Playwright."""
+    found = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+    with sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def look(browser: Any, url: str, width: int, scheme: str) -> dict[str, list[str]]:
+    """What is wrong on every page of the site, by page."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    wrong: dict[str, list[str]] = {}
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("response", lambda answer: said.append(f"{answer.status} {answer.url}") if answer.status >= 400 else None)
+    page.on(
+        "request", lambda asked: None if asked.url.startswith((url, "data:", "blob:")) else said.append(f"asks {asked.url}")
+    )
+    for name in PAGES:
+        said.clear()
+        page.goto(url + ("" if name == "." else f"{name}/"), wait_until="load")
+        found = [*said, *page.evaluate(CONTRAST)]
+        if (pixels := page.evaluate(OVERFLOW)) > 0:
+            found.append(f"scrolls by {pixels} pixels")
+        if found:
+            wrong[name] = found
+    page.close()
+    return wrong
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (420, "dark")])
+def test_every_page(browser: Any, url: str, width: int, scheme: str) -> None:
+    """No page has an error, scrolls sideways, asks another host, or has text that is hard to read."""
+    assert look(browser, url, width, scheme) == {}
+
+
+@pytest.mark.parametrize("word", SEARCHES)
+def test_a_search_shows_the_page(browser: Any, url: str, word: str) -> None:
+    """The page that is about a word is among the results that a reader sees first."""
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page.goto(url)
+    page.click("label.md-search__icon[for=__search]", force=True)
+    page.fill("input.md-search__input", word)
+    page.wait_for_selector(".md-search-result__item a")
+    shown = [link.get_attribute("href") for link in page.query_selector_all(".md-search-result__item > a")][:5]
+    page.close()
+    assert any(SEARCHES[word] in link for link in shown), shown

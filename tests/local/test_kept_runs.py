@@ -1,0 +1,381 @@
+"""A server that keeps every step, killed and started again on its folder: what was accepted is done, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.api import Api, Clock, MakeApi
+
+from tinker.local.app import HANDLERS
+from tinker.local.engines.toy import ToyEngine
+from tinker.local.recovery import recover
+from tinker.local.settings import Settings
+from tinker.local.storage import Journal
+from tinker.local.storage.journal import JournalInUseError
+
+RATE = 1e-3  # so small that nothing is learnt by heart, where all weights would look the same
+
+
+@pytest.fixture
+def kept(make_api: MakeApi) -> Api:
+    """A server that keeps every step."""
+    return make_api(durability="step")
+
+
+def restart(api: Api, make_api: MakeApi) -> Api:
+    """The next process of a server that was killed."""
+    assert api.state.journal is not None
+    api.state.journal.close()  # as the end of its process does
+    again = make_api(durability="step")
+    again.runner.run(recover(again.state, HANDLERS))
+    return again
+
+
+def done(api: Api, future: Any) -> Any:
+    """The result, once it is there."""
+    api.wait(future)
+    return api.result(future)
+
+
+def train(api: Api, model: str, first: int, steps: int) -> None:
+    for step in range(steps):
+        api.loss(model, first + 2 * step)
+        done(api, api.step(model, first + 2 * step + 1, learning_rate=RATE))
+
+
+def logprobs(api: Api, model: str, seq_id: int) -> Any:
+    return done(api, api.loss(model, seq_id))["loss_fn_outputs"]
+
+
+def test_a_run_goes_on_where_it_was(kept: Api, make_api: MakeApi) -> None:
+    """Weights, optimizer and the gradient since the last step are those of a run whose server was not killed."""
+    model = kept.model()
+    train(kept, model, 1, 3)
+    done(kept, kept.loss(model, 7))
+    again = restart(kept, make_api)
+    done(again, again.step(model, 8, learning_rate=RATE))
+    quiet = make_api(data_dir=kept.state.settings.data_dir / "other")
+    other = quiet.model()
+    train(quiet, other, 1, 4)
+    assert logprobs(again, model, 9) == logprobs(quiet, other, 9)
+
+
+def test_results_are_there_and_nothing_is_done_again(kept: Api, make_api: MakeApi) -> None:
+    """Results that nobody fetched are there after a kill; a sample without a seed is the one that was drawn."""
+    session = kept.session()
+    sampler = kept.sampler(session)
+    future = kept.sample(sampler, 3, params={"seed": None, "max_tokens": 8})
+    model = kept.model(session)
+    step = kept.step(model, 1, learning_rate=RATE)
+    before = done(kept, future), done(kept, step)
+    again = restart(kept, make_api)
+    assert (again.result(future), again.result(step)) == before
+    assert again.sample(sampler, 3, params={"seed": None, "max_tokens": 8}) == future
+    assert again.refused("asample", {**_sample(sampler, 3), "num_samples": 2})[0] == 409
+
+
+def _sample(sampler: str, seq_id: int) -> dict[str, Any]:
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [104]}]}
+    return {"sampling_session_id": sampler, "seq_id": seq_id, "prompt": prompt, "sampling_params": {"max_tokens": 1}}
+
+
+def test_what_was_accepted_and_not_done_is_done(kept: Api, make_api: MakeApi) -> None:
+    """A request that waited for an earlier one when the server was killed is carried out once that one comes."""
+    model = kept.model()
+    late = kept.step(model, 2, learning_rate=RATE)
+    again = restart(kept, make_api)
+    assert again.state.futures.find(late["request_id"]).outcome is None
+    done(again, again.loss(model, 1))
+    assert "error" not in done(again, late)
+
+
+def test_a_gradient_that_was_never_accepted_is_computed_when_it_comes(kept: Api, make_api: MakeApi) -> None:
+    """A result without its request, as of a server killed before it answered, does not stand for the request that comes again."""
+    model = kept.model()
+    future = kept.loss(model, 1)
+    kept.wait(future)
+    journal = kept.state.journal
+    assert journal is not None
+    journal._database.execute("delete from requests where request_id = ?", (future["request_id"],))
+    again = restart(kept, make_api)
+    done(again, again.loss(model, 1))
+    done(again, again.step(model, 2, learning_rate=RATE))
+    quiet = make_api(data_dir=kept.state.settings.data_dir / "other")
+    other = quiet.model()
+    train(quiet, other, 1, 1)
+    assert logprobs(again, model, 3) == logprobs(quiet, other, 3)
+
+
+def test_a_save_that_was_written_is_repeated(kept: Api, make_api: MakeApi) -> None:
+    """A checkpoint that was in place when the server was killed, without a result yet, is no conflict."""
+    model = kept.model()
+    future = kept.save(model, 1, "a")
+    path = done(kept, future)["path"]
+    assert kept.state.journal is not None
+    kept.state.journal.drop_result(future["request_id"])
+    again = restart(kept, make_api)
+    assert done(again, future)["path"] == path
+    assert again.refused("save_weights", {"model_id": model, "seq_id": 2, "path": "a"})[0] == 409
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "inflight"])
+def test_samplers_of_weights_without_a_name(kept: Api, make_api: MakeApi, kind: str) -> None:
+    """A sampling session of a run has the same weights after a kill."""
+    model = kept.model()
+    train(kept, model, 1, 2)
+    body = {"model_id": model, "seq_id": 5, "sampling_session_seq_id": 0, "kind": kind}
+    sampler = done(kept, kept.ok("save_weights_for_sampler", body))["sampling_session_id"]
+    before = done(kept, kept.sample(sampler, 0))["sequences"][0]["tokens"]
+    train(kept, model, 6, 2)
+    again = restart(kept, make_api)
+    assert done(again, again.sample(sampler, 1))["sequences"][0]["tokens"] == before
+
+
+def test_clients_of_samplers_go_on_in_their_logs(kept: Api, make_api: MakeApi) -> None:
+    """Completions have the numbers behind those that a client has seen before the kill."""
+    sampler = kept.sampler(kept.session())
+    done(kept, kept.sample(sampler, 0))
+    done(kept, kept.sample(sampler, 1))
+    target = {"sampling_session_id": sampler, "cloned_sampler_id": 0}
+    seen = kept.ok("retrieve_futures", {"target": target, "prev_cursor": 1})
+    again = restart(kept, make_api)
+    third = again.sample(sampler, 2)
+    again.wait(third)
+    assert again.ok("retrieve_futures", {"target": target, "prev_cursor": 1})["completions"][:1] == seen["completions"]
+    after = again.ok("retrieve_futures", {"target": target, "prev_cursor": seen["cursor"]})
+    assert (after["cursor"], [one["request_id"] for one in after["completions"]]) == (3, [third["request_id"]])
+
+
+def test_a_failed_creation_stays_failed(kept: Api, make_api: MakeApi) -> None:
+    """A run that could not be made says so after a kill, too."""
+    session = kept.session()
+    load = {"session_id": session, "model_seq_id": 0, "path": "tinker://nobody/weights/none", "optimizer": False}
+    future = kept.ok("load_weights", load)
+    text = kept.failure(future)
+    again = restart(kept, make_api)
+    assert again.failure(future) == text
+    step = again.step(f"{session}:train:0", 1)
+    again.wait(step)
+    assert "was not created" in again.failure(step)[1]
+
+
+def test_custom_losses_and_projects_stay(kept: Api, make_api: MakeApi) -> None:
+    """A session keeps its project and the losses that its client described."""
+    session = kept.session()
+    kept.ok("set_session_project", {"project_id": "mine"}, session_id=session)
+    again = restart(kept, make_api)
+    (found,) = again.ok("search_sessions", {"limit": 5, "project_ids": ["mine"], "user_metadata": {}})["sessions"]
+    assert found["session_id"] == session
+
+
+def test_an_ended_session_leaves_nothing(kept: Api, make_api: MakeApi) -> None:
+    """The journal and the folder of runs are empty when the last session has ended."""
+    session = kept.session()
+    model = kept.model(session)
+    train(kept, model, 1, 1)
+    done(kept, kept.sample(kept.sampler(session)))
+    journal = kept.state.journal
+    assert journal is not None
+    assert journal.requests()
+    assert journal.results()
+    late = kept.step(model, 9)  # waits for numbers that never come
+    kept.ok("finish_session", {"reason": {"type": "completed"}, "detail": None}, session_id=session)
+    kept.wait(late)
+    assert [journal.requests(), journal.results(), journal.runs(), journal.completion_counts()] == [[], [], {}, {}]
+
+
+def test_requests_before_a_step_are_forgotten(kept: Api) -> None:
+    """The journal does not grow with the steps of a run: gradients are dropped when the step after them is kept."""
+    model = kept.model()
+    journal = kept.state.journal
+    assert journal is not None
+    train(kept, model, 1, 3)
+    before = len(journal.requests())
+    train(kept, model, 7, 30)
+    assert len(journal.requests()) <= before + 1  # one may be written down after its step was done
+
+
+def test_tokens_of_clients_are_valid_after_a_kill(kept: Api, make_api: MakeApi) -> None:
+    """What the server signed before it was killed is signed by it afterwards."""
+    token = kept.state.signer.sign({"sub": "me"}, 60)
+    assert restart(kept, make_api).state.signer.read(token)["sub"] == "me"
+
+
+def test_a_server_that_is_stopped_fails_nothing(kept: Api) -> None:
+    """Who waits when such a server is stopped is told to ask again, which the next one answers."""
+    model = kept.model()
+    late = kept.step(model, 2)  # waits for number 1
+    kept.state.begin_close()
+    assert kept.retrieve(late).status_code == 503
+
+
+def test_one_server_for_each_folder(tmp_path: Path) -> None:
+    """A second server on the same folder is refused in one sentence; a killed one is not in its way."""
+    first = Journal(tmp_path)
+    with pytest.raises(JournalInUseError, match="another server keeps its runs in"):
+        Journal(tmp_path)
+    first.close()
+    Journal(tmp_path).close()
+
+
+@pytest.mark.parametrize("profile", ["minimal-json", "strict", "plain-json"])
+def test_with_every_profile_that_keeps_numbers(make_api: MakeApi, profile: str) -> None:
+    """A server that passes for another one goes on as well."""
+    api = make_api(durability="step", profile=profile)
+    model = api.model()
+    train(api, model, 1, 2)
+    assert api.state.journal is not None
+    api.state.journal.close()
+    again = make_api(durability="step", profile=profile)
+    again.runner.run(recover(again.state, HANDLERS))
+    train(again, model, 5, 1)
+
+
+def test_not_where_requests_have_no_numbers() -> None:
+    """Only numbers tell a request that is repeated from another one."""
+    with pytest.raises(ValueError, match="known by their client's numbers, and the profile 'skyrl' has none"):
+        Settings(durability="step", profile="skyrl")
+
+
+def test_usage_and_audit_go_on(kept: Api, make_api: MakeApi) -> None:
+    """Tokens, checkpoints and actions are counted once each, also those of a gradient that is computed again."""
+    model = kept.model()
+    train(kept, model, 1, 2)
+    done(kept, kept.loss(model, 5))
+    sampler = kept.sampler(model.partition(":")[0])
+    done(kept, kept.sample(sampler, 0))
+    done(kept, kept.save(model, 6, "a"))
+    done(kept, kept.save(model, 7, "b"))
+    kept.ok("delete_checkpoint", training_run_id=model, checkpoint_id="weights/b")
+    before = kept.state.usage.totals(), kept.ok("get_audit_log")
+    assert before[0]["training", "tinker/toy"] == 6
+    assert len(before[1]["entries"]) == 3
+    again = restart(kept, make_api)
+    done(again, again.loss(model, 8))
+    again = restart(again, make_api)
+    totals = again.state.usage.totals()
+    assert totals.pop(("training", "tinker/toy")) == 8
+    assert totals == {key: count for key, count in before[0].items() if key[0] != "training"}
+    assert again.ok("get_audit_log") == before[1]
+    assert [one.nbytes > 0 for one in again.state.usage._deleted] == [True]
+
+
+def overview(api: Api, run: str) -> Any:
+    return api.runner.run(api.client.get("/overview", params={"run": run})).json()
+
+
+def test_curves_go_on(kept: Api, make_api: MakeApi) -> None:
+    """The page shows every step of a run, those before the kill and those after it, and a gradient of two processes once."""
+    model = kept.model()
+    train(kept, model, 1, 2)
+    done(kept, kept.loss(model, 5))
+    before = overview(kept, model)
+    again = restart(kept, make_api)
+    assert overview(again, model)["curves"] == before["curves"]
+    done(again, again.step(model, 6, learning_rate=RATE))
+    after = overview(again, model)["curves"]
+    assert [step for step, _ in after["loss:sum"]] == [1, 2, 3]
+    assert after["loss:sum"][2][1] == pytest.approx(after["loss:sum"][1][1], rel=0.1)
+    assert after["loss:sum"][:2] == before["curves"]["loss:sum"]
+
+
+def test_curves_of_runs_that_ended_are_still_shown(kept: Api, make_api: MakeApi) -> None:
+    """The run of a client that went before the server did has its row and its curves, as long as it is among the newest."""
+    model = kept.model()
+    train(kept, model, 1, 2)
+    curves = overview(kept, model)["curves"]
+    kept.ok("finish_session", {"reason": {"type": "completed"}, "detail": None}, session_id=model.partition(":")[0])
+    again = restart(kept, make_api)
+    facts = overview(again, model)
+    assert facts["curves"] == curves
+    assert [(one["id"], one["steps"], one["state"]) for one in facts["runs"]] == [
+        (model, 2, "ended before the server was started again")
+    ]
+
+
+def test_only_the_newest_former_runs_are_kept(kept: Api, make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older ones make room, in the file too; those whose clients live do not count."""
+    monkeypatch.setattr("tinker.local.storage.ledger.MAX_FORMER_RUNS", 1)
+    runs = [kept.model() for _ in range(3)]
+    for run in runs:
+        train(kept, run, 1, 1)
+    for run in runs[1:]:
+        kept.ok("finish_session", {"reason": {"type": "completed"}, "detail": None}, session_id=run.partition(":")[0])
+    again = restart(kept, make_api)
+    assert [one.model_id for one in again.state.former_runs] == runs[2:]
+    assert [bool(overview(again, run)["curves"]) for run in runs] == [True, False, True]
+    assert again.state.journal is not None
+    assert again.state.journal._database.execute("select count(*) from points").fetchone() == (2,)
+
+
+def test_folders_of_no_run_are_removed(kept: Api, make_api: MakeApi) -> None:
+    """What a server left that was killed while it forgot a run goes when the next one starts."""
+    model = kept.model()
+    train(kept, model, 1, 1)
+    root = kept.state.settings.data_dir / ".journal"
+    for name in ("runs", "snapshots"):
+        (root / name / "of-no-run" / "1").mkdir(parents=True)
+    again = restart(kept, make_api)
+    assert len(list((root / "runs").iterdir())) == 1
+    assert not list((root / "snapshots").iterdir())
+    train(again, model, 3, 1)
+
+
+def test_a_server_of_another_model_keeps_the_runs(kept: Api, make_api: MakeApi, caplog: pytest.LogCaptureFixture) -> None:
+    """A run whose base model is not served now waits for a server that has it."""
+    model = kept.model()
+    train(kept, model, 1, 2)
+    assert kept.state.journal is not None
+    kept.state.journal.close()
+    wrong = make_api(ToyEngine(base_model="org/other"), durability="step")
+    wrong.runner.run(recover(wrong.state, HANDLERS))
+    assert "could not be repeated: base model 'tinker/toy' is not offered" in caplog.text
+    again = restart(wrong, make_api)
+    train(again, model, 5, 1)
+
+
+def test_clients_that_never_come_back_are_forgotten(make_api: MakeApi) -> None:
+    """After a restart a session that nobody asks for ends after its time, and frees its adapters and their folders."""
+    clock = Clock()
+    kept = make_api(durability="step", clock=clock)
+    train(kept, kept.model(), 1, 1)
+    assert kept.state.journal is not None
+    kept.state.journal.close()
+    again = make_api(durability="step", clock=clock)
+    again.runner.run(recover(again.state, HANDLERS))
+    engine = again.state.served.models[0].engine
+    assert isinstance(engine, ToyEngine)
+    assert len(engine._adapters) == 1
+    clock.seconds += 601
+    with again.state.lock:
+        again.state.store.end_idle()
+    while engine._adapters:
+        again.runner.run(again.state.run_in_engine("tinker/toy", lambda _: None))
+    assert not list((again.state.settings.data_dir / ".journal" / "runs").iterdir())
+
+
+def test_a_server_that_forgets_names_the_last_save(make_api: MakeApi) -> None:
+    """Without this, the answer about a run of before the restart says where it was saved last."""
+    api = make_api()
+    model = api.model()
+    done(api, api.save(model, 1, "a"))
+    waiting = api.save(model, 3, "b")  # for number 2
+    again = make_api()
+    expected = f"; its last save is tinker://{model}/weights/"
+    assert expected in again.refused("optim_step", {"model_id": model, "seq_id": 3})[1]
+    assert expected in again.retrieve(waiting).json()["detail"]
+
+
+def test_results_come_also_when_they_cannot_be_kept(kept: Api, caplog: pytest.LogCaptureFixture) -> None:
+    """A journal that fails, as on a full disk, is an error in the log, and no reason to keep back a result."""
+    model = kept.model()
+    late = kept.loss(model, 2)  # waits for number 1
+    assert kept.state.journal is not None
+    kept.state.journal.close()
+    with kept.state.lock:
+        kept.state.store.model(model).queue.skip(1, kept.state.clock())
+        kept.state.notify()
+    assert "error" not in done(kept, late)
+    assert "the journal cannot be written" in caplog.text

@@ -1,0 +1,85 @@
+"""The data of the server's page; the page itself is looked at in tests/browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.api import Api, MakeApi
+
+from tinker.local.storage import HistoryPoint, RunHistory
+from tinker.local.web.overview import MAX_POINTS, describe_curves
+
+KEY = "a key that nobody may read"
+
+
+def overview(api: Api, run: str = "", **headers: str) -> Any:
+    """What the page is told."""
+    answer = api.runner.run(api.client.get("/overview", params={"run": run}, headers=headers))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_the_page_is_told_what_the_server_knows(make_api: MakeApi) -> None:
+    """Sessions, runs with their curves, checkpoints, tokens and requests."""
+    api = make_api()
+    session = api.session()
+    model = api.model(session)
+    for number in (1, 3):
+        api.wait(api.loss(model, number))
+        api.wait(api.step(model, number + 1, learning_rate=0.1))
+    api.wait(api.save(model, 5, "one"))
+    facts = overview(api, model)
+    assert [one["id"] for one in facts["sessions"]] == [session]
+    assert [(one["id"], one["steps"], one["state"]) for one in facts["runs"]] == [(model, 2, "open")]
+    assert [step for step, _ in facts["curves"]["loss per token"]] == [1, 2]
+    assert facts["curves"]["loss per token"][1][1] < facts["curves"]["loss per token"][0][1]
+    assert {"loss:sum", "tokens:sum", "grad_norm:mean"} <= facts["curves"].keys()
+    assert [one["path"] for one in facts["checkpoints"]] == [f"tinker://{model}/weights/one"]
+    assert facts["tokens"] == [{"kind": "training", "base_model": "tinker/toy", "count": 4}]
+    assert facts["pending"] == {"sampling": 0, "training": 0}
+    assert facts["stored_bytes"] == facts["checkpoints"][0]["nbytes"] > 0
+    assert overview(api)["curves"] == overview(api, "another")["curves"] == {}
+
+
+def test_the_data_need_the_key(make_api: MakeApi) -> None:
+    """The page itself holds none of them, so it needs no key."""
+    api = make_api(api_key=KEY)
+    assert api.runner.run(api.client.get("/overview")).status_code == 401
+    assert api.runner.run(api.client.get("/overview", params={"key": KEY, "api_key": KEY})).status_code == 401
+    assert overview(api, **{"x-api-key": KEY})["models"][0]["base_model"] == "tinker/toy"
+    page = api.runner.run(api.client.get("/"))
+    assert page.status_code == 200
+    assert "tinker/toy" not in page.text
+
+
+def test_losses_before_one_step_are_one_point() -> None:
+    """Sums are added, extremes kept, means averaged; a forward pass alone or a step without a loss adds nothing."""
+    history = RunHistory()
+    history.add_loss({"loss:sum": 6.0, "tokens:sum": 2.0, "reward:mean": 1.0, "ratio:max": 3.0})
+    history.add_loss({"loss:sum": 2.0, "tokens:sum": 2.0, "reward:mean": 2.0, "ratio:max": 1.0})
+    history.add_step({"grad_norm:mean": 0.5}, at=7.0)
+    history.add_step({}, at=8.0)
+    assert list(history.points) == [
+        HistoryPoint(
+            1,
+            7.0,
+            {
+                "loss per token": 2.0,
+                "loss:sum": 8.0,
+                "tokens:sum": 4.0,
+                "reward:mean": 1.5,
+                "ratio:max": 3.0,
+                "grad_norm:mean": 0.5,
+            },
+        ),
+        HistoryPoint(2, 8.0, {}),
+    ]
+
+
+def test_long_curves_are_thinned_and_keep_their_last_point() -> None:
+    """What the page draws is bounded; a value that is no number is left out."""
+    points = [HistoryPoint(step, 0.0, {"loss": float(step), "bad": float("nan")}) for step in range(1, 1502)]
+    curves = describe_curves(points)
+    assert curves.keys() == {"loss"}
+    assert len(curves["loss"]) <= MAX_POINTS
+    assert curves["loss"][-1] == [1501, 1501.0]

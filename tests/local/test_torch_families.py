@@ -1,0 +1,340 @@
+# ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
+"""The families of models that people train, each as a small random model, against plain transformers and PEFT."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+for needed in ("torch", "transformers", "peft"):
+    pytest.importorskip(needed)
+
+import peft
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from support.families import FAMILIES, SIZES, Family, write_family
+from transformers.cache_utils import DynamicCache
+
+from tinker.local.engines import (
+    PACKAGED_FOLDER,
+    Adam,
+    AdapterSpec,
+    Dimuon,
+    EngineError,
+    SampleJob,
+    SampleResult,
+    TrainingExample,
+    orthogonal_direction,
+)
+from tinker.local.engines.torch import TorchEngine
+from tinker.local.engines.torch.caches import check_cache
+from tinker.local.engines.torch.lora import LoraWeights
+from tinker.local.engines.torch.prefixes import Prefixes
+
+PAGE = Path(__file__).parents[2] / "docs" / "local-server.md"
+BY_NAME = {family.name: family for family in FAMILIES}
+SPEC = AdapterSpec(rank=4, seed=1)
+
+
+def prompt(length: int, seed: int = 0) -> Any:
+    return np.random.default_rng([length, seed]).integers(0, 256, length).astype(np.int32)
+
+
+def example(length: int) -> TrainingExample:
+    tokens = prompt(length + 1)
+    return TrainingExample(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
+
+
+def job(length: int, weights: object, **changes: Any) -> SampleJob:
+    return SampleJob(**{"tokens": prompt(length), "weights": weights, "max_tokens": 5, "seed": length, "stop": [], **changes})
+
+
+@attrs.frozen(eq=False)
+class Trained:
+    """A family's engine with an adapter that has taken a step, the same adapter in PEFT, and one with other random weights."""
+
+    family: Family
+    directory: Path
+    engine: TorchEngine
+    plain: Any
+    adapter: LoraWeights
+    other: LoraWeights
+
+    def logprobs(self, tokens: Any, *, is_base: bool = False) -> torch.Tensor:
+        """Compute what PEFT says of each next token ``[tokens, vocabulary]``: no padding, no cache."""
+        inputs = torch.from_numpy(np.asarray(tokens).astype(np.int64))[None]
+        if not is_base:
+            return torch.log_softmax(self.plain(input_ids=inputs).logits[0], dim=-1)
+        with self.plain.disable_adapter():
+            return torch.log_softmax(self.plain(input_ids=inputs).logits[0], dim=-1)
+
+
+def load_in_peft(directory: Path, adapter: Path) -> Any:
+    config = transformers.AutoConfig.from_pretrained(directory)
+    base = getattr(transformers, config.architectures[0]).from_pretrained(directory, dtype=torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        return peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    """One family after the other."""
+    folder = tmp_path_factory.mktemp("family")
+    directory = write_family(request.param, folder / "model")
+    engine = TorchEngine(directory, device="cpu")
+    engine.create_adapter("a", SPEC)
+    engine.forward_backward("a", [example(12), example(5)], "cross_entropy", {}, backward=True)
+    engine.optim_step("a", Adam(learning_rate=0.02))
+    engine.save("a", folder, optimizer=False)
+    engine.create_adapter("b", AdapterSpec(rank=2, seed=2, train_unembed=False))
+    adapter, other = engine.snapshot("a"), engine.snapshot("b")
+    assert isinstance(adapter, LoraWeights)
+    assert isinstance(other, LoraWeights)
+    with torch.no_grad():
+        for index, tensor in enumerate(other.tensors.values()):
+            tensor.normal_(0, 0.1, generator=torch.Generator().manual_seed(index))
+    yield Trained(request.param, directory, engine, load_in_peft(directory, folder), adapter, other)
+    engine.drop_adapter("a")
+
+
+def test_training_equals_peft(trained: Trained) -> None:
+    """Log-probabilities of rows of unlike length, and the gradient of every matrix, are those of PEFT row by row."""
+    data = [example(length) for length in (5, 14, 1)]
+    result = trained.engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+    total = torch.zeros(())
+    for one, output in zip(data, result.outputs, strict=True):
+        targets = torch.from_numpy(np.asarray(one.loss_inputs["target_tokens"]))
+        expected = trained.logprobs(one.tokens).gather(1, targets[:, None])[:, 0]
+        np.testing.assert_allclose(output["logprobs"], expected.detach(), atol=1e-5)
+        total = total - expected.sum()
+    total.backward()
+    own = trained.engine._adapters["a"]
+    assert own.gradient is not None
+    gradients = dict(zip(own.weights.tensors, own.gradient, strict=True))
+    theirs = {
+        name.removeprefix("base_model.model.").replace(".default", ""): tensor.grad
+        for name, tensor in trained.plain.named_parameters()
+        if tensor.requires_grad
+    }
+    assert gradients.keys() == theirs.keys()
+    for name, gradient in gradients.items():
+        assert gradient.abs().max() > 0, name
+        scale = float(gradient.abs().max())
+        torch.testing.assert_close(gradient / scale, theirs[name] / scale, rtol=0, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_samples_equal_passes_without_a_cache(trained: Trained) -> None:
+    """Rows of unlike length and adapters that join one another draw what each draws alone, with PEFT's log-probabilities."""
+    jobs = [
+        job(3, None, temperature=0.0),
+        job(17, trained.adapter, num_samples=2),
+        job(9, trained.adapter, temperature=0.0, max_tokens=8),
+        job(11, trained.other, num_samples=2, max_tokens=4),
+    ]
+    alone = [trained.engine.sample([one])[0] for one in jobs]
+    trained.engine._parts.prefixes = Prefixes()
+    batch, done = trained.engine.open_batch(1000), dict[Any, Any]()
+    for number in range(16):
+        if number < len(jobs):
+            batch.add(number, jobs[number])
+        done.update(batch.step())
+    for number, one in enumerate(jobs):
+        assert isinstance(done[number], SampleResult), done[number]
+        for ours, single in zip(done[number].sequences, alone[number].sequences, strict=True):
+            assert ours.tokens.tolist() == single.tokens.tolist()
+            np.testing.assert_allclose(ours.logprobs, single.logprobs, atol=1e-4)
+            if one.weights is not trained.other:
+                with torch.no_grad():
+                    table = trained.logprobs(np.concatenate([one.tokens, ours.tokens]), is_base=one.weights is None)
+                expected = table[len(one.tokens) - 1 : -1]
+                drawn = expected.gather(1, torch.from_numpy(ours.tokens.astype(np.int64))[:, None])[:, 0]
+                np.testing.assert_allclose(ours.logprobs, drawn, atol=1e-4)
+                if one.temperature == 0:
+                    torch.testing.assert_close(drawn, expected.max(dim=-1).values, atol=1e-4, rtol=0)
+
+
+def test_prompts_are_scored(trained: Trained) -> None:
+    """Log-probabilities of prompts of unlike length, asked for together, are those of PEFT."""
+    jobs = [job(length, trained.adapter, max_tokens=0, prompt_logprobs=True) for length in (13, 4)]
+    for one, result in zip(jobs, trained.engine.sample(jobs), strict=True):
+        with torch.no_grad():
+            table = trained.logprobs(one.tokens)[:-1]
+        expected = table.gather(1, torch.from_numpy(one.tokens[1:].astype(np.int64))[:, None])[:, 0]
+        assert result.prompt_logprobs is not None
+        np.testing.assert_allclose(result.prompt_logprobs[1:], expected, atol=1e-5)
+
+
+def test_adapters_share_passes(trained: Trained) -> None:
+    """Two adapters over the base model are computed in one pass for each token, experts and all."""
+    batch = trained.engine.open_batch(1000)
+    for number, weights in enumerate((trained.adapter, trained.other)):
+        batch.add(number, job(6, weights, max_tokens=2))
+    assert [ticket for _ in range(2) for ticket, _ in batch.step()] == [0, 1]
+    assert (batch.tally.passes, trained.engine._parts.is_apart) == (2, False)
+
+
+def test_a_prompt_comes_back(trained: Trained) -> None:
+    """Where the family can, the second time a prompt costs its last token only; elsewhere it is computed again, and equal."""
+    batch, seen = trained.engine.open_batch(1000), list[list[int]]()
+    for number in range(2):
+        before = batch.tally.real
+        batch.add(number, job(40, trained.adapter, max_tokens=1))
+        ((_, result),) = batch.step()
+        assert isinstance(result, SampleResult)
+        seen.append([*result.sequences[0].tokens.tolist(), batch.tally.real - before])
+    assert seen[0][0] == seen[1][0]
+    assert [computed for _, computed in seen] == [40, 1 if trained.family.has_prefixes else 40]
+
+
+def test_flags_choose_what_is_adapted(trained: Trained) -> None:
+    """Experts are adapted with the MLP and not without it; what mixes tokens, linear attention included, goes with attention."""
+    names = {}
+    for flag in ("train_attn", "train_mlp", "train_unembed"):
+        chosen = {name: name == flag for name in ("train_attn", "train_mlp", "train_unembed")}
+        names[flag] = {target.name for target in trained.engine._targets.choose(AdapterSpec(rank=1, **chosen))}
+    assert names["train_unembed"] == {"lm_head"}
+    assert all(re.search(r"layers\.\d\.(self_attn|linear_attn|conv)\.", name) for name in names["train_attn"])
+    layers = re.findall(r"layers\.(\d)\.", " ".join(names["train_attn"] | names["train_mlp"]))
+    assert set(layers) == {"0", "1"}
+    assert any(name.endswith(".experts") for name in names["train_mlp"]) is trained.family.has_experts
+    stacks = [name for name in trained.adapter.tensors if ".experts." in name]
+    assert len(stacks) == 4 * len([name for name in names["train_mlp"] if name.endswith(".experts")])
+
+
+def test_a_dimuon_step_takes_each_expert_by_itself(tmp_path: Path) -> None:
+    """The momentum of each expert's two matrices is orthogonalised as a matrix of its own, as in numpy one after the other."""
+    engine = TorchEngine(write_family(BY_NAME["Qwen3-MoE"], tmp_path), device="cpu")
+    engine.create_adapter("a", SPEC)
+    engine.forward_backward("a", [example(20)], "cross_entropy", {}, backward=True)
+    engine.optim_step("a", Adam(learning_rate=0.02))
+    before = {name: tensor.detach().numpy().copy() for name, tensor in engine._adapter("a").weights.tensors.items()}
+    engine.forward_backward("a", [example(30)], "cross_entropy", {}, backward=True)
+    own = engine._adapter("a")
+    assert own.gradient is not None
+    gradient = {name: part.numpy().copy() for name, part in zip(own.weights.tensors, own.gradient, strict=True)}
+    engine.optim_step("a", Dimuon(learning_rate=0.01, beta1=0.5))
+    stacks = [name for name in before if ".experts" in name]
+    assert len(stacks) == 4
+    for name in stacks:
+        for expert in range(4):
+            # PEFT puts the rows of A one expert after the other, and the columns of B one expert beside the other
+            cells = np.s_[4 * expert : 4 * expert + 4] if ".lora_A." in name else np.s_[:, expert::4]
+            step = (before[name] - own.weights.tensors[name].detach().numpy())[cells]
+            part = gradient[name][cells].astype(np.float64)
+            expected = 0.01 * orthogonal_direction(part)
+            np.testing.assert_allclose(step, expected, atol=2e-5, err_msg=f"{name} {expert}")
+            assert np.linalg.norm(step) == pytest.approx(0.01 * 2.0 if part.any() else 0.0, rel=1e-3)
+
+
+def test_the_page_has_this_table() -> None:
+    """The page about the local server shows the families that are tested here, and what was expected of them."""
+    lines = [
+        "| family | kind | trains | experts adapted | samples | reads images | prefix cache | adapters mixed | loads in PEFT |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for family in FAMILIES:
+        experts = "yes" if family.has_experts else "has none"
+        images, prefixes = ("yes" if one else "no" for one in (family.reads_images, family.has_prefixes))
+        lines.append(f"| {family.name} | {family.kind} | yes | {experts} | yes | {images} | {prefixes} | yes | yes |")
+    assert "\n".join(lines) in PAGE.read_text()
+
+
+# What is left alone, and what cannot be done
+
+
+def write_model(directory: Path, config: Any, model: str) -> Path:
+    getattr(transformers, model)(config).save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).write_bytes((PACKAGED_FOLDER / name).read_bytes())
+    return directory
+
+
+def test_weights_without_an_adapter_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Routers and kernels of convolutions stay as they are, and the log says so when the model is loaded."""
+    directory = write_family(BY_NAME["Qwen3.5-MoE"], tmp_path / "model")
+    with caplog.at_level(logging.INFO, logger="tinker.local"):
+        TorchEngine(directory, device="cpu")
+    assert "model: no adapter changes linear_attn.conv1d, mlp.gate" in caplog.messages
+
+
+def test_a_tower_for_images_stays_as_it_is(tmp_path: Path) -> None:
+    """Of a Gemma 3 that reads images the language model is adapted and trains, on text; PEFT loads what was saved."""
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config={**SIZES, **BY_NAME["Gemma 3"].options},
+        vision_config={**tower, "image_size": 16, "patch_size": 8},
+        mm_tokens_per_image=4,
+        image_token_id=257,
+    )
+    engine = TorchEngine(write_model(tmp_path / "model", config, "Gemma3ForConditionalGeneration"), device="cpu")
+    assert {name.split(".layers.")[0] for name in (one.name for one in engine._targets.all)} == {
+        "model.language_model",
+        "lm_head",
+    }
+    assert "vision_tower" in " ".join(engine._targets.left_out)
+    engine.create_adapter("a", SPEC)
+    engine.forward_backward("a", [example(9), example(3)], "cross_entropy", {}, backward=True)
+    engine.optim_step("a", Adam(learning_rate=0.02))
+    engine.save("a", tmp_path, optimizer=False)
+    plain = load_in_peft(tmp_path / "model", tmp_path)
+    sampled = engine.sample([job(6, engine.snapshot("a"), temperature=0.0)])[0].sequences[0]
+    tokens = torch.from_numpy(np.concatenate([prompt(6), sampled.tokens]).astype(np.int64))
+    table = torch.log_softmax(plain(input_ids=tokens[None]).logits[0], dim=-1)[5:-1]
+    expected = table.gather(1, tokens[6:, None])[:, 0].detach()
+    np.testing.assert_allclose(sampled.logprobs, expected, atol=1e-4)
+
+
+def test_experts_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
+    """Llama 4 computes its experts in its own way: an adapter with the MLP is refused, one without trains."""
+    sizes = {**SIZES, "intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1}
+    config = transformers.Llama4TextConfig(**sizes, attention_chunk_size=64)
+    engine = TorchEngine(write_model(tmp_path, config, "Llama4ForCausalLM"), device="cpu")
+    with pytest.raises(EngineError, match=r"experts of Llama4ForCausalLM cannot be adapted here .* train_mlp=False"):
+        engine.create_adapter("a", SPEC)
+    engine.create_adapter("a", attrs.evolve(SPEC, train_mlp=False))
+    engine.forward_backward("a", [example(5)], "cross_entropy", {}, backward=True)
+    assert engine.optim_step("a", Adam())["grad_norm:mean"] > 0
+
+
+def test_a_model_that_reads_images_is_refused(tmp_path: Path) -> None:
+    """A vision-language model which is no causal language model to transformers is refused in one sentence."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
+    with pytest.raises(ValueError, match="kind, qwen2_5_vl, is no causal language model in transformers") as caught:
+        TorchEngine(tmp_path, device="cpu")
+    assert "images" in str(caught.value)
+
+
+def test_an_unknown_cache_is_refused() -> None:
+    """What DeepSeek-V3.2 caches beside keys and values would be lost as rows join and leave: it is refused when it is loaded."""
+    cache = DynamicCache(config=transformers.DeepseekV32Config(num_hidden_layers=2))
+    with pytest.raises(ValueError, match=r"V32 is not supported: it caches .* in a way unknown here \(DynamicIndexedLayer\)"):
+        check_cache(cache, "V32")
+
+
+def test_half_adapted_experts_are_refused(tmp_path: Path) -> None:
+    """PEFT names the factors of one parameter of the experts as it names those of another: a file with one of them is refused."""
+    engine = TorchEngine(write_family(BY_NAME["Qwen3-MoE"], tmp_path / "model"), device="cpu")
+    engine.create_adapter("a", SPEC)
+    for name in ("saved", "read", "half"):
+        (tmp_path / name).mkdir()
+    engine.save("a", tmp_path / "saved", optimizer=False)
+    engine.import_adapter(tmp_path / "saved", SPEC, tmp_path / "read")
+    ours, again = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("saved", "read"))
+    assert ours.keys() == again.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in ours.items())
+    kept = {name: tensor for name, tensor in ours.items() if "experts.base_layer" not in name}
+    save_file(kept, tmp_path / "saved" / "adapter_model.safetensors")
+    with pytest.raises(EngineError, match="experts one parameter is adapted and another is not"):
+        engine.import_adapter(tmp_path / "saved", SPEC, tmp_path / "half")

@@ -1,0 +1,445 @@
+# ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
+"""Images in training and sampling, against plain transformers and PEFT, and what is refused of them."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+for needed in ("torch", "transformers", "peft", "PIL"):
+    pytest.importorskip(needed)
+
+import peft
+import torch
+import transformers
+from PIL import Image
+from support.families import FAMILIES, IMAGE, VISION_END, VISION_START, Family, write_family
+
+import tinker
+from tinker import types
+from tinker.local.engines import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.torch import TorchEngine, image_files, images, sampling
+from tinker.local.engines.torch.image_rows import find_positions
+from tinker.local.engines.torch.prefixes import Prefixes
+from tinker.local.operations import read_input
+from tinker.types import EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput
+
+WIDE, TALL, SMALL = (33, 20), (12, 40), (8, 8)
+
+
+def make_image(size: tuple[int, int], seed: int = 0, image_format: str = "PNG", **options: Any) -> bytes:
+    """A file with noise, ``size`` being width and height."""
+    pixels = np.random.default_rng([*size, seed]).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, image_format, **options)
+    return file.getvalue()
+
+
+def text(length: int, seed: int = 0) -> EncodedTextChunk:
+    return EncodedTextChunk(tokens=np.random.default_rng([length, seed]).integers(0, 250, length))
+
+
+def show(*sizes: tuple[int, int], seed: int = 0, last: int = 4) -> ModelInput:
+    """Text and images in turn, as chat templates place them."""
+    chunks: list[Any] = [text(3, seed)]
+    for number, size in enumerate(sizes):
+        image = ImageChunk(data=make_image(size, seed + number), format="png")
+        chunks += [EncodedTextChunk(tokens=[VISION_START]), image, EncodedTextChunk(tokens=[VISION_END])]
+    return ModelInput(chunks=[*chunks, text(last, seed)])
+
+
+@attrs.frozen(eq=False)
+class Seeing:
+    """A family's engine with an adapter that has taken a step over an image, and the same adapter in PEFT."""
+
+    engine: TorchEngine
+    plain: Any
+    processor: Any
+    adapter: object
+
+    def job(self, value: ModelInput, weights: object, **changes: Any) -> SampleJob:
+        tokens, placed = read_input(self.engine, value, "the prompt")
+        return SampleJob(**{"tokens": tokens, "images": placed, "weights": weights, "max_tokens": 6, "stop": [], **changes})
+
+    def example(self, value: ModelInput) -> TrainingExample:
+        tokens, placed = read_input(self.engine, value, "datum 0")
+        targets = np.random.default_rng(len(tokens)).integers(0, 250, len(tokens))
+        weights = np.where(tokens == IMAGE, 0, 1).astype(np.float32)
+        return TrainingExample(tokens=tokens, images=placed, loss_inputs={"target_tokens": targets, "weights": weights})
+
+    def inputs(self, value: ModelInput, more: Sequence[int] = ()) -> dict[str, Any]:
+        """What plain transformers makes of an input that goes on with some tokens: its own processor, placeholders, no padding."""
+        ids: list[int] = []
+        opened: list[Any] = []
+        for chunk in value.chunks:
+            if isinstance(chunk, ImageChunk):
+                opened.append(Image.open(io.BytesIO(chunk.data)))
+                grid = self.processor(images=opened[-1:], return_tensors="pt")["image_grid_thw"]
+                ids += [IMAGE] * (int(grid.prod()) // 4)
+            else:
+                assert isinstance(chunk, EncodedTextChunk)
+                ids += chunk.tokens
+        tokens = torch.tensor([[*ids, *more]])
+        seen = dict(self.processor(images=opened, return_tensors="pt")) if opened else {}
+        kinds = {"mm_token_type_ids": (tokens == IMAGE).int()} if opened else {}
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **seen, **kinds}
+
+    def logprobs(self, value: ModelInput, more: Sequence[int] = (), *, is_base: bool = False) -> torch.Tensor:
+        """What PEFT says of each next token ``[tokens, vocabulary]``, without a cache."""
+        self.plain.base_model.model.model.rope_deltas = None
+        inputs = self.inputs(value, more)
+        if not is_base:
+            return torch.log_softmax(self.plain(**inputs).logits[0], dim=-1)
+        with self.plain.disable_adapter():
+            return torch.log_softmax(self.plain(**inputs).logits[0], dim=-1)
+
+
+SEEING = [family for family in FAMILIES if family.reads_images]
+
+
+@pytest.fixture(scope="module", params=SEEING, ids=lambda family: family.name)
+def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
+    """One family after the other."""
+    family: Family = request.param
+    folder = tmp_path_factory.mktemp("seeing")
+    directory = write_family(family, folder / "model")
+    engine = TorchEngine(directory, device="cpu")
+    engine.create_adapter("a", AdapterSpec(rank=4, seed=1))
+    processor = transformers.AutoImageProcessor.from_pretrained(directory)
+    first = Seeing(engine, None, processor, None)
+    engine.forward_backward("a", [first.example(show(WIDE))], "cross_entropy", {}, backward=True)
+    engine.optim_step("a", Adam(learning_rate=0.02))
+    engine.save("a", folder, optimizer=False)
+    base = getattr(transformers, family.model).from_pretrained(directory, dtype=torch.float32)
+    plain = peft.PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
+    yield Seeing(engine, plain, processor, engine.snapshot("a"))
+    engine.drop_adapter("a")
+
+
+@pytest.mark.parametrize("size", [WIDE, TALL, SMALL, (1, 1), (200, 150), (48, 48)], ids=str)
+def test_an_image_takes_as_many_positions_as_its_processor_makes(seeing: Seeing, size: tuple[int, int]) -> None:
+    """Small images are enlarged and large ones are shrunk by it, so the count is its own."""
+    tokens, (placed,) = read_input(seeing.engine, show(size), "the prompt")
+    expected = seeing.inputs(show(size))["input_ids"][0]
+    assert tokens.tolist() == expected.tolist()
+    assert placed.start == 4
+    assert placed.end - placed.start == int((expected == IMAGE).sum())
+
+
+def test_positions_are_those_of_the_model(seeing: Seeing) -> None:
+    """Of text, of images between text, and of a beginning that ends in an image."""
+    value = show(WIDE, TALL)
+    tokens, placed = read_input(seeing.engine, value, "the prompt")
+    inputs = {name: one for name, one in seeing.inputs(value).items() if name != "pixel_values"}
+    expected, delta = seeing.plain.base_model.model.model.get_rope_index(**inputs)
+    for length in (len(tokens), placed[0].start + 3, 2):
+        np.testing.assert_array_equal(find_positions(placed, length), expected[:, 0, :length])
+    further = find_positions(placed, len(tokens) + 2)[:, -1]
+    assert further.tolist() == [len(tokens) + 1 + int(delta)] * 3
+
+
+def test_training_equals_peft(seeing: Seeing) -> None:
+    """Log-probabilities of rows with and without images in one call, and the gradient of every matrix."""
+    values = [show(WIDE), show(last=9), show(TALL, SMALL, seed=5), show(SMALL, last=8)]
+    data = [seeing.example(value) for value in values]
+    result = seeing.engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+    total = torch.zeros(())
+    for value, one, output in zip(values, data, result.outputs, strict=True):
+        targets = torch.from_numpy(np.asarray(one.loss_inputs["target_tokens"]))
+        expected = seeing.logprobs(value).gather(1, targets[:, None])[:, 0]
+        np.testing.assert_allclose(output["logprobs"], expected.detach(), atol=2e-5)
+        total = total - (expected * torch.from_numpy(np.asarray(one.loss_inputs["weights"]))).sum()
+    seeing.plain.zero_grad()
+    total.backward()
+    own = seeing.engine._adapters["a"]
+    assert own.gradient is not None
+    theirs = {name.replace(".default", ""): one.grad for name, one in seeing.plain.named_parameters() if one.requires_grad}
+    assert {f"base_model.model.{name}" for name in own.weights.tensors} == set(theirs)
+    for name, gradient in zip(own.weights.tensors, own.gradient, strict=True):
+        scale = float(gradient.abs().max())
+        assert scale > 0, name
+        torch.testing.assert_close(gradient / scale, theirs[f"base_model.model.{name}"] / scale, rtol=0, atol=5e-5)
+    own.gradient = None
+
+
+def test_an_image_decides_what_is_learned(seeing: Seeing) -> None:
+    """Another image of the same size gives other log-probabilities behind it, and the same before it."""
+    pair = [
+        seeing.example(ModelInput(chunks=[*show(WIDE).chunks[:2], image, *show(WIDE).chunks[3:]])) for image in two_images()
+    ]
+    first, second = seeing.engine.forward_backward("a", pair, "cross_entropy", {}, backward=False).outputs
+    np.testing.assert_allclose(first["logprobs"][:4], second["logprobs"][:4], atol=1e-5)
+    assert np.abs(first["logprobs"][-4:] - second["logprobs"][-4:]).max() > 1e-3
+
+
+def two_images() -> list[ImageChunk]:
+    return [ImageChunk(data=make_image(WIDE, seed), format="png") for seed in (1, 2)]
+
+
+def test_a_greedy_sample_equals_generate(seeing: Seeing) -> None:
+    """Of the base model, alone: what plain transformers generates from the same image."""
+    for value in (show(WIDE), show(TALL, SMALL, seed=7)):
+        ours = seeing.engine.sample([seeing.job(value, None, temperature=0.0, max_tokens=8)])[0].sequences[0]
+        inputs = seeing.inputs(value)
+        with torch.no_grad(), seeing.plain.disable_adapter():
+            whole = seeing.plain.generate(**inputs, max_new_tokens=8, do_sample=False, eos_token_id=None)
+        assert ours.tokens.tolist() == whole[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_samples_with_images_share_a_batch(seeing: Seeing) -> None:
+    """Rows with images and without, of unlike length and of two sets of weights, draw what each draws alone."""
+    values = [show(WIDE), show(last=12), show(TALL, SMALL, seed=3), show(WIDE, seed=1), show(SMALL, last=2)]
+    jobs = [
+        seeing.job(value, seeing.adapter if number % 2 else None, seed=number, num_samples=2)
+        for number, value in enumerate(values)
+    ]
+    alone = [seeing.engine.sample([one])[0] for one in jobs]
+    seeing.engine._parts.prefixes = Prefixes()
+    batch, done = seeing.engine.open_batch(1000), dict[Any, Any]()
+    for number in range(14):
+        if number < len(jobs):
+            batch.add(number, jobs[number])
+        done.update(batch.step())
+    for number, value in enumerate(values):
+        assert isinstance(done[number], SampleResult), done[number]
+        for ours, single in zip(done[number].sequences, alone[number].sequences, strict=True):
+            assert ours.tokens.tolist() == single.tokens.tolist()
+            check_drawn(seeing, value, ours, is_base=number % 2 == 0)
+
+
+def check_drawn(seeing: Seeing, value: ModelInput, ours: Any, *, is_base: bool = False) -> None:
+    """The log-probabilities of what was drawn are PEFT's, of a pass over the whole."""
+    tokens = ours.tokens.astype(np.int64)
+    with torch.no_grad():
+        table = seeing.logprobs(value, tokens.tolist(), is_base=is_base)[-len(tokens) - 1 : -1]
+    np.testing.assert_allclose(ours.logprobs, table.gather(1, torch.from_numpy(tokens)[:, None])[:, 0], atol=1e-4)
+
+
+def test_prompts_with_images_are_scored(seeing: Seeing) -> None:
+    """The log-probability of each token of the prompt, given the images before it."""
+    value = show(WIDE, seed=2)
+    job = seeing.job(value, seeing.adapter, max_tokens=0, prompt_logprobs=True)
+    with torch.no_grad():
+        table = seeing.logprobs(value)[:-1]
+    expected = table.gather(1, torch.from_numpy(job.tokens[1:].astype(np.int64))[:, None])[:, 0]
+    scores = seeing.engine.sample([job])[0].prompt_logprobs
+    assert scores is not None
+    np.testing.assert_allclose(scores[1:], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("width", [1, 5, 7])
+def test_a_prompt_goes_through_in_pieces(seeing: Seeing, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Also where a piece ends within an image."""
+    monkeypatch.setattr(sampling, "PIECE_TOKENS", width)
+    seeing.engine._parts.prefixes = Prefixes()
+    value = show(WIDE, TALL, seed=4)
+    batch = seeing.engine.open_batch(1000)
+    batch.add("pieces", seeing.job(value, seeing.adapter, seed=1))
+    done = dict[object, Any]()
+    while not done:
+        done.update(batch.step())
+    assert batch.tally.passes > 4
+    check_drawn(seeing, value, done["pieces"].sequences[0])
+
+
+def test_the_next_turn_keeps_the_image(seeing: Seeing) -> None:
+    """What was computed of an image serves the next turn, and not another image of the same size in its place."""
+    seeing.engine._parts.prefixes = Prefixes()
+    value = show((48, 48), last=30)
+    other = ModelInput(
+        chunks=[
+            ImageChunk(data=make_image((48, 48), 9), format="png") if isinstance(c, ImageChunk) else c for c in value.chunks
+        ]
+    )
+    batch, computed = seeing.engine.open_batch(1000), list[int]()
+    for number, one in enumerate((value, ModelInput(chunks=[*value.chunks, text(5)]), other)):
+        before = batch.tally.real
+        batch.add(number, seeing.job(one, seeing.adapter, seed=1, max_tokens=1))
+        ((_, result),) = batch.step()
+        computed.append(batch.tally.real - before)
+        assert isinstance(result, SampleResult)
+        check_drawn(seeing, one, result.sequences[0])
+    length = seeing.job(value, None).tokens.size
+    assert computed == [length, 5, length]
+
+
+def test_rows_that_wait_begin_again(seeing: Seeing) -> None:
+    """A sample that must wait for room goes on with its image, also when its cache is computed anew."""
+    seeing.engine._parts.prefixes = Prefixes()
+    values = [show(WIDE, seed=number) for number in range(2)]
+    batch, done = seeing.engine.open_batch(40), dict[Any, Any]()
+    for number, value in enumerate(values):
+        batch.add(number, seeing.job(value, seeing.adapter, seed=number, max_tokens=12))
+    while len(done) < 2:
+        done.update(batch.step())
+    for number, value in enumerate(values):
+        check_drawn(seeing, value, done[number].sequences[0])
+
+
+def test_an_image_goes_through_the_tower_once(seeing: Seeing) -> None:
+    """However many requests have it; equal prompts are computed once, too."""
+    calls = list[int]()
+    handle = seeing.engine._model.model.visual.register_forward_hook(lambda *_: calls.append(1))
+    seeing.engine._parts.prefixes = Prefixes()
+    value, batch = show(WIDE, seed=77), seeing.engine.open_batch(1000)
+    for number in range(4):
+        batch.add(number, seeing.job(value, seeing.adapter, seed=number, max_tokens=1))
+    assert len(batch.step()) == 4
+    handle.remove()
+    assert (len(calls), batch.tally.real) == (1, seeing.job(value, None).tokens.size)
+
+
+def test_old_images_are_forgotten(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states that are kept stay within the limit; one image more than that is kept nevertheless."""
+    reader = seeing.engine.image_reader
+    assert reader is not None
+    one = reader.read(make_image(WIDE, 500), "png")
+    monkeypatch.setattr(images, "MAX_NBYTES", 2 * one.nbytes)
+    for seed in range(501, 505):
+        reader.read(make_image(WIDE, seed), "png")
+    assert len(reader._kept) == 2
+    monkeypatch.setattr(images, "MAX_NBYTES", 1)
+    assert reader.read(make_image(WIDE, 600), "png").length == one.length
+    assert len(reader._kept) == 1
+
+
+def test_the_id_of_images_is_a_token_like_others_in_text(seeing: Seeing) -> None:
+    """A model can draw it, and what it drew goes through the model again."""
+    value = ModelInput(chunks=[*show(SMALL).chunks, EncodedTextChunk(tokens=[IMAGE, 7])])
+    seeing.engine.sample([seeing.job(value, None, max_tokens=1)])
+    plain = EncodedTextChunk(tokens=[1, IMAGE, 7])
+    seeing.engine.forward_backward("a", [seeing.example(ModelInput(chunks=[plain]))], "cross_entropy", {}, backward=False)
+
+
+# What is refused
+
+
+def claim_size(width: int, height: int) -> bytes:
+    """A PNG that says how large it is and holds nothing."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head)) + b"\0\0\1\0IDAT"
+
+
+BROKEN = {
+    "empty": (b"", "png", "the 0 bytes are no PNG image"),
+    "noise": (b"\x89PNG\r\n\x1a\n...", "png", "bytes are no PNG image"),
+    "another format": (make_image(SMALL, image_format="JPEG"), "png", "bytes are no PNG image"),
+    "truncated": (make_image((48, 48))[:900], "png", "the image is damaged"),
+    "a bomb": (claim_size(60_000, 60_000), "png", "the image has more than 33554432 pixels"),
+    "a smaller bomb": (claim_size(2**15, 2**10 + 1), "png", "the image has more than 33554432 pixels"),
+    "the largest": (claim_size(2**15, 2**10), "png", "the image is damaged"),
+    "too narrow": (make_image((1, 300)), "png", "the model's processor does not take this image"),
+    "an unknown format": (make_image(SMALL), "webp", "the format 'webp' are not read; send png or jpeg"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_is_no_image_is_refused(seeing: Seeing, kind: str) -> None:
+    """In one sentence, and without taking memory first."""
+    data, image_format, sentence = BROKEN[kind]
+    assert seeing.engine.image_reader is not None
+    with pytest.raises(EngineError, match=sentence):
+        seeing.engine.image_reader.read(data, image_format)
+
+
+def test_an_image_longer_than_the_context_is_refused(tmp_path: Path) -> None:
+    """Before it is decoded."""
+    family = attrs.evolve(SEEING[0], options={**SEEING[0].options, "max_position_embeddings": 16})
+    engine = TorchEngine(write_family(family, tmp_path), device="cpu")
+    assert engine.image_reader is not None
+    with pytest.raises(EngineError, match="the model makes 36 tokens of this image; its context length is 16"):
+        engine.image_reader.read(claim_size(48, 48), "png")
+
+
+def test_a_jpeg_is_turned_as_the_camera_noted(seeing: Seeing) -> None:
+    """The processor sees what a viewer shows."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    turned = seeing.engine.image_reader.read(make_image(TALL, 1, "JPEG", exif=exif), "jpeg")  # type: ignore[union-attr]
+    plain = seeing.engine.image_reader.read(make_image(TALL, 1, "JPEG"), "jpeg")  # type: ignore[union-attr]
+    assert (turned.rows, turned.columns) == (plain.columns, plain.rows)
+
+
+def test_without_pillow_text_goes_on(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that lacks it says what to install, to those who send images."""
+    monkeypatch.setattr(image_files, "find_spec", lambda name: None)
+    with pytest.raises(EngineError, match="cannot read images without Pillow: pip install"):
+        read_input(seeing.engine, show(SMALL, seed=800), "the prompt")
+    read_input(seeing.engine, show(last=5), "the prompt")
+
+
+def test_a_folder_without_settings_for_images_is_refused(tmp_path: Path) -> None:
+    """When it is loaded, and not with the first image."""
+    (write_family(SEEING[0], tmp_path) / "preprocessor_config.json").unlink()
+    with pytest.raises(ValueError, match=r"has no preprocessor_config\.json"):
+        TorchEngine(tmp_path, device="cpu")
+
+
+def test_a_transformers_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose tower answers with plain tensors; when the model is loaded."""
+    kind = transformers.Qwen3VLModel
+    features = kind.get_image_features
+    monkeypatch.setattr(kind, "get_image_features", lambda *inputs: (features(*inputs).pooler_output,))
+    with pytest.raises(ValueError, match="reads images, which needs a newer transformers than"):
+        TorchEngine(write_family(SEEING[0], tmp_path), device="cpu")
+
+
+# Over HTTP
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tinker.ServiceClient]:
+    """A client of a server that runs a model which reads images."""
+    directory = write_family(SEEING[0], tmp_path_factory.mktemp("served") / "vision")
+    with tinker.ServiceClient(base_url=f"local://{directory}?device=cpu", api_key="tml-test") as client:
+        yield client
+
+
+def datum(image: ImageChunk | ImageAssetPointerChunk, length: int) -> types.Datum:
+    value = ModelInput(chunks=[text(3), image, text(2)])
+    weights = [0.0] * (3 + length) + [1.0, 1.0]
+    return types.Datum(model_input=value, loss_fn_inputs={"target_tokens": [1] * (5 + length), "weights": weights})
+
+
+def test_a_run_on_images_over_http(service: tinker.ServiceClient) -> None:
+    """A loss that falls, a sample and its scores, from the same chunk."""
+    image = ImageChunk(data=make_image(WIDE), format="png", expected_tokens=8)
+    training = service.create_lora_training_client("vision", rank=4)
+    losses = list[float]()
+    for _ in range(3):
+        done = training.forward_backward([datum(image, 8)], "cross_entropy")
+        training.optim_step(types.AdamParams(learning_rate=0.01))
+        losses.append(done.result().metrics["loss:sum"])
+    assert losses[2] < losses[0]
+    sampler = training.save_weights_and_get_sampling_client()
+    prompt = ModelInput(chunks=[text(3), image])
+    assert len(sampler.sample(prompt, 1, types.SamplingParams(max_tokens=3)).result().sequences[0].tokens) <= 3
+    assert len(sampler.compute_logprobs(prompt).result()) == 11
+
+
+def test_a_wrong_image_fails_its_own_request(service: tinker.ServiceClient) -> None:
+    """The error names the datum and both numbers; the run goes on with the next call."""
+    training = service.create_lora_training_client("vision", rank=2)
+    good, broken = (ImageChunk(data=data, format="png", expected_tokens=8) for data in (make_image(WIDE), b"nothing"))
+    wrong = attrs.evolve(good, expected_tokens=9)
+    pointer = ImageAssetPointerChunk(format="png", location="https://example.com/a.png", expected_tokens=8)
+    refused = [
+        (datum(wrong, 9), "datum 1: chunk 1: expected_tokens is 9, and the model makes 8 tokens of this image"),
+        (datum(broken, 8), "datum 1: chunk 1: the 7 bytes are no PNG image"),
+    ]
+    for bad, sentence in refused:
+        with pytest.raises(tinker.RequestFailedError, match=sentence):
+            training.forward([datum(good, 8), bad], "cross_entropy").result()
+    training.forward([datum(good, 8)], "cross_entropy").result()
+    sampler = service.create_sampling_client(base_model="vision")
+    for chunk, sentence in ((wrong, "the prompt: chunk 0: expected_tokens is 9"), (pointer, "chunk 0 points to an image")):
+        with pytest.raises(tinker.RequestFailedError, match=sentence):
+            sampler.sample(ModelInput(chunks=[chunk]), 1, types.SamplingParams(max_tokens=1)).result()

@@ -1,0 +1,463 @@
+# ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
+"""Samples that join and leave one another in the torch engine, counted in passes over the weights and cells, never in time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+for needed in ("torch", "transformers", "peft"):
+    pytest.importorskip(needed)
+
+import attrs
+import torch
+import transformers
+from support.tiny_models import write_tiny_llama
+
+from tinker.local.engines import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.torch import TorchEngine
+from tinker.local.engines.torch.batches import is_alike, split_batches
+from tinker.local.engines.torch.drawing import NUCLEUS, truncate
+from tinker.local.engines.torch.memory import SLACK, MemoryReturn, find_trim, read_resident
+from tinker.local.engines.torch.mixture import MAX_RANK
+from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes
+from tinker.local.engines.torch.sampling import PassTally, TorchBatch
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> TorchEngine:
+    """A tiny random Llama with two adapters that are no longer the base model."""
+    engine = TorchEngine(write_tiny_llama(tmp_path_factory.mktemp("models") / "llama"), device="cpu")
+    for number, name in enumerate(("a", "b")):
+        engine.create_adapter(name, AdapterSpec(rank=4 + 2 * number, seed=number, train_unembed=number == 0))
+        for _ in range(2):
+            tokens = prompt(20, seed=number)
+            data = [TrainingExample(tokens=tokens, loss_inputs={"target_tokens": tokens.astype(np.int64)})]
+            engine.forward_backward(name, data, "cross_entropy", {}, backward=True)
+            engine.optim_step(name, Adam(learning_rate=0.02))
+    return engine
+
+
+@pytest.fixture
+def engine(shared: TorchEngine) -> TorchEngine:
+    """That engine; it remembers no beginnings of earlier tests."""
+    shared._parts.prefixes = Prefixes()
+    return shared
+
+
+def prompt(length: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, length).astype(np.int32)
+
+
+def job(length: int = 6, **changes: Any) -> SampleJob:
+    values = {"tokens": prompt(length), "weights": None, "max_tokens": 8, "seed": 5, "stop": []}
+    return SampleJob(**{**values, **changes})
+
+
+def finish(batch: TorchBatch, count: int) -> dict[Any, Any]:
+    """Step until so many jobs have ended."""
+    done: dict[Any, Any] = {}
+    for _ in range(500):
+        done.update(batch.step())
+        if len(done) == count:
+            return done
+    raise AssertionError("no end")
+
+
+def tokens_of(result: Any) -> list[list[int]]:
+    assert isinstance(result, SampleResult)
+    return [sequence.tokens.tolist() for sequence in result.sequences]
+
+
+def spent(batch: TorchBatch, before: PassTally) -> PassTally:
+    """What was computed since."""
+    now = batch.tally
+    return PassTally(now.passes - before.passes, now.real - before.real, now.padded - before.padded)
+
+
+def test_a_job_ends_at_its_own_last_token(engine: TorchEngine) -> None:
+    """Each step draws one token of every job; a job is returned by the step that drew its last one."""
+    batch = engine.open_batch(1000)
+    ends = {}
+    for name, length in (("long", 7), ("short", 2)):
+        batch.add(name, job(max_tokens=length))
+    for number in range(1, 8):
+        if number == 3:
+            batch.add("late", job(9, max_tokens=3))
+        ends |= {name: number for name, _ in batch.step()}
+    assert ends == {"short": 2, "late": 5, "long": 7}
+    assert (batch.tokens, batch._groups, batch._owners) == (0, [], {})
+
+
+@pytest.mark.parametrize("adapters", [("a", "a", "a"), ("a", "b", None)])
+def test_company_decides_no_token(engine: TorchEngine, adapters: tuple[str | None, ...]) -> None:
+    """Whenever others join or leave, with whatever length and adapter, a job gets what it gets alone."""
+    snapshots = {name: engine.snapshot(name) for name in ("a", "b")}
+    jobs = [
+        job(
+            6 + 9 * index,
+            weights=None if name is None else snapshots[name],
+            max_tokens=5 + 4 * index,
+            seed=index,
+            num_samples=2,
+        )
+        for index, name in enumerate(adapters)
+    ]
+    alone = [engine.sample([one])[0] for one in jobs]
+    engine._parts.prefixes = Prefixes()
+    batch, done = engine.open_batch(1000), {}
+    for number in range(40):
+        if number % 3 == 0 and number // 3 < len(jobs):
+            batch.add(number // 3, jobs[number // 3])
+        done.update(batch.step())
+    for index, expected in enumerate(alone):
+        assert tokens_of(done[index]) == tokens_of(expected)
+        for ours, theirs in zip(done[index].sequences, expected.sequences, strict=True):
+            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+
+
+def test_a_dropped_job_draws_no_further_token(engine: TorchEngine) -> None:
+    """What it held is given back at once, the others go on, and a name that is unknown is ignored."""
+    batch = engine.open_batch(1000)
+    batch.add("gone", job(max_tokens=50))
+    batch.add("kept", job(9, max_tokens=3))
+    batch.step()
+    batch.drop("gone")
+    batch.drop("nobody")
+    assert [len(group.runs) for group in batch._groups] == [1]
+    before = attrs.evolve(batch.tally)
+    assert finish(batch, 1).keys() == {"kept"}
+    assert spent(batch, before) == PassTally(passes=2, real=2, padded=2)
+
+
+def test_equal_prompts_are_computed_once(engine: TorchEngine) -> None:
+    """Sixteen requests of a prompt cost the passes and tokens of one request of sixteen, however many adapters there are."""
+    one, many = engine.open_batch(4000), engine.open_batch(4000)
+    one.add(0, job(50, num_samples=16, max_tokens=4))
+    finish(one, 1)
+    engine._parts.prefixes = Prefixes()
+    for number in range(16):
+        many.add(number, job(50, seed=number, max_tokens=4))
+    finish(many, 16)
+    assert many.tally == one.tally == PassTally(passes=4, real=50 + 3 * 16, padded=50 + 3 * 16)
+
+
+def test_a_prompt_that_comes_later_costs_one_token(engine: TorchEngine) -> None:
+    """A request for the prompt of a sample that runs, or has run, computes the prompt's last token only; its result is equal."""
+    alone = engine.sample([job(50)])[0]
+    batch = engine.open_batch(4000)
+    batch.add(0, job(50))
+    finish(batch, 1)
+    before = attrs.evolve(batch.tally)
+    batch.add(1, job(50))
+    result = finish(batch, 1)[1]
+    assert spent(batch, before) == PassTally(passes=8, real=8, padded=8)
+    assert tokens_of(result) == tokens_of(alone)
+
+
+def test_the_next_turn_begins_where_the_last_one_ended(engine: TorchEngine) -> None:
+    """Of a conversation only what is new is computed; with other weights all of it is; the tokens are those of a fresh start."""
+    batch = engine.open_batch(4000)
+    batch.add(0, job(40))
+    first = finish(batch, 1)[0].sequences[0].tokens
+    turn = np.concatenate([prompt(40), first, prompt(5, seed=3)])
+    for weights, computed in ((None, 6), (engine.snapshot("a"), 53)):
+        before = attrs.evolve(batch.tally)
+        batch.add(1, job(tokens=turn, weights=weights, max_tokens=1))
+        done = finish(batch, 1)[1]
+        assert spent(batch, before).real == computed
+        engine._parts.prefixes = Prefixes()
+        assert tokens_of(done) == tokens_of(engine.sample([job(tokens=turn, weights=weights, max_tokens=1)])[0])
+        engine._parts.prefixes = Prefixes()
+
+
+def test_rows_of_unlike_lengths_go_apart(engine: TorchEngine) -> None:
+    """Short prompts beside a long one: in prompts and in the cache four fifths of the cells at least are tokens."""
+    batch = engine.open_batch(4000)
+    for number in range(12):
+        batch.add(number, job(4, seed=number, tokens=prompt(4, seed=number)))
+    batch.add("long", job(110))
+    batch.step()
+    batch.step()
+    assert batch.tally.real >= 0.8 * batch.tally.padded
+    assert sum(group.padded for group in batch._groups) <= (12 * 6 + 112) / 0.8
+
+
+def test_rows_of_like_lengths_come_together(engine: TorchEngine) -> None:
+    """One pass for each token, although the samples began one after another and under two adapters."""
+    batch = engine.open_batch(4000)
+    for number, weights in enumerate((None, engine.snapshot("a"), engine.snapshot("b"))):
+        batch.add(number, job(weights=weights, max_tokens=20))
+        batch.step()
+    before = attrs.evolve(batch.tally)
+    batch.step()
+    assert spent(batch, before) == PassTally(passes=1, real=3, padded=3)
+
+
+def test_too_large_adapters_go_apart(engine: TorchEngine) -> None:
+    """Adapters whose ranks are too much for one pass get a pass each."""
+    engine.create_adapter("c", AdapterSpec(rank=MAX_RANK, seed=3))
+    batch = engine.open_batch(4000)
+    batch.add(0, job(weights=engine.snapshot("c")))
+    batch.add(1, job(weights=engine.snapshot("a")))
+    engine.drop_adapter("c")
+    finish(batch, 2)
+    assert batch.tally.passes == 1 + 1 + 7 + 7
+
+
+def test_when_there_is_no_room_the_newest_waits(engine: TorchEngine) -> None:
+    """As samples grow beyond the limit the last one is put back, and goes on later with the tokens it would have had."""
+    jobs = [job(20, max_tokens=90, seed=number, tokens=prompt(20, seed=number)) for number in range(3)]
+    alone = [tokens_of(engine.sample([one])[0]) for one in jobs]
+    engine._parts.prefixes = Prefixes()
+    batch, most, rows = engine.open_batch(270), 0, set[int]()
+    for number, one in enumerate(jobs):
+        batch.add(number, one)
+    done: dict[Any, Any] = {}
+    while len(done) < 3:
+        done.update(batch.step())
+        held = [run.length for group in batch._groups for run in group.runs]
+        most, rows = max(most, sum(held)), rows | {len(held)}
+    assert [tokens_of(done[number]) for number in range(3)] == alone
+    assert most <= 270
+    assert rows >= {1, 2, 3}
+
+
+def test_the_failure_of_one_job_is_its_own(engine: TorchEngine) -> None:
+    """A listener that fails, and weights under which numbers overflow, end one job; those in the same pass go on."""
+
+    class Failing:
+        def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
+            raise EngineError("not for me")
+
+    broken: Any = engine.snapshot("a")
+    with torch.no_grad():
+        for tensor in broken.tensors.values():
+            tensor.fill_(1e30)
+    batch = engine.open_batch(1000)
+    batch.add("deaf", job(listener=Failing()))
+    batch.add("diverged", job(weights=broken))
+    batch.add("good", job())
+    done = finish(batch, 3)
+    assert str(done["deaf"]) == "not for me"
+    assert "training has diverged" in str(done["diverged"])
+    assert tokens_of(done["good"]) == tokens_of(engine.sample([job()])[0])
+    for tensor in broken.tensors.values():
+        tensor.data.fill_(float("nan"))
+    engine._finite.clear()
+    with pytest.raises(EngineError, match="training has diverged"):
+        batch.add("not a number", job(weights=broken))
+
+
+def test_a_model_that_mixes_up_rows_computes_one_adapter_at_a_time(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an adapter sees inputs without rows, as experts do, the adapters go apart, and the results are those of each alone."""
+    jobs = [job(weights=engine.snapshot(name), num_samples=2) for name in ("a", "b")]
+    alone = [tokens_of(engine.sample([one])[0]) for one in jobs]
+    engine._parts.prefixes = Prefixes()
+    module: Any = engine._model.get_submodule("model.layers.1.mlp")
+    plain = type(module).forward
+
+    def flatten(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if self is not module:
+            return plain(self, x)
+        padded = torch.cat([x.reshape(-1, x.shape[-1]), x.new_zeros(1, x.shape[-1])])
+        return plain(self, padded)[:-1].reshape(x.shape)
+
+    monkeypatch.setattr(type(module), "forward", flatten)
+    assert [tokens_of(result) for result in engine.sample(jobs)] == alone
+    assert engine._parts.is_apart
+    engine._parts.is_apart = False
+
+
+def test_scores_of_a_prompt_take_no_second_pass(engine: TorchEngine) -> None:
+    """The pass that computes the prompt for its samples scores it as well, once for all who ask; without samples it is all."""
+    batch = engine.open_batch(1000)
+    for number in range(2):
+        batch.add(number, job(20, max_tokens=1, prompt_logprobs=True, topk_prompt_logprobs=number))
+    done = finish(batch, 2)
+    assert batch.tally == PassTally(passes=1, real=20, padded=20)
+    np.testing.assert_allclose(done[0].prompt_logprobs, done[1].prompt_logprobs, atol=1e-5)
+    batch.add(2, job(20, max_tokens=0, prompt_logprobs=True))
+    assert finish(batch, 1)[2].prompt_logprobs[1:].tolist() == pytest.approx(done[0].prompt_logprobs[1:].tolist(), abs=1e-5)
+    assert batch.tally.passes == 2
+    assert batch._groups == []
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3Text"])
+def test_other_families_join_and_leave(tmp_path: Path, family: str) -> None:
+    """Also with windows of attention and other caches, samples that join later equal those that are made alone."""
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=258,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        sliding_window=8,
+        initializer_range=0.3,
+        pad_token_id=0,
+        eos_token_id=256,
+    )
+    name = {"Gemma3Text": "Gemma3ForCausalLM"}.get(family, f"{family}ForCausalLM")
+    source = write_tiny_llama(tmp_path / "llama")
+    getattr(transformers, name)(config).save_pretrained(tmp_path / "model")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "model" / file).write_bytes((source / file).read_bytes())
+    engine = TorchEngine(tmp_path / "model", device="cpu")
+    jobs = [job(3 + 10 * number, seed=number, max_tokens=12, num_samples=2) for number in range(3)]
+    alone = [tokens_of(engine.sample([one])[0]) for one in jobs]
+    engine._parts.prefixes = Prefixes()
+    batch, done = engine.open_batch(1000), {}
+    for number in range(30):
+        if number % 2 == 0 and number // 2 < 3:
+            batch.add(number // 2, jobs[number // 2])
+        done.update(batch.step())
+    assert [tokens_of(done[number]) for number in range(3)] == alone
+
+
+# Beginnings that are remembered
+
+
+def states(tokens: Any) -> Any:
+    """Keys and values of two layers which show whose they are."""
+    keys = torch.from_numpy(np.asarray(tokens)).float()[None, :, None].repeat(2, 1, 3)
+    return [(keys, -keys), (keys + 0.5, -keys)]
+
+
+def remember(prefixes: Prefixes, weights: Any, tokens: Any) -> list[tuple[int, int]]:
+    """Add a sequence; returns what was read of it."""
+    read: list[tuple[int, int]] = []
+
+    def read_states(start: int, end: int) -> Any:
+        read.append((start, end))
+        return states(tokens[start:end])
+
+    prefixes.add(weights, tokens, read_states)
+    return read
+
+
+def test_the_longest_known_beginning_is_found() -> None:
+    """Sequences share what they have in common; of each only the rest is read, and short ones are not remembered."""
+    prefixes = Prefixes()
+    first = prompt(60)
+    second = np.concatenate([first[:45], prompt(20, seed=1)])
+    assert remember(prefixes, None, first) == [(0, 60)]
+    assert remember(prefixes, None, second) == [(45, 65)]
+    assert remember(prefixes, None, first[:50]) == []
+    assert remember(prefixes, None, prompt(SHORTEST - 1, seed=2)) == []
+    for tokens, length in ((first, 60), (second, 65), (np.concatenate([second[:50], first]), 50), (first[:SHORTEST], SHORTEST)):
+        count, found = prefixes.find(None, tokens)
+        assert count == length
+        for pair, expected in zip(found, states(tokens[:length]), strict=True):
+            assert all(torch.equal(ours, theirs) for ours, theirs in zip(pair, expected, strict=True))
+    assert prefixes.find(None, first[: SHORTEST - 1]) == (0, [])
+    assert prefixes.find(None, prompt(60, seed=9)) == (0, [])
+
+
+def test_what_was_used_the_longest_ago_is_forgotten(engine: TorchEngine) -> None:
+    """The memory stays within its limit; what goes with its weights is gone with them."""
+    one = sum(tensor.nbytes for pair in states(prompt(40)) for tensor in pair)
+    prefixes = Prefixes(3 * one)
+    for seed in range(3):
+        remember(prefixes, None, prompt(40, seed=seed))
+    prefixes.find(None, prompt(40, seed=0))
+    snapshot: Any = engine.snapshot("a")
+    remember(prefixes, snapshot, prompt(40, seed=0))
+    assert [prefixes.find(None, prompt(40, seed=seed))[0] for seed in range(3)] == [40, 0, 40]
+    assert prefixes.find(snapshot, prompt(40, seed=0))[0] == 40
+    assert prefixes.nbytes == 3 * one
+    del snapshot
+    assert prefixes.nbytes == 2 * one
+
+
+# Like lengths
+
+
+def test_batches_hold_little_padding() -> None:
+    """Every batch has four fifths real cells or next to no padding, stays within its cells, and every row is in one."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        lengths = rng.integers(1, 2000, 40).tolist()
+        batches = list(split_batches(lengths, 5000))
+        assert sorted(index for batch in batches for index in batch) == list(range(40))
+        for batch in batches:
+            chosen = [lengths[index] for index in batch]
+            assert is_alike(chosen)
+            assert len(batch) == 1 or len(chosen) * max(chosen) <= 5000
+    assert list(split_batches([16] * 7 + [1024], 8192)) == [list(range(7)), [7]]
+    assert list(split_batches([3, 10, 7], 8192)) == [[0, 2, 1]]
+
+
+def test_training_computes_little_padding(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven short data and a long one in a call: two passes, none of them padded."""
+    shapes: list[tuple[int, ...]] = []
+    embedding = engine._model.get_input_embeddings()
+    hook = embedding.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
+    data = [
+        TrainingExample(tokens=prompt(n), loss_inputs={"target_tokens": prompt(n).astype(np.int64)}) for n in (*[8] * 7, 120)
+    ]
+    engine.forward_backward("a", data, "cross_entropy", {}, backward=False)
+    hook.remove()
+    assert shapes == [(7, 8), (1, 120)]
+
+
+def test_free_memory_is_given_back_when_the_process_has_grown() -> None:
+    """After the first step and after growth, where the system can; elsewhere nothing happens."""
+    resident, trimmed = [1 << 30], list[int]()
+
+    def trim(padding: int) -> None:
+        trimmed.append(resident[0])
+        resident[0] -= SLACK // 2
+
+    memory = MemoryReturn(trim, lambda: resident[0])
+    for growth in (0, SLACK, 1, 0, SLACK // 2, 1):
+        resident[0] += growth
+        memory.count_step()
+    first = 1 << 30
+    assert trimmed == [first, first + SLACK // 2 + 1]
+    MemoryReturn(None).count_step()
+    found = find_trim()
+    assert found is None or found(0) in (0, 1)
+    assert found is None or read_resident() > 1 << 20
+
+
+# Truncation
+
+
+def reference(logits: torch.Tensor, one: SampleJob) -> list[int]:
+    """The ids that top_k and then top_p leave, by sorting everything."""
+    probabilities = torch.softmax(logits.double() / one.temperature, dim=-1)
+    values, order = probabilities.sort(descending=True, stable=True)
+    if one.top_k >= 1:
+        values, order = values[: one.top_k], order[: one.top_k]
+    before = values.cumsum(0) - values
+    return sorted(order[before < (one.top_p if one.top_p < 1 else 9) * values.sum()].tolist())
+
+
+@pytest.mark.parametrize("kind", ["random", "coarse", "flat"])
+def test_truncation_equals_a_full_sort(kind: str) -> None:
+    """Also with many equal logits, as in half precision, and with a nucleus of thousands of tokens; then it says so."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(6, 5000, generator=generator) * (0.01 if kind == "flat" else 3)
+    logits = (logits > 0).float() if kind == "coarse" else logits
+    jobs = [job(top_k=k, top_p=p, temperature=t) for k, p, t in [(50, 1.0, 1.0), (50, 0.9, 0.7), (-1, 0.9, 1.0), (1, 1.0, 2.0)]]
+    jobs += [job(top_k=4999, top_p=1.0), job(top_k=9000, top_p=0.99)]
+    ids, weights, is_sure = truncate(logits, jobs)
+    whole = truncate(logits, jobs, 5000)
+    assert whole[2].all()
+    for row, one in enumerate(jobs):
+        expected = reference(logits[row], one)
+        assert whole[0][row][whole[1][row] > 0].tolist() == expected
+        if is_sure[row]:
+            assert ids[row][weights[row] > 0].tolist() == expected
+    narrow = truncate(logits[:4], jobs[:4])
+    assert narrow[0].shape[1] == max(NUCLEUS, 50 + 128)
+    assert narrow[2].tolist() == {"random": [True] * 4, "coarse": [False] * 4, "flat": [True, True, False, True]}[kind]

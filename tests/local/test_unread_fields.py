@@ -1,0 +1,94 @@
+"""Fields of bodies that nobody reads."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from support.api import MakeApi, loss_body, sample_body
+from tinker_wire import models
+
+from tinker.local.unread import HEADER, MAX_NAMED, find_unread
+
+SAMPLE = models.SampleRequest
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "found"),
+    [
+        (b'{"sampling_params": {"min_p": 0.1, "top_p": 1}}', SAMPLE, ["sampling_params.min_p"]),
+        (b'{"prompt": {"chunks": [{"type": "encoded_text", "tokens": [1], "x": 2}]}}', SAMPLE, ["prompt.chunks.x"]),
+        (b'{"lora_config": {"rank": 1, "alpha": 2}, "colour": 1}', models.CreateModelRequest, ["lora_config.alpha", "colour"]),
+        (b'{"min_p": null, "type": "sample"}', SAMPLE, []),
+        (b'{"user_metadata": {"anything": {"at": "all"}}}', models.CreateModelRequest, []),
+        (b'{"a\\nb: c": 1}', SAMPLE, ["a?b??c"]),
+        (b"[1]", SAMPLE, []),
+        (b"{", SAMPLE, []),
+        (b'{"sampling_params": 5, "prompt": {"chunks": 5}}', SAMPLE, []),
+    ],
+)
+def test_what_a_record_has_no_place_for_is_found(content: bytes, kind: type, found: list[str]) -> None:
+    """Also inside other records; not what a client may name as it likes, nor what says nothing."""
+    assert find_unread(content, kind) == found
+
+
+def test_not_more_is_named_than_a_header_holds() -> None:
+    """Whoever sends thousands of fields does not get them all back."""
+    content = b"{" + b",".join(b'"%d%s": 1' % (number, b"x" * 500) for number in range(1000)) + b"}"
+    found = find_unread(content, SAMPLE)
+    assert len(found) == MAX_NAMED
+    assert max(map(len, found)) == 100
+
+
+def test_an_unread_field_is_named_in_the_answer_and_once_in_the_log(
+    make_api: MakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request is carried out as before."""
+    api = make_api()
+    body = sample_body(None, base_model="tinker/toy", params={"min_p": 0.1})
+    with caplog.at_level(logging.WARNING, logger="tinker.local"):
+        answers = [api.call("asample", body) for _ in range(3)]
+        plain = api.call("asample", sample_body(None, base_model="tinker/toy"))
+    assert [(answer.status_code, answer.headers[HEADER]) for answer in answers] == [(200, "sampling_params.min_p")] * 3
+    assert HEADER not in plain.headers
+    assert [record.getMessage() for record in caplog.records] == [
+        "asample: nobody reads the field sampling_params.min_p; it changes nothing here"
+    ]
+
+
+def test_a_strict_server_refuses_them(make_api: MakeApi) -> None:
+    """The answer names each, and the number of a refused request is not used up."""
+    api = make_api(strict=True)
+    session = api.session()
+    wrong = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy", "lora_config": {"rank": 4, "alpha": 2}}
+    status, detail = api.refused("create_model", wrong)
+    assert (status, detail[0]["loc"]) == (422, ["body", "lora_config", "alpha"])
+    model = api.model(session)
+    assert api.refused("forward_backward", {**loss_body(model, 1), "extra": True})[0] == 422
+    assert api.result(api.loss(model, 1))["metrics"]["tokens:sum"] == 2
+
+
+def test_the_endpoints_for_other_clients_do_the_same(make_api: MakeApi) -> None:
+    """A header by default, 422 where that is wanted."""
+    body = {"model": "tinker/toy", "prompt": "x", "max_tokens": 1, "min_p": 0.2}
+    for strict, status in ((False, 200), (True, 422)):
+        api = make_api(strict=strict)
+        answer = api.runner.run(api.client.post("/v1/completions", json=body))
+        assert answer.status_code == status
+        assert strict or answer.headers[HEADER] == "min_p"
+
+
+def test_our_own_client_sends_nothing_unread(make_api: MakeApi) -> None:
+    """A strict server serves it: sessions, runs, losses, steps and samples."""
+    import tinker
+    from tinker.local import Settings, running_server
+
+    with running_server(Settings(strict=True, data_dir=make_api().state.settings.data_dir)) as url:
+        training = tinker.ServiceClient(base_url=url).create_lora_training_client(base_model="tinker/toy", rank=4)
+        datum = tinker.Datum(
+            model_input=tinker.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3], "weights": [1.0, 1.0]}
+        )
+        training.forward_backward([datum], "cross_entropy").result()
+        training.optim_step(tinker.AdamParams(learning_rate=0.1)).result()
+        sampler = training.save_weights_and_get_sampling_client()
+        assert sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result()

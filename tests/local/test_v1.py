@@ -1,0 +1,323 @@
+"""The endpoints for clients of OpenAI's API, asked by the client that their makers publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from support.api import GatedEngine, MakeApi
+
+import tinker
+from tinker.local import Settings, State, create_app, running_server, serve_in_thread
+from tinker.local.engines.toy import ToyEngine
+from tinker.local.v1 import generation
+from tinker.local.v1.sample_text import SampleText, TokenScore
+from tinker.local.v1.texts import ByteTexts, ModelTexts, load_texts
+
+openai = pytest.importorskip("openai")
+MODEL = "tinker/toy"
+KEY = "a key"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A server that wants a key."""
+    with running_server(Settings(data_dir=tmp_path, api_key=KEY)) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Any]:
+    """The other project's client, which does not try again."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def checkpoint(url: str) -> str:
+    """Weights that were trained to say nothing but ``e``."""
+    service = tinker.ServiceClient(base_url=url, api_key=KEY)
+    training = service.create_lora_training_client(base_model=MODEL, rank=8)
+    text = [101] * 32
+    datum = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(text[:-1]), loss_fn_inputs={"target_tokens": text[1:], "weights": [1.0] * 31}
+    )
+    for _ in range(3):
+        training.forward_backward([datum], "cross_entropy").result()
+        training.optim_step(tinker.AdamParams(learning_rate=1.0)).result()
+    return training.save_weights_for_sampler("e").result().path
+
+
+def test_a_completion_is_the_sample_of_the_same_seed(client: Any, url: str) -> None:
+    """What these endpoints draw is what the contract's own operation draws."""
+    answer = client.completions.create(model=MODEL, prompt="The", max_tokens=12, seed=3, temperature=0.7, top_p=0.9, n=2)
+    params = tinker.SamplingParams(max_tokens=12, seed=3, temperature=0.7, top_p=0.9)
+    sampler = tinker.ServiceClient(base_url=url, api_key=KEY).create_sampling_client(base_model=MODEL)
+    sampled = sampler.sample(tinker.ModelInput.from_ints(list(b"The")), 2, params).result()
+    assert [choice.text for choice in answer.choices] == [bytes(s.tokens).decode() for s in sampled.sequences]
+    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (3, 24, 27)
+
+
+def test_a_checkpoint_is_a_model(client: Any, checkpoint: str) -> None:
+    """It is listed, described, and what it has learnt is what it says."""
+    assert [model.id for model in client.models.list()] == [MODEL, checkpoint]
+    assert client.models.retrieve(checkpoint).id == checkpoint
+    answer = client.completions.create(model=checkpoint, prompt="e", max_tokens=8, temperature=0)
+    assert answer.choices[0].text == "eeeeeeee"
+    chat = client.chat.completions.create(
+        model=checkpoint, messages=[{"role": "user", "content": "e"}], max_tokens=4, temperature=0
+    )
+    assert chat.model == checkpoint
+
+
+def test_a_chat_ends_at_max_tokens_and_has_a_role(client: Any) -> None:
+    """The shape that chat front ends read."""
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    answers = [
+        client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": content}], seed=1, max_completion_tokens=6
+        )
+        for content in ("Hello", parts)
+    ]
+    assert len({answer.choices[0].message.content for answer in answers}) == 1
+    assert answers[0].choices[0].message.role == "assistant"
+    assert answers[0].choices[0].finish_reason == "length"
+    assert answers[0].usage.prompt_tokens == len("User: Hello\nAssistant:")
+
+
+@pytest.mark.parametrize("top", [None, 3])
+def test_a_stream_says_what_the_whole_answer_says(client: Any, top: int | None) -> None:
+    """Text, log-probabilities, ends and usage, for each of the samples."""
+    wanted: dict[str, Any] = {"model": MODEL, "messages": HELLO, "n": 2, "seed": 5, "max_tokens": 20, "logprobs": True}
+    wanted |= {} if top is None else {"top_logprobs": top}
+    whole = client.chat.completions.create(**wanted)
+    texts, logprobs, ends, usage = ["", ""], [[], []], ["", ""], None
+    for chunk in client.chat.completions.create(**wanted, stream=True, stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            logprobs[choice.index] += choice.logprobs.content if choice.logprobs else []  # type: ignore[operator]
+            ends[choice.index] = choice.finish_reason or ends[choice.index]
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert logprobs == [choice.logprobs.content for choice in whole.choices]
+    assert ends == [choice.finish_reason for choice in whole.choices]
+    assert usage == whole.usage
+    assert all(len(token.top_logprobs) == (top or 0) for token in logprobs[0])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_ends_the_text_before_it(client: Any, stream: bool) -> None:
+    """Nothing of the stop is in the text, though it has several tokens and arrives in parts."""
+    whole = client.completions.create(model=MODEL, prompt="The", max_tokens=200, seed=3).choices[0].text
+    stop = whole[40:43]
+    found = client.completions.create(model=MODEL, prompt="The", max_tokens=200, seed=3, stop=[stop, "never"], stream=stream)
+    chunks = list(found) if stream else [found]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole[: whole.index(stop)]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_the_end_of_text_ends_a_text_that_has_stops() -> None:
+    """A stop of the request does not turn the model's own end off, and what follows the end is dropped."""
+    text = SampleText(ByteTexts(), ["never"])
+    parts = [text.add(TokenScore(token, "", -1.0), None) for token in (104, 105, 256, 106)]
+    assert ("".join(parts), text.finish_reason, text.token_count) == ("hi", "stop", 3)
+
+
+def test_characters_and_stops_are_given_out_whole() -> None:
+    """A character of several tokens comes with its last one; a half stop at the end is text."""
+    text = SampleText(ByteTexts(), ["ab!"])
+    tokens = ["é".encode()[0], "é".encode()[1], *b"xab"]
+    parts = [text.add(TokenScore(token, "", -1.0), "length" if at == 4 else None) for at, token in enumerate(tokens)]
+    assert parts == ["", "é", "x", "", "ab"]
+    assert text.finish_reason == "length"
+
+
+def test_a_harness_can_score_a_prompt(client: Any, url: str) -> None:
+    """Echo and log-probabilities together give the likelihood of a text, as evaluation harnesses ask for it."""
+    answer = client.completions.create(model=MODEL, prompt=list(b"There"), max_tokens=0, echo=True, logprobs=1)
+    scores = answer.choices[0].logprobs
+    sampler = tinker.ServiceClient(base_url=url, api_key=KEY).create_sampling_client(base_model=MODEL)
+    expected = sampler.compute_logprobs(tinker.ModelInput.from_ints(list(b"There"))).result()
+    assert answer.choices[0].text == "There"
+    assert scores.tokens == ["T", "h", "e", "r", "e"]
+    assert scores.text_offset == [0, 1, 2, 3, 4]
+    assert scores.token_logprobs == pytest.approx(expected)
+    assert scores.top_logprobs[0] is None
+    assert all(word in top and max(top.values()) >= top[word] for word, top in zip(scores.tokens[1:], scores.top_logprobs[1:]))
+
+
+def test_several_prompts_are_answered_in_order(client: Any) -> None:
+    """The choices of the first prompt come first."""
+    texts = [client.completions.create(model=MODEL, prompt=one, seed=1, n=2).choices for one in ("A", "Go")]
+    both = client.completions.create(model=MODEL, prompt=["A", "Go"], seed=1, n=2)
+    assert [choice.text for choice in both.choices] == [choice.text for choices in texts for choice in choices]
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    assert both.usage.prompt_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", "b"], "stream": True}, "stream"),
+        ({"logprobs": 1000}, "logprobs"),
+        ({"stop": [""]}, "stop"),
+        ({"temperature": -1}, "temperature"),
+        ({"n": 100_000}, "num_samples"),
+        ({"max_tokens": 10**6}, "context length"),
+        ({"prompt": [10**6]}, "the prompt"),
+        ({"max_tokens": "many"}, "max_tokens"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(client: Any, fields: dict[str, Any], named: str) -> None:
+    """Nothing is ignored in silence that would change the text."""
+    with pytest.raises((openai.BadRequestError, openai.UnprocessableEntityError), match=named):
+        list(client.completions.create(**{"model": MODEL, "prompt": "x", **fields}))
+
+
+def test_chats_refuse_tools_images_and_other_formats(client: Any) -> None:
+    """They would be left out of the prompt."""
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for fields in ({"messages": image}, {"tools": tools}, {"response_format": {"type": "json_object"}}, {"messages": []}):
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(**{"model": MODEL, "messages": HELLO, **fields})
+
+
+def test_wrong_keys_and_models_are_the_errors_that_clients_know(client: Any, url: str) -> None:
+    """A wrong key is an AuthenticationError, an unknown model or checkpoint a NotFoundError."""
+    stranger = openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0)
+    for ask in (stranger.models.list, lambda: stranger.completions.create(model=MODEL, prompt="x")):
+        with pytest.raises(openai.AuthenticationError, match="X-API-Key"):
+            ask()
+    assert httpx.get(f"{url}/v1/models").status_code == 401
+    assert httpx.get(f"{url}/v1/models", headers={"X-API-Key": KEY}).status_code == 200
+    for name in ("other/model", "tinker://run/sampler_weights/none", "tinker://", "tinker://run/weights/x"):
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model=name, prompt="x")
+
+
+def test_a_page_elsewhere_gets_nothing_from_a_server_without_a_key(tmp_path: Path) -> None:
+    """The guard of the contract's operations stands before these too."""
+    with running_server(Settings(data_dir=tmp_path)) as url:
+        assert httpx.get(f"{url}/v1/models", headers={"origin": "https://evil.example"}).status_code == 403
+
+
+def test_a_client_that_goes_ends_its_work(tmp_path: Path) -> None:
+    """The engine's next token is the last one of a stream that nobody reads."""
+
+    class CountingEngine(ToyEngine):
+        """Notes how long each continuation became."""
+
+        def __init__(self) -> None:
+            super().__init__(vocabulary=512, max_context_length=10**6)
+            self.lengths: list[int] = []
+
+        def sample(self, jobs: Any) -> Any:
+            results = super().sample(jobs)
+            self.lengths += [len(result.sequences[0].tokens) for result in results]
+            return results
+
+    engine = CountingEngine()
+    state = State(lambda: engine, Settings(data_dir=tmp_path))
+    with serve_in_thread(state) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="any") as client:
+        # No stop that the toy can reach, so that only its reader ends the stream.
+        with client.completions.create(
+            model=MODEL, prompt="x", max_tokens=900_000, stream=True, seed=1, stop="\x00" * 9
+        ) as chunks:
+            next(iter(chunks))
+        client.completions.create(model=MODEL, prompt="x", max_tokens=1)
+    assert engine.lengths[0] < 900_000
+    assert engine.lengths[1:] == [1]
+
+
+def test_a_client_that_goes_takes_its_waiting_request_along(make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole answer that nobody waits for any more is not computed."""
+    monkeypatch.setattr(generation, "LOOK_SECONDS", 0.001)
+    engine = GatedEngine()
+    api = make_api(engine)
+    api.loss(api.model(), 1)  # holds the engine up
+    assert engine.entered.wait(30)
+    body = msgspec.json.encode({"model": MODEL, "prompt": "x"})
+    messages = iter([{"type": "http.request", "body": body}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(messages, {"type": "http.disconnect"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": [], "scheme": "http"}
+    api.runner.run(create_app(api.state)(scope, receive, send))
+    pending = api.state.futures.count_pending()
+    engine.gate.set()
+    assert pending == {"sampling": 0, "training": 1}
+    assert sent[0]["status"] == 499
+
+
+def test_a_server_that_closes_says_so_in_a_stream(tmp_path: Path) -> None:
+    """A stream that fails after it began ends with an error, which the client raises."""
+    engine = GatedEngine()
+    state = State(lambda: engine, Settings(data_dir=tmp_path))
+    with serve_in_thread(state) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        service = tinker.ServiceClient(base_url=url)
+        training = service.create_lora_training_client(base_model=MODEL, rank=4)
+        datum = tinker.Datum(
+            model_input=tinker.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3], "weights": [1.0, 1.0]}
+        )
+        training.forward_backward([datum], "cross_entropy")  # holds the engine up
+        assert engine.entered.wait(30)
+        chunks = client.completions.create(model=MODEL, prompt="x", stream=True)
+        state.begin_close()
+        engine.gate.set()
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(chunks)
+
+
+def test_the_packaged_tokenizer_is_the_one_of_transformers() -> None:
+    """Bytes are read and written here as its files say."""
+    transformers = pytest.importorskip("transformers")
+    engine = ToyEngine()
+    ours, theirs = load_texts(engine), ModelTexts(transformers.AutoTokenizer.from_pretrained(engine.tokenizer_id))
+    assert isinstance(ours, ByteTexts)
+    for text in ("plain", "é 漢 \U0001f600", "two\nlines"):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text)) == text
+    assert ours.ends == theirs.ends
+    assert ours.decode([104, 256], special=True) == theirs.decode([104, 256], special=True)
+    assert ours.encode_chat(HELLO) == theirs.encode_chat(HELLO)
+
+
+def test_a_chat_template_of_the_model_is_used() -> None:
+    """Models that were trained on a form of chats get that form; what their template refuses is the client's fault."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(ToyEngine().tokenizer_id)
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    texts = ModelTexts(tokenizer)
+    assert texts.decode(texts.encode_chat(HELLO)) == "<user>Hello<assistant>"
+    tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
+    with pytest.raises(tinker.local.errors.APIProblem, match="no system messages"):
+        texts.encode_chat(HELLO)
+
+
+def test_a_real_model_chats(tmp_path: Path) -> None:
+    """The packaged model, with torch."""
+    pytest.importorskip("torch")
+    pytest.importorskip("peft")
+    with running_server(Settings(data_dir=tmp_path), "torch") as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
+        name = client.models.list().data[0].id
+        answer = client.completions.create(model=name, prompt="the ", max_tokens=8, stop="zzz", logprobs=2, seed=1)
+        assert len(answer.choices[0].logprobs.tokens) == answer.usage.completion_tokens
+        assert all(len(top) >= 2 for top in answer.choices[0].logprobs.top_logprobs)

@@ -1,0 +1,142 @@
+"""What people and monitors look at: the document of the API, the metrics, the log of requests, the words at the start."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import server_document
+from click.testing import CliRunner
+from support.api import MakeApi
+from tinker_wire.operations import OPERATIONS
+
+import tinker
+import tinker.local
+from tinker.cli import main
+from tinker.local import Settings, running_server
+from tinker.local.serving import describe_start
+
+KEY = "a key that nobody may read"
+
+
+def ask(api: Any, path: str, **headers: str) -> httpx.Response:
+    """The answer to a GET."""
+    answer: httpx.Response = api.runner.run(api.client.get(path, headers=headers))
+    return answer
+
+
+def test_the_document_of_the_api_is_fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`python tools/server_document.py` would change nothing, and says so when it would."""
+    assert server_document.main(["--check"]) == 0
+    monkeypatch.setattr(server_document, "ROOT", tmp_path)
+    monkeypatch.setattr(server_document, "FILE", tmp_path / "openapi.json")
+    assert server_document.main(["--check"]) == 1
+    assert server_document.main([]) == 0
+    assert server_document.main(["--check"]) == 0
+
+
+def test_the_document_has_every_operation_and_this_server(make_api: MakeApi) -> None:
+    """Tools that read it find all that can be asked here, without a key."""
+    document = ask(make_api(api_key=KEY), "/openapi.json").json()
+    assert [server["url"] for server in document["servers"]] == ["./"]
+    assert {row.path for row in OPERATIONS.values()} == set(document["paths"])
+
+
+def test_pages_and_files_come_from_here_alone(make_api: MakeApi) -> None:
+    """Whatever a page names is a path of this server that is there, and its policy allows no other place."""
+    api = make_api(api_key=KEY)
+    for path in ("/", "/docs"):
+        page = ask(api, path)
+        assert page.status_code == 200
+        assert "default-src 'none'; script-src 'self';" in page.headers["content-security-policy"]
+        for name in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+            assert not name.startswith(("/", "http")), name  # a proxy may serve this server below a path
+            assert ask(api, f"/{name}").status_code == 200, name
+
+
+def test_metrics_count_requests_tokens_and_clients(make_api: MakeApi) -> None:
+    """A monitor sees what was asked, how it was answered, what was computed and who is connected."""
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    api = make_api()
+    model = api.model()
+    api.result(api.loss(model, 1))
+    api.result(api.sample(None, base_model="tinker/toy"))
+    api.refused("get_session", session_id="none")
+    answer = ask(api, "/metrics")
+    samples = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+    assert samples["tinker_requests_total", "200", "asample"] == 1
+    assert samples["tinker_requests_total", "404", "get_session"] == 1
+    assert samples["tinker_request_seconds_count", "asample"] == 1
+    assert samples["tinker_request_seconds_bucket", "+Inf", "asample"] == 1
+    assert samples["tinker_tokens_total", "tinker/toy", "training"] == 2
+    assert samples["tinker_tokens_total", "sampling_sample", "tinker/toy"] == 4
+    assert samples[("tinker_sessions",)] == samples[("tinker_training_runs",)] == 1
+    assert samples["tinker_pending_requests", "sampling", "tinker/toy"] == 0
+
+
+def test_metrics_need_the_key(make_api: MakeApi) -> None:
+    """Prometheus can send it as a bearer token."""
+    pytest.importorskip("prometheus_client")
+    api = make_api(api_key=KEY)
+    assert ask(api, "/metrics").status_code == 401
+    assert ask(api, "/metrics", authorization=f"Bearer {KEY}").status_code == 200
+
+
+def test_the_log_has_a_line_for_each_request_and_no_secret(make_api: MakeApi, caplog: pytest.LogCaptureFixture) -> None:
+    """Route, status and time are there; neither key, nor query, nor the path itself, which may hold the token of a link."""
+    api = make_api(api_key=KEY)
+    with caplog.at_level(logging.INFO, logger="tinker.local.requests"):
+        ask(api, "/files/secret-token/checkpoint?also=secret", **{"x-api-key": KEY})
+        ask(api, "/nowhere/secret", **{"x-api-key": KEY})
+        api.refused("get_session", session_id="secret", headers={"x-api-key": KEY})
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 3
+    assert re.fullmatch(r"\S+ GET /files/\{token\}/\{name:path\} 403 [\d.]+ ms", lines[0])
+    assert re.fullmatch(r"\S+ GET \(no such path\) 404 [\d.]+ ms", lines[1])
+    assert re.fullmatch(r"\S+ GET /api/v1/sessions/\{session_id\} 404 [\d.]+ ms", lines[2])
+    assert not any("secret" in line or KEY in line for line in lines)
+
+
+def test_a_server_starts_with_what_one_needs_to_know(tmp_path: Path) -> None:
+    """Address, page and document; a key is named and never shown. The three lines run as they are."""
+    with running_server(Settings(data_dir=tmp_path)) as url:
+        text = describe_start(url, "tinker/toy", has_key=False)
+        names: dict[str, Any] = {}
+        exec("\n".join(line.strip() for line in text.splitlines() if line.startswith("    ")), names)
+        assert isinstance(names["training"], tinker.TrainingClient)
+    keyed = describe_start("http://127.0.0.1:1", "tinker/toy", has_key=True)
+    assert "http://127.0.0.1:1/docs" in keyed
+    assert "TINKER_API_KEY" in keyed
+
+
+@pytest.mark.parametrize(("given", "level"), [([], logging.WARNING), (["--log-level", "info"], logging.INFO)])
+def test_the_command_sets_how_much_is_logged(
+    given: list[str], level: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Requests are logged when one asks for it."""
+    logger = logging.getLogger("tinker")
+    before, found = logger.level, list[int]()
+    monkeypatch.setattr(tinker.local, "serve", lambda **_: found.append(logger.level), raising=False)
+    try:
+        result = CliRunner().invoke(main, ["serve", "--engine", "toy", "--data", str(tmp_path), *given])
+    finally:
+        logger.setLevel(before)
+    assert result.exit_code == 0, result.output
+    assert found == [level]
+
+
+def test_the_document_is_json_of_the_wheel() -> None:
+    """What is answered is a file of the package, so that no parser of YAML is needed to serve it."""
+    document = json.loads(server_document.FILE.read_text())
+    assert document["openapi"].startswith("3.1")

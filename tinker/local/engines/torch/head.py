@@ -1,0 +1,140 @@
+"""The head of a model apart from its body, so that the logits of a long sequence never exist all at once.
+
+The head is computed by the model's own forward, whose body is made to answer with the states that are there already: what a
+family does to its logits (a cap, a scale) is done to every part of them. A model where that does not give the same logits is
+computed as a whole.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (torch and transformers are typed in part only)
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+
+from tinker.local.engines.torch.image_rows import ImageStates, insert_images
+
+CHUNK_CELLS = 2**24  # of one pass through the head on a CPU: 64 MB, and about four times that while adapters are added
+FAST_CHUNK_CELLS = 4 * CHUNK_CELLS  # on an accelerator, which needs more work at once to be busy
+WHOLE_LOGITS = 2**27  # of several rows that are in one pass, where the head is not computed in parts
+PROBE = 4  # tokens
+
+
+@attrs.frozen(eq=False)
+class Passed:
+    """What a pass gave: ``states`` ``[rows, tokens, size]`` for the head, the last ``logits`` of each row, and the cache."""
+
+    states: torch.Tensor
+    logits: torch.Tensor
+    cache: Any
+
+
+class SplitModel:
+    """A model, in its two parts. ``is_split``: whether it could be taken apart; else its states are its logits."""
+
+    def __init__(self, model: Any) -> None:
+        self._model: Any = model
+        self._body: Any = getattr(model, getattr(model, "base_model_prefix", ""), None)
+        self.is_split: bool = False
+        self.is_split = self._can_split()
+
+    def run(self, images: ImageStates | None = None, **inputs: Any) -> Passed:
+        """Compute the states of every position; ``images`` are in some of them."""
+        if not self.is_split:
+            with insert_images(self._model, images):
+                output = self._model(**inputs)
+            return Passed(output.logits, output.logits[:, -1], output.get("past_key_values"))
+        with _note_outputs(self._body) as seen, insert_images(self._model, images):
+            output = self._model(**inputs, logits_to_keep=1)
+        return Passed(seen[0].last_hidden_state, output.logits[:, -1], output.get("past_key_values"))
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Compute the float32 logits of these states."""
+        if not self.is_split:
+            return states.float()
+        places = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
+        with _replace_forward(self._body, lambda *args, **kwargs: self._answer(last_hidden_state=states)):
+            logits: torch.Tensor = self._model(input_ids=places, use_cache=False).logits
+        return logits.float()
+
+    def _can_split(self) -> bool:
+        """Try it with a few tokens."""
+        if self._body is None or "logits_to_keep" not in inspect.signature(self._model.forward).parameters:
+            return False
+        tokens = torch.arange(PROBE, device=self._model.device)[None]
+        try:
+            with torch.no_grad(), _note_outputs(self._body) as seen:
+                whole = self._model(input_ids=tokens, use_cache=False).logits.float()
+                self._answer, self.is_split = type(seen[0]), True
+                parts = [self.logits(seen[0].last_hidden_state[:, part]) for part in (slice(0, 1), slice(1, None))]
+            return bool(torch.allclose(torch.cat(parts, dim=1), whole, rtol=0, atol=0.02 * float(whole.abs().max())))
+        except Exception:  # noqa: BLE001 - whatever an unknown model does, it is computed as a whole then
+            return False
+
+
+@contextmanager
+def _note_outputs(module: Any) -> Generator[list[Any]]:
+    """Yield the outputs of a module's passes inside the block."""
+    seen: list[Any] = []
+
+    def note(module: torch.nn.Module, inputs: object, output: object) -> None:
+        seen.append(output)
+
+    handle = module.register_forward_hook(note)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _replace_forward(module: Any, forward: Callable[..., Any]) -> Generator[None]:
+    """Let a module compute something else inside the block."""
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+
+def chunk_cells(device: torch.device) -> int:
+    """Return how many logits exist at once."""
+    return CHUNK_CELLS if device.type == "cpu" else FAST_CHUNK_CELLS
+
+
+def split_positions(count: int, rows: int, vocabulary: int, cells: int) -> Iterator[slice]:
+    """Yield parts of so many positions, each with about ``cells`` logits in all rows together, one position at least."""
+    width = max(1, cells // (rows * vocabulary))
+    return (slice(start, min(start + width, count)) for start in range(0, count, width))
+
+
+class _TargetLogprobs(torch.autograd.Function):
+    """Log-probabilities of some tokens. Its gradient takes one table of the size of the logits; autograd's takes several."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        norms = logits.logsumexp(dim=-1, keepdim=True)
+        ctx.save_for_backward(logits, targets, norms)
+        return logits.gather(-1, targets) - norms
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        logits, targets, norms = ctx.saved_tensors
+        table = (logits - norms).exp_().mul_(-grads[0].sum(dim=-1, keepdim=True))
+        return table.scatter_add_(-1, targets, grads[0]), None
+
+
+def target_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Compute the log-probability of each target ``[..., K]`` from logits ``[..., vocabulary]``."""
+    logprobs: torch.Tensor = _TargetLogprobs.apply(logits, targets)  # type: ignore[no-untyped-call]
+    return logprobs

@@ -1,0 +1,145 @@
+"""What a model makes of images: the states of its tower, which no adapter changes, computed once for each image.
+
+The kinds of models are those whose images have rotary positions in rows and columns, and whose tower gives states for the
+first layers too (DeepStack).
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (torch and transformers are typed in part only)
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+import transformers
+
+from tinker.local.engines import EngineError
+from tinker.local.engines.torch.image_files import can_open, decode_image, open_image
+from tinker.local.engines.torch.recomputing import is_out_of_memory, release_memory
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE_KINDS = frozenset({"qwen3_vl", "qwen3_vl_moe"})
+MAX_NBYTES = 2**28  # of the states of images that are kept for the next request
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TorchImage:
+    """An image as the language model takes it: ``states`` ``[length, size]`` for its input, ``deep`` for the first layers.
+
+    ``rows`` and ``columns`` are its positions. ``key`` tells it from other images.
+    """
+
+    key: int
+    rows: int
+    columns: int
+    states: torch.Tensor
+    deep: Sequence[torch.Tensor]
+
+    @property
+    def length(self) -> int:
+        """How many positions it takes."""
+        return self.rows * self.columns
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of its states."""
+        return sum(tensor.nbytes for tensor in (self.states, *self.deep))
+
+
+class TorchImages:
+    """An ImageReader: Pillow opens a file, the processor of the model cuts it up, and the model's tower computes its states."""
+
+    def __init__(self, model: Any, source: str, longest: int) -> None:
+        self._model, self._longest = model, longest
+        self._processor: Any = _load_processor(source) if can_open() else None
+        self._merge = int(model.config.vision_config.spatial_merge_size)
+        self._kept: OrderedDict[bytes, TorchImage] = OrderedDict()
+        self._check_tower(source)
+
+    def _check_tower(self, source: str) -> None:
+        """Raise ValueError where this transformers does not answer with the states of an image as newer ones do."""
+        tower = self._model.config.vision_config
+        values = tower.in_channels * tower.temporal_patch_size * tower.patch_size**2
+        patches = torch.zeros(self._merge**2, values, device=self._model.device)
+        grid = torch.tensor([[1, self._merge, self._merge]], device=self._model.device)
+        with torch.no_grad():
+            done = self._model.model.get_image_features(patches, grid)
+        if not hasattr(done, "pooler_output"):
+            raise ValueError(f"{source} reads images, which needs a newer transformers than {transformers.__version__}")
+
+    @property
+    def token(self) -> int:
+        return int(self._model.config.image_token_id)
+
+    def read(self, data: bytes, image_format: str) -> TorchImage:
+        key = hashlib.sha256(image_format.encode() + b":" + data).digest()
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        image = self._kept[key] = self._compute(key, self._open(data, image_format))
+        while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > MAX_NBYTES:
+            self._kept.popitem(last=False)
+        return image
+
+    def _open(self, data: bytes, image_format: str) -> dict[str, torch.Tensor]:
+        """Return the patches of an image, and how many there are in each direction."""
+        image = open_image(data, image_format)
+        self._check_length(image)
+        decoded = decode_image(image)
+        try:
+            done = self._processor(images=[decoded], return_tensors="pt")
+        except Exception as error:
+            raise EngineError(f"the model's processor does not take this image: {error}") from error
+        return {name: done[name].to(self._model.device) for name in ("pixel_values", "image_grid_thw")}
+
+    def _check_length(self, image: Image) -> None:
+        """Raise EngineError for an image that no input can hold, or that is too narrow, before it is decoded."""
+        try:
+            patches = int(self._processor.get_number_of_image_patches(image.height, image.width))
+        except ValueError as error:
+            raise EngineError(f"the model's processor does not take this image: {error}") from error
+        if (length := patches // self._merge**2) > self._longest:
+            raise EngineError(f"the model makes {length} tokens of this image; its context length is {self._longest}")
+
+    @torch.no_grad()
+    def _compute(self, key: bytes, inputs: dict[str, torch.Tensor]) -> TorchImage:
+        try:
+            done = self._model.model.get_image_features(**inputs)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            release_memory(self._model.device)
+            raise EngineError(
+                f"the memory of {self._model.device} does not suffice for this image; send a smaller one"
+            ) from error
+        _, rows, columns = inputs["image_grid_thw"][0].tolist()
+        return TorchImage(
+            key=int.from_bytes(key[:8]) >> 1,
+            rows=rows // self._merge,
+            columns=columns // self._merge,
+            states=done.pooler_output[0],
+            deep=[part[0] for part in getattr(done, "deepstack_features", None) or ()],
+        )
+
+
+def reads_images(config: Any) -> bool:
+    """Whether models of this kind are run here with their tower for images."""
+    return config.model_type in IMAGE_KINDS
+
+
+def _load_processor(source: str) -> Any:
+    """Load the processor of the model's images. Raises ValueError for a folder that does not say how to prepare them."""
+    try:
+        kind: Any = transformers.AutoImageProcessor
+        return kind.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{source} reads images, and has no preprocessor_config.json that says how they are prepared"
+        ) from error

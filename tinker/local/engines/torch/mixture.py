@@ -1,0 +1,174 @@
+"""Several adapters in one pass: each row of a batch computes with its own weights.
+
+The matrices of all adapters of a batch stand beside each other, as one adapter whose rank is the sum of theirs, and each
+row counts only the part that is its own. So a pass costs two products for each module, however many adapters there are.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (torch is typed in part only)
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+
+from tinker.local.engines.torch.experts import StackFactors, compute_experts, split_stack
+from tinker.local.engines.torch.lora import ALPHA, LoraWeights
+from tinker.local.engines.torch.targets import LoraTarget
+
+MAX_RANK = 256  # of the adapters of one pass together
+
+
+class RowsApart(Exception):
+    """The model does not keep the rows of a batch apart where an adapter works, so that each needs a batch of its own."""
+
+
+@attrs.frozen(eq=False)
+class Factors:
+    """What the adapters add to one module: ``scale`` is ``[rows, 1, rank]``, or a number when all rows share one."""
+
+    down: torch.Tensor
+    up: torch.Tensor
+    scale: torch.Tensor | float
+
+    def add(self, inputs: torch.Tensor, output: torch.Tensor, width: int) -> torch.Tensor:
+        """Return what the adapted module computes, in a pass over ``width`` tokens of each row."""
+        linear = torch.nn.functional.linear
+        inner = linear(inputs.to(self.down), self.down)
+        if not isinstance(self.scale, torch.Tensor):
+            return (output + linear(inner, self.up) * self.scale).to(output.dtype)
+        scale = _fit(self.scale, inner, width)
+        mine = torch.where(scale == 0, 0.0, inner * scale)  # what another adapter makes of a row may be infinite
+        return (output + linear(mine, self.up)).to(output.dtype)
+
+
+def _fit(scale: torch.Tensor, inner: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the scale of each row for inputs ``[rows, tokens, ...]``, or with rows and tokens in one dimension."""
+    rows = len(scale)
+    if inner.dim() >= 3 and len(inner) == rows:
+        return scale.view(rows, *[1] * (inner.dim() - 2), -1)
+    if inner.dim() == 2 and len(inner) == rows * width:
+        return scale[:, 0].repeat_interleave(width, dim=0)
+    raise RowsApart
+
+
+@attrs.frozen(eq=False)
+class Mixture:
+    """The factors of matrices and of stacks of experts, by the keys of their targets; ``rows`` is 1 where all share them."""
+
+    rows: int
+    factors: Mapping[str, Factors]
+    stacks: Mapping[str, StackFactors]
+
+    @classmethod
+    def make(cls, rows: Sequence[LoraWeights | None]) -> Mixture:
+        """Put the adapters of these rows together; None is the base model. Gradients flow to their tensors.
+
+        A single row stands for any number of them.
+        """
+        adapters = list({id(one): one for one in rows if one is not None}.values())
+        names = {name.rpartition(".lora_")[0] for one in adapters for name in one.tensors}
+        is_one = len(adapters) == 1 and None not in rows
+        found = {name: _factors(adapters, None if is_one else rows, name) for name in names}
+        return cls(
+            1 if is_one else len(rows),
+            {name: one for name, one in found.items() if isinstance(one, Factors)},
+            {name: one for name, one in found.items() if isinstance(one, StackFactors)},
+        )
+
+
+def _factors(adapters: Sequence[LoraWeights], rows: Sequence[LoraWeights | None] | None, key: str) -> Factors | StackFactors:
+    """Put the factors of one target together; ``rows`` None means that all rows have the one adapter."""
+    owners = [one for one in adapters if f"{key}.lora_A.weight" in one.tensors]
+    pairs = [_pair(one, key) for one in owners]
+    down, up = pairs[0]
+    if len(pairs) > 1:
+        down, up = torch.cat([a for a, _ in pairs], dim=-2), torch.cat([b for _, b in pairs], dim=-1)
+    scale = ALPHA / owners[0].spec.rank if rows is None else _scale_rows(owners, rows, down.device)
+    return StackFactors(down, up, scale) if key in owners[0].experts else Factors(down, up, scale)
+
+
+def _scale_rows(owners: Sequence[LoraWeights], rows: Sequence[LoraWeights | None], device: torch.device) -> torch.Tensor:
+    """Return how much of each adapter's part every row takes, ``[rows, 1, rank]``: its own scale of its own, else nothing."""
+    scale = torch.zeros(len(rows), 1, sum(one.spec.rank for one in owners), device=device)
+    start = 0
+    for one in owners:
+        mine = torch.tensor([row for row, weights in enumerate(rows) if weights is one], device=scale.device)
+        scale[mine, :, start : start + one.spec.rank] = ALPHA / one.spec.rank
+        start += one.spec.rank
+    return scale
+
+
+def _pair(weights: LoraWeights, key: str) -> tuple[torch.Tensor, torch.Tensor]:
+    down, up = weights.tensors[f"{key}.lora_A.weight"], weights.tensors[f"{key}.lora_B.weight"]
+    return split_stack(down, up, weights.experts[key]) if key in weights.experts else (down, up)
+
+
+def can_mix(rows: Sequence[LoraWeights | None]) -> bool:
+    """Whether the adapters of these rows together are small enough for one pass."""
+    adapters = {id(one): one for one in rows if one is not None}.values()
+    return len(adapters) <= 1 or sum(one.spec.rank for one in adapters) <= MAX_RANK
+
+
+class Mixer:
+    """Adds what the adapters of a mixture add to the outputs of a model's targets; without one it adds nothing."""
+
+    def __init__(self, model: Any, targets: Sequence[LoraTarget]) -> None:
+        self._mixture: Mixture | None = None
+        self._width = 0
+        model.get_input_embeddings().register_forward_hook(self._note_width)
+        stacks: dict[str, dict[str, str]] = {}
+        for target in targets:
+            if target.is_stack:
+                stacks.setdefault(target.name, {})[target.key] = target.parameter
+            else:
+                model.get_submodule(target.name).register_forward_hook(self._hook(target.key))
+        for name, parameters in stacks.items():
+            module = model.get_submodule(name)
+            module.forward = self._wrap_experts(module, module.forward, parameters)
+
+    @contextmanager
+    def activate(self, mixture: Mixture) -> Generator[None]:
+        """Compute with this mixture inside the block; outside of it, the model is the base model exactly."""
+        self._mixture = mixture
+        try:
+            yield
+        finally:
+            self._mixture = None
+
+    def _note_width(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        """Note how many tokens of each row go through the model in this pass."""
+        self._width = inputs[0].shape[-1]
+
+    def _hook(self, key: str) -> Any:
+        def add(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor | None:
+            factors = None if self._mixture is None else self._mixture.factors.get(key)
+            if factors is None:
+                return None
+            if ".experts." in key and isinstance(factors.scale, torch.Tensor):  # a module for each expert gets some tokens
+                raise RowsApart
+            return factors.add(inputs[0], output, self._width)
+
+        return add
+
+    def _wrap_experts(self, module: Any, plain: Any, parameters: Mapping[str, str]) -> Any:
+        def forward(*inputs: Any, **options: Any) -> Any:
+            mixture = self._mixture
+            stacks = {} if mixture is None else mixture.stacks
+            factors = {name: stacks[key] for key, name in parameters.items() if key in stacks}
+            if mixture is None or not factors:
+                return plain(*inputs, **options)
+            values = [*inputs, *options.values()]  # families call them by different names, in the same order
+            self._check_rows(mixture, values[0])
+            return compute_experts(module, factors, mixture.rows, *values)
+
+        return forward
+
+    def _check_rows(self, mixture: Mixture, hidden: torch.Tensor) -> None:
+        """Raise RowsApart where rows have weights of their own, and it is not clear which rows these are."""
+        if mixture.rows > 1 and len(hidden) != mixture.rows * self._width:
+            raise RowsApart

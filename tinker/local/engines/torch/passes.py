@@ -1,0 +1,151 @@
+"""One loss over some data: micro-batches through the body of the model, and their states through its head, part by part.
+
+The gradient of each part of the head is there before the next part begins, so that only one part's logits exist at a time.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (torch is typed in part only)
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from tinker.local.engines import Cells, EngineError, Float32, LossForm
+from tinker.local.engines.torch.head import SplitModel, split_positions, target_logprobs
+from tinker.local.engines.torch.image_rows import ImageRow, ImageStates, find_positions
+from tinker.local.engines.torch.losses import TorchLoss
+from tinker.local.engines.torch.training import LossMetrics
+
+
+@attrs.frozen(eq=False)
+class LossPlan:
+    """What is computed: ``data`` through ``terms_of``, and the gradient for ``parameters`` (none: no gradient)."""
+
+    data: Sequence[Cells]
+    form: LossForm
+    options: Mapping[str, float]
+    terms_of: TorchLoss
+    parameters: list[torch.nn.Parameter]
+    vocabulary: int
+
+
+@attrs.define(eq=False)
+class Flat:
+    """The cells of a micro-batch, padding included, one after the other: ``targets`` and ``weights`` are ``[cells, K]``."""
+
+    indices: list[int]
+    length: int
+    targets: torch.Tensor
+    weights: torch.Tensor
+    inputs: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def make(cls, indices: list[int], data: Sequence[Cells], device: torch.device) -> Flat:
+        batch = [data[index] for index in indices]
+        inputs = {key: _flatten([datum.inputs[key] for datum in batch], device) for key in batch[0].inputs}
+        targets, weights = (_flatten([getattr(datum, key) for datum in batch], device) for key in ("targets", "weights"))
+        return cls(indices, len(targets) // len(batch), targets, weights, inputs)
+
+
+class LossRun:
+    """A plan on its way: ``outputs`` and ``gradient`` are complete when every micro-batch was added."""
+
+    def __init__(self, split: SplitModel, plan: LossPlan, logits_cells: int) -> None:
+        self._split, self._plan, self._cells = split, plan, logits_cells
+        self._tally = LossMetrics(plan.form, plan.options)
+        self.gradient: list[torch.Tensor] = [torch.zeros_like(parameter) for parameter in plan.parameters]
+        self.outputs: dict[int, Float32] = {}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of all that was added."""
+        return self._tally.metrics()
+
+    def add(self, indices: list[int], device: torch.device) -> None:
+        """Compute a micro-batch. Raises EngineError naming the first datum whose loss is not finite."""
+        tokens = stack([self._plan.data[index].tokens[:, None] for index in indices], device)[:, :, 0]
+        images, positions = self._place_images(indices, tokens)
+        states = self._split.run(images, input_ids=tokens, use_cache=False, **positions).states
+        states = states.reshape(1, -1, states.shape[-1])
+        batch = Flat.make(indices, self._plan.data, states.device)
+        upstream = torch.zeros_like(states) if self._plan.parameters and states.requires_grad else None
+        found: list[torch.Tensor] = []
+        for part in split_positions(states.shape[1], 1, self._plan.vocabulary, self._cells):
+            found.append(self._add_part(states, batch, part, upstream))
+        self._report(batch, torch.cat(found))
+        if upstream is not None:
+            self._add_gradient(torch.autograd.grad(states, self._plan.parameters, upstream, allow_unused=True))
+
+    def _place_images(self, indices: list[int], tokens: torch.Tensor) -> tuple[ImageStates | None, dict[str, torch.Tensor]]:
+        """Return the states of the images of a micro-batch, and the positions of its tokens where it has some."""
+        batch = [self._plan.data[index] for index in indices]
+        images = ImageStates.collect([ImageRow(datum.images, 0) for datum in batch], slice(0, tokens.shape[1]), tokens.device)
+        if images is None:
+            return None, {}
+        found = [find_positions(datum.images, tokens.shape[1]) for datum in batch]
+        return images, {"position_ids": torch.from_numpy(np.stack(found, axis=1)).to(tokens.device)}
+
+    def _add_part(self, states: torch.Tensor, batch: Flat, part: slice, upstream: torch.Tensor | None) -> torch.Tensor:
+        """Compute the loss of some cells, and its gradient: into ``upstream`` for their states. Returns log-probabilities."""
+        leaf = states[:, part].detach().requires_grad_(upstream is not None)
+        logits = self._split.logits(leaf)[0]
+        targets = batch.targets[part].to(logits.device)
+        in_range = targets.clamp(0, self._plan.vocabulary - 1)
+        logprobs = target_logprobs(logits, in_range)
+        total = self._loss(logprobs, batch, part)
+        if total is not None and total.requires_grad:
+            leaves = [] if upstream is None else [leaf]
+            grads = _find_gradients(total, [*leaves, *self._plan.parameters])
+            if upstream is not None and grads[0] is not None:
+                upstream[:, part] = grads[0]
+            self._add_gradient(grads[len(leaves) :])
+        return logprobs.detach().masked_fill(in_range != targets, 0.0).to(states.device)
+
+    def _loss(self, logprobs: torch.Tensor, batch: Flat, part: slice) -> torch.Tensor | None:
+        """Return the loss to differentiate (None: no weight)."""
+        weights = batch.weights[part].to(logprobs.device)
+        counted = weights != 0
+        cells = {key: value[part].to(logprobs.device)[counted] for key, value in batch.inputs.items()}
+        terms = self._plan.terms_of(logprobs[counted], cells, self._plan.options) * weights[counted]
+        if not terms.isfinite().all():
+            worst = part.start + int(counted.nonzero()[~terms.isfinite()][0, 0])
+            datum = batch.indices[worst // batch.length]
+            raise EngineError(f"datum {datum}: the loss is not finite; check its logprobs, advantages and weights")
+        self._tally.add(terms.detach(), logprobs[counted].detach(), cells)
+        return terms.sum() if len(terms) else None
+
+    def _add_gradient(self, grads: Sequence[torch.Tensor | None]) -> None:
+        for total, more in zip(self.gradient, grads, strict=True):
+            if more is not None:
+                total.add_(more)
+
+    def _report(self, batch: Flat, logprobs: torch.Tensor) -> None:
+        """Cut the log-probabilities ``[cells, K]`` into those of each datum."""
+        rows = logprobs.reshape(len(batch.indices), batch.length, -1).cpu().numpy()
+        for row, index in enumerate(batch.indices):
+            datum = self._plan.data[index]
+            length, columns = datum.targets.shape
+            self.outputs[index] = rows[row, :length, :columns].reshape(datum.shape)
+
+
+def stack(arrays: Sequence[np.ndarray[Any, Any]], device: torch.device) -> torch.Tensor:
+    """Stack ``[N, K]`` arrays to one ``[B, longest N, largest K]`` tensor on the device, filled up with zeros."""
+    shape = (len(arrays), max(len(array) for array in arrays), max(array.shape[1] for array in arrays))
+    out = np.zeros(shape, arrays[0].dtype)
+    for row, array in enumerate(arrays):
+        out[row, : array.shape[0], : array.shape[1]] = array
+    return torch.from_numpy(out).to(device)
+
+
+def _find_gradients(total: torch.Tensor, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+    """Return the gradient for each input; None where it was not used."""
+    return torch.autograd.grad(total, inputs, allow_unused=True)
+
+
+def _flatten(arrays: Sequence[np.ndarray[Any, Any]], device: torch.device) -> torch.Tensor:
+    return stack(arrays, device).flatten(0, 1)

@@ -1,0 +1,128 @@
+"""Rows that draw their tokens together, with one key-value cache; rows join and leave between two tokens."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (torch is typed in part only)
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from tinker.local.engines import EngineError
+from tinker.local.engines.torch.caches import KeysAndValues, drop_columns, has_columns, join_rows, read_row, select_rows
+from tinker.local.engines.torch.decoding import DecodingRun
+from tinker.local.engines.torch.drawing import draw
+from tinker.local.engines.torch.image_rows import count_shift
+from tinker.local.engines.torch.lora import LoraWeights
+from tinker.local.engines.torch.mixture import Mixture
+
+DIVERGED = "the model's probabilities are not finite: training has diverged; use a lower learning rate"
+
+
+@attrs.define(eq=False)
+class RowGroup:
+    """The cache of some runs, a row for each. ``mask`` ``[rows, columns]`` says which columns are tokens, not padding.
+
+    ``tokens`` are those that each row has drawn last, which the cache does not hold yet.
+    """
+
+    runs: list[DecodingRun]
+    cache: Any
+    mask: torch.Tensor
+    tokens: torch.Tensor
+    _mixture: Mixture | None = None
+
+    @property
+    def weights(self) -> list[LoraWeights | None]:
+        """The weights of each row."""
+        return [run.weights for run in self.runs]
+
+    @property
+    def mixture(self) -> Mixture:
+        """The weights of all rows, put together once for as long as the rows stay."""
+        if self._mixture is None:
+            self._mixture = Mixture.make(self.weights)
+        return self._mixture
+
+    @property
+    def padded(self) -> int:
+        """Cells of the cache, padding included."""
+        return self.mask.numel()
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the arguments of the pass that computes what follows on the last tokens, and take them into the mask."""
+        positions = self.mask.sum(dim=1, keepdim=True)
+        if any(run.images for run in self.runs):
+            positions = positions + positions.new_tensor([[count_shift(run.images)] for run in self.runs])
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.runs), 1)], dim=1)
+        return {
+            "input_ids": self.tokens[:, None],
+            "attention_mask": self.mask,
+            "position_ids": positions,
+            "past_key_values": self.cache,
+            "use_cache": True,
+        }
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but these."""
+        if len(rows) == len(self.runs):
+            return
+        self.runs = [self.runs[row] for row in rows]
+        self._mixture = None
+        if rows:
+            chosen = torch.tensor(rows, device=self.mask.device)
+            select_rows(self.cache, chosen)
+            self.mask, self.tokens = self.mask[chosen], self.tokens[chosen]
+            self._trim()
+
+    def _trim(self) -> None:
+        """Cut off the columns in front that are padding in every row."""
+        used = self.mask.any(dim=0).nonzero()
+        count = int(used[0, 0]) if len(used) else 0
+        if count and has_columns(self.cache):
+            drop_columns(self.cache, count)
+            self.mask = self.mask[:, count:]
+
+    def join(self, other: RowGroup) -> None:
+        """Take the rows of another group."""
+        width = max(self.mask.shape[1], other.mask.shape[1])
+        join_rows(self.cache, other.cache)
+        masks = [torch.nn.functional.pad(mask, (width - mask.shape[1], 0)) for mask in (self.mask, other.mask)]
+        self.mask, self.tokens = torch.cat(masks), torch.cat([self.tokens, other.tokens])
+        self.runs = [*self.runs, *other.runs]
+        self._mixture = None
+
+    def read(self, row: int, start: int, end: int) -> KeysAndValues:
+        """Copy the keys and values of the tokens of a row from one position to another."""
+        return read_row(self.cache, row, self.mask[row].nonzero()[start:end, 0])
+
+
+def extend(runs: Sequence[DecodingRun], logits: torch.Tensor) -> torch.Tensor:
+    """Draw one token per row and give it to the run, unless that is over; a run whose token it cannot be has an error.
+
+    The logprobs are the model's own, at temperature 1 and over the whole vocabulary, whatever the run's parameters.
+    """
+    logits = logits.float()
+    tokens = draw(logits, runs)
+    norms = logits.logsumexp(dim=-1)
+    drawn = (logits.gather(1, tokens[:, None])[:, 0] - norms).tolist()
+    for row, (run, token) in enumerate(zip(runs, tokens.tolist(), strict=True)):
+        if not run.is_over:
+            if run.job.topk_sample_logprobs:
+                values, ids = logits[row].topk(run.job.topk_sample_logprobs)
+                run.add_likeliest(ids.cpu().numpy(), (values - norms[row]).cpu().numpy())
+            _accept(run, token, drawn[row])
+    return tokens
+
+
+def _accept(run: DecodingRun, token: int, logprob: float) -> None:
+    try:
+        if not math.isfinite(logprob):
+            raise EngineError(DIVERGED)
+        run.accept(token, logprob)
+    except Exception as error:  # noqa: BLE001 - also of a listener; it fails this run and no other
+        run.error = error

@@ -1,0 +1,304 @@
+"""The samples in progress of one engine: prompts that wait, rows that draw token by token, and jobs that end.
+
+A step draws one token of every row, and computes at most one batch of prompts, whose first tokens it draws. Rows of like
+length share a cache, whatever their adapters.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (torch and transformers are typed in part only)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+import torch
+
+from tinker.local.engines import SampleJob, SampleResult
+from tinker.local.engines.torch.batches import is_alike
+from tinker.local.engines.torch.caches import has_columns, has_states, select_rows
+from tinker.local.engines.torch.decoding import DecodingRun
+from tinker.local.engines.torch.head import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions
+from tinker.local.engines.torch.mixture import Mixer, Mixture, RowsApart, can_mix
+from tinker.local.engines.torch.prefill import PendingPrompt, Prefill, Prefilled, collect_prompts, split_prompts
+from tinker.local.engines.torch.prefixes import Prefixes
+from tinker.local.engines.torch.prompts import PromptScorer, PromptScores, needs_prompt_scores
+from tinker.local.engines.torch.rows import RowGroup, extend
+
+MAX_PREFILL_TOKENS = 2**13  # of the prompts that are computed together
+PIECE_TOKENS = 2**11  # of one pass; samples that run, and training, wait for it
+SLACK = 64  # tokens that each row can draw after another one was let in, before there may be too many
+
+
+@attrs.define(eq=False)
+class Parts:
+    """What the samples of an engine share: the model, its weights for each row, and the beginnings that it remembers.
+
+    ``is_apart`` becomes true when the model turns out not to compute rows of several adapters in one pass.
+    """
+
+    model: Any
+    split: SplitModel
+    mixer: Mixer
+    prefixes: Prefixes
+    start: Callable[[SampleJob], list[DecodingRun]]
+    is_apart: bool = False
+
+    @property
+    def config(self) -> Any:
+        """The settings of the text model."""
+        return self.model.config.get_text_config(decoder=True)
+
+
+@attrs.define
+class PassTally:
+    """How often the model was run, over how many tokens, and over how many cells with the padding."""
+
+    passes: int = 0
+    real: int = 0
+    padded: int = 0
+
+    def add(self, lengths: Sequence[int]) -> None:
+        """Count a pass over rows of these lengths."""
+        self.passes, self.real = self.passes + 1, self.real + sum(lengths)
+        self.padded += len(lengths) * max(lengths)
+
+
+@attrs.define(eq=False)
+class Work:
+    """One job in progress."""
+
+    job: SampleJob
+    runs: list[DecodingRun]
+    scores: PromptScores | None
+
+    def outcome(self) -> SampleResult | Exception | None:
+        """Return what became of it; None while it goes on."""
+        if (error := next((run.error for run in self.runs if run.error is not None), None)) is not None:
+            return error
+        if self.scores is None or not all(run.is_over for run in self.runs):
+            return None
+        return self.scores.result([run.continuation() for run in self.runs])
+
+
+class TorchBatch:
+    """A SampleBatch of a torch engine."""
+
+    def __init__(self, parts: Parts, cache: Any, limit: int) -> None:
+        self._parts, self._limit = parts, limit
+        self._is_even, self._keeps = has_states(cache), has_columns(cache)
+        self._works: dict[object, Work] = {}
+        self._owners: dict[DecodingRun, Work] = {}
+        self._pending: list[DecodingRun] = []
+        self._prompts: list[list[PendingPrompt]] = []
+        self._prefill: Prefill | None = None
+        self._scorers: dict[DecodingRun, PromptScorer] = {}
+        self._groups: list[RowGroup] = []
+        self.tally: PassTally = PassTally()
+
+    @property
+    def tokens(self) -> int:
+        return sum(run.length for run in self._owners if not run.is_over)
+
+    def add(self, ticket: object, job: SampleJob) -> None:
+        runs = self._parts.start(job)
+        work = self._works[ticket] = Work(job, runs, None if needs_prompt_scores(job) else PromptScores())
+        self._owners.update(dict.fromkeys(runs, work))
+        self._pending += runs
+
+    def drop(self, ticket: object) -> None:
+        self._forget(ticket)
+        self._regroup()
+
+    def _forget(self, ticket: object) -> None:
+        work = self._works.pop(ticket, None)
+        for run in [] if work is None else work.runs:
+            run.end()
+            self._owners.pop(run, None)
+
+    @torch.no_grad()
+    def step(self) -> list[tuple[object, SampleResult | Exception]]:
+        for group in list(self._groups):
+            self._guard(group.runs, partial(self._advance, group))
+        if (batch := self._next_prefill()) is not None:
+            self._guard(batch.runs, partial(self._begin, batch))
+        ended = self._collect()
+        self._regroup()
+        self._pause()
+        return ended
+
+    def _guard(self, runs: Sequence[DecodingRun], work: Callable[[], None]) -> None:
+        """Do something for these runs. A failure is theirs alone."""
+        try:
+            work()
+        except RowsApart:
+            self._parts.is_apart = True
+            self._put_back(list(runs))
+        except Exception as error:  # noqa: BLE001 - whatever torch raises, the other groups go on
+            for run in runs:
+                run.error = run.error or error
+
+    def _put_back(self, runs: Sequence[DecodingRun]) -> None:
+        """Let rows begin again where they are, first of all; what the cache held of them is computed anew."""
+        chosen = set(runs)
+        for group in self._groups:
+            group.keep([row for row, run in enumerate(group.runs) if run not in chosen])
+        self._groups = [group for group in self._groups if group.runs]
+        self._pending[:0] = [run for run in runs if run in self._owners]
+
+    # Prompts
+
+    def _is_unscored(self, run: DecodingRun) -> bool:
+        work = self._owners.get(run)
+        return work is not None and work.scores is None and run.index == 0
+
+    def _next_prompts(self) -> list[PendingPrompt]:
+        if not self._prompts and self._pending:
+            prompts = collect_prompts(self._admit(), self._is_unscored)
+            scored = [prompt for prompt in prompts if prompt.is_scored]
+            others = [self._recall(prompt) for prompt in prompts if not prompt.is_scored]
+            for chosen, cells in ((others, MAX_PREFILL_TOKENS), (scored, self._score_cells)):
+                self._prompts += split_prompts(chosen, cells, self._is_even, self._parts.is_apart)
+        return [prompt for prompt in self._prompts.pop(0) if self._is_wanted(prompt)] if self._prompts else []
+
+    @property
+    def _score_cells(self) -> int:
+        """How many tokens of several scored prompts are computed together."""
+        return min(MAX_PREFILL_TOKENS, WHOLE_LOGITS // int(self._parts.config.vocab_size))
+
+    def _next_prefill(self) -> Prefill | None:
+        """Return the prompts whose turn it is: those that have begun, or the next ones."""
+        if self._prefill is not None and not any(map(self._is_wanted, self._prefill.prompts)):
+            self._prefill = None
+        if self._prefill is None and (batch := self._next_prompts()):
+            width = max(1, PIECE_TOKENS // len(batch)) if self._keeps else None
+            self._prefill = Prefill(batch, self._parts.config, self._parts.model.device, width)
+            self._scorers = {run: PromptScorer(run.job) for run in self._prefill.runs if self._is_unscored(run)}
+        return self._prefill
+
+    def _is_wanted(self, prompt: PendingPrompt) -> bool:
+        return any(not run.is_over or self._is_unscored(run) for run in prompt.runs)
+
+    def _admit(self) -> list[DecodingRun]:
+        """Return the runs for which there is room, in the order of arrival; one at least when nothing runs."""
+        rows = [run for group in self._groups for run in group.runs]
+        room = self._limit - sum(run.length + SLACK for run in rows)
+        admitted: list[DecodingRun] = []
+        waiting = [run for run in self._pending if not run.is_over or self._is_unscored(run)]
+        for run in waiting:
+            room -= run.length + SLACK
+            if room < 0 and (rows or admitted):
+                break
+            admitted.append(run)
+        self._pending = waiting[len(admitted) :]
+        return admitted
+
+    def _recall(self, prompt: PendingPrompt) -> PendingPrompt:
+        """Find what is known of the beginning of a prompt. At least its last token is computed."""
+        if self._keeps:
+            prompt.known, prompt.states = self._parts.prefixes.find(prompt.weights, prompt.names[:-1])
+        return prompt
+
+    def _begin(self, batch: Prefill) -> None:
+        """Compute the next piece of prompts, and score it where that is asked for; with the last one their runs begin."""
+        self._prefill = None  # unless all goes well
+        with self._parts.mixer.activate(Mixture.make([prompt.weights for prompt in batch.prompts])):
+            done = batch.advance(self._parts.split)
+            self._score(batch, done)
+        self.tally.add(done.real)
+        if not batch.is_done:
+            self._prefill = batch
+            return
+        for run, scorer in self._scorers.items():
+            if run in self._owners:
+                self._owners[run].scores = scorer.scores()
+        runs = [run for run in batch.runs if not run.is_over]
+        if runs:
+            self._groups.append(self._start_group(batch, runs))
+
+    def _score(self, batch: Prefill, done: Prefilled) -> None:
+        """Let the scorers read the logits of a piece, of some columns at a time."""
+        count, vocabulary = done.states.shape[1], int(self._parts.config.vocab_size)
+        cells = chunk_cells(done.states.device)
+        scorers = [[self._scorers[run] for run in prompt.runs if run in self._scorers] for prompt in batch.prompts]
+        for part in split_positions(count, len(scorers), vocabulary, cells) if any(scorers) else ():
+            logits = self._parts.split.logits(done.states[:, part])
+            for row, mine in enumerate(scorers):
+                first = max(0, count - done.real[row] - part.start)  # what is before it is padding
+                for scorer in mine:
+                    scorer.add(logits[row, first:])
+
+    def _start_group(self, batch: Prefill, runs: list[DecodingRun]) -> RowGroup:
+        assert batch.logits is not None
+        prompts, rows = batch.prompts, [row for row, one in enumerate(batch.prompts) for run in one.runs if not run.is_over]
+        group = RowGroup([prompt.runs[0] for prompt in prompts], batch.cache, batch.mask, batch.mask[:, -1])
+        if self._keeps:
+            for row, prompt in enumerate(prompts):
+                self._remember(group, row, prompt)
+        chosen = torch.tensor(rows, device=batch.mask.device)
+        if rows != list(range(len(prompts))):
+            select_rows(group.cache, chosen)
+        tokens = extend(runs, batch.logits[chosen])
+        return RowGroup(runs, group.cache, batch.mask[chosen], tokens)
+
+    def _remember(self, group: RowGroup, row: int, prompt: PendingPrompt) -> None:
+        self._parts.prefixes.add(prompt.weights, prompt.names, lambda start, end: group.read(row, start, end))
+
+    # Rows
+
+    def _advance(self, group: RowGroup) -> None:
+        """Draw the next token of each row of a group. What ends is remembered and leaves it."""
+        with self._parts.mixer.activate(group.mixture):
+            logits = self._parts.model(**group.inputs()).logits[:, -1]
+        self.tally.add([1] * len(group.runs))
+        group.tokens = extend(group.runs, logits)
+        if self._keeps:
+            for row, run in enumerate(group.runs):
+                if run.is_over and run.error is None and run in self._owners:
+                    self._remember(group, row, PendingPrompt(run.weights, run.history()[:-1], run.images))
+
+    def _regroup(self) -> None:
+        """Let rows that are over go, and put groups together that have come to be alike."""
+        groups, self._groups = self._groups, []
+        for group in groups:
+            group.keep([row for row, run in enumerate(group.runs) if not run.is_over])
+            if group.runs and not any(self._join(other, group) for other in self._groups):
+                self._groups.append(group)
+
+    def _join(self, group: RowGroup, other: RowGroup) -> bool:
+        """Put a group into another one where they are alike; whether they were."""
+        weights = [*group.weights, *other.weights]
+        is_one = len({id(one) for one in weights}) == 1
+        is_fit = is_one if self._parts.is_apart else can_mix(weights)
+        if not is_fit or not is_alike([run.length for run in (*group.runs, *other.runs)], self._free_padding(group)):
+            return False
+        group.join(other)
+        return True
+
+    def _free_padding(self, group: RowGroup) -> int:
+        """Return how many columns of the cache are read in the time of the model's weights, which a group of its own costs."""
+        layers = [layer.keys for layer in group.cache.layers if getattr(layer, "keys", None) is not None]
+        numbers = sum(2 * keys.shape[1] * keys.shape[3] for keys in layers)
+        return int(self._parts.model.num_parameters() // max(1, numbers))
+
+    def _pause(self) -> None:
+        """Put the newest job back while the rows hold too many tokens; it goes on when there is room."""
+        rows = {run: None for group in self._groups for run in group.runs}
+        held = sum(run.length for run in rows)
+        for work in reversed(self._works.values()):
+            mine = [run for run in work.runs if run in rows]
+            if held <= self._limit or len(mine) == len(rows):
+                return
+            held -= sum(run.length for run in mine)
+            for run in mine:
+                del rows[run]
+            self._put_back(mine)
+
+    def _collect(self) -> list[tuple[object, SampleResult | Exception]]:
+        found = [(ticket, work.outcome()) for ticket, work in self._works.items()]
+        ended = [(ticket, outcome) for ticket, outcome in found if outcome is not None]
+        for ticket, _ in ended:
+            self._forget(ticket)
+        return ended

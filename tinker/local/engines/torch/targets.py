@@ -1,0 +1,110 @@
+"""What of a model LoRA can adapt: its linear modules, and the stacked weights of its experts.
+
+Everything is found by its form, so that no family of models is known by name. What is found and cannot be adapted is
+named, for a log line or a refusal.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (torch and transformers are typed in part only)
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+MIXES_TOKENS = re.compile(r"attn|attention|mamba|(^|[._])conv([._]|$)", re.IGNORECASE)
+ROUTERS = frozenset({"gate", "router"})
+STACK_RULES = (
+    "is_transposed",
+    "has_bias",
+    "has_gate",
+)  # what transformers notes about experts that it can compute in several ways
+STACKS = ("gate_up_proj", "up_proj", "down_proj")
+
+
+@attrs.frozen
+class LoraTarget:
+    """A matrix that can be adapted, or a stack of one for each expert; ``kind`` is ``attn``, ``mlp`` or ``unembed``.
+
+    ``key`` is where PEFT keeps its factors. It is the name of the module, except where several parameters of one module are
+    adapted: PEFT then wraps the module once for each, the last parameter outside.
+    """
+
+    name: str
+    key: str
+    kind: str
+    inputs: int
+    outputs: int
+    parameter: str = "weight"
+    experts: int = 1
+    is_stack: bool = False
+
+    def shapes(self, rank: int) -> dict[str, tuple[int, int]]:
+        """Return the factors of an adapter by their names."""
+        count = rank * self.experts
+        return {f"{self.key}.lora_A.weight": (count, self.inputs), f"{self.key}.lora_B.weight": (self.outputs, count)}
+
+
+@attrs.frozen
+class FoundTargets:
+    """What can be adapted, and the names of the weights that cannot; ``odd_experts`` are stacks in an unknown form."""
+
+    targets: Sequence[LoraTarget]
+    left_out: Sequence[str]
+    odd_experts: Sequence[str]
+
+
+def find_targets(model: Any) -> FoundTargets:
+    """Find every matrix of the language model: its head, those of layers that mix tokens (``attn``), and others (``mlp``)."""
+    head, found, seen = model.get_output_embeddings(), list[LoraTarget](), set[str]()
+    inside = _prefix_of_decoder(model)
+    for name, module in model.named_modules():
+        if module is head or name.startswith(inside):
+            kind = "unembed" if module is head else "attn" if MIXES_TOKENS.search(name.rpartition(".")[0]) else "mlp"
+            new = list(_targets_of(model, name, module, kind))
+            found += new
+            seen |= {f"{one.name}.{one.parameter}" for one in new}
+    rest = [(name, p) for name, p in model.named_parameters() if name not in seen and p.dim() > 1 and not name.endswith("bias")]
+    left_out = [name for name, _ in rest if model.get_submodule(name.rpartition(".")[0]) is not model.get_input_embeddings()]
+    odd = [name for name, p in rest if name.startswith(inside) and _is_stack_of_its_own(model, name, p)]
+    return FoundTargets(found, left_out, odd)
+
+
+def _prefix_of_decoder(model: Any) -> str:
+    """Return how the names of the language model begin; a tower for images stands beside it."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    return next((f"{name}." for name, module in model.named_modules() if name and module is decoder), "")
+
+
+def _targets_of(model: Any, name: str, module: torch.nn.Module, kind: str) -> Iterator[LoraTarget]:
+    if isinstance(module, torch.nn.Linear):
+        if not _is_router(model, name):
+            yield LoraTarget(name, name, kind, module.in_features, module.out_features)
+        return
+    stacks = _stacks(module)
+    for index, (parameter, stack) in enumerate(stacks):
+        key = name + ".base_layer" * (len(stacks) - 1 - index)
+        inputs, outputs = stack.shape[1:] if getattr(module, "is_transposed", False) else stack.shape[:0:-1]
+        yield LoraTarget(name, key, kind, inputs, outputs, parameter, len(stack), is_stack=True)
+
+
+def _stacks(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """Return the stacked weights of experts, where they follow the rules of transformers."""
+    if not all(hasattr(module, rule) for rule in STACK_RULES):
+        return []
+    return [(name, p) for name, p in module.named_parameters(recurse=False) if name in STACKS and p.dim() == 3]
+
+
+def _is_router(model: Any, name: str) -> bool:
+    parent, _, leaf = name.rpartition(".")
+    return leaf in ROUTERS and any("experts" in child for child, _ in model.get_submodule(parent).named_children())
+
+
+def _is_stack_of_its_own(model: Any, name: str, parameter: torch.nn.Parameter) -> bool:
+    """Whether this is no matrix, nor the kernel of a convolution."""
+    owner = model.get_submodule(name.rpartition(".")[0])
+    return parameter.dim() == 3 and not isinstance(owner, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d)

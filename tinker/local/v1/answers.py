@@ -1,0 +1,124 @@
+"""The answers: texts, choices and log-probabilities as clients for OpenAI's API read them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import attrs
+import msgspec
+
+from tinker.local.v1.sample_text import TokenScore
+
+AnswerBody: TypeAlias = dict[str, Any]
+DONE = b"data: [DONE]\n\n"
+
+
+@attrs.frozen
+class TokenUsage:
+    """The tokens of a request."""
+
+    prompt: int
+    completion: int
+
+    def describe(self) -> AnswerBody:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+        }
+
+
+@attrs.frozen(kw_only=True)
+class AnswerForm:
+    """The form of one answer: ``kind`` is the object's name, ``scored`` whether log-probabilities are wanted."""
+
+    kind: str
+    model: str
+    created: int
+    scored: bool
+    is_chat: bool
+    answer_id: str = attrs.field(factory=lambda: uuid.uuid4().hex)
+
+    def whole(self, choices: Sequence[AnswerBody], usage: TokenUsage) -> AnswerBody:
+        return {**self._head(self.kind), "choices": list(choices), "usage": usage.describe()}
+
+    def choice(self, index: int, text: str, scores: Sequence[TokenScore], finish_reason: str) -> AnswerBody:
+        """Describe one finished sample."""
+        content: AnswerBody = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+        return {"index": index, **content, "logprobs": self._scores(scores), "finish_reason": finish_reason}
+
+    def chunk(self, index: int, text: str, scores: Sequence[TokenScore], finish_reason: str | None) -> bytes:
+        """Encode one event of a stream."""
+        content: AnswerBody = {"text": text}
+        if self.is_chat:
+            content = {"delta": {"content": text} if text or finish_reason is None else {}}
+        choice = {"index": index, **content, "logprobs": self._scores(scores), "finish_reason": finish_reason}
+        return encode_event({**self._head(self._chunk_kind), "choices": [choice]})
+
+    def first_chunk(self, index: int) -> bytes:
+        """Encode the event that says whose words follow; chats alone have one."""
+        choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return encode_event({**self._head(self._chunk_kind), "choices": [choice]})
+
+    def usage_chunk(self, usage: TokenUsage) -> bytes:
+        """Encode the event with the counts."""
+        return encode_event({**self._head(self._chunk_kind), "choices": [], "usage": usage.describe()})
+
+    @property
+    def _chunk_kind(self) -> str:
+        return f"{self.kind}.chunk" if self.is_chat else self.kind
+
+    def _head(self, kind: str) -> AnswerBody:
+        prefix = "chatcmpl" if self.is_chat else "cmpl"
+        return {"id": f"{prefix}-{self.answer_id}", "object": kind, "created": self.created, "model": self.model}
+
+    def _scores(self, scores: Sequence[TokenScore]) -> AnswerBody | None:
+        if not self.scored or not scores:
+            return None
+        return {"content": [_describe_token(score) for score in scores]} if self.is_chat else describe_columns(scores)
+
+
+def _describe_token(score: TokenScore) -> AnswerBody:
+    return {
+        "token": score.text,
+        "logprob": score.logprob,
+        "bytes": list(score.text.encode()),
+        "top_logprobs": [{"token": text, "logprob": value, "bytes": list(text.encode())} for text, value in score.top],
+    }
+
+
+def describe_columns(scores: Sequence[TokenScore]) -> AnswerBody:
+    """Describe scored tokens as completions have them: a list for each property."""
+    offsets, at = list[int](), 0
+    for score in scores:
+        offsets.append(at)
+        at += len(score.text)
+    return {
+        "tokens": [score.text for score in scores],
+        "token_logprobs": [score.logprob for score in scores],
+        "top_logprobs": [_describe_top(score) for score in scores],
+        "text_offset": offsets,
+    }
+
+
+def _describe_top(score: TokenScore) -> dict[str, float] | None:
+    """Return the likeliest tokens and the token itself; of several that read alike, the likeliest."""
+    if score.logprob is None:
+        return None
+    found = dict(reversed(score.top))
+    return {**found, score.text: max(score.logprob, found.get(score.text, score.logprob))}
+
+
+def encode_event(value: AnswerBody) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def describe_error(status: int, detail: object) -> AnswerBody:
+    """Describe a refusal as clients for OpenAI's API raise it."""
+    kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+    codes = {401: "invalid_api_key", 404: "not_found"}
+    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    message = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
+    return {"error": {"message": message, "type": kind, "param": None, "code": codes.get(status)}}

@@ -1,0 +1,174 @@
+"""The bodies of requests, and what of them this server refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from tinker_wire import models
+
+from tinker.local.errors import APIProblem
+
+MAX_TOP_LOGPROBS = 100
+DEFAULT_MAX_TOKENS = 16  # of completions, as everywhere; a chat goes on to the end of the context
+SCHEME = "tinker://"
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool = False
+
+
+class GenerationBody(msgspec.Struct, kw_only=True):
+    """What both kinds of requests have. None is what a missing field is."""
+
+    model: str
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """The texts that end a sample."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def samples(self) -> int:
+        """How many samples of each prompt are wanted."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self.stream)
+
+
+class CompletionBody(GenerationBody, kw_only=True):
+    """A text, or tokens, to go on with."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Every prompt, as text or tokens. Raises APIProblem 400 for a mixture."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if numbers := [item for item in self.prompt if isinstance(item, int)]:
+            if len(numbers) != len(self.prompt):
+                raise APIProblem(400, "prompt mixes token ids with other things")
+            return [numbers]
+        return [item for item in self.prompt if not isinstance(item, int)]
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: str
+    content: str | list[ContentPart] | None = None
+
+    def read_text(self) -> str:
+        """Return the text. Raises APIProblem 400 for anything but text."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        if other := [part.type for part in self.content if part.type != "text"]:
+            raise APIProblem(400, f"content of type {other[0]!r} is not read here; send text")
+        return "".join(part.text or "" for part in self.content)
+
+
+class ChatBody(GenerationBody, kw_only=True):
+    """A conversation to go on with."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: dict[str, object] | None = None
+    tools: list[object] | None = None
+
+
+def check_completion(body: CompletionBody) -> None:
+    """Raise APIProblem 400 for what this server cannot do, naming the field."""
+    faults = [
+        *_find_faults(body),
+        *_name_fields(body, ("suffix",)),
+        *(["best_of must be n, or be left out"] if body.best_of not in (None, body.samples) else ()),
+        *(["prompt is empty"] if not body.prompts or not all(body.prompts) else ()),
+        *(["stream takes one prompt"] if body.is_streamed and len(body.prompts) > 1 else ()),
+        *(["stream and echo exclude each other"] if body.is_streamed and body.echo else ()),
+        *_check_top(body.logprobs, "logprobs"),
+    ]
+    _refuse(faults)
+
+
+def check_chat(body: ChatBody) -> None:
+    """Raise APIProblem 400 for what this server cannot do, naming the field."""
+    faults = [
+        *_find_faults(body),
+        *_name_fields(body, ("tools",)),
+        *(["response_format must be text"] if (body.response_format or {}).get("type", "text") != "text" else ()),
+        *(["messages is empty"] if not body.messages else ()),
+        *(["top_logprobs needs logprobs"] if body.top_logprobs and not body.logprobs else ()),
+        *_check_top(body.top_logprobs, "top_logprobs"),
+    ]
+    _refuse(faults)
+
+
+def _find_faults(body: GenerationBody) -> Iterator[str]:
+    yield from _name_fields(body, ("presence_penalty", "frequency_penalty", "logit_bias"))
+    if "" in body.stops:
+        yield "stop holds an empty text"
+
+
+def _name_fields(body: GenerationBody, names: Sequence[str]) -> list[str]:
+    """Name the fields that ask for something; zero and empty ask for nothing."""
+    return [f"{name} is not supported by this server" for name in names if getattr(body, name)]
+
+
+def _check_top(count: int | None, name: str) -> list[str]:
+    within = count is None or 0 <= count <= MAX_TOP_LOGPROBS
+    return [] if within else [f"{name} is {count}; it must be 0 to {MAX_TOP_LOGPROBS}"]
+
+
+def _refuse(faults: Sequence[str]) -> None:
+    if faults:
+        raise APIProblem(400, "; ".join(faults))
+
+
+def to_sample_request(
+    body: GenerationBody, prompt: Sequence[int], max_tokens: int | None, stop: list[str] | None, **scores: int | bool
+) -> models.SampleRequest:
+    """Return the sample of the contract that a body asks for; ``scores`` are its fields for log-probabilities."""
+    is_checkpoint = body.model.startswith(SCHEME)
+    chunk = models.EncodedTextChunk(tokens=list(prompt))
+    return models.SampleRequest(
+        base_model=None if is_checkpoint else body.model,
+        model_path=body.model if is_checkpoint else None,
+        num_samples=body.samples,
+        prompt=models.ModelInput(chunks=[chunk]),
+        sampling_params=models.SamplingParams(
+            max_tokens=max_tokens,
+            seed=body.seed,
+            stop=stop,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_k=-1 if body.top_k is None else body.top_k,
+            top_p=1.0 if body.top_p is None else body.top_p,
+        ),
+        prompt_logprobs=bool(scores.get("prompt_logprobs", False)),
+        topk_prompt_logprobs=int(scores.get("topk_prompt_logprobs", 0)),
+        topk_sample_logprobs=int(scores.get("topk_sample_logprobs", 0)),
+    )

@@ -1,0 +1,211 @@
+"""One request from its body to its answer, whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+
+import attrs
+from starlette.requests import Request
+from tinker_wire import models
+
+from tinker.local.call import APICall
+from tinker.local.state import State
+from tinker.local.v1.answers import DONE, AnswerBody, AnswerForm, TokenUsage, describe_error, encode_event
+from tinker.local.v1.bodies import DEFAULT_MAX_TOKENS, ChatBody, CompletionBody, GenerationBody, to_sample_request
+from tinker.local.v1.generation import sample, stream
+from tinker.local.v1.sample_text import SampleText, TokenScore
+from tinker.local.v1.texts import Texts
+from tinker.types.results import SampledSequence, SampleResponse, TopkLogprobs
+
+SIGN_OF_LIFE = b": waiting\n\n"
+
+
+@attrs.frozen(kw_only=True)
+class Conversation:
+    """One request: ``top`` is how many of the likeliest tokens are wanted at each place, ``echo`` whether the prompt comes
+    back, with its scores."""
+
+    state: State
+    texts: Texts
+    form: AnswerForm
+    body: GenerationBody
+    prompts: Sequence[Sequence[int]]
+    max_tokens: int | None
+    top: int
+    echo: bool
+
+    async def answer(self, request: Request, call: APICall) -> AnswerBody:
+        """Sample every prompt; returns the whole answer."""
+        results = await self._sample_all(request, call)
+        choices: list[AnswerBody] = []
+        count = 0
+        for prompt, result in zip(self.prompts, results, strict=True):
+            for sequence in result.sequences:
+                text = SampleText(self.texts, self.body.stops)
+                written = "".join(self._add_sequence(text, sequence))
+                count += text.token_count
+                choices.append(self._choice(len(choices), prompt, result, text, written))
+        return self.form.whole(choices, TokenUsage(sum(map(len, self.prompts)), count))
+
+    async def _sample_all(self, request: Request, call: APICall) -> list[SampleResponse]:
+        """Sample every prompt, all at once; the first failure is raised when all have ended."""
+        tasks = [sample(self.state, request, call, self._to_request(prompt)) for prompt in self.prompts]
+        results: list[SampleResponse] = []
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            results.append(outcome)
+        return results
+
+    def _choice(self, index: int, prompt: Sequence[int], result: SampleResponse, text: SampleText, written: str) -> AnswerBody:
+        scores = text.drain_scores()
+        if self.echo:
+            written = self.texts.decode(prompt) + written
+            scores = [*self._score_prompt(prompt, result), *scores]
+        return self.form.choice(index, written, scores, text.finish_reason or "length")
+
+    def _add_sequence(self, text: SampleText, sequence: SampledSequence) -> list[str]:
+        tokens, table = sequence.tokens_np.tolist(), sequence.topk_logprobs_np
+        logprobs = [0.0] * len(tokens) if sequence.logprobs_np is None else sequence.logprobs_np.tolist()
+        last = len(tokens) - 1
+        parts = [
+            text.add(
+                TokenScore(token, self._word(token), logprobs[at], self._top(table, at)),
+                sequence.stop_reason if at == last else None,
+            )
+            for at, token in enumerate(tokens)
+        ]
+        return [*parts, text.finish(sequence.stop_reason)]
+
+    def _score_prompt(self, prompt: Sequence[int], result: SampleResponse) -> list[TokenScore]:
+        values = result.prompt_logprobs_np
+        if values is None:
+            return []
+        logprobs = [None, *values[1:].tolist()]
+        table = result.topk_prompt_logprobs_np
+        return [
+            TokenScore(token, self._word(token), logprobs[at], self._top(table, at) if at else ())
+            for at, token in enumerate(prompt)
+        ]
+
+    def _top(self, table: TopkLogprobs | None, at: int) -> list[tuple[str, float]]:
+        if table is None:
+            return []
+        ids, logprobs = table.token_ids[at].tolist(), table.logprobs[at].tolist()
+        return [(self._word(token), value) for token, value in zip(ids, logprobs, strict=True)]
+
+    def _word(self, token: int) -> str:
+        return self.texts.decode([token], special=True)
+
+    def _to_request(self, prompt: Sequence[int]) -> models.SampleRequest:
+        stops = self.body.stops
+        return to_sample_request(
+            self.body,
+            prompt,
+            self.max_tokens,
+            [*stops, *self.texts.ends.values()] if stops else None,
+            prompt_logprobs=self.echo and self.form.scored and len(prompt) > 1,
+            topk_prompt_logprobs=self.top if self.echo and len(prompt) > 1 else 0,
+            topk_sample_logprobs=self.top,
+        )
+
+    # Streams
+
+    async def open_stream(self, request: Request, call: APICall) -> AsyncGenerator[bytes]:
+        """Begin a stream; APIProblem when it is refused. The likeliest tokens are not streamed, so they come all at once."""
+        wanted = self._to_request(self.prompts[0])
+        if self.top:
+            return self._replay(await sample(self.state, request, call, wanted))
+        return self._follow(await stream(self.state, call, wanted))
+
+    async def _replay(self, result: SampleResponse) -> AsyncGenerator[bytes]:
+        count = 0
+        for index, sequence in enumerate(result.sequences):
+            if self.form.is_chat:
+                yield self.form.first_chunk(index)
+            text = SampleText(self.texts, self.body.stops)
+            written = "".join(self._add_sequence(text, sequence))
+            count += text.token_count
+            yield self.form.chunk(index, written, text.drain_scores(), None)
+            yield self.form.chunk(index, "", [], text.finish_reason or "length")
+        for event in self._last_events(count):
+            yield event
+
+    async def _follow(self, source: AsyncGenerator[models.SampleStreamEvent | None]) -> AsyncGenerator[bytes]:
+        samples = [SampleText(self.texts, self.body.stops) for _ in range(self.body.samples)]
+        async with contextlib.aclosing(source) as events:
+            for index in range(len(samples) if self.form.is_chat else 0):
+                yield self.form.first_chunk(index)
+            async for event in events:
+                if event is None:
+                    yield SIGN_OF_LIFE
+                elif event.type == "failed":
+                    yield encode_event(describe_error(400 if event.category == "user" else 500, event.error))
+                    return
+                elif event.type == "tokens":
+                    for chunk in self._to_chunks(samples[event.index], event):
+                        yield chunk
+                if all(text.finish_reason is not None for text in samples):
+                    break
+        for last in self._last_events(sum(text.token_count for text in samples)):
+            yield last
+
+    def _to_chunks(self, text: SampleText, event: models.SampleStreamEvent) -> list[bytes]:
+        if text.finish_reason is not None:
+            return []
+        last = len(event.tokens) - 1
+        scores = [
+            TokenScore(token, self._word(token), value) for token, value in zip(event.tokens, event.logprobs, strict=True)
+        ]
+        written = "".join(text.add(score, event.stop_reason if at == last else None) for at, score in enumerate(scores))
+        if not scores and event.stop_reason is not None:
+            written += text.finish(event.stop_reason)
+        new = text.drain_scores() if self.form.scored else []
+        chunks = [self.form.chunk(event.index, written, new, None)] if written or new else []
+        return chunks if text.finish_reason is None else [*chunks, self.form.chunk(event.index, "", [], text.finish_reason)]
+
+    def _last_events(self, count: int) -> list[bytes]:
+        options = self.body.stream_options
+        usage = TokenUsage(sum(map(len, self.prompts)), count)
+        return [*([self.form.usage_chunk(usage)] if options is not None and options.include_usage else []), DONE]
+
+
+def open_completion(state: State, texts: Texts, body: CompletionBody) -> Conversation:
+    """Read a completion request."""
+    form = AnswerForm(
+        kind="text_completion",
+        model=body.model,
+        created=int(state.now()),
+        scored=body.logprobs is not None,
+        is_chat=False,
+    )
+    return Conversation(
+        state=state,
+        texts=texts,
+        form=form,
+        body=body,
+        prompts=[texts.encode(prompt) if isinstance(prompt, str) else prompt for prompt in body.prompts],
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        top=body.logprobs or 0,
+        echo=bool(body.echo),
+    )
+
+
+def open_chat(state: State, texts: Texts, body: ChatBody) -> Conversation:
+    """Read a chat request."""
+    form = AnswerForm(
+        kind="chat.completion", model=body.model, created=int(state.now()), scored=bool(body.logprobs), is_chat=True
+    )
+    messages = [{"role": message.role, "content": message.read_text()} for message in body.messages]
+    return Conversation(
+        state=state,
+        texts=texts,
+        form=form,
+        body=body,
+        prompts=[texts.encode_chat(messages)],
+        max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
+        top=body.top_logprobs or 0,
+        echo=False,
+    )

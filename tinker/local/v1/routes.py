@@ -1,0 +1,129 @@
+"""The routes below ``/v1``: credentials, bodies and errors as clients for OpenAI's API have them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from tinker_wire.operations import OPERATIONS
+
+from tinker.local.call import APICall, read_credential, receive
+from tinker.local.errors import APIProblem
+from tinker.local.operations import EVENT_STREAM, STREAM_HEADERS
+from tinker.local.profiles import read_body
+from tinker.local.state import State
+from tinker.local.unread import UnreadFields
+from tinker.local.v1.answers import AnswerBody, describe_error
+from tinker.local.v1.bodies import ChatBody, CompletionBody, check_chat, check_completion
+from tinker.local.v1.conversations import Conversation, open_chat, open_completion
+from tinker.local.v1.generation import find_model_engine
+from tinker.local.v1.texts import Texts, load_texts
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+MEDIA_TYPE = "application/json"
+log: logging.Logger = logging.getLogger("tinker.local")
+
+
+def v1_routes(state: State, unread: UnreadFields) -> list[Route]:
+    """Make the routes; a tokenizer is loaded with the first request that needs it."""
+    endpoints = Endpoints(state, unread)
+    return [
+        Route("/v1/models", _answer_errors(state, endpoints.list_models), methods=["GET"]),
+        Route("/v1/models/{model:path}", _answer_errors(state, endpoints.get_model), methods=["GET"]),
+        Route("/v1/completions", _answer_errors(state, endpoints.complete), methods=["POST"]),
+        Route("/v1/chat/completions", _answer_errors(state, endpoints.chat), methods=["POST"]),
+    ]
+
+
+def _answer_errors(state: State, endpoint: Endpoint) -> Endpoint:
+    """Admit the credential, and turn what goes wrong into an answer."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            state.accounts.admit("asample", read_any_credential(request.headers))
+            return await endpoint(request)
+        except APIProblem as problem:
+            return _to_response(describe_error(problem.status, problem.detail), problem.status, problem.headers)
+        except ClientDisconnect:
+            return Response(status_code=499)  # the client is gone
+        except Exception as error:
+            log.exception("%s failed", request.url.path)
+            return _to_response(describe_error(500, f"{type(error).__name__}: {error}"), 500)
+
+    return respond
+
+
+def read_any_credential(headers: Mapping[str, str]) -> bytes:
+    """Return the bytes of ``X-API-Key``, or else of the bearer token in ``Authorization``; empty without either."""
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    bearer = token.strip().encode("latin-1") if kind.lower() == "bearer" else b""
+    return read_credential(headers) or bearer
+
+
+class Endpoints:
+    """The endpoints of one server."""
+
+    def __init__(self, state: State, unread: UnreadFields) -> None:
+        self._state, self._unread = state, unread
+        self._texts: dict[str, Texts] = {}
+
+    async def list_models(self, request: Request) -> Response:
+        """List the base models and every checkpoint that can be sampled from, the newest first."""
+        engines = await self._state.engines()
+        records = await self._state.offload_always(self._state.checkpoints.list)
+        saved = [_describe_model(one.path, one.created_at) for one in records if one.kind == "sampler_weights"]
+        bases = [_describe_model(engine.base_model, 0) for engine in engines]
+        return _to_response({"object": "list", "data": [*bases, *saved]})
+
+    async def get_model(self, request: Request) -> Response:
+        """Describe one of them."""
+        name = request.path_params["model"]
+        await find_model_engine(self._state, name)
+        return _to_response(_describe_model(name, 0))
+
+    async def complete(self, request: Request) -> Response:
+        """Go on with a text."""
+        call = await self._receive(request)
+        body = read_body(call.content, CompletionBody)
+        notes = self._unread.check("completions", call.content, CompletionBody)
+        check_completion(body)
+        texts = await self._find_texts(body.model)
+        return await _answer(open_completion(self._state, texts, body), request, call, notes)
+
+    async def chat(self, request: Request) -> Response:
+        """Go on with a conversation."""
+        call = await self._receive(request)
+        body = read_body(call.content, ChatBody)
+        notes = self._unread.check("chat/completions", call.content, ChatBody)
+        check_chat(body)
+        texts = await self._find_texts(body.model)
+        return await _answer(open_chat(self._state, texts, body), request, call, notes)
+
+    async def _receive(self, request: Request) -> APICall:
+        return await receive(request, OPERATIONS["asample"], self._state.settings.max_request_bytes, self._state.offload)
+
+    async def _find_texts(self, model: str) -> Texts:
+        engine = await find_model_engine(self._state, model)
+        if engine.base_model not in self._texts:
+            self._texts[engine.base_model] = await self._state.offload_always(lambda: load_texts(engine))
+        return self._texts[engine.base_model]
+
+
+async def _answer(conversation: Conversation, request: Request, call: APICall, headers: Mapping[str, str]) -> Response:
+    if not conversation.body.is_streamed:
+        return _to_response(await conversation.answer(request, call), headers=headers)
+    events = await conversation.open_stream(request, call)
+    return StreamingResponse(events, media_type=EVENT_STREAM, headers={**STREAM_HEADERS, **headers})
+
+
+def _describe_model(name: str, created: float) -> AnswerBody:
+    return {"id": name, "object": "model", "created": int(created), "owned_by": "tinker"}
+
+
+def _to_response(answer: AnswerBody, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(answer), status, dict(headers or {}), MEDIA_TYPE)

@@ -1,0 +1,109 @@
+"""Text and tokens: the model's tokenizer, on the server's side."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tinker.local.engines import PACKAGED_FOLDER, Engine
+from tinker.local.errors import APIProblem
+
+END_OF_TEXT, END_OF_TEXT_ID = "<|endoftext|>", 256
+BYTES = 256
+
+
+class Texts(Protocol):
+    """What the endpoints need of a tokenizer."""
+
+    @property
+    def ends(self) -> Mapping[int, str]:
+        """The tokens that end a text, and how they are written."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a prompt."""
+        ...
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Return the text of tokens, without the special ones unless they are wanted."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the tokens of a conversation, up to where the assistant begins. Raises APIProblem 400 for a wrong one."""
+        ...
+
+
+class ByteTexts:
+    """The packaged tokenizer, whose first 256 tokens are bytes; it needs no other package."""
+
+    @property
+    def ends(self) -> Mapping[int, str]:
+        return {END_OF_TEXT_ID: END_OF_TEXT}
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        end = END_OF_TEXT.encode() if special else b""
+        parts = (bytes([token]) if token < BYTES else end if token == END_OF_TEXT_ID else b"" for token in tokens)
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        return self.encode(write_plain_chat(messages))
+
+
+def write_plain_chat(messages: Sequence[Mapping[str, str]]) -> str:
+    """Write a conversation for a model that has no template of its own: a line for each message, the role first.
+
+    >>> write_plain_chat([{"role": "user", "content": "Hello"}])
+    'User: Hello\\nAssistant:'
+    """
+    lines = [f"{message['role'].capitalize()}: {message['content']}\n" for message in messages]
+    return "".join([*lines, "Assistant:"])
+
+
+class ModelTexts:
+    """A tokenizer of ``transformers``, which several threads may use in turn."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self._lock = tokenizer, threading.Lock()
+
+    @property
+    def ends(self) -> Mapping[int, str]:
+        end = self._tokenizer.eos_token_id
+        return {} if end is None else {int(end): str(self._tokenizer.eos_token)}
+
+    def encode(self, text: str) -> list[int]:
+        with self._lock:
+            return list(self._tokenizer.encode(text))
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        with self._lock:
+            text = self._tokenizer.decode(list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+            return str(text)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        if not self._tokenizer.chat_template:
+            return self.encode(write_plain_chat(messages))
+        try:
+            with self._lock:
+                text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+                return list(self._tokenizer.encode(text, add_special_tokens=False))
+        except Exception as error:  # templates raise what they like
+            raise APIProblem(400, f"the model's chat template refuses these messages: {error}") from error
+
+
+def load_texts(engine: Engine) -> Texts:
+    """Load the tokenizer of the engine's model. Blocks. Raises APIProblem 501 where it cannot be loaded."""
+    name = engine.tokenizer_id
+    if Path(name) == PACKAGED_FOLDER:
+        return ByteTexts()
+    try:
+        import transformers
+
+        automatic: Any = transformers.AutoTokenizer
+        return ModelTexts(automatic.from_pretrained(name))
+    except (ImportError, OSError, ValueError) as error:
+        raise APIProblem(501, f"texts cannot be read or written: the tokenizer {name!r} does not load: {error}") from error

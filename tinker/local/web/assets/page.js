@@ -1,0 +1,289 @@
+// The page of the local server. Everything comes from /overview and /v1; the key is sent as a header and kept for this tab only.
+import { html, render, useEffect, useMemo, useRef, useState } from "./preact-htm.js";
+
+const KEY = "tinker-key";
+const PRICES = "tinker-prices";
+const EVERY_MS = 2000;
+const KINDS = { training: "training", sampling_prefill: "prompts", sampling_sample: "samples" };
+
+class NeedsKey extends Error {}
+
+function headers() {
+  const key = sessionStorage.getItem(KEY);
+  return key ? { "X-API-Key": key } : {};
+}
+
+async function ask(path, options = {}) {
+  const answer = await fetch(path, { ...options, headers: { ...headers(), ...options.headers }, cache: "no-store" });
+  if (answer.status === 401) throw new NeedsKey();
+  if (!answer.ok) {
+    const body = await answer.json().catch(() => ({}));
+    throw new Error(body.error?.message ?? (typeof body.detail === "string" ? body.detail : `status ${answer.status}`));
+  }
+  return answer;
+}
+
+// Text
+
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const precise = (value) => (value === undefined ? "" : Number(value.toPrecision(4)).toString());
+
+// Identifiers begin with the session's, which says less than their end.
+const brief = (id) => id.replace(/([0-9a-f]{6})[0-9a-f]{2}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/, "$1…");
+
+function bytes(count) {
+  if (count == null) return "unknown";
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  const power = Math.min(units.length - 1, count > 0 ? Math.floor(Math.log10(count) / 3) : 0);
+  return `${(count / 1000 ** power).toFixed(power ? 1 : 0)} ${units[power]}`;
+}
+
+function ago(seconds) {
+  const passed = Math.max(0, seconds);
+  if (passed < 60) return `${Math.round(passed)} s ago`;
+  if (passed < 3600) return `${Math.round(passed / 60)} min ago`;
+  return passed < 86400 ? `${Math.round(passed / 3600)} h ago` : `${Math.round(passed / 86400)} d ago`;
+}
+
+// Charts
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const COLORS = ["--mark", "--good", "--faint"];
+
+function Chart({ x, series, names, label }) {
+  const place = useRef(null);
+  const plot = useRef(null);
+  const data = useMemo(() => [x, ...series], [x, series]);
+  const [theme, setTheme] = useState(dark.matches);
+  useEffect(() => {
+    const change = () => setTheme(dark.matches);
+    dark.addEventListener("change", change);
+    return () => dark.removeEventListener("change", change);
+  }, []);
+  useEffect(() => {
+    const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
+    const width = () => Math.max(120, place.current.clientWidth);
+    plot.current = new uPlot({
+      width: width(), height: 190, scales: { x: { time: false } },
+      axes: [axis, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => Math.abs(tick) >= 1e4 ? short.format(tick) : precise(tick)) }],
+      series: [{ label }, ...names.map((name, at) => ({ label: name, stroke: color(COLORS[at]), width: 2, points: { show: data[0].length < 2 } }))],
+    }, data, place.current);
+    const watch = new ResizeObserver(() => plot.current.setSize({ width: width(), height: 190 }));
+    watch.observe(place.current);
+    return () => { watch.disconnect(); plot.current.destroy(); };
+  }, [theme, names.join("\n"), label]);
+  useEffect(() => { plot.current?.setData(data); }, [data]);
+  return html`<div class="chart" ref=${place} role="img" aria-label=${names.join(", ")}></div>`;
+}
+
+function Curve({ curves, first, title }) {
+  const names = Object.keys(curves);
+  const [wanted, setWanted] = useState(null);
+  const name = names.includes(wanted) ? wanted : names.find(first) ?? names[0];
+  const points = curves[name] ?? [];
+  const x = useMemo(() => points.map((point) => point[0]), [points]);
+  const series = useMemo(() => [points.map((point) => point[1])], [points]);
+  if (!names.length) return html`<p class="faint">Nothing to draw yet: the first optimizer step brings the first point.</p>`;
+  return html`<div class="row"><label>${title} <select value=${name} onChange=${(event) => setWanted(event.target.value)}>
+      ${names.map((one) => html`<option value=${one}>${one}</option>`)}</select></label>
+      <span class="faint">last ${precise(points.at(-1)?.[1])}</span></div>
+    <${Chart} x=${x} series=${series} names=${[name]} label="step" />`;
+}
+
+// Sections
+
+function Tiles({ facts, rates }) {
+  const waiting = facts.pending.sampling + facts.pending.training;
+  const tiles = [
+    ["tokens per second", short.format(rates.at(-1)?.total ?? 0)],
+    ["requests waiting or running", `${waiting}`],
+    ["sessions", facts.sessions.filter((one) => one.alive).length],
+    ["memory of the server", bytes(facts.memory_bytes)],
+    ["checkpoints on disk", bytes(facts.stored_bytes)],
+    ["requests, of these refused", `${short.format(facts.requests.total)}, ${short.format(facts.requests.refused)}`],
+  ];
+  return html`<div class="tiles">${tiles.map(([name, value]) => html`<div class="tile"><b>${value}</b><span>${name}</span></div>`)}</div>`;
+}
+
+function Runs({ facts, run, choose }) {
+  return html`<section class="wide" id="runs"><h2>Training runs</h2>
+    ${facts.runs.length === 0 && html`<p class="faint">No run yet. A client starts one with create_lora_training_client.</p>`}
+    ${facts.runs.length > 0 && html`<div class="scroll"><table><thead><tr><th>run</th><th>base model</th><th class="number">rank</th>
+      <th class="number">steps</th><th class="number">loss per token</th><th>last request</th><th>state</th></tr></thead>
+      <tbody>${facts.runs.map((one) => html`<tr class=${one.id === run ? "chosen" : ""}>
+        <td class="id"><button class="link" aria-pressed=${one.id === run} onClick=${() => choose(one.id)} title=${one.id}>${brief(one.id)}</button></td><td>${one.base_model}</td>
+        <td class="number">${one.rank}</td><td class="number">${one.steps}</td><td class="number">${precise(one.metrics["loss per token"])}</td>
+        <td>${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "open" ? "good" : "faint"}>${one.state}</td></tr>`)}</tbody></table></div>`}
+    </section>
+    <section><h2>Loss</h2><${Curve} key=${run} curves=${facts.curves} title="metric" first=${(name) => name === "loss per token"} /></section>
+    <section><h2>Rewards and other metrics</h2>
+      <${Curve} key=${run} curves=${facts.curves} title="metric" first=${(name) => /reward/i.test(name) || name.startsWith("grad_norm")} />
+      <p class="faint">The server sees what losses and optimizer steps report. A reward is here when a loss of yours reports it as a metric.</p></section>`;
+}
+
+function Checkpoints({ facts, sampleFrom }) {
+  return html`<section class="wide" id="checkpoints"><h2>Checkpoints</h2>
+    ${facts.checkpoints.length === 0 && html`<p class="faint">None yet.</p>`}
+    ${facts.checkpoints.length > 0 && html`<div class="scroll"><table><thead><tr><th>path</th><th>kind</th><th>saved</th><th class="number">size</th><th></th></tr></thead>
+      <tbody>${facts.checkpoints.map((one) => html`<tr><td class="id" title=${one.path}>${brief(one.path)}</td><td>${one.kind}</td>
+        <td>${ago(facts.now - one.created_at)}</td><td class="number">${bytes(one.nbytes)}</td>
+        <td>${one.kind === "sampler_weights" && html`<button onClick=${() => sampleFrom(0, one.path)}>Sample</button> <button onClick=${() => sampleFrom(1, one.path)}>Compare</button>`}</td></tr>`)}</tbody></table></div>`}
+  </section>`;
+}
+
+async function* readStream(body, signal) {
+  const answer = await ask("v1/completions", {
+    method: "POST", body: JSON.stringify({ ...body, stream: true }), headers: { "Content-Type": "application/json" }, signal,
+  });
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let held = "", part = await reader.read(); !part.done; part = await reader.read()) {
+    const events = (held + part.value).split("\n\n");
+    held = events.pop();
+    for (const event of events.filter((one) => one.startsWith("data: ") && one !== "data: [DONE]")) {
+      const value = JSON.parse(event.slice(6));
+      if (value.error) throw new Error(value.error.message);
+      yield value.choices[0]?.text ?? "";
+    }
+  }
+}
+
+function Playground({ facts, chosen, choose, needKey }) {
+  const [prompt, setPrompt] = useState("The ");
+  const [options, setOptions] = useState({ max_tokens: 64, temperature: 1, seed: 1 });
+  const [texts, setTexts] = useState(["", ""]);
+  const [running, setRunning] = useState(null);
+  const models = [...facts.models.map((one) => one.base_model), ...facts.checkpoints.filter((one) => one.kind === "sampler_weights").map((one) => one.path)];
+  const set = (side, change) => setTexts((before) => before.map((text, at) => (at === side ? change(text) : text)));
+  const sampleSide = async (side, signal) => {
+    set(side, () => "");
+    try {
+      for await (const text of readStream({ model: chosen[side], prompt, ...options }, signal)) set(side, (before) => before + text);
+    } catch (error) {
+      if (error instanceof NeedsKey) needKey();
+      else if (error.name !== "AbortError") set(side, (before) => `${before}\n[${error.message}]`);
+    }
+  };
+  const run = async () => {
+    const stop = new AbortController();
+    setRunning(stop);
+    await Promise.all([0, 1].filter((side) => chosen[side]).map((side) => sampleSide(side, stop.signal)));
+    setRunning(null);
+  };
+  const number = (name, step) => html`<label>${name} <input type="number" step=${step} min="0" value=${options[name]}
+    onInput=${(event) => setOptions({ ...options, [name]: Number(event.target.value) })} /></label>`;
+  return html`<section class="wide" id="playground"><h2>Sample and compare</h2>
+    <textarea aria-label="prompt" value=${prompt} onInput=${(event) => setPrompt(event.target.value)}></textarea>
+    <div class="row">${number("max_tokens", 1)} ${number("temperature", 0.1)} ${number("seed", 1)}
+      <button class="main" disabled=${running || !prompt} onClick=${run}>Sample</button>
+      ${running && html`<button onClick=${() => running.abort()}>Stop</button>`}</div>
+    <div class="pair">${[0, 1].map((side) => html`<div><select aria-label=${`model ${side + 1}`} value=${chosen[side]} onChange=${(event) => choose(side, event.target.value)}>
+      ${side === 1 && html`<option value="">nothing to compare with</option>`}${models.map((one) => html`<option value=${one}>${brief(one)}</option>`)}</select>
+      <pre aria-live="polite">${texts[side]}</pre></div>`)}</div></section>`;
+}
+
+function Usage({ facts }) {
+  const [prices, setPrices] = useState(() => JSON.parse(localStorage.getItem(PRICES) ?? "{}"));
+  const change = (kind, value) => {
+    const next = { ...prices, [kind]: value };
+    setPrices(next);
+    localStorage.setItem(PRICES, JSON.stringify(next));
+  };
+  const total = facts.tokens.reduce((sum, one) => sum + (one.count / 1e6) * Number(prices[one.kind] || 0), 0);
+  return html`<section><h2>Usage and cost</h2><div class="scroll"><table><thead><tr><th>tokens of</th><th>base model</th><th class="number">count</th><th class="number">cost</th></tr></thead>
+    <tbody>${facts.tokens.map((one) => html`<tr><td>${KINDS[one.kind] ?? one.kind}</td><td>${one.base_model}</td><td class="number">${one.count.toLocaleString("en")}</td>
+      <td class="number">${((one.count / 1e6) * Number(prices[one.kind] || 0)).toFixed(4)}</td></tr>`)}
+    <tr><td>all</td><td></td><td></td><td class="number"><b>${total.toFixed(4)}</b></td></tr></tbody></table></div>
+    <p class="faint">Since the server was started, or longer where it keeps every step. It has no prices: enter those of a service, for a million tokens each, to see what this would cost there.</p>
+    <div class="row">${Object.entries(KINDS).map(([kind, name]) => html`<label>${name} <input type="number" min="0" step="0.01" value=${prices[kind] ?? ""}
+      onInput=${(event) => change(kind, event.target.value)} /></label>`)}</div></section>`;
+}
+
+function Throughput({ rates }) {
+  const x = useMemo(() => rates.map((one) => one.at - rates.at(-1).at), [rates]);
+  const series = useMemo(() => Object.keys(KINDS).map((kind) => rates.map((one) => one[kind] ?? 0)), [rates]);
+  return html`<section><h2>Throughput</h2>${rates.length ? html`<${Chart} x=${x} series=${series} names=${Object.values(KINDS)} label="seconds" />
+    <p class="faint">Tokens per second since this page was opened.</p>` : html`<p class="faint">Measured from now on.</p>`}</section>`;
+}
+
+function Sessions({ facts }) {
+  return html`<section class="wide"><h2>Sessions and queue</h2>
+    <div class="scroll"><table id="queue"><thead><tr><th>waiting or running for</th><th class="number">training</th><th class="number">sampling</th></tr></thead>
+      <tbody>${facts.models.map((one) => html`<tr><td>${one.base_model}</td><td class="number">${one.pending.training}</td><td class="number">${one.pending.sampling}</td></tr>`)}</tbody></table></div>
+    ${facts.sessions.length > 0 && html`<div class="scroll"><table><thead><tr><th>session</th><th>project</th><th class="number">runs</th><th class="number">samplers</th><th>begun</th><th>last seen</th><th>client</th></tr></thead>
+      <tbody>${facts.sessions.map((one) => html`<tr><td class="id" title=${one.id}>${one.name ?? brief(one.id)}</td><td>${one.project}</td><td class="number">${one.runs}</td>
+        <td class="number">${one.samplers}</td><td>${ago(facts.now - one.created_at)}</td><td class=${one.alive ? "good" : "faint"}>${one.alive ? ago(one.silent_seconds) : "ended"}</td><td>${one.sdk}</td></tr>`)}</tbody></table></div>`}</section>`;
+}
+
+function KeyForm({ wrong, done }) {
+  const [key, setKey] = useState("");
+  const submit = (event) => {
+    event.preventDefault();
+    sessionStorage.setItem(KEY, key.trim());
+    done();
+  };
+  return html`<form class="key" onSubmit=${submit}><section><h2>This server wants its key</h2>
+    ${wrong && html`<p class="bad">The server does not take this key.</p>`}
+    <div class="row"><input type="password" aria-label="key" autocomplete="off" autofocus value=${key} onInput=${(event) => setKey(event.target.value)} />
+    <button class="main" disabled=${!key.trim()}>Show</button></div><p class="faint">It is sent to this server alone, as a header, and forgotten with this tab.</p></section></form>`;
+}
+
+// The whole
+
+const sum = (facts, kind) => facts.tokens.filter((one) => one.kind === kind).reduce((total, one) => total + one.count, 0);
+
+function rate(before, facts) {
+  const seconds = facts.clock - before.clock;
+  const kinds = Object.keys(KINDS).map((kind) => [kind, Math.max(0, sum(facts, kind) - sum(before, kind)) / seconds]);
+  return { at: facts.clock, total: kinds.reduce((total, [, value]) => total + value, 0), ...Object.fromEntries(kinds) };
+}
+
+function Page() {
+  const [facts, setFacts] = useState(null);
+  const [rates, setRates] = useState([]);
+  const [run, setRun] = useState("");
+  const [chosen, setChosen] = useState(["", ""]);
+  const [fault, setFault] = useState(null);
+  const [round, setRound] = useState(0);
+  const last = useRef(null);
+  useEffect(() => {
+    let timer = null;
+    let ended = false;
+    const load = async () => {
+      try {
+        if (!document.hidden || !last.current) {
+          const found = await (await ask(`overview?run=${encodeURIComponent(run)}`)).json();
+          if (ended) return;
+          if (last.current && found.clock > last.current.clock) setRates((before) => [...before.slice(-149), rate(last.current, found)]);
+          last.current = found;
+          setFacts(found);
+          setFault(null);
+          setRun((before) => before || found.runs[0]?.id || "");
+          setChosen((before) => (before[0] ? before : [found.models[0].base_model, before[1]]));
+        }
+      } catch (error) {
+        if (ended) return;
+        setFault(error);
+        if (error instanceof NeedsKey) return;
+      }
+      timer = setTimeout(load, EVERY_MS);
+    };
+    load();
+    return () => { ended = true; clearTimeout(timer); };
+  }, [run, round]);
+  const needKey = () => setFault(new NeedsKey());
+  if (fault instanceof NeedsKey) return html`<${KeyForm} wrong=${sessionStorage.getItem(KEY)} done=${() => { setFault(null); setRound(round + 1); }} />`;
+  const choose = (side, name) => setChosen((before) => before.map((one, at) => (at === side ? name : one)));
+  const sampleFrom = (side, name) => { choose(side, name); document.getElementById("playground").scrollIntoView({ behavior: "smooth" }); };
+  return html`<header><h1><img src="assets/icon.svg" alt="" /> tinker</h1><span class="faint">${facts?.models.map((one) => one.base_model).join(", ") ?? "connecting"}</span>
+    <nav><a href="docs">API</a></nav></header>
+    <main>${fault && html`<div class="notice" role="alert">The server does not answer: ${fault.message}</div>`}
+    ${facts && html`<${Tiles} facts=${facts} rates=${rates} /><${Runs} facts=${facts} run=${run} choose=${setRun} />
+      <${Checkpoints} facts=${facts} sampleFrom=${sampleFrom} />
+      <${Playground} facts=${facts} chosen=${chosen} choose=${choose} needKey=${needKey} />
+      <${Throughput} rates=${rates} /><${Usage} facts=${facts} /><${Sessions} facts=${facts} />`}</main>`;
+}
+
+const place = document.getElementById("page");
+place.replaceChildren();
+render(html`<${Page} />`, place);

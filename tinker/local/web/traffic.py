@@ -1,0 +1,95 @@
+"""Every request as it was answered: counted for the metrics, and written to the log.
+
+A log names the route, never the path that was asked for: paths hold the tokens of links.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+import attrs
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from tinker_wire.operations import OPERATIONS
+
+BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+NO_ROUTE = "no such path"
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+log: logging.Logger = logging.getLogger("tinker.local.requests")
+_OPERATIONS = {(row.method, row.path): name for name, row in OPERATIONS.items()}
+
+
+@attrs.define
+class DurationCounts:
+    """How many requests took how long: ``buckets[i]`` those of at most ``BOUNDS[i]`` seconds, the last one the rest."""
+
+    buckets: list[int] = attrs.field(factory=lambda: [0] * (len(BOUNDS) + 1))
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.buckets[bisect.bisect_left(BOUNDS, seconds)] += 1
+        self.seconds += seconds
+
+
+class Traffic:
+    """The requests of one server since its start, by route and status. Usable from several threads."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, int], int] = {}
+        self._durations: dict[str, DurationCounts] = {}
+
+    def add(self, name: str, status: int, seconds: float) -> None:
+        """Count one request."""
+        with self._lock:
+            self._counts[name, status] = self._counts.get((name, status), 0) + 1
+            self._durations.setdefault(name, DurationCounts()).add(seconds)
+
+    def counts(self) -> dict[tuple[str, int], int]:
+        """Return how many requests of each route were answered with each status."""
+        with self._lock:
+            return dict(self._counts)
+
+    def durations(self) -> dict[str, DurationCounts]:
+        """Return how long the requests of each route took."""
+        with self._lock:
+            return {name: attrs.evolve(counts, buckets=list(counts.buckets)) for name, counts in self._durations.items()}
+
+
+class TrafficWatch:
+    """The application, each of whose answers is counted and logged."""
+
+    def __init__(self, app: ASGIApp, traffic: Traffic, routes: Iterable[Route]) -> None:
+        self._app, self._traffic = app, traffic
+        self._paths: Mapping[int, str] = {id(route.endpoint): route.path for route in routes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status, started = 500, self._traffic.clock()
+
+        async def send_watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_watched)
+        finally:
+            self._note(scope, status, self._traffic.clock() - started)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+        path = self._paths.get(id(scope.get("endpoint")))
+        plain = None if path is None else path.replace(":checkpoint}", "}")
+        name = NO_ROUTE if plain is None else _OPERATIONS.get((method, plain), f"{method} {plain}")
+        self._traffic.add(name, status, seconds)
+        if log.isEnabledFor(logging.INFO):
+            client = (scope.get("client") or ("-",))[0]
+            log.info("%s %s %s %d %.1f ms", client, method, plain or f"({NO_ROUTE})", status, seconds * 1000)
