@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 PASSING = """
+import asyncio
 import tinker
 
 PROMPT, PARAMS = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=4)
@@ -18,6 +19,15 @@ def test_rate_limits_are_waited_out(tinker_server, tinker_service, tinker_clock)
     assert sampler.sample(PROMPT, 1, PARAMS).result(timeout=30).sequences
     assert tinker_clock.now - 1000 >= 9
 
+def test_async(tinker_server, tinker_sampler, tinker_training):
+    tinker_server.script_samples(["yes"])
+
+    async def ask():
+        assert (await tinker_training).model_id
+        return await tinker_sampler.sample(PROMPT, 1, PARAMS)
+
+    assert bytes(asyncio.run(ask()).sequences[0].tokens) == b"yes"
+
 def test_url(tinker_url):
     service = tinker.ServiceClient(base_url=tinker_url, api_key="tml-test")
     with service:
@@ -27,6 +37,9 @@ def test_url(tinker_url):
 FAILING = """
 def test_unused(tinker_server):
     tinker_server.drop_next("asample", times=2)
+
+def test_unheard(tinker_server):
+    tinker_server.script_samples(["a", "b"])
 """
 
 LAZY = """
@@ -56,7 +69,7 @@ def test_fixtures_work_as_shown(tmp_path: Path) -> None:
     """The fixtures give a server, a client of it, simulated time, and a port."""
     code, output = run_pytest(tmp_path, PASSING)
     assert code == 0, output
-    assert "2 passed" in output
+    assert "3 passed" in output
 
 
 def test_unused_faults_fail_the_test(tmp_path: Path) -> None:
@@ -64,6 +77,7 @@ def test_unused_faults_fail_the_test(tmp_path: Path) -> None:
     code, output = run_pytest(tmp_path, FAILING)
     assert code == 1, output
     assert "asample: drop, 2 left" in output
+    assert "never asked for: 2 samples" in output
 
 
 def test_runs_that_do_not_use_it_load_nothing(tmp_path: Path) -> None:

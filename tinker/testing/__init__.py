@@ -1,4 +1,4 @@
-"""What helps to test: a server whose exchanges fail as told, a clock, pytest fixtures of both, and the conformance kit.
+"""Tools for tests: a server with scripted faults, a clock, pytest fixtures of both, and the conformance kit.
 
 Programs that use the client are tested against the toy engine, on a wire on which anything can go wrong, in simulated time::
 
@@ -9,6 +9,9 @@ Programs that use the client are tested against the toy engine, on a wire on whi
 
 The fixtures (:mod:`tinker.testing.plugin`) are there wherever this package is installed; a scripted fault that does not happen
 fails the test.
+
+What the model says can be scripted too (``script_samples``, ``script_logprobs``, ``script_losses``), so that the code of a
+reward is tested without chance.
 
 Servers are tested by the conformance kit. From a shell it is ``tinker conformance --base-url http://localhost:8000``. In a
 test suite each check is one test::
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from tinker.testing.clock import SteppedClock
     from tinker.testing.conformance import Nonconformance, Outcome, Report, Row, check_ids, run, verify
     from tinker.testing.faults import Fault
+    from tinker.testing.script import ScriptedSample
     from tinker.testing.server import FaultyServer, ReceivedRequest, toy_server
 
 # Imported when first used: pytest loads the plugin of this package in every run.
@@ -44,6 +48,7 @@ _HOMES = {
     "Outcome": "conformance",
     "Report": "conformance",
     "Row": "conformance",
+    "ScriptedSample": "script",
     "SteppedClock": "clock",
     "check_ids": "conformance",
     "run": "conformance",
@@ -59,6 +64,7 @@ __all__ = [
     "Outcome",
     "Report",
     "Row",
+    "ScriptedSample",
     "SteppedClock",
     "check_ids",
     "run",

@@ -60,6 +60,18 @@ def tinker_service(tinker_server: FaultyServer) -> tinker.ServiceClient:
 
 
 @pytest.fixture
+def tinker_training(tinker_service: tinker.ServiceClient) -> tinker.TrainingClient:
+    """A new training client of that server, rank 4. It may be awaited in async tests: clients belong to no event loop."""
+    return tinker_service.create_lora_training_client("tinker/toy", rank=4, seed=0)
+
+
+@pytest.fixture
+def tinker_sampler(tinker_service: tinker.ServiceClient) -> tinker.SamplingClient:
+    """A sampling client of that server's base model."""
+    return tinker_service.create_sampling_client(base_model="tinker/toy")
+
+
+@pytest.fixture
 def tinker_url(tmp_path: Path) -> Iterator[str]:
     """The base URL of a server with the toy engine on a port of this machine, in real time; nothing fails there."""
     from tinker.testing import toy_server

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -23,6 +23,7 @@ from tinker.testing.asgi import call_app
 from tinker.testing.clock import SteppedClock
 from tinker.testing.faults import Fault, FaultKind, FaultScript, HeaderValue, OtherForms, ServerResponse
 from tinker.testing.port import Port
+from tinker.testing.script import Answer, AnswerRule, LogprobRule, LossRule, ModelScript
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -93,6 +94,7 @@ class FaultyServer:
         self._port: Port | None = None
         self._services: list[tinker.ServiceClient] = []
         self.state: State | None = None
+        self.model_script: ModelScript | None = None
         self.exchanges: list[ReceivedRequest] = []
         self.totals: Counter[str] = Counter()
 
@@ -186,11 +188,53 @@ class FaultyServer:
     def forget(self) -> None:
         """Forget the script, and let nothing fail by chance."""
         self._script.forget()
+        if self.model_script is not None:
+            self.model_script.forget()
 
     def verify(self) -> None:
-        """AssertionError when a scripted fault has not happened; it names each."""
+        """AssertionError when a scripted fault has not happened, or a scripted answer was not asked for; it names each."""
         unused = self._script.list_pending()
         assert not unused, f"scripted faults that never happened: {'; '.join(unused)}"
+        unheard = [] if self.model_script is None else self.model_script.list_pending()
+        assert not unheard, f"scripted, and never asked for: {'; '.join(unheard)}"
+
+    # -------------------------------------------------------------------------------------------------------------- the model
+
+    def script_samples(self, answers: Iterable[Answer] | Mapping[str, Iterable[Answer]] | AnswerRule) -> None:
+        """Let the model say this, from the next sample on.
+
+        A list is said in the order in which samples are asked for, each element once. Where several requests are under way at
+        once, give a mapping of prompts (as text) to lists, or a function of the prompt, so that their order does not matter.
+        An answer is a text, token ids, or a :class:`ScriptedSample` with log-probabilities. A sample for which the script has
+        no answer left fails.
+
+        >>> import tinker
+        >>> from tinker.testing import toy_server
+        >>> with toy_server() as server:
+        ...     server.script_samples({"2 + 2 =": [" 4", " 5"]})
+        ...     sampler = server.service().create_sampling_client(base_model="tinker/toy")
+        ...     prompt = tinker.ModelInput.from_ints(list(b"2 + 2 ="))
+        ...     answers = sampler.sample(prompt, 2, tinker.SamplingParams(max_tokens=8)).result(30).sequences
+        ...     [bytes(one.tokens).decode() for one in answers]
+        [' 4', ' 5']
+        """
+        self._model_script().add_samples(answers)
+
+    def script_logprobs(self, rule: LogprobRule) -> None:
+        """Let ``compute_logprobs`` return what ``rule(tokens)`` gives for each token of a prompt after the first."""
+        self._model_script().logprob_rule = rule
+
+    def script_losses(self, losses: Iterable[float] | LossRule) -> None:
+        """Let the next ``forward`` and ``forward_backward`` requests report these losses; the gradients stay the toy's.
+
+        A function is called with the name of the loss and the number of the request, from 0.
+        """
+        self._model_script().add_losses(losses)
+
+    def _model_script(self) -> ModelScript:
+        if self.model_script is None:
+            raise ValueError("this server has no model of its own to script; use toy_server()")
+        return self.model_script
 
     # ------------------------------------------------------------------------------------------------------------ up and down
 
@@ -385,14 +429,16 @@ def toy_server(
     ``clock`` is the server's as well. The end of the block closes the clients and the server; it does not
     :meth:`~FaultyServer.verify`. With ``keep`` False the log of requests stays empty.
     """
-    from tinker.local import Settings, State, create_app, open_engine
+    from tinker.local import Settings, State, create_app
+    from tinker.testing.scripted_engine import ScriptedEngine
 
     with tempfile.TemporaryDirectory(prefix="tinker-") as folder:
         chosen: dict[str, Any] = {"hold_seconds": 0.2, "data_dir": data_dir or Path(folder), **settings}
         clocks: dict[str, Any] = {} if clock is None else {"clock": clock, "now": clock}
-        state = State(lambda: open_engine("toy"), Settings(**chosen), **clocks)
+        script = ModelScript()
+        state = State(lambda: ScriptedEngine(script), Settings(**chosen), **clocks)
         server = FaultyServer(create_app(state), clock=clock, keep=keep)
-        server.state = state
+        server.state, server.model_script = state, script
         try:
             yield server
         finally:

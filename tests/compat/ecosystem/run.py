@@ -165,15 +165,20 @@ def run_script(script: str, folder: Path, python: Path, variables: dict[str, str
 
 
 def run_own_tests(name: str, package: dict[str, Any], folder: Path, python: Path, variables: dict[str, str]) -> Results:
-    """The tests of the source distribution, by pytest; skipped ones are left out."""
+    """The tests of the source distribution, by pytest; skipped ones are left out, and those that fail run once more, alone."""
     source = unpack(name, package["version"], folder)
     listed = package.get("tests") or (COOKBOOK / package["tests_listed"]).read_text().split()
-    report = folder / "junit.xml"
-    command = [str(python), "-m", "pytest", "-q", "-W", "ignore", f"--junitxml={report}", *listed]
-    done = follow(command, source, variables)
-    if not report.exists():
-        raise SystemExit(f"{name}: its tests did not run:\n{done.stdout}{done.stderr}")
-    return dict(read_case(case) for case in ElementTree.parse(report).iter("testcase") if case.find("skipped") is None)
+    found: Results = {}
+    for chosen in ([], ["--last-failed", "--last-failed-no-failures=none"]):
+        report = folder / "junit.xml"
+        report.unlink(missing_ok=True)
+        command = [str(python), "-m", "pytest", "-q", "-W", "ignore", f"--junitxml={report}", *chosen, *listed]
+        done = follow(command, source, variables)
+        if not report.exists():
+            raise SystemExit(f"{name}: its tests did not run:\n{done.stdout}{done.stderr}")
+        cases = ElementTree.parse(report).iter("testcase")
+        found |= dict(read_case(case) for case in cases if case.find("skipped") is None)
+    return found
 
 
 def read_case(case: ElementTree.Element) -> tuple[str, dict[str, Any]]:

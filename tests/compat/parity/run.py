@@ -10,6 +10,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import attrs
@@ -36,16 +39,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--current", required=True, help="a Python that has the official 0.38.0")
     parser.add_argument("--old", required=True, help="a Python that has the official 0.7.0")
+    parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1, help="how many scripts run at a time")
     parser.add_argument("scripts", nargs="*", help="names of scripts; all of them by default")
     arguments = parser.parse_args()
     found = {path.stem: path for path in [*sorted(SCRIPTS.glob("*.py")), QUICKSTART] if path.stem not in HELPERS}
     require(arguments.current, "0.38.0")
     require(arguments.old, "0.7.0")
     print(f"{'script':20} {'official':8} {'requests':>9} {'results':>8} {'exceptions':>10}")
+    chosen = [found[name] for name in arguments.scripts or found]
+    pythons = {"0.38.0": arguments.current, "0.7.0": arguments.old}
     failures = 0
-    for name in arguments.scripts or found:
-        old = name.startswith("old_")
-        failures += compared(found[name], arguments.old if old else arguments.current, "0.7.0" if old else "0.38.0")
+    # Each comparison has a process, as the servers are in it and PyTorch's numbers are drawn for a whole process.
+    with ProcessPoolExecutor(arguments.at_once, get_context("spawn")) as pool:
+        for failed, said in pool.map(partial(compared, pythons=pythons), chosen):
+            print(said, flush=True)
+            failures += failed
     return failures
 
 
@@ -57,25 +65,23 @@ def require(python: str, version: str) -> None:
         raise SystemExit(f"{python} has tinker {found.stdout.strip()}, not the official {version}")
 
 
-def compared(script: Path, python: str, version: str) -> int:
-    """1 when the script fails with either client, or anything differs that is no known exception."""
-    theirs, ours = run(script, python), run(script, sys.executable)
+def compared(script: Path, pythons: dict[str, str]) -> tuple[bool, str]:
+    """Whether the script fails with either client, or anything differs that is no known exception; and the lines that say so."""
+    version = "0.7.0" if script.stem.startswith("old_") else "0.38.0"
+    theirs, ours = run(script, pythons[version]), run(script, sys.executable)
     if theirs.code or ours.code:
-        print(f"{script.stem:20} {version:8} failed: {theirs.code} with the official client, {ours.code} with ours", flush=True)
-        print((theirs if theirs.code else ours).output)
-        return 1
+        how = f"failed: {theirs.code} with the official client, {ours.code} with ours"
+        return True, f"{script.stem:20} {version:8} {how}\n{(theirs if theirs.code else ours).output}"
     said = differences(messages(theirs.requests), messages(ours.requests))
     shown = differing_lines(lines(theirs.output), lines(ours.output))
     known = {where for name, where in EXCEPTIONS if name == script.stem}
     wrong = [(where, what) for where, what in [*said, *shown] if where not in known]
     gone = known - {where for where, _ in [*said, *shown]}
     counts = f"{sum(messages(theirs.requests).values()):9} {len(lines(theirs.output)):8} {len(known):10}"
-    print(f"{script.stem:20} {version:8} {counts} {'different' if wrong or gone else 'equal'}", flush=True)
-    for where, what in wrong:
-        print(f"    {where}: {what[:1500]}")
-    for where in gone:
-        print(f"    {where}: is no exception any more")
-    return int(bool(wrong or gone))
+    told = [f"{script.stem:20} {version:8} {counts} {'different' if wrong or gone else 'equal'}"]
+    told += [f"    {where}: {what[:1500]}" for where, what in wrong]
+    told += [f"    {where}: is no exception any more" for where in gone]
+    return bool(wrong or gone), "\n".join(told)
 
 
 def run(script: Path, python: str) -> Run:

@@ -5,6 +5,7 @@ python tests/compat/servers/page.py [--check | --notes]
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -12,6 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
+import own_tests
 from servers import HERE, OFFICIAL_OF_TODAY, SERVERS, Server
 
 RECORDED = HERE / "recorded"
@@ -46,6 +48,18 @@ def recorded() -> dict[tuple[str, str], dict[str, Any]]:
     return found
 
 
+def scenario_version() -> str:
+    """A name for the scenario as it is in this tree: the same for the same files."""
+    files = sorted((HERE / "scenario").glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+
+
+def outdated() -> list[str]:
+    """The runs that were made with another version of the scenario."""
+    runs = recorded().items()
+    return [f"{server} with {client}" for (server, client), run in runs if run.get("scenario") != scenario_version()]
+
+
 def notes() -> dict[str, dict[str, Any]]:
     """What is known by hand of a step on a server: whether the server lacks it, and the reason in words."""
     return tomllib.loads((HERE / "notes.toml").read_text())
@@ -59,7 +73,7 @@ def steps_of(run: dict[str, Any]) -> Steps:
 def section() -> str:
     """The whole section."""
     runs = recorded()
-    parts = [*versions(runs), *counts(runs), *features(runs), *reasons(runs), *better(runs)]
+    parts = [*versions(runs), *counts(runs), *features(runs), *reasons(runs), *better(runs), *own_tests.section(SERVERS)]
     return "\n".join(parts) + "\n"
 
 
@@ -200,5 +214,7 @@ if __name__ == "__main__":
     if "--notes" in sys.argv:
         sys.exit("\n".join(f"no such failure: {note}" for note in idle_notes()) or 0)
     if "--check" in sys.argv:
+        if outdated():
+            sys.exit(f"made with another version of the scenario: {', '.join(outdated())}")
         sys.exit(0 if PAGE.read_text() == with_section(PAGE.read_text(), section()) else "docs/servers.md is not as recorded")
     write_page()

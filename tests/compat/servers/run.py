@@ -1,9 +1,11 @@
 """Install other people's servers, start each, and run the scenario against it with this client and the official ones.
 
 python tests/compat/servers/run.py --scratch FOLDER [--only SERVER ...] [--client CLIENT ...] [--step TEXT] [--keep] [--slow TIMES]
+                                     [--conformance | --own-tests --wheel WHEEL [--skyrl CLONE]]
 
 The Python that runs this has this client. What came of each run is written to `recorded/`, and the tables of docs/servers.md are
 made from that. `--client` is `ours` or a version of the official client; with `--step` or `--keep` nothing is recorded.
+`--conformance` writes the reports in docs/conformance instead, `--own-tests` runs the tests that come with the servers.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import sys
 import time
 from pathlib import Path
 
-from page import write_page
+from conformance import write_report
+from own_tests import OWN_TESTS, run_own_tests
+from page import scenario_version, write_page
 from servers import HERE, KEY, MODEL, SERVERS, Server, StartError, running
 
 TORCH = "torch==2.13.0"
@@ -33,6 +37,11 @@ def main() -> int:
     parser.add_argument("--client", nargs="*", help="these clients")
     parser.add_argument("--step", default="", help="the steps whose area and title have this text")
     parser.add_argument("--keep", action="store_true", help="record nothing")
+    parser.add_argument("--conformance", action="store_true", help="run the conformance kit, and no scenario")
+    parser.add_argument("--own-tests", action="store_true", help="run the servers' own tests, and no scenario")
+    parser.add_argument("--wheel", type=Path, help="of this package, for the servers' own tests")
+    parser.add_argument("--files", nargs="*", help="these files of a server's own tests, or FILE::TEST")
+    parser.add_argument("--skyrl", type=Path, help="a clone of SkyRL, for its tests; else GitHub is asked")
     parser.add_argument("--total", type=float, default=1500.0, help="seconds for one run of the scenario")
     parser.add_argument("--slow", type=float, default=1.0, help="how many times as long everything may take, on a busy machine")
     arguments = parser.parse_args()
@@ -51,6 +60,12 @@ def compare(server: Server, arguments: argparse.Namespace) -> int:
     """Run the scenario with each client, on a fresh server each time; 1 when the server cannot be installed or started."""
     try:
         python = server_python(server, arguments.scratch)
+        if arguments.conformance:
+            check_conformance(server, python, arguments.scratch)
+            return 0
+        if arguments.own_tests:
+            try_own_tests(server, python, arguments)
+            return 0
         for client in server.clients:
             if arguments.client and client not in arguments.client:
                 continue
@@ -60,6 +75,22 @@ def compare(server: Server, arguments: argparse.Namespace) -> int:
         print(f"ERROR: {error}", flush=True)
         return 1
     return 0
+
+
+def check_conformance(server: Server, python: str, scratch: Path) -> None:
+    """The report of the conformance kit on a server of other people."""
+    if server.package:
+        folder = fresh_folder(scratch / "run" / f"{server.name}-conformance")
+        with running(server, python, folder, free_port()) as url:
+            write_report(server, url)
+
+
+def try_own_tests(server: Server, python: str, arguments: argparse.Namespace) -> None:
+    """The tests that come with a server, with each client."""
+    if server.name in OWN_TESTS:
+        fresh_folder(arguments.scratch / "run" / f"{server.name}-own-tests")
+        tests = OWN_TESTS[server.name].limited(arguments.files)
+        run_own_tests(server, tests, python, arguments.scratch, arguments.wheel, arguments.skyrl)
 
 
 def run_scenario(server: Server, python: str, client: str, client_python: str, arguments: argparse.Namespace) -> None:
@@ -76,13 +107,21 @@ def run_scenario(server: Server, python: str, client: str, client_python: str, a
         except subprocess.TimeoutExpired:
             print("the scenario did not end in time", flush=True)
     if not (arguments.step or arguments.keep):
-        record(server, client, json.loads(out.read_text().replace(str(folder), "<folder>")))
+        record(server, client, json.loads(hide_paths(out.read_text(), {folder: "<folder>", arguments.scratch: "<scratch>"})))
+
+
+def hide_paths(text: str, names: dict[Path, str]) -> str:
+    """A text without the places of this machine, which servers put into their errors."""
+    for path, name in {**names, Path(sys.base_prefix): "<python>"}.items():
+        text = text.replace(str(path), name)
+    return text
 
 
 def record(server: Server, client: str, found: dict[str, object]) -> None:
     """Write down a run for the page."""
     RECORDED.mkdir(exist_ok=True)
-    entry = {"server": server.name, "server_version": server.version, "day": time.strftime("%Y-%m-%d", time.gmtime()), **found}
+    facts = {"server": server.name, "server_version": server.version, "scenario": scenario_version()}
+    entry = {**facts, "day": time.strftime("%Y-%m-%d", time.gmtime()), **found}
     (RECORDED / f"{server.name}-{client}.json").write_text(json.dumps(entry, indent=1) + "\n")
 
 

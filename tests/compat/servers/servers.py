@@ -65,6 +65,7 @@ SERVERS = (
         (
             "its engine is a process of the same environment, not one of `uv run`",
             "where the Python is 3.11, `TypedDict` of typing_extensions, which pydantic wants there",
+            "it keeps 96 adapters, not 32",
         ),
         ready_text="Starting background engine",
         start_seconds=900,
@@ -92,6 +93,7 @@ SERVERS = (
             'its gateway and its own worker are put together as its launcher does, with `device="cpu"`, where that would take '
             "a scripted worker",
             "its tracebacks are logged without the values of variables",
+            "its worker keeps 128 adapters, not 20, above which it drops adapters that it is about to use",
             CPU_TORCH,
         ),
     ),

@@ -15,7 +15,8 @@ import shutil
 import sys
 from pathlib import Path
 
-TOKENIZER = Path(__file__).resolve().parents[3] / "tinker" / "local" / "base_model"
+from tinker.local.engines import PACKAGED_FOLDER
+
 END_OF_TEXT, PAD, VOCABULARY = 256, 257, 258
 SEED = 7
 
@@ -44,7 +45,7 @@ def write_model(home: Path) -> None:
     model = transformers.Qwen3ForCausalLM(config).to(torch.float32)
     model.save_pretrained(home)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / name, home / name)
+        shutil.copy(PACKAGED_FOLDER / name, home / name)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import attrs
 import httpx
+from tinker_wire import models
+from tinker_wire.api import service as service_api
 
+from tinker._wire import json, proto
+from tinker.testing.conformance.heartbeats import Heartbeats
 from tinker.testing.conformance.memory import RunMemory
-from tinker.testing.conformance.outcome import LIMITS, Absent, Blocked, Broken, Contradiction, Crash, Late, normalize
+from tinker.testing.conformance.outcome import LIMITS, Absent, Blocked, Broken, CheckEnd, Contradiction, Crash, Late, normalize
 
 #: Clients give a poll up after that, and ask again.
 LONGEST_POLL_SECONDS = 45.0
@@ -19,15 +25,17 @@ MAX_ANSWER_NBYTES = 256 << 20
 _TOO_MANY = 429
 _WAIT = frozenset({_TOO_MANY, 503})
 _WAIT_SECONDS = 1.0
+_LONGEST_HEARTBEAT_SECONDS = 10.0
 _KEY_HEADER = "X-API-Key"
 
 
 @attrs.frozen
 class KitClock:
-    """Time as the kit sees it, so that its own tests need not wait."""
+    """Time as the kit sees it, so that its own tests need not wait. ``event`` makes events that are waited for so long."""
 
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    event: Callable[[], threading.Event] = threading.Event
 
 
 class CheckDeadline:
@@ -63,6 +71,11 @@ class SentRequest:
     headers: Mapping[str, str] = attrs.field(factory=lambda: dict[str, str](), repr=False)
     content: bytes = attrs.field(default=b"", repr=False)
     operation: str = ""
+
+    @property
+    def is_protobuf(self) -> bool:
+        """Whether its body is protobuf."""
+        return self.headers.get("Content-Type") == proto.MEDIA_TYPE
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -108,10 +121,12 @@ class Connection:
         self.api_key = api_key
         self.clock: KitClock = clock or KitClock()
         self.memory: RunMemory = RunMemory(base_model=base_model)
+        self.heartbeats: Heartbeats = Heartbeats(self.clock.event, self._beat)
         self._client = httpx.Client(headers=headers, transport=transport, follow_redirects=False, trust_env=False)
 
     def close(self) -> None:
-        """Close every connection."""
+        """End the heartbeats and close every connection."""
+        self.heartbeats.close()
         self._client.close()
 
     def reach(self, seconds: float) -> None:
@@ -132,7 +147,8 @@ class Connection:
         if answer.status == 501:
             raise Absent(str(answer), cause=f"501: {operation}", operation=operation)
         if answer.status >= 500:
-            raise Crash(str(answer), cause=f"crash: {operation or message}", operation=operation)
+            cause = "protobuf" if message.is_protobuf else f"crash: {operation or message}"
+            raise Crash(str(answer), cause=cause, operation=operation)
         return answer
 
     def _send_twice(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
@@ -154,6 +170,16 @@ class Connection:
                 raise
             self.memory.full.add(operation)
             raise Blocked(f"{answer}, for as long as the check may take", LIMITS) from error
+
+    def _beat(self, session_id: str) -> None:
+        """Say once that a session is alive, whatever is answered; from a thread of its own."""
+        beat = models.SessionHeartbeatRequest(session_id=session_id)
+        request = service_api.session_heartbeat(beat)
+        body = self.memory.refused.without(request.operation, beat)
+        headers = {"Accept": json.MEDIA_TYPE, "Content-Type": json.MEDIA_TYPE, **request.headers}
+        message = SentRequest(request.method, request.path, self.api_key, headers, json.encode(body), request.operation)
+        with suppress(CheckEnd):
+            self._once(message, CheckDeadline(_LONGEST_HEARTBEAT_SECONDS, self.clock))
 
     def fetch(self, url: str, deadline: CheckDeadline) -> ReceivedResponse:
         """The answer of another address, asked without the credential."""

@@ -1,12 +1,11 @@
 """What one check works with: requests of the contract, a session of its own, and results that are waited for.
 
-Whatever a check makes belongs to its session, and is freed in the end.
+Whatever a check makes belongs to its session, and is freed at the end of the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -22,7 +21,7 @@ from tinker.testing.conformance import decoding
 from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse
 from tinker.testing.conformance.dialogue import Dialogue, is_without_route
 from tinker.testing.conformance.leftovers import Leftovers
-from tinker.testing.conformance.outcome import CheckEnd, Failed, Late
+from tinker.testing.conformance.outcome import Contradiction, Failed, Late
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 T = TypeVar("T")
@@ -30,7 +29,6 @@ T = TypeVar("T")
 _SHUTDOWN_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 _NUMBERS_OF_A_CHECK = 1000
-_HEARTBEAT_SECONDS = 10.0
 
 
 @attrs.frozen
@@ -54,7 +52,6 @@ class CheckContext(Dialogue):
         super().__init__(connection, deadline, check=check, core=core)
         self.leftovers: Leftovers = Leftovers()
         self._session_id: str | None = None
-        self._beaten: float = connection.clock.monotonic()
         self._first_number: int = 0
         self._spare: Callable[[], tuple[str, int]] | None = None
 
@@ -89,7 +86,9 @@ class CheckContext(Dialogue):
         self.require(answer.status < 300, f"the request {promise.request_id!r} was accepted, and {answer}")
         self.connection.memory.statuses.setdefault("retrieve_future", set()).add(answer.status)
         if answer.media_type == proto.MEDIA_TYPE:
-            self.require(protobuf, "a result as protobuf where only JSON was accepted")
+            if not protobuf:
+                how = f"the result of {promise.operation} comes as protobuf where only JSON is accepted"
+                raise Contradiction(how, cause="json results", operation="retrieve_future")
             bulky = promise.kind in (ForwardBackwardOutput, SampleResponse)
             self.require(bulky, f"the result of {promise.operation} is protobuf, which it never is")
         else:
@@ -99,7 +98,7 @@ class CheckContext(Dialogue):
     def _check_failure(self, promise: PendingResult[Any], answer: ReceivedResponse) -> None:
         if "error" in _small_object(answer):
             failed = self.decode(answer, models.RequestFailedResponse)
-            how = f"{promise.operation} fails: {failed.error} (category {failed.category})"
+            how = f"{promise.operation} fails: {decoding.first_line(failed.error)} (category {failed.category})"
             raise Failed(how, failed.category, operation=promise.operation)
 
     def _poll_until_done(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
@@ -118,7 +117,6 @@ class CheckContext(Dialogue):
     def _poll_again_where_late(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
         """The answer of a poll, which clients ask for again when it is held too long."""
         while True:
-            self._beat_when_due()
             try:
                 return self.poll(promise.request_id, protobuf=protobuf, metadata=metadata)
             except Late as error:
@@ -176,22 +174,14 @@ class CheckContext(Dialogue):
         given: dict[str, Any] = {"tags": ["conformance"], "user_metadata": {}, "sdk_version": __version__, **fields}
         made = self.call(service_api.create_session(models.CreateSessionRequest(**given))).session_id
         self.leftovers.sessions.append(made)
+        self.connection.heartbeats.keep(made)
         return made
-
-    def _beat_when_due(self) -> None:
-        """Say that the check's sessions are alive, as often as clients do; how that is answered is another check's matter."""
-        now = self.connection.clock.monotonic()
-        if now - self._beaten < _HEARTBEAT_SECONDS:
-            return
-        self._beaten = now
-        for session in self.leftovers.sessions:
-            with suppress(CheckEnd):
-                self.send(service_api.session_heartbeat(models.SessionHeartbeatRequest(session_id=session)))
 
     def finish(self, session_id: str, reason: str = "success") -> None:
         """End a session."""
         body = models.FinishSessionRequest(reason={"type": reason}, detail=None)
         self.call(service_api.finish_session(body, session_id=session_id))
+        self.connection.heartbeats.release(session_id)
 
     def lend(self, spare: Callable[[], tuple[str, int]]) -> None:
         """Note a model that another check may use after this one, unless this one ends early."""
@@ -203,6 +193,13 @@ class CheckContext(Dialogue):
             self.connection.memory.spare = self._spare()
         self.deadline: CheckDeadline = CheckDeadline(_SHUTDOWN_SECONDS, self.connection.clock)
         self.leftovers.free(self.send, self.connection.memory)
+        self._release_sessions()
+
+    def _release_sessions(self) -> None:
+        """Keep alive only what cannot be finished: its models may be those of later checks."""
+        if "finish_session" not in self.connection.memory.lacking:
+            for session in self.leftovers.sessions:
+                self.connection.heartbeats.release(session)
 
 
 def _is_failure(answer: ReceivedResponse) -> bool:
@@ -216,7 +213,8 @@ _MAY_BE_FAILURE = frozenset({404, 409, 422})
 
 def is_announced(answer: ReceivedResponse) -> bool:
     """Whether the answer of a poll says only that the result is there, and how large it is."""
-    return answer.status < 300 and _small_object(answer).get("status") is not None
+    body = _small_object(answer)  # a result may have a status, too
+    return answer.status < 300 and "status" in body and "request_id" in body and "response_payload_size" in body
 
 
 _SMALL_NBYTES = 1 << 16

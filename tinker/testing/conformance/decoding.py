@@ -107,4 +107,10 @@ def detail(answer: ReceivedResponse) -> str:
         told = body["detail"]
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         return answer.excerpt or "nothing"
-    return told if isinstance(told, str) else msgspec.json.encode(told).decode()[:200]
+    return first_line(told) if isinstance(told, str) else msgspec.json.encode(told).decode()[:200]
+
+
+def first_line(told: str) -> str:
+    """What an error says without its traceback: its first line, or where it begins with a traceback its last."""
+    lines = told.strip().splitlines() or [""]
+    return lines[-1] if lines[0].startswith("Traceback") else lines[0]

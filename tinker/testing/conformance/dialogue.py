@@ -10,7 +10,7 @@ import msgspec
 from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Binary, Request
 
-from tinker._http import ABSENT_STATUSES
+from tinker._http import ABSENT_STATUSES, is_success
 from tinker._wire import json
 from tinker.testing.conformance import decoding
 from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse, SentRequest
@@ -26,13 +26,17 @@ _FORBIDDEN = frozenset({401, 402, 403})
 
 
 class Dialogue:
-    """Requests of one check and their answers. ``observations`` is what it has found that is not as the document says."""
+    """Requests of one check and their answers. ``observations`` is what it has found that is not as the document says.
+
+    ``check`` is the name of the check.
+    """
 
     def __init__(self, connection: Connection, deadline: CheckDeadline, *, check: str = "", core: bool = False) -> None:
         self.connection = connection
         self.deadline: CheckDeadline = deadline
         self.observations: list[Observation] = []
-        self._check, self._core = check, core
+        self.check: str = check
+        self._core = core
 
     # ------------------------------------------------------------------------------------------------------------ findings
 
@@ -52,7 +56,7 @@ class Dialogue:
 
     def need(self, check: str) -> None:
         """Blocked when what the check before this one is about is known to fail."""
-        if check != self._check and check in self.connection.memory.broken:
+        if check != self.check and check in self.connection.memory.broken:
             raise Blocked(self.connection.memory.broken[check], check)
 
     def require(self, holds: bool, how: str) -> None:
@@ -124,7 +128,7 @@ class Dialogue:
 
     def require_acceptance(self, request: Request[Any], answer: ReceivedResponse) -> None:
         """Nothing for a success. Absent when there is no such operation, Refused otherwise."""
-        if not 200 <= answer.status < 300:
+        if not is_success(answer.status):
             self._raise_refusal(request, answer)
 
     def decode(self, answer: ReceivedResponse, kind: type[T]) -> T:
@@ -147,6 +151,7 @@ class Dialogue:
         refusal = Refused(how, answer.status, operation=operation)
         is_required = not OPERATIONS[operation].optional
         if is_required and is_without_route(answer):
+            how = f"{operation} answers {answer.status} to {answer.message}: {decoding.detail(answer)}"
             raise Contradiction(how, cause="missing operation", operation=operation)
         if answer.status in ABSENT_STATUSES and not is_required and not self._core:
             raise Absent(how, cause=refusal.cause, operation=operation)
@@ -154,22 +159,25 @@ class Dialogue:
             raise Absent(how, cause=refusal.cause, operation=operation)
         raise refusal
 
-    def expect_refusal(self, request: Request[Any], *statuses: int, cause: str = "", **options: Any) -> ReceivedResponse:
+    def expect_refusal(
+        self, request: Request[Any], *statuses: int, cause: str = "", about: str = "", **options: Any
+    ) -> ReceivedResponse:
         """The answer to a request that must be refused with one of these statuses. Contradiction when it is not refused.
 
-        ``cause`` is the one of a request that is not refused.
+        ``cause`` is the one of a request that is not refused, ``about`` what is wrong with it.
         """
         wanted, operation = " or ".join(map(str, statuses)), request.operation
+        due = f"where it must refuse {about} with {wanted}" if about else f"where it must refuse with {wanted}"
         try:
             answer = self.send(request, **options)
         except Crash as error:
             raise Crash(
-                f"{error}, where it must refuse with {wanted}",
+                f"{error}, {due}",
                 cause=cause or ("unknown ids" if 404 in statuses else "crash for refusal"),
                 operation=operation,
             ) from error
         if answer.status < 400:
-            how = f"{answer.message}: answers {answer.status} where it must refuse with {wanted}"
+            how = f"{answer.message}: answers {answer.status} {due}"
             raise Contradiction(how, cause=cause, operation=operation)
         how = f"{answer.message}: refuses with {answer.status} instead of {wanted}"
         self.expect(answer.status in statuses, how, "statuses", operation=operation)

@@ -63,7 +63,7 @@ def place_of_schema(name: str) -> Place | None:
 
 
 def exchange_of(operation: str) -> RecordedExchange | None:
-    """The recorded exchange of an operation, or with ``retrieve_future:`` before it of its result; None where there is none."""
+    """The recorded exchange of an operation, or with ``retrieve_future:`` before it of its result; None without one."""
     return _evidence().exchanges.get(operation)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import attrs
 
+from tinker.testing.conformance.causes import KNOWN, group_of
 from tinker.testing.conformance.evidence import (
     Place,
     RecordedExchange,
@@ -16,68 +17,8 @@ from tinker.testing.conformance.evidence import (
 from tinker.testing.conformance.outcome import SEVERITY, Observation, Outcome, Report, Row, normalize
 
 _FOUND = (Outcome.DIFFERS, Outcome.CONTRADICTION)
-
-#: Causes that many checks meet: what is wrong, and what its author can do.
-KNOWN: dict[str, tuple[str, str]] = {
-    "statuses": (
-        "Statuses are others than the document's.",
-        "Clients take any 2xx for a success; by the status of a refusal they decide what is raised and what is repeated.",
-    ),
-    "unknown ids": (
-        "Ids that were never given out are not refused with 404.",
-        "Look the id up first and answer 404 with a detail; clients repeat a request after 500 for minutes.",
-    ),
-    "numbers of training": (
-        "The numbers of training requests (`seq_id`) do not mean what the document says.",
-        "Hold a request until those of the model with lower numbers are there, count failed ones, refuse a number that another"
-        " request used with 409 at once: clients send requests of one model at the same time and repeat them.",
-    ),
-    "repetition": (
-        "Requests that are sent again are done again.",
-        "Clients repeat a request whose answer was lost, under the same number; answer the `request_id` of the first one.",
-    ),
-    "already so": (
-        "What is already so is done again, where 409 is due.",
-        "Refuse a name that exists unless `overwrite` is true, and to publish what is public; programs rely on it.",
-    ),
-    "body of refusal": (
-        'Refusals have no JSON body with "detail".',
-        'Answer every status of 400 and above with {"detail": ...}, as application/json; clients show it to their users.',
-    ),
-    "crash for refusal": (
-        "What must be refused ends in an unhandled error.",
-        "Clients repeat a request after 500 for minutes. Refuse it with the status that the document lists.",
-    ),
-    "failure as status": (
-        "A request that failed is told by the status of its poll.",
-        'Answer 200 with {"error": ..., "category": "user" | "server"}; clients take other statuses for failures of the poll.',
-    ),
-    "time without a zone": (
-        "Times have no zone.",
-        "Write times as RFC 3339 does, with Z or an offset; without one clients cannot compare them.",
-    ),
-    "name of the loss": (
-        "The loss of a batch is not the metric `loss:sum`.",
-        "Answer the sum over all data as `loss:sum` in `metrics`; clients add it up over the parts of a batch.",
-    ),
-    "unknown fields": (
-        "Fields that the server does not know are refused.",
-        "Ignore unknown fields: the document says so, so that newer clients can speak to older servers.",
-    ),
-    "missing operation": (
-        "Operations that no server may lack are not at the document's address.",
-        "Clients call these without asking first. Serve them under the path and the method of the document.",
-    ),
-    "late": (
-        "There is no answer, or no result, in time.",
-        "Answer each poll within 45 s, with `try_again` while there is no result; clients ask again. Where the machine is slow,"
-        " give the kit more time: --deadline.",
-    ),
-    "made names": (
-        "Ids and paths are made in another way than the document says.",
-        "Clients compute the id of a model from its session's, and take checkpoints apart by the words of their paths.",
-    ),
-}
+_MOST_EXCHANGES = 3
+_LONGEST_TITLE = 120
 
 
 @attrs.frozen(kw_only=True)
@@ -98,10 +39,12 @@ class Finding:
 def findings(report: Report) -> tuple[Finding, ...]:
     """What is not as the document says, one for each cause; contradictions first, then what explains most rows."""
     groups: dict[str, list[tuple[Row, Observation]]] = {}
+    blockers = {row.blocked_by for row in report.checks}
+    blocking = frozenset(row.observations[0].cause for row in report.checks if row.check in blockers and row.observations)
     for row in report.checks:
         for one in row.observations:
-            if one.outcome in _FOUND:
-                groups.setdefault(one.cause or f"check: {row.check}", []).append((row, one))
+            if one.outcome in _FOUND and (one.cause or row.outcome is not Outcome.ABSENT):
+                groups.setdefault(group_of(one, row.check, blocking), []).append((row, one))
     found = [_finding(cause, seen, report) for cause, seen in groups.items()]
     return tuple(sorted(found, key=_rank))
 
@@ -115,7 +58,9 @@ def _finding(cause: str, seen: list[tuple[Row, Observation]], report: Report) ->
     checks = tuple(dict.fromkeys(row.check for row, _ in seen))
     ended = {row.check for row, one in seen if one is row.observations[0]}
     named = tuple(dict.fromkeys(one.operation for _, one in seen if one.operation)) or first.operations
-    title, advice = KNOWN.get(cause) or (_title(observation, first), _advice(observation, first))
+    causes = {one.cause for _, one in seen}
+    own = (_title(observation, first), _advice(observation, first))
+    title, advice = KNOWN.get(observation.cause, own) if len(causes) == 1 else KNOWN[cause]
     return Finding(
         title=title,
         advice=advice,
@@ -125,7 +70,7 @@ def _finding(cause: str, seen: list[tuple[Row, Observation]], report: Report) ->
         blocked=tuple(row.check for row in report.checks if row.blocked_by in ended),
         operations=named,
         places=tuple(_places(named, (one.schema for _, one in seen))),
-        exchanges={name: one for operation in named[:1] for name, one in exchanges_of(operation).items()},
+        exchanges={name: one for operation in named[:_MOST_EXCHANGES] for name, one in exchanges_of(operation).items()},
     )
 
 
@@ -134,7 +79,17 @@ def _title(observation: Observation, row: Row) -> str:
     kind, _, rest = observation.cause.partition(": ")
     if kind == "misfit":
         return f"An answer of `{observation.operation}` does not fit its record: {rest}"
-    return observation.text if observation.cause else f"Does not hold: {row.statement}"
+    texts = {one.text for one in row.observations if one.outcome in _FOUND and not one.cause}
+    if observation.cause:
+        return observation.text
+    if len(texts) == 1 and (shown := _shorten(observation.text)):
+        return shown[:1].upper() + shown[1:]
+    return f"Does not hold: {row.statement}"
+
+
+def _shorten(text: str) -> str:
+    """The text as a title: whole, or what stands before its first colon; nothing where that is too long, too."""
+    return next((one for one in (text, text.partition(": ")[0]) if len(one) <= _LONGEST_TITLE), "")
 
 
 def _advice(observation: Observation, row: Row) -> str:
@@ -142,9 +97,9 @@ def _advice(observation: Observation, row: Row) -> str:
     if observation.cause.startswith("refused: "):
         return f"Clients send what the kit sends: take it, or answer 404 or 501 where there is no `{operation}`."
     if observation.cause.startswith("failed: "):
-        return f"`{operation}` was accepted and its result is an error; what the kit asked for is in the document."
+        return f"`{operation}` was accepted and its result is an error. What must hold: {row.statement}"
     if observation.cause.startswith("misfit: "):
-        return f"Answer a `{observation.schema}` as the document describes it; clients refuse anything else."
+        return f"Answer a `{observation.schema}` as the document describes it; clients refuse or misread anything else."
     if observation.cause.startswith("broken: "):
         return "Answer before the connection is closed; the server's log may say what failed."
     if observation.cause.startswith("crash: "):

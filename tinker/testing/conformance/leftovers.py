@@ -26,7 +26,7 @@ Send = Callable[[Request[Any]], ReceivedResponse]
 
 @attrs.define
 class Leftovers:
-    """Ids and paths of what is to be freed."""
+    """Ids and paths of what must be freed."""
 
     checkpoints: list[str] = attrs.field(factory=lambda: list[str]())
     models: list[str] = attrs.field(factory=lambda: list[str]())

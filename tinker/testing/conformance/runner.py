@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
-from tinker._version import __version__
+from tinker_wire import CONTRACT_VERSION
+
 from tinker.testing.conformance.connection import CheckDeadline, Connection, KitClock
 from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import (
@@ -70,7 +71,7 @@ def verify(
         row = run_check(found, connection, deadline_seconds)
     finally:
         connection.close()
-    if not Report(server=base_url, contract=__version__, checks=(row,)).passed(strict=strict):
+    if not Report(server=base_url, contract=CONTRACT_VERSION, checks=(row,)).passed(strict=strict):
         raise Nonconformance(f"{row.check} ({row.statement}): {row.outcome}: {'; '.join(row.how)}")
     if row.outcome is Outcome.ABSENT:
         raise unittest.SkipTest("; ".join(row.how))
@@ -122,7 +123,7 @@ def run(
         for one in chosen
         if (reason := reasons[one.name]) is not None
     ]
-    return Report(server=base_url, contract=__version__, checks=tuple(rows), left_out=tuple(left_out), label=label)
+    return Report(server=base_url, contract=CONTRACT_VERSION, checks=tuple(rows), left_out=tuple(left_out), label=label)
 
 
 def _has_name(check: Check, patterns: Sequence[str]) -> bool:

@@ -9,6 +9,7 @@ from tinker_wire import models
 from tinker_wire.api import sampling as api
 
 from tinker.testing.conformance.context import CheckContext, PendingResult
+from tinker.testing.conformance.outcome import Contradiction
 from tinker.types.results import SampleResponse
 
 PROMPT = (5, 6, 7, 8)
@@ -64,3 +65,14 @@ class SamplingFixture:
     def sample(self, *args: Any, **fields: Any) -> SampleResponse:
         """The result of :meth:`submit`."""
         return self.context.result(self.submit(*args, **fields))
+
+
+def prompt_scores(context: CheckContext, found: Sequence[float | None] | None) -> Sequence[float | None]:
+    """The logprobs of the tokens of ``PROMPT``: one for each, None for the first. Contradiction where they are not."""
+    if found is None or len(found) != len(PROMPT):
+        count = "none" if found is None else len(found)
+        how = f"the prompt has {len(PROMPT)} tokens and {count} logprobs; there is one for each, null for the first"
+        raise Contradiction(how, cause="prompt logprobs", operation="asample", schema="SampleResponse")
+    told = f"the first logprob is {found[0]}, and nothing is before it"
+    context.expect(found[0] is None, told, "prompt logprobs", "asample", "SampleResponse")
+    return found

@@ -338,6 +338,11 @@ def effect(before: Floats, after: Floats) -> float:
     return moved
 
 
+def are_near(one: Floats, other: Floats, moved: float) -> bool:
+    """Whether two models are the same, where one was saved and loaded: what is saved may be rounded to half precision."""
+    return distance(one, other) <= min(0.25 * moved + 0.05, 0.5 * moved) + 1e-5
+
+
 def are_alike(one: Floats, other: Floats, moved: float) -> bool:
     """Whether two results of training are the same, but for rounding, where training moved them by ``moved``."""
     return distance(one, other) <= 0.05 * moved + 1e-5

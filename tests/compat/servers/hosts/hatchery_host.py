@@ -11,6 +11,9 @@ import contextlib
 import sys
 
 MODEL, PORT, KEY = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+# The worker keeps 20 adapters unless told otherwise. With more of them it drops one whenever it loads one, often the one that it
+# has just loaded and is about to use.
+ADAPTERS = 128
 
 
 def shorten_tracebacks() -> None:
@@ -34,7 +37,7 @@ async def serve() -> None:
     set_config(config)
     await config.metadata.initialize()
     await config.queue.initialize()
-    worker = GPUWorker(worker_id="worker", base_model_name=MODEL, config=config, device="cpu")
+    worker = GPUWorker(worker_id="worker", base_model_name=MODEL, config=config, device="cpu", max_lora_slots=ADAPTERS)
     await worker.register()
 
     async def work() -> None:

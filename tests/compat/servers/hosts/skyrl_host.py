@@ -41,7 +41,7 @@ def serve(model: str, port: int, folder: Path) -> None:
         base_model=model,
         backend="jax",
         backend_config={
-            "max_lora_adapters": 48,
+            "max_lora_adapters": 96,
             "max_lora_rank": 8,
             "train_micro_batch_size": 4,
             "sample_max_num_sequences": 8,

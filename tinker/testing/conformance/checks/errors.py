@@ -59,7 +59,7 @@ def unknown_ids(context: CheckContext) -> None:
 def malformed(context: CheckContext) -> None:
     """A body that is not JSON, lacks a field or has a wrong type is refused with 422, naming the place."""
     request = service_api.create_session(_SESSION)
-    for content in (b"", b"{", b"\xff", b"[]", b"null", b"{}", b'{"tags": "x", "sdk_version": 1}'):
+    for content in (b"", b"{", b"\xff", b"[]", b"null", b'{"tags": "x", "sdk_version": 1}'):
         _refuse_content(context, request, content)
     prompt = {"chunks": [{"type": "encoded_text", "tokens": ["five"]}]}
     sample = {"prompt": prompt, "sampling_params": {}, "sampling_session_id": "s", "seq_id": 0}
@@ -124,7 +124,7 @@ def broken_protobuf(context: CheckContext) -> None:
     request = fixture.request("proto")
     whole = encode_body(request)
     for content in (whole[:-3], b"\xff\xff\xff"):
-        context.expect_refusal(request, 422, 400, 415, content=content, cause="crash: forward_backward")
+        context.expect_refusal(request, 422, 400, 415, content=content, cause="protobuf")
 
 
 @check("create_session", "create_model", "asample", "retrieve_future")

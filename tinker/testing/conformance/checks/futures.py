@@ -29,16 +29,17 @@ def again(context: CheckContext) -> None:
 def unknown(context: CheckContext) -> None:
     """An id that was never given out is 404, or 410."""
     body = models.FutureRetrieveRequest(request_id="no-such-request")
-    context.expect_refusal(api.retrieve_future(body, expected=object), 404, 410)
+    context.expect_refusal(api.retrieve_future(body, expected=object), 404, 410, about=f"the request_id {body.request_id!r}")
 
 
 @check("retrieve_future")
 def failure(context: CheckContext) -> None:
-    """A request that fails says why and whose fault it is; the model goes on."""
-    fixture = create(context)
+    """A request that fails reports the reason and the cause; the model keeps working."""
+    fixture, ended = create(context), "failed"
     try:
         context.wait_for_response(fixture.loss(loss_fn="no_such_loss", number=1))
     except Refused as error:
+        ended = f"was refused with {error.status}"
         context.expect(error.status in (400, 422), f"an unknown loss is refused with {error.status}")
     except Failed as error:
         context.expect(
@@ -50,7 +51,7 @@ def failure(context: CheckContext) -> None:
     try:
         fixture.logprobs()
     except (Refused, Failed) as error:
-        how = f"after request 1, which failed, {error}"
+        how = f"after request 1, which {ended}, {error}"
         raise Contradiction(how, cause="numbers of training", operation=error.operation) from error
 
 

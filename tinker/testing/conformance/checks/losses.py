@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.outcome import Absent, Failed, Refused
+from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.training_fixture import (
     DATA,
@@ -21,8 +21,10 @@ from tinker.testing.conformance.training_fixture import (
     create,
     datum,
     distance,
+    effect,
     logprobs_of,
     loss_of,
+    measure_learning,
     targets_alone,
 )
 from tinker.types.datum import Datum
@@ -70,6 +72,10 @@ def many_targets(context: CheckContext) -> None:
     inputs = {"target_tokens": targets, "weights": TensorData.from_numpy(scale)}
     data = [Datum(datum((5, 6, 7)).model_input, inputs)]
     output = _attempt(borrow(context), data, "cross_entropy", None)
+    values = [fields["logprobs"].to_numpy().size for fields in output.loss_fn_outputs if "logprobs" in fields]
+    if values != [6]:
+        how = f"a datum with 3 places of 2 targets each has logprobs for {values} targets"
+        raise Contradiction(how, cause="values of losses", operation="forward_backward", schema="ForwardBackwardOutput")
     _compare(context, output, -(scale.reshape(-1) * logprobs_of(output, data)).sum())
 
 
@@ -105,6 +111,7 @@ def dro(context: CheckContext) -> None:
 def clipped_gradient(context: CheckContext) -> None:
     """Tokens that `ppo` clips have no gradient: a step after them alone changes nothing."""
     fixture = create(context)
+    fixture.learn()  # which uses up any gradient that the server has kept from another model
     before = fixture.logprobs()
     data = _policy_data(before, np.full(len(before), 3.0), np.ones(len(before)))
     _attempt(fixture, data, "ppo", CLIP)
@@ -128,6 +135,18 @@ def policy_gradient(context: CheckContext) -> None:
     context.expect(
         are_alike(one, other, distance(before, one)), f"after one step the logprobs differ by {distance(one, other):g}"
     )
+
+
+@check("forward_backward", "optim_step")
+def weighted_gradient(context: CheckContext) -> None:
+    """Weights scale the gradient of `cross_entropy`: with half the weights the step is half as long."""
+    context.need("training.seed")
+    before, whole = measure_learning(context, 0, lambda fixture: fixture.learn())
+    halved = _data(weights=np.full(7, 0.5))
+    _, half = measure_learning(context, 1, lambda fixture: fixture.learn(halved))
+    ratio = distance(before, half) / effect(before, whole)
+    told = f"with half the weights the logprobs move {ratio:.2f} times as far, not half as far"
+    context.expect(0.35 < ratio < 0.7, told, "values of losses", "forward_backward", "Datum")
 
 
 def _with_ratios(
@@ -169,4 +188,5 @@ def _clip(ratios: Floats) -> Floats:
 def _compare(context: CheckContext, output: ForwardBackwardOutput, wanted: float) -> None:
     found = loss_of(context, output)
     close = abs(found - wanted) <= 1e-3 * (1.0 + abs(wanted))
-    context.expect(close, f"loss:sum is {found:g}; by the answered logprobs it is {wanted:g}")
+    told = f"loss:sum is {found:g}; by the answered logprobs it is {wanted:g} ({context.check})"
+    context.expect(close, told, "values of losses", "forward_backward", "ForwardBackwardOutput")

@@ -11,7 +11,7 @@ from tinker_wire.api import sampling as api
 from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import Absent, Failed, Refused
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.sampling_fixture import PROMPT, SamplingFixture
+from tinker.testing.conformance.sampling_fixture import PROMPT, SamplingFixture, prompt_scores
 from tinker.testing.conformance.training_fixture import borrow, datum
 from tinker.types.results import SampleResponse
 
@@ -52,7 +52,9 @@ def samples(context: CheckContext) -> None:
     result = context.result(promise)
     context.require(len(result.sequences) == 3, f"asked for 3 samples, got {len(result.sequences)}")
     ids = promise.future.sample_sequence_ids or []
-    context.expect(len(set(ids)) == 3, f"the answer to the submission has {len(set(ids))} sample_sequence_ids for 3 samples")
+    told = f"the answer to the submission has {len(set(ids))} sample_sequence_ids for 3 samples"
+    cause = "misfit: UntypedAPIFuture: not a `sample_sequence_ids` for each sample"
+    context.expect(len(set(ids)) == 3, told, cause, "asample", "UntypedAPIFuture")
     for one in result.sequences:
         context.require(0 < len(one.tokens) <= 4, f"asked for up to 4 tokens, got {len(one.tokens)}")
         ends = one.stop_reason == "stop" or len(one.tokens) == 4
@@ -106,12 +108,7 @@ def top_k(context: CheckContext) -> None:
 def prompt_logprobs(context: CheckContext) -> None:
     """Each prompt token has a logprob, but for the first; a fresh adapter's loss gives the same."""
     found = SamplingFixture.on_base(context).sample(prompt_logprobs=True).prompt_logprobs
-    context.require(
-        found is not None and len(found) == len(PROMPT), f"the prompt has {len(PROMPT)} tokens and logprobs {found}"
-    )
-    assert found is not None
-    context.expect(found[0] is None, f"the first logprob is {found[0]}, and nothing is before it")
-    rest = [math.nan if value is None else value for value in found[1:]]
+    rest = [math.nan if value is None else value for value in prompt_scores(context, found)[1:]]
     trained = borrow(context).logprobs([datum(PROMPT[:-1], PROMPT[1:])])
     apart = float(np.max(np.abs(trained - np.array(rest))))
     context.expect(apart <= 0.1, f"sampling says {rest}, training {trained.tolist()}")
@@ -121,11 +118,8 @@ def prompt_logprobs(context: CheckContext) -> None:
 def last_prompt_logprobs(context: CheckContext) -> None:
     """`prompt_logprobs_last_n` scores the end of the prompt only."""
     made = SamplingFixture.on_base(context)
-    whole = made.sample(prompt_logprobs=True).prompt_logprobs
-    part = _optional(made, prompt_logprobs=True, prompt_logprobs_last_n=2).prompt_logprobs
-    context.require(whole is not None and part is not None, "there are no prompt logprobs")
-    assert whole is not None
-    assert part is not None
+    whole = prompt_scores(context, made.sample(prompt_logprobs=True).prompt_logprobs)
+    part = prompt_scores(context, _optional(made, prompt_logprobs=True, prompt_logprobs_last_n=2).prompt_logprobs)
     unscored = [value for value in part[:-2] if value is not None]
     context.expect(not unscored, f"before the last 2 positions there are {len(unscored)} logprobs")
     same = np.allclose(np.array(part[-2:], float), np.array(whole[-2:], float), atol=1e-2)
@@ -148,7 +142,7 @@ def likeliest(context: CheckContext) -> None:
 
 @check("asample")
 def target_logprobs(context: CheckContext) -> None:
-    """`target_prompt_logprobs` scores given tokens at the positions of the prompt, 0.0 where there is none."""
+    """`target_prompt_logprobs` scores given tokens at the positions of the prompt, 0.0 for the others."""
     targets = [PROMPT[1], -1, PROMPT[2], 9, PROMPT[3], -1]
     tensor = models.TensorData(data=targets, dtype="int64", shape=[len(PROMPT) - 1, 2])
     result = _optional(SamplingFixture.on_base(context), prompt_logprobs=True, target_prompt_logprobs=tensor)

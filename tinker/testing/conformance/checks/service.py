@@ -20,7 +20,8 @@ _CONFIG = models.ClientConfigRequest(sdk_version=__version__)
 @check("healthz")
 def health(context: CheckContext) -> None:
     """The server says that it is up, also without a credential."""
-    context.call(api.healthz(), key=None)
+    found = context.call(api.healthz(), key=None).status
+    context.expect(found == "ok", f"the status is {found!r}, and official clients read 'ok' only")
 
 
 @check("get_server_capabilities", core=True, basis=True)
@@ -29,7 +30,8 @@ def capabilities(context: CheckContext) -> None:
     offered = context.call(api.get_server_capabilities()).supported_models
     if not any(model.model_name for model in offered):
         how = f"none of the {len(offered)} entries of supported_models has a model_name"
-        raise Contradiction(how, operation="get_server_capabilities", schema="SupportedModel")
+        cause = "misfit: SupportedModel: no `model_name`"
+        raise Contradiction(how, cause=cause, operation="get_server_capabilities", schema="SupportedModel")
 
 
 @check("client_config")

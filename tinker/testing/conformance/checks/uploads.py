@@ -14,7 +14,7 @@ from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.training_fixture import (
     LORA,
     TrainingFixture,
-    are_alike,
+    are_near,
     create,
     distance,
     effect,
@@ -53,7 +53,7 @@ def adapter(context: CheckContext) -> None:
     other = create(context, 1)
     context.result(other.load(path))
     found = other.logprobs()
-    context.require(are_alike(wanted, found, effect(before, wanted)), f"the logprobs are {distance(wanted, found):g} away")
+    context.require(are_near(wanted, found, effect(before, wanted)), f"the logprobs are {distance(wanted, found):g} away")
 
 
 # ------------------------------------------------------------------------------------------------------------------- parts

@@ -15,14 +15,14 @@ from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.leftovers import checkpoint_parts
 from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.sampling_fixture import PROMPT, SamplingFixture
+from tinker.testing.conformance.sampling_fixture import PROMPT, SamplingFixture, prompt_scores
 from tinker.testing.conformance.training_fixture import (
     ADAM,
     ONE,
     Floats,
     TrainingFixture,
     adopt,
-    are_alike,
+    are_near,
     borrow,
     create,
     datum,
@@ -83,10 +83,12 @@ def of_run(context: CheckContext) -> None:
     listed = context.call(api.list_checkpoints(training_run_id=fixture.model_id)).checkpoints
     kinds = sorted((one.checkpoint_type, one.checkpoint_id) for one in listed)
     wanted = [("sampler", f"sampler_weights/{name}"), ("training", f"weights/{name}")]
-    context.expect(kinds == wanted, f"listed are {kinds}, not {wanted}")
+    context.expect(kinds == wanted, f"listed are {kinds}, not {wanted}", "made names", "list_checkpoints")
     saved = [one for one in listed if one.tinker_path == path]
     context.require(len(saved) == 1, f"{path} is listed {len(saved)} times")
-    context.expect(saved[0].user_metadata == {"k": "v"}, f"its metadata is {saved[0].user_metadata}")
+    told = f"saved with user_metadata, it is listed with {saved[0].user_metadata}"
+    cause = "misfit: Checkpoint: `user_metadata` is not what was saved"
+    context.expect(saved[0].user_metadata == {"k": "v"}, told, cause, "list_checkpoints", "Checkpoint")
     context.expect(not saved[0].public and saved[0].expires_at is None, "a plain checkpoint is private and never expires")
 
 
@@ -132,7 +134,7 @@ def load(context: CheckContext) -> None:
     context.result(fixture.load(path))
     found = fixture.logprobs()
     context.require(
-        are_alike(wanted, found, _measure_move(context, wanted)), f"the logprobs are {distance(wanted, found):g} away"
+        are_near(wanted, found, _measure_move(context, wanted)), f"the logprobs are {distance(wanted, found):g} away"
     )
 
 
@@ -150,7 +152,7 @@ def resume(context: CheckContext) -> None:
     context.expect(answer.model_id in (model_id, None), f"the model id is {answer.model_id!r}, not {model_id!r}")
     found = adopt(context, model_id).logprobs()
     context.require(
-        are_alike(wanted, found, _measure_move(context, wanted)), f"the logprobs are {distance(wanted, found):g} away"
+        are_near(wanted, found, _measure_move(context, wanted)), f"the logprobs are {distance(wanted, found):g} away"
     )
 
 
@@ -166,7 +168,7 @@ def optimizer_state(context: CheckContext) -> None:
     wanted = original.logprobs()
     moved = effect(saved, wanted)
     restored, fresh = (_next_step(context, number, path, optimizer=number == 1) for number in (1, 2))
-    context.expect(are_alike(wanted, restored, moved), f"with its state the next step is {distance(wanted, restored):g} away")
+    context.expect(are_near(wanted, restored, moved), f"with its state the next step is {distance(wanted, restored):g} away")
     context.expect(distance(wanted, fresh) > distance(wanted, restored), "without its state the next step is the same")
 
 
@@ -200,7 +202,8 @@ def named_for_sampler(context: CheckContext) -> None:
     fixture.learn()
     saved = fixture.save_for_sampler(path=name)
     wanted = f"tinker://{fixture.model_id}/sampler_weights/{name}"
-    context.expect(saved.path == wanted, f"the path is {saved.path!r}, not {wanted!r}")
+    told = f"the path is {saved.path!r}, not {wanted!r}"
+    context.expect(saved.path == wanted, told, "made names", "save_weights_for_sampler")
     context.require(saved.path is not None, "a named save answers no path")
     _samples_like(context, SamplingFixture.open(context, 5, model_path=str(saved.path)), fixture)
 
@@ -353,7 +356,7 @@ def _hours_left(checkpoint: models.Checkpoint) -> int | None:
 
 def _scores(sampler: SamplingFixture) -> Floats:
     """The logprobs of the prompt after its first token."""
-    found = sampler.sample(prompt_logprobs=True, max_tokens=1).prompt_logprobs or []
+    found = prompt_scores(sampler.context, sampler.sample(prompt_logprobs=True, max_tokens=1).prompt_logprobs)
     return np.array([0.0 if value is None else value for value in found[1:]], np.float64)
 
 

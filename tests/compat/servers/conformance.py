@@ -1,0 +1,26 @@
+"""Run the conformance kit against a server and keep its report and badge in docs/conformance."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from servers import HERE, KEY, MODEL, Server
+
+REPORTS = HERE.parents[2] / "docs" / "conformance"
+CHECK_SECONDS = 240.0
+WHOLE_SECONDS = 3600.0
+#: What the command ends with when the kit could do its work, whatever it has found.
+DONE = (0, 1, 3)
+
+
+def write_report(server: Server, url: str) -> None:
+    """The report of a server that runs, under its name."""
+    named = REPORTS / server.name
+    label = f"{server.title} {server.version}"
+    options = ["--base-url", url, "--api-key", KEY, "--base-model", MODEL, "--label", label, "--deadline", str(CHECK_SECONDS)]
+    files = ["--markdown", str(named.with_suffix(".md")), "--badge", str(named.with_suffix(".svg"))]
+    command = [sys.executable, "-m", "tinker.cli", "conformance", *options, *files]
+    ended = subprocess.run(command, timeout=WHOLE_SECONDS, check=False).returncode
+    if ended not in DONE:
+        raise subprocess.CalledProcessError(ended, command)
