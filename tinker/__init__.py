@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tinker import regularizers as regularizers
     from tinker import usage as usage
     from tinker._config import Config as Config
+    from tinker._progress import progress as progress
     from tinker._tokenizers import get_tokenizer
     from tinker.admin_client import AdminClient
     from tinker.circuit_breaker import CircuitBreaker
@@ -127,6 +128,7 @@ _HOMES: dict[str, str] = {
     "SampleStream": "tinker.streaming",
     "Timeout": "httpx",
     "get_tokenizer": "tinker._tokenizers",
+    "progress": "tinker._progress",
     "TrainingClient": "tinker.training_client",
 }
 _MODULES = (
@@ -219,6 +221,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "__version__",
     "auth",
     "get_tokenizer",
+    "progress",
     "types",
     "with_gradients",
 ]

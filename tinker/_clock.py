@@ -35,7 +35,9 @@ class Deadline:
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
         self._ends = clock.monotonic() + seconds
-        self._is_over = False
+        self._left: float | None = None  # of its own time, while it is held
+        self._why = ""
+        self._is_over = False  # the block has ended, or is about to
 
     async def __aenter__(self) -> Deadline:
         task = asyncio.current_task()
@@ -46,12 +48,29 @@ class Deadline:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._watching.cancel()
-        if self._is_over and self._task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
-            raise TimeoutError from error
+        was_over, self._is_over = self._is_over, True
+        task = self._task
+        del self._task  # who keeps the deadline, as a recorded request may, must not keep the operation and its future
+        if was_over and task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
+            raise TimeoutError(*filter(None, [self._why])) from error
 
     def extend(self, seconds: float) -> None:
         """Let the block go on for so many seconds from now; not fewer than it had."""
         self._ends = max(self._ends, self._clock.monotonic() + seconds)
+        self._left = None if self._left is None else max(self._left, seconds)
+
+    def hold(self, seconds: float, why: str) -> None:
+        """Stop counting the block's own time, for so many seconds at most; if they are over, TimeoutError says ``why``."""
+        if self._left is None and not self._is_over:
+            now = self._clock.monotonic()
+            self._left, self._ends, self._why = self._ends - now, now + seconds, why
+
+    def release(self) -> None:
+        """Count the block's own time on, from where it was held."""
+        if self._left is not None and not self._is_over:
+            self._ends, self._left, self._why = self._clock.monotonic() + self._left, None, ""
+            self._watching.cancel()
+            self._watching = asyncio.ensure_future(self._watch())
 
     def expire(self) -> None:
         """End the block now."""

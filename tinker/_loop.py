@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -30,6 +31,10 @@ T = TypeVar("T")
 TICK_SECONDS = 0.5
 LONG_SECONDS = 2.0
 NEWS_SECONDS = 60.0
+HELD = "code in this process held the interpreter; run long computations in another process"
+STARVED = (
+    "this process got little processor time: the machine is busy or was suspended, or a blocking call held the interpreter"
+)
 _IMPORT_SYSTEM = "<frozen importlib"
 
 
@@ -145,7 +150,7 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
     except BaseException as error:
-        logger.error("a callback tried to end the I/O thread of tinker, which goes on", exc_info=error)
+        logger.error("a callback tried to end the I/O thread of tinker; the thread continues", exc_info=error)
 
 
 def must_pass(error: BaseException) -> bool:
@@ -191,31 +196,32 @@ if hasattr(os, "register_at_fork"):
 class LagWatch:
     """Sleeps in short pieces and looks how late it wakes. At most one line a minute, about the longest hold since the last.
 
-    An import that takes long is not reported: it happens once, and cannot be moved elsewhere.
+    An import that takes long is not reported: it happens once, and cannot be moved elsewhere. Whether code of this process is
+    the cause is told by the processor time that the process used meanwhile.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, processor_time: Callable[[], float] = time.process_time) -> None:
+        self._clock, self._processor_time = clock, processor_time
         self._told = -NEWS_SECONDS
-        self._longest = 0.0
+        self._longest, self._used = 0.0, 0.0
 
     async def run(self, needed: Callable[[], bool]) -> None:
         """Watch for as long as somebody needs it."""
         while needed():
-            before = self._clock.monotonic()
+            before, used_before = self._clock.monotonic(), self._processor_time()
             await self._clock.sleep(TICK_SECONDS)
             now = self._clock.monotonic()
             late = now - before - TICK_SECONDS
-            if late < LONG_SECONDS or not is_importing():
-                self._longest = max(self._longest, late)
+            if late > self._longest and (late < LONG_SECONDS or not is_importing()):
+                self._longest, self._used = late, self._processor_time() - used_before
             if self._longest >= LONG_SECONDS and now - self._told >= NEWS_SECONDS:
                 self._report(now)
 
     def _report(self, now: float) -> None:
         logger.warning(
-            "nothing could be sent or received for %.1f s, heartbeats included, because code in this process held the "
-            "interpreter; run long computations in another process",
+            "nothing could be sent or received for %.1f s, heartbeats included, because %s",
             self._longest,
+            HELD if self._used >= self._longest / 2 else STARVED,
         )
         self._told, self._longest = now, 0.0
 

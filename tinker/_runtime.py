@@ -68,7 +68,7 @@ def open_runtime(
     auth = Auth(find_source(config), time, thread)
     watched = Observers(time, observers, description.user_metadata)
     circuits = None if registry is None else Circuits(registry, config, watched)
-    engine, dump = open_engine(config, transport, time), open_dump(config.dump_http)
+    engine, dump = open_engine(config, watched, transport), open_dump(config.dump_http)
     exchanges = Transport(config, time, auth, engine, watched, circuits, dump=dump)
     telemetry = Telemetry(exchanges) if config.telemetry else None
     if telemetry is not None:

@@ -17,6 +17,7 @@ from tinker.types.model_input import ModelInput
 from tinker.types.params import AdamParams, DimuonParams, SamplingParams
 from tinker.types.paths import SCHEME
 from tinker.types.tensor_data import TensorData, dimensions
+from tinker_records import find_closest
 
 if TYPE_CHECKING:
     from tinker._sampling import SampleOptions
@@ -34,6 +35,7 @@ _ALIGNED_OF_CUSTOM = frozenset({"target_tokens", "weights"})
 
 def check_data(data: Sequence[Datum], loss_fn: str) -> None:
     """Raise ValueError naming the datum index and the field; TypeError for something that is not a Datum."""
+    __tracebackhide__ = True
     if len(data) == 0:
         raise ValueError("No data provided")
     required, known = LOSS_INPUTS.get(loss_fn, (frozenset[str](), None))
@@ -43,11 +45,19 @@ def check_data(data: Sequence[Datum], loss_fn: str) -> None:
         names = datum.loss_fn_inputs.keys()
         if not required <= names:
             missing = ", ".join(sorted(required - names))
-            raise ValueError(f"data[{index}].loss_fn_inputs lacks {missing}, which {loss_fn} needs")
+            meant = _suggest_inputs(names - (known or names), required - names)
+            raise ValueError(f"data[{index}].loss_fn_inputs lacks {missing}, which {loss_fn} needs{meant}")
         if known is not None and not names <= known:
             unknown = ", ".join(sorted(names - known))
-            raise ValueError(f"data[{index}].loss_fn_inputs has {unknown}; {loss_fn} knows {', '.join(sorted(known))}")
+            meant = _suggest_inputs(names - known, known - names)
+            raise ValueError(f"data[{index}].loss_fn_inputs has {unknown}; {loss_fn} knows {', '.join(sorted(known))}{meant}")
         _check_lengths(index, datum, _ALIGNED_OF_CUSTOM if loss_fn == "custom" else names)
+
+
+def _suggest_inputs(unknown: Collection[str], absent: Collection[str]) -> str:
+    """Return the names that were probably meant by those that the loss does not know."""
+    pairs = [(name, find_closest(name, absent)) for name in sorted(unknown)]
+    return "".join(f"; by {name!r}, did you mean {closest!r}?" for name, closest in pairs if closest)
 
 
 def _check_lengths(index: int, datum: Datum, aligned: Collection[str]) -> None:
@@ -100,6 +110,7 @@ def check_optim_params(params: AdamParams | DimuonParams) -> None:
 
 def check_sample(prompt: ModelInput, options: SampleOptions) -> None:
     """Raise ValueError or TypeError for arguments of ``sample`` that no server can answer."""
+    __tracebackhide__ = True
     if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"prompt must be a ModelInput, got {type(prompt).__name__}")
     params = options.sampling_params

@@ -44,7 +44,7 @@ class AdminMethods(AdminOperations):
 
     @property
     def holder(self) -> SessionHolder:
-        """Return what older code reaches for behind this client, as ``ServiceClient.holder`` does."""
+        """Return an object with what older code uses, as ``ServiceClient.holder`` does."""
         return SessionHolder(self._rest.runtime)
 
     def get_billing_usage(
@@ -56,7 +56,7 @@ class AdminMethods(AdminOperations):
 
         Args:
             starting_on: The first hour, a datetime or RFC 3339 text, which must be a full hour with a time zone.
-            ending_before: The hour after the last one, likewise.
+            ending_before: The hour after the last one, in the same form.
 
         Returns:
             A future of the usage.

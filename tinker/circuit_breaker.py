@@ -68,7 +68,7 @@ class CircuitBreaker:
         clock: A function that returns the time in seconds, for tests.
 
     Raises:
-        TypeError: A number is none, or a function cannot be called.
+        TypeError: A value is not a number, or a function cannot be called.
         ValueError: A number is out of its range.
 
     >>> now = [0.0]

@@ -76,7 +76,10 @@ def with_gradients(fn: GradientLossFn) -> LossWithGradients:
 
     With JAX, for a function ``loss(logprobs)`` of a list of arrays:
 
-        with_gradients(lambda data, logprobs: jax.value_and_grad(loss)([jnp.asarray(part) for part in logprobs]))
+        @with_gradients
+        def loss_in_jax(data, logprobs):
+            parts = [jnp.asarray(part) for part in logprobs]
+            return jax.value_and_grad(loss)(parts)
     """
     return LossWithGradients(fn)
 

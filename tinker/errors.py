@@ -1,25 +1,25 @@
 """Every exception of this package.
 
     TinkerError
-    ├── APIError                        something came of one exchange with the server
+    ├── APIError                        one HTTP exchange failed
     │   ├── APIStatusError              the server answered an error status
     │   │   ├── BadRequestError             400
     │   │   ├── AuthenticationError         401
     │   │   ├── BillingError                402
     │   │   ├── PermissionDeniedError       403
     │   │   ├── NotFoundError               404
-    │   │   │   └── SessionLostError            the server does not know the session any more
+    │   │   │   └── SessionLostError            the server no longer knows the session
     │   │   ├── ConflictError               409
     │   │   ├── UnprocessableEntityError    422
     │   │   ├── RateLimitError              429
     │   │   └── InternalServerError         500 and above
-    │   ├── APIResponseValidationError  the answer is not what the contract promises
-    │   └── APIConnectionError          no answer came
+    │   ├── APIResponseValidationError  the response does not fit the contract
+    │   └── APIConnectionError          no response
     │       └── APITimeoutError             not in time
     ├── RequestFailedError              an accepted request failed on the server
-    ├── PrecedingRequestFailed          a request was not sent, because one before it failed
+    ├── PrecedingRequestFailed          not sent, because an earlier request failed
     ├── LossTermError                   a term of a regularized loss failed
-    ├── CircuitOpenError                the server failed again and again, so the call was not made
+    ├── CircuitOpenError                the call was not made: the server failed repeatedly
     ├── UnknownIdentityError            nothing says whose the credential is
     └── ClientClosedError               the client was closed before the request was made
     FutureWarning
@@ -44,7 +44,7 @@ class TinkerError(Exception):
     """Base of every error that this package raises on purpose, besides ValueError and TypeError for wrong arguments.
 
     Attributes:
-        operation: The name of the operation that failed; None where the error is not about one.
+        operation: The name of the operation that failed; None if the error is not about one.
     """
 
     operation: str | None = None
@@ -99,7 +99,7 @@ class APIStatusError(APIError):
     Attributes:
         status_code: The HTTP status of the answer.
         response: The answer.
-        retry_after: The time in seconds that the server asked to wait; None where it did not.
+        retry_after: The time in seconds that the server asked to wait; None if it did not.
     """
 
     status_code: int
@@ -132,7 +132,7 @@ class NotFoundError(APIStatusError):
 
 
 class SessionLostError(NotFoundError):
-    """The server does not know this client's session any more, usually because it was restarted.
+    """The server no longer knows this client's session, usually because it was restarted.
 
     Runs, samplers and results that it kept in memory are gone; saved checkpoints are not. Create a new client with the same
     ServiceClient, which starts a new session. ``create_training_client_from_state_with_optimizer(path)`` continues a run.
@@ -142,7 +142,7 @@ class SessionLostError(NotFoundError):
 class SessionSilentError(TinkerError):
     """No heartbeat of the session was accepted for longer than the settings allow, so nothing new is sent in it.
 
-    ``Config.heartbeat_lost_seconds`` says how long that is. Heartbeats go on: once one is accepted, so are requests.
+    ``Config.heartbeat_lost_seconds`` says how long that is. Heartbeats continue: once one is accepted, requests are sent again.
     """
 
 
@@ -188,7 +188,7 @@ class RequestFailedError(TinkerError):
     Attributes:
         message: The server's text of the error.
         request_id: The server's id of the request.
-        category: The side at fault, ``server``, ``user`` or ``unknown``.
+        category: The cause of the failure, ``server``, ``user`` or ``unknown``.
     """
 
     def __init__(self, message: str, request_id: str, category: str) -> None:
@@ -199,9 +199,9 @@ class RequestFailedError(TinkerError):
 
 
 class SampleStreamError(TinkerError, RuntimeError):
-    """A stream of samples broke off after some of its tokens had come. ``__cause__`` is the reason.
+    """A stream of samples broke after some of its tokens had arrived. ``__cause__`` is the reason.
 
-    Before the first token a failure is retried, and raised as that of any other request.
+    Before the first token, a failure is retried and raised like that of any other request.
 
     Attributes:
         message: The reason in words.
@@ -230,7 +230,7 @@ class PrecedingRequestFailed(TinkerError):
 
         failed = training.forward_backward(data, "no_such_loss")
         step = training.optim_step(params)  # called before anybody looked at the failure
-        step.result()                       # raises PrecedingRequestFailed: no step without its gradient
+        step.result()  # raises PrecedingRequestFailed: no step without its gradient
         training.save_state("kept")         # works
     """
 
@@ -255,14 +255,14 @@ class LossTermError(TinkerError):
 
 
 class CircuitOpenError(TinkerError):
-    """The call was not made, because a circuit breaker is open: calls of its kind have failed again and again.
+    """The call was not made, because a circuit breaker is open: calls of its kind have failed repeatedly.
 
-    ``__cause__`` is the last failure of a request that was being tried again when the circuit opened. Whether the server has
+    ``__cause__`` is the last failure of a request that was being retried when the circuit opened. Whether the server has
     accepted that request is as uncertain as its failure leaves it.
 
     Attributes:
         circuit: The name of the circuit.
-        retry_after: The time in seconds after which a call is tried again.
+        retry_after: The time in seconds after which a call is retried.
     """
 
     def __init__(self, message: str, circuit: str, retry_after: float) -> None:
@@ -283,7 +283,7 @@ class ClientClosedError(TinkerError, RuntimeError):
 
 
 class ExperimentalWarning(FutureWarning):
-    """What was called may change without notice."""
+    """The operation may change without notice."""
 
 
 _BY_STATUS: dict[int, type[APIStatusError]] = {

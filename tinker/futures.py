@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from tinker._futures import OperationProgress, Receipt
 from tinker._loop import loop_thread, must_pass
 from tinker._validate import check_timeout
-from tinker.errors import ClientClosedError, PrecedingRequestFailed, copy_error
+from tinker.errors import ClientClosedError, PrecedingRequestFailed, TinkerError, copy_error
 from tinker.observing import QueueObserver, Timings
 
 logger: logging.Logger = logging.getLogger("tinker")
@@ -25,7 +25,7 @@ _NEVER_REPORTED = (PrecedingRequestFailed, ClientClosedError, concurrent.futures
 
 
 class APIFuture(concurrent.futures.Future[T]):
-    """Stand for the result of an operation, which was submitted when the method returned this future.
+    """Represent the result of an operation that was submitted when the method returned this future.
 
     ``await future`` and ``future.result(timeout)`` return the result or raise the operation's error. It is a
     ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. Cancelling it, or the
@@ -53,9 +53,9 @@ class APIFuture(concurrent.futures.Future[T]):
 
     @property
     def queue_state(self) -> str | None:
-        """Return the server's last word on the queue, ``active``, ``paused_capacity``, ``paused_rate_limit`` or a newer state.
+        """Return the last state of the queue that the server reported.
 
-        None before the server said anything.
+        It is ``active``, ``paused_capacity``, ``paused_rate_limit`` or a newer state; None before the server reported one.
         """
         return self.progress.queue_state
 
@@ -70,7 +70,7 @@ class APIFuture(concurrent.futures.Future[T]):
         return self.progress.timings
 
     def result(self, timeout: float | None = None) -> T:
-        """Block until the result is there, and return it.
+        """Block until the result is available, and return it.
 
         Args:
             timeout: The longest time to wait in seconds; None waits forever.
@@ -79,11 +79,12 @@ class APIFuture(concurrent.futures.Future[T]):
             The result of the operation.
 
         Raises:
-            TimeoutError: The time is up; the operation goes on and can be waited for again.
+            TimeoutError: The timeout expired; the operation continues, and you can wait for it again.
             TinkerError: The error of the operation.
             CancelledError: The future was cancelled.
             RuntimeError: Called on the I/O thread of this package, or in a fork, where waiting would never end.
         """
+        __tracebackhide__ = True  # pytest and IPython show the line of the call only
         check_timeout(timeout)
         if not self.done():
             self._refuse_to_block()
@@ -104,7 +105,7 @@ class APIFuture(concurrent.futures.Future[T]):
             The error; None for success.
 
         Raises:
-            TimeoutError: The time is up; the operation goes on.
+            TimeoutError: The timeout expired; the operation continues.
             CancelledError: The future was cancelled.
             RuntimeError: Called on the I/O thread of this package, or in a fork, where waiting would never end.
         """
@@ -117,7 +118,7 @@ class APIFuture(concurrent.futures.Future[T]):
         return error
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[T]], object]) -> None:
-        """Have ``fn(future)`` called when the future is done.
+        """Call ``fn(future)`` when the future is done.
 
         It is called on the thread that does all I/O, or at once if the future is done. An error of the future counts as
         received. An exception of ``fn`` is logged.
@@ -128,7 +129,7 @@ class APIFuture(concurrent.futures.Future[T]):
         super().add_done_callback(partial(_call_back, fn))
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Fail the future with an error; for code that makes futures of its own."""
+        """Fail the future with an error; for code that creates its own futures."""
         if exception is not None and not isinstance(exception, _NEVER_REPORTED):
             self.receipt.expect(self.operation, exception)
         super().set_exception(exception)
@@ -143,7 +144,7 @@ class APIFuture(concurrent.futures.Future[T]):
             The result of the operation.
 
         Raises:
-            TimeoutError: The time is up; unlike in :meth:`result`, the operation is cancelled.
+            TimeoutError: The timeout expired; unlike in :meth:`result`, the operation is cancelled.
             TinkerError: The error of the operation.
         """
         check_timeout(timeout)
@@ -166,7 +167,7 @@ class APIFuture(concurrent.futures.Future[T]):
         return self
 
     def observe_queue(self, observer: QueueObserver) -> None:
-        """Have an observer called whenever the server says something new about the queue that this future waits in.
+        """Call an observer whenever the server reports a new state of the queue that this future waits in.
 
         It is called on the thread that does all I/O, so it must not block; an exception of the observer is logged. On a client,
         the observer is called for its creation and for every request that it makes.
@@ -201,6 +202,7 @@ class APIFuture(concurrent.futures.Future[T]):
             await waiter
 
     def __await__(self) -> Generator[Any, None, T]:
+        __tracebackhide__ = True
         if not self.done():
             try:
                 yield from self.wait().__await__()
@@ -225,11 +227,13 @@ class APIFuture(concurrent.futures.Future[T]):
             raise asyncio.CancelledError
 
     def _get_outcome(self, timeout: float | None = 0) -> T:
+        __tracebackhide__ = True
         try:
             return super().result(timeout)
         except BaseException as error:
             if error is self._exception:
                 self.receipt.mark_received()
+                _hide_frames(error)
             raise
 
     if not TYPE_CHECKING:  # a type checker knows the attributes; with this method it would believe in every name
@@ -252,6 +256,8 @@ class APIFuture(concurrent.futures.Future[T]):
             self.cancel()
             return
         error = task.exception()
+        if error is not None and logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s failed", self.operation, exc_info=error)  # with the frames, which users do not see
         try:
             if error is None:
                 self.set_result(task.result())
@@ -279,6 +285,14 @@ class APIFuture(concurrent.futures.Future[T]):
         queue = f", queue state {self.queue_state}" if self.queue_state else ""
         reason = f" ({self.queue_state_reason})" if self.queue_state_reason else ""
         return f"{self.operation or 'operation'} has no result after {timeout} s{state}{queue}{reason}"
+
+
+def _hide_frames(error: BaseException) -> None:
+    """Drop the frames of the loop thread from an error of this package, and from its cause; others keep them."""
+    if isinstance(error, TinkerError):
+        error.__traceback__ = None
+        if (cause := error.__cause__) is not None and type(cause).__module__.partition(".")[0] == "tinker":
+            cause.__traceback__ = None
 
 
 def start(future: APIFuture[T], function: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> APIFuture[T]:

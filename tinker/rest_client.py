@@ -42,9 +42,9 @@ _parse_path = ParsedCheckpointTinkerPath.from_tinker_path
 class RestClient(AdminMethods, RestOperations):
     """Read and change what the server keeps: runs, checkpoints and sessions.
 
-    Every method checks its arguments and returns a future at once. A request is retried for a minute where a retry can help. A
-    future raises NotFoundError where the server does not have the thing asked for, or does not know the operation at all (some
-    servers answer that with APIStatusError 405). Each ``*_async`` twin is a coroutine that returns the final result.
+    Every method checks its arguments and returns a future at once. A request is retried for a minute if a retry can help. A
+    future raises NotFoundError if the server does not have the item, or does not know the operation at all (some servers answer
+    that with APIStatusError 405). Each ``*_async`` twin is a coroutine that returns the final result.
 
     A checkpoint is named by its path, ``tinker://<training run>/<kind>/<name>``, or by the run's id and the checkpoint id
     ``<kind>/<name>``. ``access_scope`` "owned" covers what belongs to the user, "accessible" everything that the user may see.
@@ -65,7 +65,7 @@ class RestClient(AdminMethods, RestOperations):
     # -------------------------------------------------------------------------------------------------------------- service
 
     def whoami(self) -> APIFuture[WhoamiResponse]:
-        """Ask whose credential this is, as its token says.
+        """Ask for the owner of the credential, as its token names it.
 
         Returns:
             A future of the user and the organization.
@@ -96,7 +96,7 @@ class RestClient(AdminMethods, RestOperations):
     ) -> APIFuture[str]:
         """Copy a checkpoint into a project, as a run of its own that cannot be trained on.
 
-        There is one copy, however often the request has to be sent.
+        There is only one copy, even if the request has to be retried.
 
         Args:
             path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
@@ -109,7 +109,7 @@ class RestClient(AdminMethods, RestOperations):
             A future of the path of the copy.
 
         Raises:
-            ValueError: At once, without a project, and for a path or a time that cannot be right.
+            ValueError: At once, without a project, and for an invalid path or time.
         """
         project = destination_project_id or self._rest.runtime.config.project_id
         if not project:
@@ -141,7 +141,7 @@ class RestClient(AdminMethods, RestOperations):
             A future of the URL and the time.
 
         Raises:
-            ValueError: At once, for an argument that cannot be right.
+            ValueError: At once, for an invalid argument.
         """
         request = weights_api.get_checkpoint_archive(training_run_id=training_run_id, checkpoint_id=checkpoint_id)
 

@@ -42,8 +42,8 @@ class SamplingClient(ReadyClient):
     """Sample from a base model or from saved weights, which do not change.
 
     Made by ``ServiceClient.create_sampling_client`` or ``TrainingClient.save_weights_and_get_sampling_client``, and usable at
-    once. Thousands of samples may be asked for at the same time, from any thread; they run in no particular order. A future is
-    done on the thread that does all I/O, and cancelling it gives the sample up. ``await client`` or ``client.result(timeout)``
+    once. You can request thousands of samples at the same time, from any thread; they run in no particular order. A future is
+    done on the thread that does all I/O, and cancelling it abandons the sample. ``await client`` or ``client.result(timeout)``
     returns the client once it is ready.
     """
 
@@ -74,7 +74,7 @@ class SamplingClient(ReadyClient):
         """Sample continuations of a prompt.
 
         The arguments are checked on the caller's thread. Then, in the background, the request waits for the client to be ready
-        and for room in flight, is sent, and its result is awaited.
+        and for a free slot, is sent, and its result is awaited.
 
         Args:
             prompt: The model input to continue, n tokens long.
@@ -93,7 +93,7 @@ class SamplingClient(ReadyClient):
             A future of the response; its ``sequences`` are the continuations.
 
         Raises:
-            ValueError: At once, for arguments that no server can answer.
+            ValueError: At once, for invalid arguments.
             TypeError: At once, for an argument of the wrong type.
         """
         options = SampleOptions.from_arguments(locals())
@@ -112,7 +112,7 @@ class SamplingClient(ReadyClient):
     ) -> SampleStream:
         """Sample continuations of a prompt, and get the tokens as the server draws them.
 
-        Streaming is not part of the official API. On a server without it, which is found out by the first call, the tokens of
+        Streaming is not part of the official API. On a server without it, which the first call detects, the tokens of
         each sample come in one chunk at the end.
 
         Args:
@@ -127,7 +127,7 @@ class SamplingClient(ReadyClient):
             An iterator and asynchronous iterator of chunks.
 
         Raises:
-            ValueError: At once, for arguments that no server can answer.
+            ValueError: At once, for invalid arguments.
             TypeError: At once, for an argument of the wrong type.
         """
         options = SampleOptions(num_samples=num_samples, sampling_params=sampling_params)
@@ -149,7 +149,7 @@ class SamplingClient(ReadyClient):
             A future of one number for each prompt token, None for the first token and for those that are not scored.
 
         Raises:
-            ValueError: At once, for arguments that no server can answer.
+            ValueError: At once, for invalid arguments.
             TypeError: At once, for an argument of the wrong type.
         """
         options = SampleOptions(
@@ -194,7 +194,7 @@ class SamplingClient(ReadyClient):
 
         Args:
             tokens: The token ids.
-            skip_special_tokens: Whether to leave special tokens out, instead of spelling them.
+            skip_special_tokens: Whether to omit special tokens instead of spelling them out.
 
         Returns:
             The text.
@@ -206,7 +206,7 @@ class SamplingClient(ReadyClient):
         return self._sampler.runtime.telemetry
 
     def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None = None) -> None:
-        """Log that samples wait, at most once a minute, as this client does by itself; see :meth:`observe_queue`.
+        """Log that samples wait, at most once a minute, as this client does by default; see :meth:`observe_queue`.
 
         Args:
             queue_state: The state of the queue, such as ``paused_capacity``.
@@ -222,11 +222,11 @@ class SamplingClient(ReadyClient):
 
     @property
     def holder(self) -> SessionHolder:
-        """Return what older code reaches for behind this client, as ``ServiceClient.holder`` does."""
+        """Return an object with what older code uses, as ``ServiceClient.holder`` does."""
         return SessionHolder(self._sampler.runtime)
 
     def get_sampler_handle(self) -> str:
-        """Return text from which any process can make this sampler again with a credential of its own.
+        """Return a string from which any process can recreate this sampler with its own credential.
 
         The text holds no credential. Blocks until the client exists.
         """
@@ -234,7 +234,7 @@ class SamplingClient(ReadyClient):
 
     @staticmethod
     def from_sampler_handle(handle: str, *, api_key: str | None = None) -> SamplingClient:
-        """Make the sampler of a handle again.
+        """Recreate a sampler from a handle.
 
         Args:
             handle: Text of :meth:`get_sampler_handle`.

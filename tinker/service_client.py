@@ -13,7 +13,7 @@ from tinker_wire.api import service as service_api
 
 from tinker._clients import SessionHolder, awaiting_twin_of, read_older_arguments
 from tinker._clock import Clock
-from tinker._config import Config, check_given, load_config, override
+from tinker._config import Config, check_given, load_config, override, show_url
 from tinker._http import ONE_SHOT, SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
@@ -46,7 +46,7 @@ class ServiceClient:
     connections and one credential. A ``with`` or ``async with`` block ends the session; so does :meth:`close`.
 
     Args:
-        user_metadata: JSON-like facts about the session, stored with it; None stores none.
+        user_metadata: JSON-like facts about the session, stored with it; None stores nothing.
         project_id: The project that the session belongs to; None means ``TINKER_PROJECT_ID``, else the session names none.
         display_name: A name of the session for people; None gives it none.
         base_url: The address of the server; None means ``TINKER_BASE_URL``, else the hosted service. ``local://`` is a server
@@ -72,7 +72,7 @@ class ServiceClient:
         transport: An httpx transport to send through instead of real connections; None opens connections.
         clock: The source of time, which tests replace; None means the clock of the system.
         **kwargs: Arguments of older versions. ``timeout`` is how many seconds the server may say nothing, ``max_retries`` how
-            often at most a failed request is tried again (0 fails fast), ``default_headers`` are headers of every request, and
+            often a failed request is retried at most (0 fails fast), ``default_headers`` are headers of every request, and
             ``http_client`` is an httpx.AsyncClient to send through. Others are ignored, with a FutureWarning.
 
     Raises:
@@ -104,7 +104,7 @@ class ServiceClient:
         clock: Clock | None = None,
         **kwargs: object,
     ) -> None:
-        older = read_older_arguments(kwargs, stacklevel=3)
+        older = read_older_arguments(kwargs, known=ServiceClient.__init__.__kwdefaults__ or (), stacklevel=3)
         check_given(base_url=base_url, api_key=api_key, patience_seconds=patience_seconds)
         check_type("circuit_breaker", circuit_breaker, CircuitBreaker)
         check_type("config", config, Config)
@@ -135,6 +135,17 @@ class ServiceClient:
         self._closed = False
         self._lock = threading.Lock()
 
+    def __repr__(self) -> str:
+        """Return the server's address and the session; no credential, and nothing is opened for it."""
+        try:
+            opened = self._opened
+            where = show_url((self._config() if opened is None else opened.config).base_url)
+            session = opened.session.session_id if opened is not None else None
+        except Exception as error:  # noqa: BLE001  (a repr must not raise)
+            return f"<ServiceClient, {type(error).__name__} in its settings>"
+        state = ", closed" if self._closed else f", session {session}" if session else ""
+        return f"<ServiceClient {where}{state}>"
+
     # ------------------------------------------------------------------------------------------------------------- training
 
     def create_lora_training_client(
@@ -160,7 +171,7 @@ class ServiceClient:
             train_mlp: Whether the MLP layers get an adapter.
             train_attn: Whether the attention layers get an adapter.
             train_unembed: Whether the output layer gets an adapter.
-            user_metadata: JSON-like facts about the run, stored with it; None stores none.
+            user_metadata: JSON-like facts about the run, stored with it; None stores nothing.
             optimizer: The kind of optimizer; None means Adam.
 
         Returns:
@@ -193,7 +204,7 @@ class ServiceClient:
         Args:
             path: The checkpoint, ``tinker://<training run>/weights/<name>``.
             base_model: The model that the weights belong to; None asks the server.
-            user_metadata: JSON-like facts about the run, stored with it; None stores none.
+            user_metadata: JSON-like facts about the run, stored with it; None stores nothing.
             weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
             optimizer: The kind of the fresh optimizer; None leaves it to the server.
 
@@ -222,7 +233,7 @@ class ServiceClient:
         Args:
             path: The checkpoint, ``tinker://<training run>/weights/<name>``.
             base_model: The model that the weights belong to; None asks the server.
-            user_metadata: JSON-like facts about the run, stored with it; None stores none.
+            user_metadata: JSON-like facts about the run, stored with it; None stores nothing.
             weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
 
         Returns:
@@ -281,8 +292,8 @@ class ServiceClient:
     def get_server_capabilities(self) -> models.GetServerCapabilitiesResponse:
         """Ask which base models the server offers, and block until it answers.
 
-        What the answer says of context lengths is remembered: a prompt or a datum that is longer than its model takes raises a
-        ValueError on your line then, instead of failing on the server. Without this call nothing is known, and nothing refused.
+        The client remembers the context lengths: from then on, a prompt or datum that is longer than its model accepts raises a
+        ValueError on your line instead of failing on the server. Without this call, the lengths are not checked.
 
         Returns:
             The server's answer; ``supported_models`` lists the models.
@@ -301,11 +312,11 @@ class ServiceClient:
     def server_info(self) -> ServerInfo:
         """Return what this client has found out about its server so far; print it for a bug report.
 
-        Which operations the server lacks, the form in which it reads training requests, fields that it refuses. It grows with
-        what the client does; nothing is asked for it.
+        It lists the operations that the server lacks, the format of training requests, and the fields that it refuses. It grows
+        as the client is used; reading it sends nothing.
 
         Returns:
-            The facts, each with the operation and the answer that it was found out by.
+            The facts, each with the operation and the response that revealed it.
 
         Raises:
             TinkerError: The server is the hosted service and no key is known.
@@ -321,11 +332,11 @@ class ServiceClient:
         """Ask the server whether it is up, once and before anything else, and block until it answers.
 
         Returns:
-            The server's word, whose ``status`` is ``ok``.
+            The server's response, whose ``status`` is ``ok``.
 
         Raises:
-            APIError: The server is down, cannot be reached, cannot take work now (InternalServerError with 503), or has no such
-                question (NotFoundError).
+            APIError: The server is down, cannot be reached, cannot take work now (InternalServerError with 503), or lacks
+                this operation (NotFoundError).
             ClientClosedError: The service client is closed.
 
         >>> ServiceClient(base_url="local://toy").check_health().status
@@ -338,7 +349,7 @@ class ServiceClient:
         return run(runtime, "check_health", _check_health, runtime)
 
     def create_custom_loss(self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> APIFuture[LossHandle]:
-        """Trace a loss per datum, so that a server that is able to can compute it.
+        """Trace a loss of one datum, so that a server that supports it can compute the loss.
 
         The function is traced at once, and the graph sent in the background where the server asks for losses; elsewhere the
         client computes the loss itself. The handle goes to ``TrainingClient.forward_backward_custom``.
@@ -388,7 +399,7 @@ class ServiceClient:
             A future of the path of the copy.
 
         Raises:
-            ValueError: At once, without a project, and for a path or a time that cannot be right.
+            ValueError: At once, without a project, and for an invalid path or time.
         """
         rest = self.create_rest_client()
         return rest.copy_weights(path, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token)
@@ -401,9 +412,9 @@ class ServiceClient:
         return console.session_url(None if self._opened is None else self._opened.session.session_id)
 
     def add_observer(self, observer: Observer) -> None:
-        """Have a function called with every event of the client from now on, see :mod:`tinker.observing`.
+        """Call a function with every event of the client from now on, see :mod:`tinker.observing`.
 
-        Of an operation that runs already it hears what is still to come but the outcome, unless the client had observers.
+        For an operation that already runs it receives the remaining events, but the outcome only if the client had observers.
 
         Args:
             observer: The function.
@@ -417,13 +428,13 @@ class ServiceClient:
                 self._opened.transport.observers.add(observer)
 
     def remove_observer(self, observer: Observer) -> None:
-        """Call a function with no event any more.
+        """Stop calling a function with events.
 
         Args:
             observer: One of the observers of this client.
 
         Raises:
-            ValueError: It is none of them.
+            ValueError: It is not an observer of this client.
         """
         with self._lock:
             if observer not in self._observers:
@@ -439,11 +450,11 @@ class ServiceClient:
 
     @property
     def holder(self) -> SessionHolder:
-        """Return what older code reaches for behind this client: the session's id, its end, and the loop of all I/O."""
+        """Return an object with what older code uses: the session's id, its end, and the loop of all I/O."""
         return SessionHolder(self._runtime())
 
     def get_telemetry(self) -> Telemetry | None:
-        """Return the reporter of this client's failures; None when telemetry is off or nothing was asked of the server yet."""
+        """Return the reporter of this client's failures; None if telemetry is off or no request was sent yet."""
         return None if self._opened is None else self._opened.telemetry
 
     def close(self, status: models.ClientSessionFinishReasonType = "success", detail: str | None = None) -> APIFuture[None]:

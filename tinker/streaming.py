@@ -32,11 +32,11 @@ class TokenDecoder(Protocol):
 
 
 class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]):
-    """Iterate over the chunks of one or more samples, in the order in which they come.
+    """Iterate over the chunks of one or more samples, in the order in which they arrive.
 
-    Made by ``SamplingClient.sample_stream``, and under way at once. Use it with ``for`` or with ``async for``, from one thread
-    or task at a time. Leaving the loop early does not end the work: close the stream, or use it in a ``with`` block. A stream
-    that is dropped is closed.
+    Made by ``SamplingClient.sample_stream``, and running at once. Use it with ``for`` or with ``async for``, from one thread
+    or task at a time. Leaving the loop early does not stop the server: close the stream, or use it in a ``with`` block. A
+    stream that is dropped is closed.
 
     A failure before the first token is raised as that of ``sample``; a later one is SampleStreamError, which says how many
     tokens came.
@@ -61,11 +61,11 @@ class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]
 
     @property
     def received_tokens(self) -> int:
-        """Return how many tokens have come so far, those that were not taken yet included."""
+        """Return the number of tokens received so far, including those not read yet."""
         return self._mailbox.received_tokens
 
     def close(self) -> None:
-        """End the stream, and with it the server's work. What has come already can still be taken."""
+        """End the stream, and with it the server's work. Chunks that have arrived can still be read."""
         self._close()
 
     def __iter__(self) -> Self:

@@ -212,13 +212,13 @@ class TrainingClient(ReadyClient):
             name: The last part of the checkpoint's path, without ``/``.
             ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
             overwrite: Whether to replace a checkpoint of the same name; otherwise the future fails with ConflictError.
-            user_metadata: Text by name, stored with the checkpoint; None stores none.
+            user_metadata: Text by name, stored with the checkpoint; None stores nothing.
 
         Returns:
             A future whose result has the ``path``, for ``ServiceClient.create_training_client_from_state_with_optimizer``.
 
         Raises:
-            ValueError: At once, for a name or a time that cannot be right.
+            ValueError: At once, for an invalid name or time.
         """
         check_name(name)
         check_ttl(ttl_seconds)
@@ -234,13 +234,13 @@ class TrainingClient(ReadyClient):
         Args:
             name: The last part of the checkpoint's path, without ``/``.
             ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
-            user_metadata: Text by name, stored with the checkpoint; None stores none.
+            user_metadata: Text by name, stored with the checkpoint; None stores nothing.
 
         Returns:
             A future whose result has the ``path``, for ``ServiceClient.create_sampling_client``.
 
         Raises:
-            ValueError: At once, for a name or a time that cannot be right.
+            ValueError: At once, for an invalid name or time.
         """
         check_name(name)
         check_ttl(ttl_seconds)
@@ -261,7 +261,7 @@ class TrainingClient(ReadyClient):
             A future whose result has the ``path``.
 
         Raises:
-            ValueError: At once, for a name, a time or a list of keys that cannot be right.
+            ValueError: At once, for an invalid name, time or list of keys.
         """
         check_name(name)
         check_ttl(ttl_seconds)
@@ -325,7 +325,7 @@ class TrainingClient(ReadyClient):
         record_stability_info: bool = False,
         kind: models.SamplingClientKind = "snapshot",
     ) -> SamplingClient:
-        """Create a sampling client on the present weights, without storing them under a name.
+        """Create a sampling client on the current weights, without storing them under a name.
 
         Returns at once. The weights are saved after every request made before, and the client's samples wait for that.
 
@@ -333,7 +333,7 @@ class TrainingClient(ReadyClient):
             name: Has no effect; a value other than None warns.
             retry_config: Retry settings, as for ``ServiceClient.create_sampling_client``.
             record_stability_info: Passed to the server with each sample.
-            kind: "snapshot" keeps the present weights; "inflight" follows later inflight saves of this run.
+            kind: "snapshot" keeps the current weights; "inflight" follows later inflight saves of this run.
 
         Returns:
             The sampling client, usable at once.
@@ -379,7 +379,7 @@ class TrainingClient(ReadyClient):
     # --------------------------------------------------------------------------------------------------------- information
 
     def get_info(self) -> models.GetInfoResponse:
-        """Return the description of the model, which was asked for at its creation. Blocks until the model exists."""
+        """Return the description of the model, which the server sent at its creation. Blocks until the model exists."""
         self.result()
         return self._run.info()
 
@@ -419,7 +419,7 @@ class TrainingClient(ReadyClient):
 
         Args:
             tokens: The token ids.
-            skip_special_tokens: Whether to leave special tokens out, instead of spelling them.
+            skip_special_tokens: Whether to omit special tokens instead of spelling them out.
 
         Returns:
             The text.
@@ -438,7 +438,7 @@ class TrainingClient(ReadyClient):
 
     @property
     def holder(self) -> SessionHolder:
-        """Return what older code reaches for behind this client, as ``ServiceClient.holder`` does."""
+        """Return an object with what older code uses, as ``ServiceClient.holder`` does."""
         return SessionHolder(self._run.runtime)
 
     # ------------------------------------------------------------------------------------------------- twins of older code

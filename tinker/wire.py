@@ -83,7 +83,8 @@ def decode_forward_backward(body: bytes, content_type: str = PROTOBUF, *, forwar
     Raises:
         ValueError: The body is not such a request; the text says where.
 
-    >>> body = b'{"model_id": "m", "seq_id": 1, "forward_backward_input": {"data": [], "loss_fn": "cross_entropy"}}'
+    >>> work = b'{"data": [], "loss_fn": "cross_entropy"}'
+    >>> body = b'{"model_id": "m", "seq_id": 1, "forward_backward_input": %b}' % work
     >>> call = decode_forward_backward(body, "application/json")
     >>> call.model_id, call.seq_id, call.loss_fn, call.forward_only
     ('m', 1, 'cross_entropy', False)

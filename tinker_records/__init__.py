@@ -1,9 +1,11 @@
 """What records can do besides carrying fields: plain data and back, copies, `dataclasses` and pydantic, safe first reads.
 
-The generated records inherit it and the client's other public types share it; it imports neither `tinker_wire` nor `tinker`.
+It also finds the names that misspelled ones were meant to be. The generated records inherit it and the client's other public
+types share it; it imports neither `tinker_wire` nor `tinker`.
 """
 
-from tinker_records.records import Record, prepare
+from tinker_records.names import advise, find_closest, suggest
+from tinker_records.records import Record, RecordType, prepare
 from tinker_records.values import FieldInfo, Value
 
-__all__ = ["FieldInfo", "Record", "Value", "prepare"]
+__all__ = ["FieldInfo", "Record", "RecordType", "Value", "advise", "find_closest", "prepare", "suggest"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import msgspec
 import msgspec.structs
 
+from tinker_records.names import NamesChecked
 from tinker_records.values import FieldInfo, Value
 
 if TYPE_CHECKING:
@@ -43,7 +44,11 @@ def prepare(kind: type[S]) -> type[S]:
     return kind
 
 
-class Record(Value, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RecordType(msgspec.StructMeta, NamesChecked):
+    """The type of the types of records, which are made as fast as msgspec makes them: their calls are not watched."""
+
+
+class Record(Value, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, metaclass=RecordType):
     """The base of every record of the contract."""
 
     #: Fields whose value is for those who need it, not for a log.

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias,
 
 import msgspec
 
+from tinker_records.names import NamesChecked
+
 if TYPE_CHECKING:
     import dataclasses
     from typing import Self
@@ -47,7 +49,13 @@ class _Parameters:
         return cast("object", _dataclass_of(owner).__dataclass_params__)
 
 
-class Value:
+if TYPE_CHECKING:
+    _ValueType = type  # with a metaclass, pyright takes the `__dict__` of a value for that of its class
+else:
+    _ValueType = NamesChecked
+
+
+class Value(metaclass=_ValueType):
     """A value with named fields.
 
     The names of its methods are those of the models that these types once were. `dataclasses.fields`, `asdict` and `replace`
@@ -58,6 +66,12 @@ class Value:
     __dataclass_fields__: ClassVar[Any] = _Fields()
     __dataclass_params__: ClassVar[Any] = _Parameters()
     model_fields: ClassVar[Any] = _Fields()
+
+    def _repr_html_(self) -> str:
+        """Return a table of the fields, which notebooks show."""
+        from tinker_records.html import to_html
+
+        return to_html(type(self).__name__, self._fields(), getattr(self, "_secret_fields", frozenset[str]()))
 
     def model_dump(
         self,

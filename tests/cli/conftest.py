@@ -72,12 +72,13 @@ def call(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 @pytest.fixture
 def ask(call: Call) -> Callable[..., Any]:
-    """Runs ``tinker -f json`` and reads what it prints; it must succeed."""
+    """Runs ``tinker -f json`` and reads what it prints, of ``train`` the last line; it must succeed."""
 
     def ask(*arguments: str, **how: Any) -> Any:
         result = call("-f", "json", *arguments, **how)
         assert result.exit_code == 0, result.stderr
-        return json.loads(result.stdout)
+        streams = arguments[0] == "train" and "--estimate" not in arguments
+        return json.loads(result.stdout.splitlines()[-1] if streams else result.stdout)
 
     return ask
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
+from support.commands import command_paths
 
 from tinker import __version__
 from tinker.cli import main
@@ -26,15 +28,7 @@ OFFICIAL = {
 }
 
 
-def commands(group: LazyGroup, *path: str) -> Iterator[tuple[str, ...]]:
-    for name in group.entries:
-        yield (*path, name)
-        command = group.get_command(click.Context(group), name)
-        if isinstance(command, LazyGroup):
-            yield from commands(command, *path, name)
-
-
-@pytest.mark.parametrize("path", list(commands(main)), ids=" ".join)
+@pytest.mark.parametrize("path", list(command_paths(main)), ids=" ".join)
 def test_every_command_has_help(path: tuple[str, ...]) -> None:
     """Each command exists and says what it does."""
     result = CliRunner().invoke(main, [*path, "--help"])
@@ -42,7 +36,14 @@ def test_every_command_has_help(path: tuple[str, ...]) -> None:
     assert f"Usage: main {' '.join(path)}" in result.stdout
 
 
-OURS = {("run", "usage"), ("checkpoint", "create"), ("checkpoint", "search"), ("checkpoint", "upload")}
+OURS = {
+    ("run", "usage"),
+    ("run", "watch"),
+    ("run", "compare"),
+    ("checkpoint", "create"),
+    ("checkpoint", "search"),
+    ("checkpoint", "upload"),
+}
 
 
 def test_the_commands_of_the_official_client() -> None:
@@ -98,10 +99,47 @@ def test_a_closed_pipe_is_left_to_click() -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
 
-def test_an_unexpected_error() -> None:
-    """A defect is told as such, with its kind."""
+def test_an_unexpected_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """A defect is told as such, with its kind; its traceback is shown with --debug only."""
     with pytest.raises(CommandFailed, match="Unexpected error occurred: ZeroDivisionError"), convert_errors():
         raise ZeroDivisionError("x")
+    assert "Traceback" not in capsys.readouterr().err
+    with pytest.raises(CommandFailed), convert_errors(debug=True):
+        raise ZeroDivisionError("x")
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian"], "Did you mean train?"),
+        (["run", "lst"], "Did you mean list?"),
+        (["xyzzy"], "There are: auth, billing"),
+        (["train", "--epoch", "2"], "--epochs"),
+    ],
+)
+def test_misspelt_names(arguments: list[str], words: str) -> None:
+    """A command or an option that is misspelt is answered with those that it resembles."""
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
+
+
+def test_a_failure_shows_its_traceback_with_debug(call: Callable[..., Result]) -> None:
+    """Without --debug no command shows a traceback."""
+    assert "Traceback" not in call("run", "list", base_url="nonsense").output
+    assert "Traceback" in call("--debug", "run", "list", base_url="nonsense").stderr
+
+
+@pytest.mark.parametrize(("shell", "file"), [("bash", ".bashrc"), ("fish", ".config/fish/completions/tinker.fish")])
+def test_completion_is_installed_once(shell: str, file: str, call: Callable[..., Result], tmp_path: Path) -> None:
+    """The line is printed, or added to the start-up file of the shell, once and behind what is there."""
+    line = call("completion", shell).stdout.strip()
+    (tmp_path / ".bashrc").write_text("alias t=tinker")
+    for _ in range(2):
+        assert call("completion", shell, "--install").exit_code == 0
+    assert (tmp_path / file).read_text().splitlines()[-1] == line
+    assert (tmp_path / file).read_text().count(line) == 1
+    assert call("completion", shell).stdout.strip() == line
 
 
 @pytest.mark.parametrize(
@@ -149,3 +187,23 @@ def test_no_key_for_the_hosted_service(tmp_path: Path, call: Callable[..., Resul
     result = call("run", "list", base_url=HOSTED_URL)
     assert result.exit_code == 1
     assert "tinker auth login" in result.stderr
+
+
+@pytest.mark.parametrize("path", list(command_paths(main)), ids=" ".join)
+def test_every_command_shows_examples(path: tuple[str, ...]) -> None:
+    """The help of each command has examples of itself, whose options it has."""
+    command: click.Command = main
+    for name in path:
+        assert isinstance(command, LazyGroup)
+        found = command.get_command(click.Context(command), name)
+        assert found is not None
+        command = found
+    if isinstance(command, LazyGroup):
+        return
+    text = CliRunner().invoke(main, [*path, "--help"], terminal_width=200).stdout.partition("Examples:\n")[2]
+    examples = [shlex.split(line, comments=True) for line in text.partition("\n\n")[0].splitlines()]
+    options = {option for one in [*main.params, *command.params] for option in one.opts}
+    for words in examples:
+        assert all(name in words for name in path), words
+        assert {word for word in words if word.startswith("-")} <= options, words
+    assert examples

@@ -244,6 +244,7 @@ def test_train(ask: Ask, call: Call, server: str, tmp_path: Path) -> None:
     )
     value = ask("train", data, "--epochs", "4", "--batch-size", "5", "--learning-rate", "0.05", "--rank", "4", "--name", "x")
     names = [
+        "type",
         "training_run_id",
         "base_model",
         "examples",

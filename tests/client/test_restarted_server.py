@@ -39,7 +39,7 @@ def test_every_operation_says_so(
     """Each request says in one sentence that the session is gone and how to go on, and is a NotFoundError as before."""
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     restart()
-    with pytest.raises(tinker.SessionLostError, match="does not know this client's session any more") as caught:
+    with pytest.raises(tinker.SessionLostError, match="no longer knows this client's session") as caught:
         OPERATIONS[operation](training, sampler, datum()).result(10)
     assert isinstance(caught.value, tinker.NotFoundError)
     assert isinstance(caught.value.__cause__, tinker.NotFoundError)
@@ -131,7 +131,7 @@ def test_clients_of_a_replaced_session_say_so(
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     restart()
     service.create_sampling_client(base_model="tinker/toy").result(10)
-    with pytest.raises(tinker.SessionLostError, match="does not know this client's session any more"):
+    with pytest.raises(tinker.SessionLostError, match="no longer knows this client's session"):
         OPERATIONS[operation](training, sampler, datum()).result(10)
 
 

@@ -50,6 +50,21 @@ def test_options_are_sent_as_asked(sampler: tinker.SamplingClient, wire: Any) ->
     assert first["seq_id"] + 1 == second["seq_id"]
 
 
+def test_nothing_is_asked_for_that_the_user_did_not_ask_for(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A sample without options asks for the continuations alone."""
+    sampler.sample(PROMPT, 1, PARAMS).result(10)
+    (sent,) = (one.json for one in wire.sent("asample"))
+    fields = {
+        "prompt_logprobs",
+        "topk_prompt_logprobs",
+        "topk_sample_logprobs",
+        "prompt_alt_tokens_k",
+        "prompt_logprobs_last_n",
+    }
+    assert {name: sent[name] for name in fields & sent.keys() if sent[name]} == {}
+    assert not sent.get("target_prompt_logprobs")
+
+
 @pytest.mark.parametrize("from_training", [False, True])
 def test_the_base_model_is_told_to_coroutines(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, from_training: bool

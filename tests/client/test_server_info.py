@@ -75,4 +75,19 @@ def test_numbers_that_are_expected_again(
     training.optim_step(tinker.AdamParams()).result(10)
     finding, evidence = found(service)["training requests"]
     assert finding == "the number of a refused request is used again"
-    assert "expected 2, got 3" in evidence
+    assert evidence == "expected 2, got 3"
+
+
+def test_a_restarted_server_is_asked_again(service: tinker.ServiceClient, wire: Any, restart: Callable[[], None]) -> None:
+    """What the server lacked before its restart may be there after it, so it counts as not known."""
+    wire.fail("stream_sample", 404)
+    sampler = service.create_sampling_client(base_model="tinker/toy")
+    assert list(sampler.sample_stream(PROMPT, 1, PARAMS))
+    assert found(service) == {"stream_sample": ("absent", "404")}
+    restart()
+    with pytest.raises(tinker.SessionLostError):
+        sampler.sample(PROMPT, 1, PARAMS).result(10)
+    again = service.create_sampling_client(base_model="tinker/toy")
+    assert list(again.sample_stream(PROMPT, 1, PARAMS))
+    assert len(wire.sent("stream_sample")) == 2
+    assert found(service) == {}

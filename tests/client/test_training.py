@@ -255,6 +255,25 @@ def test_large_batches_are_chunked(connect: Callable[..., tinker.ServiceClient],
     ]
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_memory_of_large_steps_is_used_again(
+    training: tinker.TrainingClient, wire: Any, datum: MakeDatum, broken: bool
+) -> None:
+    """The memory of a body goes to the next one once it was sent, unless an attempt that broke may be sending it still."""
+    from tinker._wire import BUFFERS
+
+    large = [datum([1] * 30_000)] * 6
+    training.forward_backward(large, "cross_entropy").result(60)
+    (sent,) = wire.sent("forward_backward")
+    memory = BUFFERS.join([sent.body])
+    BUFFERS.release(memory)  # the next body of this size takes what was released last
+    if broken:
+        wire.drop("forward_backward", apply=False)
+    training.forward_backward(large, "cross_entropy").result(60)
+    is_used_again = BUFFERS.join([sent.body]).obj is memory.obj
+    assert is_used_again is not broken
+
+
 @pytest.mark.parametrize("apply", [False, True])
 def test_broken_connection_never_doubles_a_step(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, apply: bool

@@ -132,7 +132,7 @@ def test_a_server_that_does_not_say_what_its_models_are(
     wire.fail("get_info", status)
     training = service.create_lora_training_client("tinker/toy", rank=2).result(10)
     assert training.forward_backward([datum()], "cross_entropy").result(10)
-    with pytest.raises(LookupError, match="does not say what its models are"):
+    with pytest.raises(LookupError, match="does not describe its models"):
         training.get_info()
 
 

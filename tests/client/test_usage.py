@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import datetime
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from tinker_wire import models
@@ -128,6 +130,51 @@ def test_what_has_no_outcome_is_counted_apart(connect: Connect, wire: Any) -> No
     service.create_rest_client().list_sessions().result(10)
     assert usage.total == TokenCounts()
     assert usage.unconfirmed == TokenCounts(prefilled=3)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_what_was_accepted_of_a_failed_batch_is_counted_apart(connect: Connect, wire: Any, together: bool) -> None:
+    """When one request of a batch is refused, the tokens of those that the server took count as unconfirmed."""
+    usage = Usage()
+    wire.fail("client/config", 200, body={"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": together})
+    training = connect(observers=[usage]).create_lora_training_client("tinker/toy", rank=4)
+    wire.answer("forward_backward", lambda _, __: httpx.Response(400, json={"detail": "no"}), after=1)
+    with pytest.raises(tinker.BadRequestError):
+        training.forward_backward([datum(3), datum(5)], "cross_entropy").result(10)
+    assert usage.total == TokenCounts()
+    assert usage.unconfirmed == TokenCounts(trained=5 if together else 3)
+
+
+def test_what_was_accepted_of_a_cancelled_batch_is_counted_apart(connect: Connect, wire: Any) -> None:
+    """When a batch is cancelled as it is sent, it is sent to the end, and its tokens count as unconfirmed."""
+    usage = Usage()
+    wire.fail("client/config", 200, body={"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": False})
+    training = connect(observers=[usage]).create_lora_training_client("tinker/toy", rank=4).result(10)
+    begun: concurrent.futures.Future[tinker.APIFuture[Any]] = concurrent.futures.Future()
+
+    def cancel(_: httpx.Request, __: bytes) -> httpx.Response:
+        begun.result(10).cancel()
+        return httpx.Response(503)
+
+    wire.answer("forward_backward", cancel)
+    begun.set_result(training.forward_backward([datum(3), datum(5)], "cross_entropy"))
+    with pytest.raises(concurrent.futures.CancelledError):
+        begun.result().result(10)
+    training.optim_step(ADAM).result(10)
+    assert usage.unconfirmed == TokenCounts(trained=8)
+
+
+def test_streams_are_counted_by_model(connect: Connect, wire: Any) -> None:
+    """The tokens of a stream from saved weights count for their base model, which is asked for only when somebody listens."""
+    events: list[TokensUsed] = []
+    service = connect(observers=[lambda event: events.append(event) if isinstance(event, TokensUsed) else None])
+    training = service.create_lora_training_client("tinker/toy", rank=4)
+    path = training.save_weights_for_sampler("s").result(10).path
+    list(service.create_sampling_client(path).sample_stream(PROMPT, 1, PARAMS))
+    assert [(one.operation, one.base_model) for one in events] == [("sample_stream", "tinker/toy")]
+    asked = len(wire.sent("get_sampler"))
+    list(connect().create_sampling_client(path).sample_stream(PROMPT, 1, PARAMS))
+    assert len(wire.sent("get_sampler")) == asked
 
 
 def test_cached_prompts_are_counted_apart(connect: Connect, wire: Any) -> None:

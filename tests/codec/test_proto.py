@@ -269,11 +269,35 @@ def test_recorded_samples_are_read(body: dict[str, Any]) -> None:
     ]
 
 
+@pytest.mark.parametrize("body", recorded("ForwardBackwardRequest"))
+def test_recorded_spans_are_read(body: dict[str, Any]) -> None:
+    """Every recorded span has the sequence, the offset and the length that were recorded with it."""
+    call = proto.decode_forward_backward(base64.b64decode(body["raw_base64"]))
+    for datum, expected in zip(call.data, body["decoded"]["data"], strict=True):
+        for name in ("model_input_spans", "loss_fn_input_spans"):
+            told = [{"offset": 0, **fields} for one in expected.get(name, []) for fields in one.values()]
+            assert [one.model_dump() for one in getattr(datum, name) or []] == told
+
+
+@pytest.mark.parametrize("body", recorded("SampleResponse"))
+def test_recorded_tables_are_read(body: dict[str, Any]) -> None:
+    """Every recorded table of the likeliest tokens has a row for each place, and a column for each rank."""
+    response, decoded = proto.decode_sample(base64.b64decode(body["raw_base64"])), body["decoded"]
+    tables = [(one.topk_logprobs_np, told) for one, told in zip(response.sequences, decoded.get("sequences", []), strict=True)]
+    expected = [(table, told.get("topk_sampled_logprobs")) for table, told in tables]
+    for table, told in [*expected, (response.topk_prompt_logprobs_np, decoded.get("topk_prompt_logprobs"))]:
+        assert (table is None) == (told is None)
+        if table is not None:
+            assert table.token_ids.shape == (told["length"], told["k"])
+            assert table.token_ids.flatten().tolist() == told["token_ids_int32"]
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         (b"\x1a\x02\x0a\x00", "a chunk of no known kind"),
         (b"\x1a\x04\x0a\x02\x22\x00", "a chunk of no known kind"),
+        (b"\x1a\x09\x0a\x07\x12\x05\x12\x03gif", "an image: format must be one of png, jpeg, got 'gif'"),
         (b"\x1a\x02\x1a\x00", "a provenance span of no known kind"),
         (b"\x1a\x04\x1a\x02\x1a\x00", "a provenance span of no known kind"),
     ],

@@ -11,10 +11,14 @@ from pathlib import Path
 
 
 class ServerProcess:
-    """The server of one folder. Its standard error is kept, for whoever asks why it did not come up."""
+    """The server of one folder, of the toy engine unless the options name a model.
 
-    def __init__(self, folder: Path) -> None:
+    Its standard error is kept, for whoever asks why it did not come up.
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
         self._folder = folder
+        self._options = options
         self._port = free_port()
         self._process: subprocess.Popen[str] | None = None
         self.kills = 0
@@ -26,10 +30,11 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start a process and wait until it accepts connections."""
-        command = [sys.executable, "-m", "tinker.cli", "serve", "--engine", "toy", "--port", str(self._port)]
+        model = [] if "--model" in self._options else ["--engine", "toy"]
+        command = [sys.executable, "-m", "tinker.cli", "serve", *model, "--port", str(self._port)]
         with (self._folder / "server.log").open("a") as log:
             self._process = subprocess.Popen(
-                [*command, "--data", str(self.data)],
+                [*command, "--data", str(self.data), *self._options],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -47,6 +52,20 @@ class ServerProcess:
         process.kill()
         process.communicate()
         self.kills += 1
+
+    def stop(self) -> int:
+        """End the process as ``kill`` does without a number; its exit code."""
+        process, self._process = self._process, None
+        assert process is not None
+        process.terminate()
+        process.communicate()
+        return process.returncode
+
+    def read_memory(self) -> int:
+        """The bytes of memory that the process holds."""
+        assert self._process is not None
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
 
     @property
     def data(self) -> Path:

@@ -180,8 +180,8 @@ class Clock:
 class FullEngine(ToyEngine):
     """Has no room for adapters of rank 13."""
 
-    def __init__(self) -> None:
-        super().__init__(vocabulary=512)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(vocabulary=512, **options)
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         if spec.rank == 13:
@@ -192,8 +192,8 @@ class FullEngine(ToyEngine):
 class GatedEngine(FullEngine):
     """Losses wait until the gate is opened; ``order`` lists the adapters they were computed for."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.gate, self.entered, self.order = threading.Event(), threading.Event(), list[str]()
 
     def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:

@@ -86,6 +86,11 @@ class Contract:
         self._validators: dict[tuple[str, str], jsonschema_rs.Draft202012Validator] = {}
         self._schemas: dict[str, dict[str, Any]] = {}
 
+    @property
+    def assumed(self) -> set[str]:
+        """The ids of the operations that nobody has seen."""
+        return {one.id for one in self.operations.values() if one.node.get("x-evidence", "").startswith("assumed")}
+
     def resolved(self, node: dict[str, Any]) -> dict[str, Any]:
         """The node, or the component that it refers to."""
         if "$ref" not in node:

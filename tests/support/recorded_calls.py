@@ -307,6 +307,27 @@ def sample(player: Player) -> None:
     saved.sample(POINTED, 1, tinker.SamplingParams()).result(SECONDS)
 
 
+@recorded("topk")
+def topk(player: Player) -> None:
+    params = tinker.SamplingParams(max_tokens=2)
+    result = player.sampler().sample(PROMPT, 2, params, topk_prompt_logprobs=2, topk_sample_logprobs=3).result(SECONDS)
+    tables = [one.topk_logprobs_np for one in result.sequences]
+    assert [None if one is None else one.token_ids.tolist() for one in tables] == [[[10, 11, 12], [20, 21, 22]], [[30, 31, 32]]]
+
+
+@recorded("spans")
+def spans(player: Player) -> None:
+    prompt, sampled = types.PromptProvenanceSpan, types.SampledProvenanceSpan
+    of_input = [prompt(sequence_id="req-0009:0", offset=7, length=3), sampled(sequence_id="req-0009:0", length=2)]
+    of_targets = [
+        prompt(sequence_id="req-0009:0", offset=8, length=2),
+        sampled(sequence_id="req-0009:0", offset=0, length=1),
+        sampled(sequence_id="req-0009:1", offset=4, length=2),
+    ]
+    told = datum([1, 2, 3, 4, 5]).with_provenance(of_input, of_targets)
+    player.training().forward_backward([told], "cross_entropy").result(SECONDS)
+
+
 POINTED = tinker.ModelInput(
     chunks=[
         types.EncodedTextChunk(tokens=[1, 2]),

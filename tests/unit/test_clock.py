@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tinker._clock import Deadline
 from tinker.testing import SteppedClock
 
 
@@ -54,6 +55,48 @@ def test_more_time() -> None:
     with pytest.raises(TimeoutError):
         asyncio.run(held())
     assert stepped.now - began == 10.0
+
+
+def test_time_that_does_not_count() -> None:
+    """While a deadline is held its own time stands still; what was left of it counts on when it is released."""
+    stepped = SteppedClock()
+    began = stepped.now
+
+    async def held() -> None:
+        async with stepped.clock().deadline(5.0) as deadline:
+            await stepped.sleep(4.0)
+            deadline.hold(100.0, "slow")
+            await stepped.sleep(9.0)
+            await stepped.sleep(9.0)
+            deadline.release()
+            await stepped.sleep(9.0)
+
+    with pytest.raises(TimeoutError) as error:
+        asyncio.run(held())
+    assert stepped.now - began == 4.0 + 18.0 + 1.0
+    assert error.value.args == ()
+
+
+def test_time_that_does_not_count_is_limited() -> None:
+    """A deadline that is held for too long ends, and says why it was held; after its end it is neither held nor released."""
+    stepped = SteppedClock()
+    began = stepped.now
+
+    async def held(deadline: Deadline) -> None:
+        async with deadline:
+            deadline.hold(7.0, "slow")
+            await stepped.sleep(9.0)
+
+    async def scenario() -> None:
+        deadline = stepped.clock().deadline(5.0)
+        with pytest.raises(TimeoutError, match="slow"):
+            await held(deadline)
+        deadline.hold(7.0, "late")
+        deadline.release()
+        await stepped.sleep(9.0)
+
+    asyncio.run(scenario())
+    assert stepped.now - began == 7.0 + 9.0
 
 
 def test_errors_and_cancellations_pass() -> None:

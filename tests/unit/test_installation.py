@@ -75,7 +75,7 @@ def test_commands(extra: str) -> None:
 def test_commands_leave_out_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only missing packages are named; all of them where none is missing."""
     monkeypatch.setattr("tinker._installation.extras.find_spec", lambda name: None if name in ("torch", "peft") else object())
-    assert install_command("local") == "pip install 'torch>=2.4' 'peft>=0.13'"
+    assert install_command("local") == "pip install 'torch>=2.4' 'peft>=0.17'"
     assert install_command("tokenizers") == "pip install 'transformers>=4.45'"
 
 

@@ -13,14 +13,14 @@ from tinker._clock import Clock
 from tinker._loop import NEWS_SECONDS, LagWatch
 
 
-def watched(lateness: list[float], caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The lines about ticks that come so late, one after the other."""
+def watched(lateness: list[float], caplog: pytest.LogCaptureFixture, share: float = 1.0) -> list[str]:
+    """The lines about ticks that come so late, one after the other, in a process that has that share of a processor."""
     left, now = list(lateness), [1000.0]
 
     async def sleep(seconds: float) -> None:
         now[0] += seconds + left.pop(0)
 
-    watch = LagWatch(Clock(monotonic=lambda: now[0], sleep=sleep))
+    watch = LagWatch(Clock(monotonic=lambda: now[0], sleep=sleep), processor_time=lambda: now[0] * share)
     with caplog.at_level("WARNING", "tinker"):
         asyncio.run(watch.run(lambda: bool(left)))
     return caplog.messages
@@ -32,6 +32,12 @@ def test_a_long_hold_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     assert line.startswith(
         "nothing could be sent or received for 3.2 s, heartbeats included, because code in this process held"
     )
+
+
+def test_a_process_that_did_not_run_is_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
+    """Where the process used little processor time, the line blames the machine, not the user's computations."""
+    (line,) = watched([0.0, 3.2, 0.0], caplog, share=0.1)
+    assert line.startswith("nothing could be sent or received for 3.2 s, heartbeats included, because this process got little")
 
 
 def test_little_delays_are_not_told(caplog: pytest.LogCaptureFixture) -> None:

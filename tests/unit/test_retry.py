@@ -134,6 +134,18 @@ def test_delays_double_up_to_the_longest() -> None:
     assert half.slept == [0.25, 0.5, 1.0]
 
 
+def test_the_log_has_one_line_for_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """A traceback that a server sends is cut to a line there; the error has all of it."""
+    said = "it broke\n" + "  File somewhere\n" * 1000
+    error = status(500)
+    error.args = (said,)
+    attempt_run([error], SUBMIT)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("x: it broke File somewhere")
+    assert "\n" not in line
+    assert len(line) < 400
+
+
 def test_hint_is_a_floor() -> None:
     """A hint is waited out in full, with at most a second of jitter on top."""
     time, _ = attempt_run([status(429, retry_after="7")], SUBMIT, random=0.5)

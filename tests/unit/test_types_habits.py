@@ -137,6 +137,10 @@ def test_optimizer_steps_go_by_three_names() -> None:
     plain = types.OptimStepRequest(model_id="m", optim_params=dimuon).model_dump()
     assert plain["optimizer_params"]["type"] == "dimuon"
     assert types.OptimStepRequest.model_validate(plain).optim_params == dimuon
+    read = types.OptimStepRequest.model_validate(plain)
+    assert (read.adam_params, read.optimizer_params) == (None, dimuon)
+    read = types.OptimStepRequest(model_id="m", optim_params=adam)
+    assert (read.adam_params, read.optimizer_params) == (adam, None)
 
 
 def test_secrets_are_not_printed() -> None:

@@ -1,4 +1,4 @@
-"""An adapter on this machine that is to be uploaded: what it is, read from its files and checked before anything is sent.
+"""A local adapter to upload: what it is, read from its files and checked before anything is sent.
 
 PEFT's two files say what they hold: ``adapter_config.json`` the rank, the header of ``adapter_model.safetensors`` the modules.
 Of the weights themselves nothing is read. Blocks; not for the loop thread.
@@ -84,7 +84,7 @@ def _check_config(config: Mapping[str, Any]) -> int:
         raise ValueError(f"{CONFIG}: bias is {config['bias']!r}; only 'none' can be uploaded")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise ValueError(f"{CONFIG}: r is {rank!r}; it must be a whole number of at least 1")
+        raise ValueError(f"{CONFIG}: r is {rank!r}; it must be an integer of at least 1")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
         raise ValueError(f"{CONFIG}: lora_alpha is {alpha!r}; it must be a number")
     return rank

@@ -199,7 +199,7 @@ class _Receiving:
         """Receive all of it; the length of the file."""
         response = self._response
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise TinkerError(f"{_prepare(self._url).url} came encoded, although asked for as it is")
+            raise TinkerError(f"{_prepare(self._url).url} was sent compressed, although the client asked for it uncompressed")
         if self._start not in (0, await asyncio.to_thread(_length, self._place)):
             raise self._truncation_error("another range than asked for")
         checks = _Checks(response.headers, whole=response.status_code == _WHOLE)
@@ -248,7 +248,7 @@ class _Receiving:
         if failed is not None:
             _forget(self._place)
             raise TinkerError(
-                f"{_prepare(self._url).url}: the content differs from its {failed} checksum; what came was removed"
+                f"{_prepare(self._url).url}: the content differs from its {failed} checksum; the download was removed"
             )
 
     def _truncation_error(self, what: str) -> APIConnectionError:

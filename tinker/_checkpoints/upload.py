@@ -185,7 +185,7 @@ class Uploading:
             raise status_error(RawResponse(request, response.status_code, response.headers, response.content))
         kept = read_checksums(response.headers, whole=False).get("sha-256")
         if kept is not None and base64.b64encode(kept).decode() != digest:
-            raise connection_error(request, ExchangeFailed("the server kept something else than was sent"))
+            raise connection_error(request, ExchangeFailed("the server stored something other than what was sent"))
 
     async def _pieces(self, name: str, file: Path, size: int) -> AsyncIterator[bytes]:
         sent = 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
 import attrs
 
 from tinker._checks import check_count, check_number
 from tinker._http import wrap_client
+from tinker_records import find_closest
 
 if TYPE_CHECKING:
     import httpx
@@ -34,10 +35,12 @@ class OlderArguments:
         return {**{name: value for name, value in self.headers.items() if name.lower() not in named}, **(newer or {})}
 
 
-def read_older_arguments(given: dict[str, object], *, stacklevel: int) -> OlderArguments:
+def read_older_arguments(given: dict[str, object], *, known: Iterable[str], stacklevel: int) -> OlderArguments:
     """Read the arguments that older versions knew. Others are named in a FutureWarning, and have no effect.
 
-    Raises TypeError or ValueError for one that cannot be right; it names the argument.
+    The warning says which of the ``known`` arguments was probably meant.
+
+    Raises TypeError or ValueError for an invalid one; the message names the argument.
     """
     rest = dict(given)
     arguments = OlderArguments(
@@ -47,9 +50,14 @@ def read_older_arguments(given: dict[str, object], *, stacklevel: int) -> OlderA
         transport=wrap_client(rest.pop("http_client", None)),
     )
     if rest:
-        names = ", ".join(sorted(rest))
-        warnings.warn(f"ServiceClient ignores unsupported arguments: {names}", FutureWarning, stacklevel=stacklevel)
+        text = f"ServiceClient ignores unsupported arguments: {', '.join(sorted(rest))}{_suggest(rest, known)}"
+        warnings.warn(text, FutureWarning, stacklevel=stacklevel)
     return arguments
+
+
+def _suggest(unsupported: Iterable[str], known: Iterable[str]) -> str:
+    pairs = ((name, find_closest(name, known)) for name in sorted(unsupported))
+    return "".join(f"; by {name!r}, did you mean {closest!r}?" for name, closest in pairs if closest)
 
 
 def _seconds(timeout: object) -> float | None:

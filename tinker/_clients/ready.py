@@ -19,6 +19,7 @@ class ReadyClient:
     _ready: APIFuture[None]  # of nothing, as a client that its own future holds would not be collected when it is dropped
 
     def __await__(self) -> Generator[Any, None, Self]:
+        __tracebackhide__ = True
         yield from self._ready.__await__()
         return self
 
@@ -35,6 +36,7 @@ class ReadyClient:
             TimeoutError: The time is up; the creation goes on.
             TinkerError: The error of the creation.
         """
+        __tracebackhide__ = True
         self._ready.result(timeout)
         return self
 

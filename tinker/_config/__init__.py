@@ -9,9 +9,11 @@ from tinker._config.settings import (
     is_sendable,
     load_config,
     local_dir,
+    login_shell,
     override,
     prices_file,
     serve_api_key,
+    show_url,
 )
 
 __all__ = [
@@ -25,5 +27,7 @@ __all__ = [
     "local_dir",
     "override",
     "prices_file",
+    "login_shell",
     "serve_api_key",
+    "show_url",
 ]

@@ -112,7 +112,7 @@ def _identify_too(headers: Mapping[str, str]) -> dict[str, str]:
 class Config:
     """Hold the settings of a client, for ``ServiceClient(config=...)``; secrets stay out of the repr.
 
-    :meth:`load` makes one of arguments and the environment. What cannot be right is a ValueError or a TypeError then.
+    :meth:`load` creates one from arguments and the environment, and raises ValueError or TypeError for invalid values.
 
     Attributes:
         base_url: The address of the server, without a slash at its end and without a password.
@@ -122,24 +122,24 @@ class Config:
         project_id: The project of new sessions.
         tags: Tags of new sessions.
         wire: The encoding of training requests.
-        proxies: Which proxy each address is reached through.
-        proxy_headers: Headers for the proxy alone.
+        proxies: The proxy for each address.
+        proxy_headers: Headers that are sent only to the proxy.
         headers: Headers of every request.
         query: Query parameters of every request.
-        sdk_version: The version that servers are told.
-        local_dir: Where servers of this process keep checkpoints.
-        patience_seconds: The longest time that one exchange is tried again; None leaves that to the policy of each kind.
-        fail_fast: Whether a rate limit is raised instead of waited out.
-        max_retries: How often at most a failed exchange is tried again; None leaves that to the policy of each kind.
-        silence_seconds: How long a server may say nothing before a try is given up; None leaves that to the kind of request.
-        connections: The most connections at once, by what they are for; kinds that are not named keep their default.
-        sample_submissions: The most samples that are being submitted at once.
-        heartbeat_seconds: The time between heartbeats of the session.
-        heartbeat_warning_seconds: After how long without an accepted heartbeat the log has a warning.
-        heartbeat_lost_seconds: After how long without an accepted heartbeat the session counts as lost; None never.
-        telemetry: Whether failures are reported to the server.
-        trace_context: Whether the trace of your OpenTelemetry span is sent along.
-        dump_http: Where exchanges are written without secrets: a file, or ``-`` for the standard error; None nowhere.
+        sdk_version: The version that is sent to servers.
+        local_dir: Where local servers keep checkpoints.
+        patience_seconds: How long a failed request is retried, in seconds; None uses the policy of its kind.
+        fail_fast: Whether to raise an error on a rate limit instead of waiting.
+        max_retries: The maximum number of retries of a request; None uses the policy of its kind.
+        silence_seconds: Seconds that a server may stay silent before an attempt ends; None uses the default of its kind.
+        connections: The maximum number of connections per purpose; the others keep their default.
+        sample_submissions: The maximum number of samples that are submitted at the same time.
+        heartbeat_seconds: The time between heartbeats of the session, in seconds.
+        heartbeat_warning_seconds: Seconds without a successful heartbeat before a warning is logged.
+        heartbeat_lost_seconds: Seconds without a successful heartbeat before the session counts as lost; None never.
+        telemetry: Whether to report failures to the server.
+        trace_context: Whether to send the trace of your OpenTelemetry span.
+        dump_http: Where to write HTTP exchanges, without secrets: a file, or ``-`` for standard error; None writes nothing.
 
     >>> import tinker
     >>> config = tinker.Config.load(base_url="local://toy", connections={"sample": 64}, heartbeat_lost_seconds=300)
@@ -148,7 +148,7 @@ class Config:
 
     base_url: str = _setting(
         "TINKER_BASE_URL",
-        "The address of the server; `local://` is a server in this process.",
+        "The address of the server; `local://` is a server in your process.",
         argument="base_url",
         default_text="the hosted service",
         default=HOSTED_URL,
@@ -161,7 +161,7 @@ class Config:
         "HOME", "Where `tinker auth login` keeps the credential.", default=Path("~/.tinker/credentials.json")
     )
     project_id: str | None = _setting("TINKER_PROJECT_ID", "The project of new sessions.", argument="project_id", default=None)
-    tags: tuple[str, ...] = _setting("TINKER_TAGS", "Tags of new sessions, with commas.", default=())
+    tags: tuple[str, ...] = _setting("TINKER_TAGS", "Tags of new sessions, separated by commas.", default=())
     wire: WireChoice = _setting(
         "TINKER_WIRE",
         "The encoding of training requests: `auto`, `proto` or `json`.",
@@ -171,13 +171,13 @@ class Config:
     )
     proxies: Proxies = _setting(
         "TINKER_PROXY",
-        "The proxy of every address; else the usual `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` count.",
+        "The proxy for every address; if unset, `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` apply.",
         default_text="none",
         factory=Proxies,
     )
     proxy_headers: Mapping[str, str] = _setting(
         "TINKER_PROXY_HEADERS",
-        "Headers for the proxy alone, a JSON object.",
+        "Headers that are sent only to the proxy, a JSON object.",
         factory=dict,
         default_text="none",
         repr=False,
@@ -202,28 +202,28 @@ class Config:
         repr=False,
     )
     sdk_version: str = _setting(
-        "TINKER_SDK_VERSION", "The version that servers are told.", default_text="of this package", default=__version__
+        "TINKER_SDK_VERSION", "The version that is sent to servers.", default_text="of this package", default=__version__
     )
     local_dir: Path | None = _setting(
         "TINKER_LOCAL_DIR",
-        "Where servers of this machine keep checkpoints.",
+        "Where local servers keep checkpoints.",
         default_text="`~/.tinker/local`",
         default=None,
     )
     patience_seconds: float | None = _setting(
         "",
-        "The longest time that a request is tried again, 0 for a single try.",
+        "How long a failed request is retried, in seconds; 0 for a single attempt.",
         argument="patience_seconds",
         default_text="minutes, by kind of request",
         default=None,
         validator=_validate(check_number, finite=False),
     )
     fail_fast: bool = _setting(
-        "TINKER_FAIL_FAST", "Whether a rate limit is raised instead of waited out.", argument="fail_fast", default=False
+        "TINKER_FAIL_FAST", "Whether to raise an error on a rate limit instead of waiting.", argument="fail_fast", default=False
     )
     max_retries: int | None = _setting(
         "",
-        "How often at most a failed request is tried again.",
+        "The maximum number of retries of a request.",
         argument="max_retries",
         default_text="no limit but time",
         default=None,
@@ -231,7 +231,7 @@ class Config:
     )
     silence_seconds: float | None = _setting(
         "",
-        "How long a server may say nothing before a try is given up.",
+        "How long a server may stay silent before an attempt ends, in seconds.",
         argument="timeout",
         default_text="seconds to minutes, by kind of request",
         default=None,
@@ -239,45 +239,45 @@ class Config:
     )
     connections: Mapping[str, int] = _setting(
         "TINKER_CONNECTIONS",
-        "The most connections at once by what they are for, a JSON object.",
+        "The maximum number of connections per purpose, a JSON object.",
         default_text=", ".join(f"{name} {count}" for name, count in CONNECTIONS.items()),
         factory=dict,
         validator=_validate_alone(check_connections),
     )
     sample_submissions: int = _setting(
         "TINKER_SAMPLE_SUBMISSIONS",
-        "The most samples that are being submitted at once.",
+        "The maximum number of samples that are submitted at the same time.",
         default=400,
         validator=_validate(check_count),
     )
     heartbeat_seconds: float = _setting(
         "TINKER_HEARTBEAT_SECONDS",
-        "The time between heartbeats of the session.",
+        "The time between heartbeats of the session, in seconds.",
         default=10.0,
         validator=_validate(check_number, positive=True, finite=False),
     )
     heartbeat_warning_seconds: float = _setting(
         "TINKER_HEARTBEAT_WARNING_SECONDS",
-        "After how long without an accepted heartbeat the log has a warning.",
+        "Seconds without a successful heartbeat before a warning is logged.",
         default=120.0,
         validator=_validate(check_number, positive=True, finite=False),
     )
     heartbeat_lost_seconds: float | None = _setting(
         "TINKER_HEARTBEAT_LOST_SECONDS",
-        "After how long without an accepted heartbeat the session counts as lost.",
+        "Seconds without a successful heartbeat before the session counts as lost.",
         default_text="never",
         default=None,
         validator=_validate(check_number, positive=True, finite=False),
     )
     telemetry: bool = _setting(
-        "TINKER_TELEMETRY", "Whether failures are reported to the server.", argument="telemetry", default=False
+        "TINKER_TELEMETRY", "Whether to report failures to the server.", argument="telemetry", default=False
     )
     trace_context: bool = _setting(
-        "TINKER_TRACE_CONTEXT", "Whether the trace of your OpenTelemetry span is sent along.", default=True
+        "TINKER_TRACE_CONTEXT", "Whether to send the trace of your OpenTelemetry span.", default=True
     )
     dump_http: str | None = _setting(
         "TINKER_DUMP_HTTP",
-        "Where exchanges are written without secrets: a file, or `1` for the standard error.",
+        "Where to write HTTP exchanges, without secrets: a file, or `1` for standard error.",
         default_text="nowhere",
         default=None,
     )
@@ -293,7 +293,7 @@ class Config:
             The settings; later changes of the environment do not change them.
 
         Raises:
-            ValueError: A setting, given or of the environment, that cannot be right.
+            ValueError: A setting is invalid, whether passed or read from the environment.
             TypeError: A setting of the wrong type, or one that does not exist.
         """
         from tinker._config.settings import load_config

@@ -146,6 +146,11 @@ def serve_api_key(environ: Mapping[str, str] | None = None) -> str | None:
     return (os.environ if environ is None else environ).get("TINKER_SERVE_API_KEY") or None
 
 
+def login_shell() -> str:
+    """Return the name of the user's shell; empty where the system does not tell."""
+    return Path(os.environ.get("SHELL", "")).name
+
+
 def _switched(choice: bool | None, env: Mapping[str, str], name: str) -> bool:
     """Return the choice, else the switch in the environment, which is off unless it says that it is on."""
     return env.get(name, "").strip().lower() in _ON if choice is None else choice
@@ -208,6 +213,18 @@ def _split(url: str) -> SplitResult:
 def _redact(url: str) -> str:
     """Return an address as errors show it."""
     return f"...@{url.rpartition('@')[2]}" if "@" in url else url
+
+
+def show_url(url: str) -> str:
+    """Return a base URL as a repr may show it: without a name and password, and without a query, which may hold a key.
+
+    >>> show_url("https://me:secret@host:8443/tinker?key=secret")
+    'https://host:8443/tinker'
+    """
+    scheme, separator, rest = url.partition("://")
+    rest = rest.partition("?")[0].partition("#")[0]
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def _password(wanted: str, url: str, env: Mapping[str, str]) -> dict[str, str]:

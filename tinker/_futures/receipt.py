@@ -20,7 +20,7 @@ class Receipt:
         self._unseen: _Unseen | None = None
 
     def expect(self, operation: str, error: BaseException) -> None:
-        """Log ``error`` in the end, unless it is received or passed on by then."""
+        """Log ``error`` finally, unless it was received or passed on before."""
         if self._unseen is None:
             self._unseen = _Unseen(operation, error)
 

@@ -7,7 +7,7 @@ from tinker._http.auth import Auth, Credential, CredentialSource, find_command, 
 from tinker._http.circuits import Circuit, CircuitRegistry, CircuitRules, Circuits, Permit
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
 from tinker._http.engines import open_engine, open_files, wrap_client
-from tinker._http.findings import Findings, describe
+from tinker._http.findings import Findings
 from tinker._http.limits import (
     THROTTLED_SLOTS,
     Budget,
@@ -19,7 +19,7 @@ from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawR
 from tinker._http.observers import Observers
 from tinker._http.redaction import SECRET_TEXT
 from tinker._http.refused_fields import RefusedFields
-from tinker._http.responses import connection_error, decode_json, invalid_response, status_error
+from tinker._http.responses import NO_API, connection_error, decode_json, invalid_response, status_error
 from tinker._http.retry import (
     ARCHIVE,
     DOWNLOAD,
@@ -55,6 +55,7 @@ from tinker._http.statuses import (
     is_retryable_status,
     is_server_failure,
     is_session_over,
+    is_success,
     is_unexplained,
     is_user_fault,
     judge,
@@ -66,6 +67,7 @@ __all__ = [
     "make_scope",
     "ABSENT_STATUSES",
     "ARCHIVE",
+    "NO_API",
     "Attempts",
     "Auth",
     "Budget",
@@ -109,7 +111,6 @@ __all__ = [
     "decode_json",
     "default_key",
     "Findings",
-    "describe",
     "fate_of",
     "find_command",
     "find_source",
@@ -124,6 +125,7 @@ __all__ = [
     "is_server_failure",
     "is_retryable_status",
     "is_session_over",
+    "is_success",
     "is_unexplained",
     "is_user_fault",
     "judge",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tinker._clock import Clock, Deadline
 from tinker._http.closing import check_open
+from tinker._http.loading import FOLLOW_LOADING, LoadingNews
 from tinker._http.messages import PreparedRequest, Purpose, RawResponse, Receive
+from tinker._http.observers import Observers
 from tinker._http.phase import ANSWER_SECONDS, CONNECT_SECONDS, Phase, connect_seconds, extend
 from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpack
 from tinker._wire import INLINE_NBYTES
@@ -19,9 +22,11 @@ if TYPE_CHECKING:
 class HttpxEngine:
     """An httpx transport: one that was injected, or the ASGI application of this process."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport, clock: Clock | None = None) -> None:
+    def __init__(self, transport: httpx.AsyncBaseTransport, observers: Observers | None = None) -> None:
         self._transport = transport
-        self._clock = clock or Clock()
+        seen = Observers(Clock()) if observers is None else observers  # which is false while it is empty
+        self._clock = seen.clock
+        self._news = LoadingNews(seen)
         self._client: httpx.AsyncClient | None = None
         self._deadlines: set[Deadline] = set()
         self._closed = False
@@ -44,7 +49,7 @@ class HttpxEngine:
         async with self._clock.deadline(connect_seconds(request) + request.silence_seconds + sending) as deadline:
             self._deadlines.add(deadline)
             try:
-                response = await self._begin(request)
+                response = await self._begin(request, deadline)
                 phase.has_begun = True
                 if (receive := request.receiver_of(response.status_code)) is not None:
                     await _hand_over(receive, response, deadline, request.silence_seconds)
@@ -55,7 +60,7 @@ class HttpxEngine:
                 self._deadlines.discard(deadline)
         return RawResponse(request, response.status_code, response.headers, await unpack(body, encoding))
 
-    async def _begin(self, request: PreparedRequest) -> httpx.Response:
+    async def _begin(self, request: PreparedRequest, deadline: Deadline) -> httpx.Response:
         import httpx
 
         if self._client is None:
@@ -66,9 +71,11 @@ class HttpxEngine:
                 headers={"Accept-Encoding": ACCEPTED_ENCODINGS},
             )
         timeout = httpx.Timeout(request.silence_seconds, connect=connect_seconds(request))
+        headers = {**request.headers, "Content-Length": str(request.nbytes)} if request.body else dict(request.headers)
         built = self._client.build_request(
-            request.method, request.url, headers=dict(request.headers), content=b"".join(request.body), timeout=timeout
+            request.method, request.url, headers=headers, content=_content(request), timeout=timeout
         )
+        built.extensions[FOLLOW_LOADING] = partial(self._news.follow, deadline)
         return await self._client.send(built, stream=True)
 
     async def aclose(self) -> None:
@@ -81,6 +88,16 @@ class HttpxEngine:
     def files(self) -> httpx.AsyncClient:
         """Return a client over the same transport, not to be closed."""
         return open_files_client(transport=self._transport)
+
+
+def _content(request: PreparedRequest) -> bytes | AsyncIterator[bytes]:
+    return b"".join(request.body) if request.nbytes <= INLINE_NBYTES else _pieces(request)
+
+
+async def _pieces(request: PreparedRequest) -> AsyncIterator[bytes]:
+    """Return the body piece by piece: the files of a form are read as they are sent."""
+    for piece in request.body:
+        yield bytes(piece)
 
 
 async def _hand_over(receive: Receive, response: httpx.Response, deadline: Deadline, silence_seconds: float) -> None:

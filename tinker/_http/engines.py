@@ -9,10 +9,10 @@ import importlib
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
-from tinker._clock import Clock
 from tinker._http.engine_aiohttp import AiohttpEngine
 from tinker._http.engine_httpx import HttpxEngine, open_files_client
 from tinker._http.messages import HTTPEngine
+from tinker._http.observers import Observers
 
 if TYPE_CHECKING:
     import httpx
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from tinker._config import Config
 
 
-def open_engine(config: Config, transport: httpx.AsyncBaseTransport | None = None, clock: Clock | None = None) -> HTTPEngine:
+def open_engine(config: Config, observers: Observers, transport: httpx.AsyncBaseTransport | None = None) -> HTTPEngine:
     """Choose the engine for these settings; makes no connection yet. Call this anywhere, use the engine on the loop only."""
     if transport is not None:
-        return HttpxEngine(transport, clock)
+        return HttpxEngine(transport, observers)
     if config.is_local:
-        return HttpxEngine(_local_transport(config), clock)
+        return HttpxEngine(_local_transport(config), observers)
     return AiohttpEngine(config.proxies, connections=config.connections, proxy_headers=config.proxy_headers)
 
 

@@ -25,14 +25,19 @@ class Findings:
 
     def note_absence(self, operation: str, error: APIError | None) -> None:
         """Note that the server lacks an operation; without an error its answer was something else than it should be."""
-        evidence = "its answer is of another kind" if error is None else describe(error)
+        evidence = "its answer is of another kind" if error is None else _describe(error)
         self.note(ABSENT, operation, ABSENT, evidence)
+
+    def forget_absences(self) -> None:
+        """Forget what the server lacked: it was restarted, perhaps as another version."""
+        for key in [key for key in self._facts if key[0] == ABSENT]:
+            del self._facts[key]
 
     def lacks(self, operation: str) -> bool:
         """Return whether the server is known to lack an operation."""
         return (ABSENT, operation) in self._facts
 
 
-def describe(error: APIError) -> str:
+def _describe(error: APIError) -> str:
     """Return what a failure was, in a word or a number."""
     return str(error.status_code) if isinstance(error, APIStatusError) else type(error).__name__

@@ -1,4 +1,7 @@
-"""The way to the server of this process. Answers that are streams of events come piece by piece; httpx waits for all of it."""
+"""The way to the server of this process. Answers that are streams of events come piece by piece; httpx waits for all of it.
+
+The time in which the server loads torch and a model does not count against that of a request.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 import httpx
 
 from tinker._http.asgi_scope import make_scope
+from tinker._http.loading import FOLLOW_LOADING, Follow
 from tinker._wire import EVENT_STREAM
 
 
@@ -19,9 +23,17 @@ class InProcessTransport(httpx.AsyncBaseTransport):
     def __init__(self, app: Any) -> None:
         self._app = app
         self._whole = httpx.ASGITransport(app)
+        self._loading = getattr(getattr(app, "state", None), "loading", None)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Hand the request to the application."""
+        follow: Follow | None = request.extensions.get(FOLLOW_LOADING)
+        if follow is None or self._loading is None:
+            return await self._exchange(request)
+        with follow(self._loading):
+            return await self._exchange(request)
+
+    async def _exchange(self, request: httpx.Request) -> httpx.Response:
         if EVENT_STREAM not in request.headers.get("accept", ""):
             return await self._whole.handle_async_request(request)
         exchange = _StreamedExchange(await request.aread())

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import attrs
+from msgspec import structs
 
 from tinker._clock import Clock
 from tinker._futures import PRESENT, OperationProgress, Subject
@@ -18,7 +18,7 @@ NEWS_SECONDS = 30.0
 
 
 class Observers:
-    """Tells every observer every event; false where there is none, so that no event need be made."""
+    """Tells every observer every event; false without observers, so that no event is created."""
 
     def __init__(
         self, clock: Clock, observers: Iterable[Observer] = (), user_metadata: Mapping[str, object] | None = None
@@ -61,7 +61,7 @@ class Observers:
                     raise
                 if id(observer) not in self._failed:
                     self._failed.add(id(observer))
-                    logger.exception("the observer %r failed; it is called again, and not reported again", observer)
+                    logger.exception("the observer %r failed; it stays registered, and later failures are not logged", observer)
 
     def _identify(self, event: Event, progress: OperationProgress | None) -> Event:
         subject = None if progress is None else progress.subject
@@ -72,7 +72,7 @@ class Observers:
             "request_id": None if progress is None else progress.request_id,
             "user_metadata": self._metadata_of(subject),
         }
-        return attrs.evolve(event, **{name: getattr(event, name) or value for name, value in known.items()})
+        return structs.replace(event, **{name: getattr(event, name) or value for name, value in known.items()})
 
     def _metadata_of(self, subject: Subject | None) -> Mapping[str, object]:
         """Return what the user said of the session, and over it of the run."""

@@ -38,6 +38,8 @@ class Phase:
         return ExchangeFailed(f"{type(error).__name__}: {said}", never_connected=isinstance(error, httpx.ConnectError))
 
     def _lateness(self, error: Exception) -> str:
+        if type(error) is TimeoutError and error.args:
+            return str(error)  # of a deadline that says why it was held
         if not self.has_begun:
             return f"no answer within {self.request.silence_seconds:g} s"
         if type(error) is TimeoutError:  # ours; engines have classes of their own for a server that sends nothing

@@ -31,6 +31,8 @@ _SECRET_HEADERS = frozenset(
 # Every server has these, so where they are absent the URL is wrong.
 _ENTRIES = frozenset({"create_session", "get_server_capabilities"})
 _PAGE_STARTS = (b"<!doctype html", b"<html")
+#: What an error says of a URL where something else answers.
+NO_API: str = "there is no Tinker API"
 _ADVICE = "check base_url (TINKER_BASE_URL)"
 
 
@@ -159,7 +161,7 @@ def _describe_misdirection(response: RawResponse, *, of_success: bool = False) -
     if is_web_page(response):
         if response.status in GATEWAY_STATUSES:
             return f"{where} was answered with a web page, by a gateway in front of the server"
-        return f"{where} was answered with a web page, so there is no Tinker API; {_ADVICE}"
+        return f"{where} was answered with a web page, so {NO_API}; {_ADVICE}"
     if not of_success and response.request.operation in _ENTRIES and response.status in ABSENT_STATUSES:
-        return f"{where} does not exist, so there is no Tinker API; {_ADVICE}"
+        return f"{where} does not exist, so {NO_API}; {_ADVICE}"
     return None

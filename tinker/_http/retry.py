@@ -1,4 +1,4 @@
-"""How often a failed request is tried again, after how long, and when to give up. What a failure means is in `statuses`.
+"""How often a failed request is retried, after how long, and when to give up. What a failure means is in `statuses`.
 
 Requests carry numbers and idempotency keys, by which servers tell a repetition. Delays use full jitter: uniform between 0 and
 ``min(max_delay, base_delay * 2 ** n)`` for the n-th retry, n from 0. A server's ``Retry-After`` is a floor for the delay, up
@@ -25,6 +25,7 @@ logger = logging.getLogger("tinker")
 MAX_HINT_SECONDS = 60.0
 HINTED_SECONDS = 2 * MAX_HINT_SECONDS  # so that the longest hint is followed by another try
 PAUSE_SECONDS = 5.0  # between tries while the account is blocked
+LINE_LENGTH = 300  # of what a server said, in the log
 RESUBMISSIONS = 10  # of one sample whose results get lost
 MAX_DECODE_ATTEMPTS = 3  # of answers that cannot be read, since the last one that could
 
@@ -205,9 +206,9 @@ class Attempts:
             self._observers.notify(RequestRetry(operation=self._what, failures=self.count, delay_seconds=delay, error=error))
         level = logging.WARNING if self._observers.should_log(f"{self._what} {verdict.value}") else logging.DEBUG
         if verdict is Verdict.PAUSE:
-            logger.log(level, "%s is paused: %s; asking again every %g s", self._what, error, PAUSE_SECONDS)
+            logger.log(level, "%s is paused: %s; asking again every %g s", self._what, _to_line(str(error)), PAUSE_SECONDS)
         else:
-            shown = str(error).removesuffix(".")
+            shown = _to_line(str(error)).removesuffix(".")
             logger.log(level, "%s: %s; attempt %d failed, next in %.1f s", self._what, shown, self.count, delay)
 
     def reset(self) -> None:
@@ -215,3 +216,9 @@ class Attempts:
         self.count = self._unread = 0
         self._may_have_arrived = False
         self._started = self._patient_since = self._clock.monotonic()
+
+
+def _to_line(text: str) -> str:
+    """Return a text as a line of the log: servers send tracebacks, and the error that is raised has all of it."""
+    line = " ".join(text.split())
+    return line if len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]} ..."

@@ -441,9 +441,9 @@ class _ObservedAttempt:
 
 
 def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], str | None] | None) -> T:
-    """Return the typed value of a JSON response; None where the operation has no content."""
-    if kind is None:
-        return cast("T", None)
+    """Return the typed value of a JSON response; bytes where it is none, None where the operation has no content."""
+    if kind is None or kind is bytes:
+        return cast("T", None if kind is None else response.content)
     value = decode_json(response, kind)
     if check is not None and (fault := check(value)) is not None:
         raise invalid_response(response, fault)

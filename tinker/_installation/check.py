@@ -6,12 +6,9 @@ of the installer. Nothing here runs when ``tinker`` is imported.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
 from collections.abc import Collection
-from importlib.metadata import PathDistribution
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -58,13 +55,23 @@ class Installation(NamedTuple):
         return None
 
     def __str__(self) -> str:
-        return f"{self.owners[0]} in {self.package}" if self.owners else f"the source tree {self.package.parent}"
+        if self.owners:
+            return f"{self.owners[0]} in {_below_home(self.package)}"
+        return f"the source tree {_below_home(self.package.parent)}"
 
     def _repair(self) -> str:
+        import shlex
+
         uninstall = " && ".join(f"pip uninstall -y {owner.name}" for owner in self.owners)
         source = next((owner.source for owner in self.owners if owner.is_ours and owner.source), None)
         again = f"run: pip install {shlex.quote(source)}" if source else "install this client again"
         return f"to repair it, run: {uninstall}; delete what is left of that folder; then {again}"
+
+
+def _below_home(path: Path) -> str:
+    """Return a path as a shell takes it, without the name of the user."""
+    home = Path(os.path.expanduser("~"))
+    return os.path.join("~", path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
 
 def inspect_installation(package: Path | None = None) -> Installation:
@@ -93,12 +100,16 @@ def _find_files(record: str, package: str) -> frozenset[str]:
 
 
 def _distribution(folder: Path, files: frozenset[str]) -> Distribution:
+    from importlib.metadata import PathDistribution
+
     found = PathDistribution(folder)
     return Distribution(found.metadata["Name"], found.version, files, _source(found.read_text("direct_url.json")))
 
 
 def _source(direct_url: str | None) -> str | None:
     """Return the folder or wheel that pip installed from, where that still exists."""
+    import json
+
     url = urlsplit(str(json.loads(direct_url)["url"])) if direct_url else None
     if url is None or url.scheme != "file":
         return None

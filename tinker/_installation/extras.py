@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-_SERVER = ("starlette>=0.40", "uvicorn>=0.30")
-_MODULES = {"protobuf": "google.protobuf"}  # of packages whose module is called otherwise
+_SERVER = ("starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20")
+_MODULES = {"pillow": "PIL", "protobuf": "google.protobuf"}  # of packages whose module is called otherwise
 #: What each extra adds; pyproject.toml says the same.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch>=2.4",),
@@ -17,7 +16,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "aiohttp": (),
     "hub": ("huggingface_hub>=0.25",),
     "server": _SERVER,
-    "local": (*_SERVER, "torch>=2.4", "transformers>=4.45", "peft>=0.13", "safetensors>=0.4"),
+    "local": (*_SERVER, "torch>=2.4", "transformers>=4.57", "peft>=0.17", "safetensors>=0.4", "pillow>=10.1"),
 }
 
 
@@ -26,6 +25,8 @@ def install_command(extra: str) -> str:
 
     It names the packages instead of ``tinker[extra]``, which is the official SDK on the package index.
     """
+    import shlex
+
     wanted = EXTRAS[extra]
     missing = [requirement for requirement in wanted if not _is_installed(requirement)]
     return f"pip install {shlex.join(missing or wanted)}"

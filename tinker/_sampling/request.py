@@ -12,6 +12,7 @@ from tinker._wire import json
 from tinker.types.model_input import ModelInput
 from tinker.types.params import SamplingParams
 from tinker.types.tensor_data import TensorData
+from tinker_records import RecordType
 
 if TYPE_CHECKING:
     from typing import Self
@@ -75,9 +76,8 @@ def _with_extra(params: SamplingParams, extra: dict[str, Any]) -> models.Samplin
 
 @lru_cache(maxsize=64)
 def _class_with(names: tuple[str, ...]) -> type[models.SamplingParams]:
-    fields = [(f"extra_{index}", Any) for index in range(len(names))]
+    base = models.SamplingParams
+    fields = {"__module__": __name__, "__annotations__": {f"extra_{index}": Any for index in range(len(names))}}
     renamed = {f"extra_{index}": name for index, name in enumerate(names)}
-    kind = msgspec.defstruct(
-        "SamplingParamsWithExtra", fields, bases=(models.SamplingParams,), frozen=True, kw_only=True, rename=renamed
-    )
+    kind: Any = RecordType("SamplingParamsWithExtra", (base,), fields, frozen=True, kw_only=True, rename=renamed)
     return cast("type[models.SamplingParams]", kind)

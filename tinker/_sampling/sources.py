@@ -10,7 +10,7 @@ from tinker_wire.api import sampling as api
 
 from tinker._http import SUBMIT
 from tinker._runtime import Runtime
-from tinker._session import SessionContext
+from tinker._session import SessionContext, suggest_models
 from tinker.types.paths import ParsedCheckpointTinkerPath
 
 
@@ -60,7 +60,8 @@ class StoredModel:
             base_model=self.base_model,
             model_path=self.model_path,
         )
-        return (await runtime.transport.send(api.create_sampling_session(body), SUBMIT)).value.sampling_session_id
+        with suggest_models(self.base_model, runtime.server.known_models):
+            return (await runtime.transport.send(api.create_sampling_session(body), SUBMIT)).value.sampling_session_id
 
     def find_context_length(self, runtime: Runtime) -> int | None:
         """Return what the server said of the base model that was given."""

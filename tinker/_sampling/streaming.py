@@ -118,7 +118,9 @@ class EventReceiver:
         """Return whether tokens should have come by now; the outcome is then a timeout."""
         if self._clock.monotonic() < self._until:
             return False
-        self._outcome = connection_error(self._prepared, ExchangeFailed("signs of life, but no tokens", timed_out=True))
+        self._outcome = connection_error(
+            self._prepared, ExchangeFailed("the connection is alive, but no tokens arrive", timed_out=True)
+        )
         return True
 
 

@@ -11,8 +11,8 @@ import logging
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import msgspec
+import msgspec.structs
 from tinker_wire import models
 from tinker_wire.api import futures as futures_api
 from tinker_wire.api import sampling as api
@@ -35,7 +35,7 @@ from tinker.errors import (
     SampleStreamError,
     TinkerError,
 )
-from tinker.futures import APIFuture, failure_of, on_done, wait_before
+from tinker.futures import APIFuture, on_done, wait_before
 from tinker.types.model_input import ModelInput
 from tinker.types.results import SampleResponse
 
@@ -56,7 +56,7 @@ class Sampler:
         source: SamplerSource,
         *,
         policy: Policy = SAMPLE,
-        record_stability_info: bool = False,
+        record_stability_info: bool,
         is_clone: bool = False,
     ) -> None:
         self.runtime: Runtime = runtime
@@ -114,7 +114,7 @@ class Sampler:
     def find_tokenizer(self) -> PreTrainedTokenizerBase | None:
         """Return the tokenizer where it has been loaded; nothing is asked and nothing loaded."""
         known = self._tokenizer
-        if known is None or not known.done() or known.cancelled() or failure_of(known) is not None:
+        if known is None or not known.done() or _has_failed(known):
             return None
         return _tokenizers.find_loaded(known.result(0))
 
@@ -255,7 +255,7 @@ class Sampler:
             await self.runtime.transport.send_stream(request, self._policy, receiver, admit)
         finally:
             if observers.given and to.received_tokens:
-                use = attrs.evolve(prompt_use(future, prompt), sampled=to.received_tokens)
+                use = msgspec.structs.replace(prompt_use(future, prompt), sampled=to.received_tokens)
                 observers.notify(use, future.progress)
 
     def _to_wire(self, prompt: ModelInput, options: SampleOptions) -> models.SampleRequest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
-import attrs
+from msgspec import structs
 
 from tinker._http import Observers
 from tinker.errors import RequestFailedError
@@ -29,7 +29,7 @@ async def meter(
     except RequestFailedError:
         raise
     except BaseException:
-        observers.notify(attrs.evolve(accepted, is_confirmed=False), future.progress)
+        observers.notify(structs.replace(accepted, is_confirmed=False), future.progress)
         raise
     observers.notify(used(value), future.progress)
     return value

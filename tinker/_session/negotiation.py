@@ -80,9 +80,10 @@ class Negotiation:
     def note_accepted_after_failure(self, form: WireFormat, before: int, *, sparse_seen: bool, failure: APIStatusError) -> None:
         """Note that the server took this form after it failed on protobuf; there had been ``before`` such failures."""
         self._failures = max(self._failures, before + 1)
-        self._note(form, failure)
         if self._failures >= SETTLING_FAILURES:
             self.settle(form, sparse_seen=sparse_seen, refusal=failure)
+        else:
+            self._note(form, failure)
 
     def _note(self, form: WireFormat, refusal: APIStatusError | None) -> None:
         if self._findings is not None:

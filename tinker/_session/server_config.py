@@ -42,9 +42,11 @@ class ServerSettings:
         self._asking: asyncio.Task[ServerConfig] | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._context_lengths: dict[str, int] = {}
+        self.known_models: tuple[str, ...] = ()
 
     def note_capabilities(self, capabilities: models.GetServerCapabilitiesResponse) -> None:
-        """Note how many tokens each model takes, where the server says so."""
+        """Note which models there are, and how many tokens each takes, where the server says so."""
+        self.known_models = tuple(model.model_name for model in capabilities.supported_models if model.model_name)
         told = ((model.model_name, model.max_context_length) for model in capabilities.supported_models)
         self._context_lengths = {name: length for name, length in told if name and length is not None and length > 0}
 
@@ -79,8 +81,9 @@ class ServerSettings:
                 task.cancel()
 
     def forget(self) -> None:
-        """Forget the settings, so that they are requested again: the server was restarted."""
+        """Forget the settings and what the server lacked, so that it is asked again: it was restarted."""
         self.stop()
+        self._transport.findings.forget_absences()
         self._asking = None
 
     async def _ask(self) -> ServerConfig:
@@ -130,7 +133,7 @@ class ServerSettings:
             except ClientClosedError:
                 return
             except Exception:
-                logger.exception("asking for the server's settings failed; they are asked for again")
+                logger.exception("reading the server's settings failed; retrying")
             await self._transport.clock.sleep(max(server_config.dynamic.refresh_interval_sec, SHORTEST_REFRESH_SECONDS))
 
 

@@ -137,7 +137,7 @@ class Session:
         except APIStatusError as error:
             if not await self._is_lost(started.session_id, error):
                 raise
-            logger.warning("the server does not know session %s any more; starting a new one", started.session_id)
+            logger.warning("the server no longer knows session %s; starting a new one", started.session_id)
         renewed = await self._renew(started)
         try:
             return renewed.session_id, await make(renewed)
@@ -151,8 +151,8 @@ class Session:
         if not isinstance(error, APIStatusError) or not await self._is_lost(session_id, error):
             return None
         lost = SessionLostError(
-            f"{error.operation}: the server does not know this client's session any more; it was probably restarted. Saved "
-            "checkpoints are kept: to go on, create a new client with the same ServiceClient, for example with "
+            f"{error.operation}: the server no longer knows this client's session; it was probably restarted. Saved "
+            "checkpoints are kept: to continue, create a new client with the same ServiceClient, for example with "
             f"create_training_client_from_state_with_optimizer(path). ({error})",
             response=error.response,
             body=error.body,

@@ -16,7 +16,7 @@ from tinker_wire.api import weights as weights_api
 
 from tinker._http import SUBMIT, is_format_refused
 from tinker._runtime import Runtime
-from tinker._session import ResultSpec, SessionContext, json_only
+from tinker._session import ResultSpec, SessionContext, json_only, suggest_models
 from tinker._training.numbers import Numbers
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture
@@ -66,7 +66,8 @@ class NewAdapter:
             lora_config=self.lora,
             optimizer_config=self.optimizer or models.AdamOptimizerConfig(),
         )
-        return await _create(future, context, body)
+        with suggest_models(self.base_model, runtime.server.known_models):
+            return await _create(future, context, body)
 
 
 @attrs.frozen(kw_only=True)

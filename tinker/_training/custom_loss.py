@@ -130,13 +130,13 @@ class CustomStep:
 
     async def submit(self, numbers: Numbers, model_id: str) -> SubmittedStep:
         """Do everything but waiting for the last results; holds the turn meanwhile."""
-        output = await self.forward.result(await self.forward.submit(numbers, model_id), self.future)
+        output = await self.forward.result(await self.forward.submit(numbers, model_id, self.future), self.future)
         logprobs = _logprobs(self.prepared.reduced, output)
         evaluated = await self._evaluate(logprobs)
         weighted = [_set_weights(*pair) for pair in zip(self.prepared.reduced, evaluated.gradients, strict=True)]
         backward = self.forward.again(weighted, _BACKWARD)
         await backward.encode()
-        return SubmittedStep(evaluated, backward, await backward.submit(numbers, model_id))
+        return SubmittedStep(evaluated, backward, await backward.submit(numbers, model_id, self.future))
 
     async def _evaluate(self, logprobs: Logprobs) -> Evaluated:
         """Call the user's function, on a thread beside the loop; observers hear of its begin, what it reports, and its end."""

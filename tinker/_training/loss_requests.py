@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias, cast
 
 import attrs
+from msgspec import structs
 from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
@@ -24,6 +25,7 @@ from tinker._training.numbers import Numbers
 from tinker._wire import BUFFERS, json, proto, slices
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture
+from tinker.observing import TokensUsed
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData
@@ -103,23 +105,28 @@ class LossRequests:
     job: LossJob
     chunks: list[_Chunk]
 
-    async def submit(self, numbers: Numbers, model_id: str) -> list[Submission]:
+    async def submit(self, numbers: Numbers, model_id: str, future: APIFuture[Any]) -> list[Submission]:
         """Number and send every chunk; only whose turn it is may call this."""
-        if len(self.chunks) > 1 and self.context.config.parallel_fwdbwd_chunks:
-            return await self._submit_together(numbers, model_id)
-        accepted: list[Submission] = []
-        for chunk in self.chunks:
-            try:
-                accepted.append(await numbers.send(partial(self._send_chunk, chunk, model_id)))
-            except Exception as error:
-                self._note_accepted(error, len(accepted))
-                raise
-        return accepted
+        accepted: list[_Chunk] = []
+        submissions: list[Submission] = []
+        try:
+            if len(self.chunks) > 1 and self.context.config.parallel_fwdbwd_chunks:
+                submissions = await self._submit_together(numbers, model_id, accepted)
+            else:
+                for chunk in self.chunks:
+                    submissions.append(await numbers.send(partial(self._send_chunk, chunk, model_id, accepted)))
+        except Exception as error:
+            self._note_accepted(error, len(accepted))
+            self._tell_possible_use(accepted, future)
+            raise
+        if future.cancelled():  # nobody will wait for the results
+            self._tell_possible_use(accepted, future)
+        return submissions
 
-    async def _submit_together(self, numbers: Numbers, model_id: str) -> list[Submission]:
+    async def _submit_together(self, numbers: Numbers, model_id: str, accepted: list[_Chunk]) -> list[Submission]:
         """Submit the first chunk last: the server starts when it has that one, and the others are there by then."""
         first = numbers.take(len(self.chunks))
-        head, *rest = (partial(self._send_chunk, chunk, model_id, first + i) for i, chunk in enumerate(self.chunks))
+        head, *rest = (partial(self._send_chunk, chunk, model_id, accepted, first + i) for i, chunk in enumerate(self.chunks))
         later = await asyncio.gather(*(send() for send in rest), return_exceptions=True)
         outcomes: list[Submission | BaseException | None] = [None, *later]
         if not any(isinstance(one, BaseException) for one in later):
@@ -128,7 +135,6 @@ class LossRequests:
         if failed is None:
             return cast("list[Submission]", outcomes)
         numbers.abandon(first, outcomes)
-        self._note_accepted(failed, sum(isinstance(one, Reply) for one in outcomes))
         raise failed
 
     def _note_accepted(self, error: BaseException, count: int) -> None:
@@ -137,6 +143,11 @@ class LossRequests:
                 f"{count} of the {len(self.chunks)} requests of this batch had been accepted; their gradients count in the "
                 "next optimizer step."
             )
+
+    def _tell_possible_use(self, accepted: Sequence[_Chunk], future: APIFuture[Any]) -> None:
+        """Tell observers what the server may have used for requests that it took, and whose results nobody gets."""
+        if accepted and (observers := self.transport.observers):
+            observers.notify(structs.replace(_use(future, accepted), is_confirmed=False), future.progress)
 
     def again(self, data: Sequence[Datum], job: LossJob) -> LossRequests:
         """Return another computation over as many datums, cut in the same places."""
@@ -164,16 +175,21 @@ class LossRequests:
         result = self.context.results.wait(accepted, expected, future)
         if not (observers := self.transport.observers):
             return result
-        use = training_use(future, (datum.model_input for datum in chunk.data))
+        use = _use(future, [chunk])
         return meter(observers, future, use, lambda _: use, result)
 
-    async def _send_chunk(self, chunk: _Chunk, model_id: str, number: int) -> Submission:
+    async def _send_chunk(self, chunk: _Chunk, model_id: str, accepted: list[_Chunk], number: int) -> Submission:
         """Submit one chunk; one that is refused is tried in the other forms the server may read, under the same number."""
         submission = _ChunkSubmission(self, chunk, model_id, number)
         async with self.context.limits.training_nbytes.take(chunk.nbytes):
             reply = await self.transport.send_variants(submission, SUBMIT)
+        accepted.append(chunk)
         submission.release(attempts=reply.attempts)
         return reply
+
+
+def _use(future: APIFuture[Any], chunks: Iterable[_Chunk]) -> TokensUsed:
+    return training_use(future, (datum.model_input for chunk in chunks for datum in chunk.data))
 
 
 class _ChunkSubmission:

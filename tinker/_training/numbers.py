@@ -82,7 +82,8 @@ class Numbers:
             self._refused.discard(number)
             self._next = expected + 1
             if self._findings is not None:
-                self._findings.note("numbers", "training requests", "the number of a refused request is used again", str(error))
+                answer = f"expected {expected}, got {number}"
+                self._findings.note("numbers", "training requests", "the number of a refused request is used again", answer)
             return expected
         if number in self._reused:  # the server has seen it after all
             self._reused.discard(number)

@@ -17,7 +17,7 @@ from tinker_wire.api import training as training_api
 from tinker._futures import Subject
 from tinker._http import SUBMIT, Fate, fate_of
 from tinker._runtime import Runtime, run
-from tinker._session import SessionContext
+from tinker._session import SessionContext, suggest_losses
 from tinker._training.creation import Creation
 from tinker._training.custom_loss import CustomStep, PreparedLoss
 from tinker._training.loss_requests import LossJob, prepare_loss_requests
@@ -122,7 +122,7 @@ class TrainingRun:
         """Return what the model is; call when it is created. LookupError when the server does not say."""
         assert self.model is not None
         if self.model.info is None:
-            raise LookupError("this server does not say what its models are (it has no get_info)")
+            raise LookupError("this server does not describe its models (it has no get_info)")
         return self.model.info
 
     def find_context_length(self) -> int | None:
@@ -176,10 +176,11 @@ class TrainingRun:
         turn, changes_run = self._order.take_turn(future, called), not job.forward_only
         async with self._preparation_of(turn, changes_run=changes_run) as context:
             requests = await prepare_loss_requests(self.runtime.transport, context, data, job)
-        async with self._turn(turn, changes_run=changes_run) as (numbers, model_id):
-            accepted = await requests.submit(numbers, model_id)
-        async with self._result_of(turn, changes_run=changes_run):
-            return await requests.result(accepted, future)
+        with suggest_losses(job.loss_fn):
+            async with self._turn(turn, changes_run=changes_run) as (numbers, model_id):
+                accepted = await requests.submit(numbers, model_id, future)
+            async with self._result_of(turn, changes_run=changes_run):
+                return await requests.result(accepted, future)
 
     async def _compute_custom_loss(
         self, future: APIFuture[ForwardBackwardOutput], prepared: PreparedLoss, called: int

@@ -62,7 +62,7 @@ class Buffers:
         return view
 
     def release(self, view: memoryview) -> None:
-        """Take back what :meth:`joined` gave. Nobody may read it any more, a connection that still sends it least of all."""
+        """Take back what :meth:`join` gave. Nobody may read it any more, a connection that still sends it least of all."""
         buffer = view.obj
         kept = sum(size * len(free) for size, free in list(self._free.items()))
         if isinstance(buffer, bytearray) and kept + len(buffer) <= KEPT_NBYTES:

@@ -546,7 +546,10 @@ def _read_image(reader: _Reader) -> ImageChunk:
             image_format = reader.text(start, end)
         elif field == 3 and wire_type == _VARINT:
             expected = _to_signed(start)
-    return ImageChunk(data=data, format=cast("Any", image_format), expected_tokens=expected)
+    try:
+        return ImageChunk(data=data, format=cast("Any", image_format), expected_tokens=expected)
+    except ValueError as error:
+        raise ProtoError(f"an image: {error}") from error
 
 
 def _read_span(reader: _Reader) -> ProvenanceSpan:

@@ -14,7 +14,9 @@ from tinker.cli.options import PATIENCE_SECONDS, Format, GlobalOptions
 COMMANDS = {
     "auth": Entry("tinker.cli.commands.auth:auth", "Log in and out, and see whose credential is used."),
     "billing": Entry("tinker.cli.commands.billing:billing", "What was used and what it costs."),
+    "chat": Entry("tinker.cli.commands.chat:chat", "Talk to a model or a checkpoint."),
     "checkpoint": Entry("tinker.cli.commands.checkpoint:checkpoint", "List, change, delete and download checkpoints."),
+    "completion": Entry("tinker.cli.commands.completion:completion", "Complete commands and options in your shell."),
     "conformance": Entry("tinker.cli.commands.conformance:conformance", "Check a server against the contract."),
     "doctor": Entry("tinker.cli.commands.doctor:doctor", "Find out what works between here and the server."),
     "model": Entry("tinker.cli.commands.model:model", "The models that the server offers."),
@@ -31,7 +33,7 @@ class Main(LazyGroup):
     """The outermost group, which shows failures."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        with convert_errors():
+        with convert_errors(debug=bool(ctx.params.get("debug"))):
             return super().invoke(ctx)
 
 
@@ -48,8 +50,16 @@ class Main(LazyGroup):
     metavar="SECONDS",
     help="How long a request is retried before the command fails; 0: no retries.",
 )
+@click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
 @click.version_option(__version__, prog_name="tinker")
 @click.pass_context
-def main(ctx: click.Context, format: Format, base_url: str | None, patience: float) -> None:
-    """Train and sample models through the Tinker API, or serve it from this machine."""
+def main(ctx: click.Context, format: Format, base_url: str | None, patience: float, debug: bool) -> None:
+    """Train and sample models through the Tinker API, or serve it from this machine.
+
+    \b
+    Examples:
+      tinker --base-url local:// train examples.jsonl
+      tinker sample "Once upon a time"
+      tinker -f json run list
+    """
     ctx.obj = GlobalOptions(format, base_url, patience)

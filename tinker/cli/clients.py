@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tinker._runtime import Runtime
     from tinker.admin_client import AdminClient
     from tinker.futures import APIFuture
+    from tinker.observing import Observer
     from tinker.rest_client import RestClient
     from tinker.service_client import ServiceClient
 
@@ -38,9 +40,23 @@ def connect(options: GlobalOptions, api_key: str | None = None) -> Runtime:
     from tinker._runtime import open_runtime
     from tinker._session import Description
 
-    runtime = open_runtime(config_of(options, api_key), Description(user_metadata={}))
+    runtime = open_runtime(config_of(options, api_key), Description(user_metadata={}), observers=_observers(options))
     click.get_current_context().call_on_close(partial(_close, runtime))
     return runtime
+
+
+def _observers(options: GlobalOptions) -> list[Observer]:
+    """Return who says that the server of this process loads its model, which can take long before anything else happens."""
+    from tinker.observing import Event, ModelLoading
+
+    told: set[str] = click.get_current_context().meta.setdefault("tinker.loading", set())  # by all clients of the command
+
+    def tell_loading(event: Event) -> None:
+        if isinstance(event, ModelLoading) and event.what not in told:
+            told.add(event.what)
+            sys.stderr.write(f"Loading {event.what} ...\n")  # unlike click's echo, this goes above a bar that is shown
+
+    return [tell_loading] if options.format == "table" else []
 
 
 def _close(runtime: Runtime) -> None:
@@ -78,7 +94,10 @@ def service_client(options: GlobalOptions, *, interactive: bool = False) -> Gene
     from tinker.service_client import ServiceClient
 
     patience = options.patience_seconds if interactive else None
-    service = ServiceClient({"made_by": "tinker cli"}, base_url=options.base_url, patience_seconds=patience)
+    observers = _observers(options)
+    service = ServiceClient(
+        {"made_by": "tinker cli"}, base_url=options.base_url, patience_seconds=patience, observers=observers
+    )
     reason: ClientSessionFinishReasonType = "interrupted"
     try:
         yield service

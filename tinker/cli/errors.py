@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import sys
 import traceback
 from collections.abc import Generator, Sequence
 from typing import IO, TYPE_CHECKING, Any
@@ -55,8 +54,8 @@ class CommandFailed(click.ClickException):
 
 
 @contextlib.contextmanager
-def convert_errors() -> Generator[None]:
-    """Convert every exception of the block into one that click shows and exits with."""
+def convert_errors(*, debug: bool = False) -> Generator[None]:
+    """Convert every exception of the block into one that click shows and exits with; ``debug`` shows its traceback too."""
     try:
         yield
     except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -67,6 +66,8 @@ def convert_errors() -> Generator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             raise  # the reader of the output has gone; click ends quietly
+        if debug:
+            click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
         raise to_failure(error) from error
 
 
@@ -78,7 +79,10 @@ def to_failure(error: Exception) -> CommandFailed:
 
 def _describe(error: Exception) -> tuple[str, Sequence[str]]:
     from tinker import errors
+    from tinker._http import NO_API
 
+    if isinstance(error, errors.APIError) and NO_API in str(error):
+        return str(error).rpartition(" - ")[2], []
     if isinstance(error, errors.APIStatusError):
         return _describe_status(error)
     if isinstance(error, errors.APITimeoutError):
@@ -89,7 +93,9 @@ def _describe(error: Exception) -> tuple[str, Sequence[str]]:
         return "The server could not carry out a request", [f"Details: {error}", f"Request: {error.request_id}"]
     if isinstance(error, (errors.TinkerError, ValueError, ImportError, OSError)):
         return str(error) or type(error).__name__, []
-    return f"Unexpected error occurred: {type(error).__name__}: {error}", _traceback(error)
+    return f"Unexpected error occurred: {type(error).__name__}: {error}", [
+        "This is a defect; `tinker --debug ...` shows where."
+    ]
 
 
 def _describe_status(error: APIStatusError) -> tuple[str, Sequence[str]]:
@@ -101,8 +107,3 @@ def _describe_status(error: APIStatusError) -> tuple[str, Sequence[str]]:
     if advice is None and error.status_code in ABSENT_STATUSES:
         advice = _UNSUPPORTED
     return title, [f"Details: {error}", *([advice] if advice else [])]
-
-
-def _traceback(error: Exception) -> Sequence[str]:
-    """Format the traceback for a terminal, where the user may report it."""
-    return "".join(traceback.format_exception(error)).splitlines() if sys.stderr.isatty() else []

@@ -54,6 +54,24 @@ def read_examples(file: Path, tokenizer: Any, max_length: int | None) -> list[Ex
     return examples
 
 
+def check_lines(file: Path) -> None:
+    """Check what can be checked without a tokenizer: that every line is an example. CommandFailed as from read_examples."""
+    read_examples(file, _NoTokenizer(), None)
+
+
+class _NoTokenizer:
+    """Stands in for a tokenizer where only the form of the lines counts: every letter and the end of a text is a token."""
+
+    eos_token_id = -1
+    chat_template = "any"
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [0] * (len(text) + add_special_tokens)
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool) -> str:
+        return "m" * (2 * len(messages) + add_generation_prompt)
+
+
 def _read_line(file: Path, number: int, line: str, tokenizer: Any) -> ExampleRow:
     try:
         value = json.loads(line)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import click
+
+from tinker.cli.help_examples import example_text
 
 
 class Entry(NamedTuple):
@@ -32,7 +35,16 @@ class LazyGroup(click.Group):
         module, _, name = self.entries[cmd_name].home.partition(":")
         command = getattr(import_module(module), name)
         assert isinstance(command, click.Command)
+        command.epilog = command.epilog or example_text(self.entries[cmd_name].home)
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; a name that is none is refused with those that it resembles."""
+        if args and not args[0].startswith("-") and args[0] not in self.entries:
+            close = difflib.get_close_matches(args[0], self.entries, 2)
+            hint = f" Did you mean {' or '.join(close)}?" if close else f" There are: {', '.join(self.list_commands(ctx))}."
+            raise click.UsageError(f"No such command '{args[0]}'.{hint}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

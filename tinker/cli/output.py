@@ -1,7 +1,7 @@
 """The one place that prints results: tables, JSON and progress. Results go to the output stream, all else to the error stream.
 
-On a terminal a table has lines and fits the width. Into a pipe it has neither: one line of text for each row, in columns, so
-that grep, cut and head can be used.
+On a terminal a table has lines and fits the width; one that cannot is shown row by row. Into a pipe it has neither: one line of
+text for each row, in columns, so that grep, cut and head can be used.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tinker.cli.options import GlobalOptions
 Advance = Callable[..., None]
 
 _GAP = "  "
+_GAP_WIDTH = len(_GAP)
 
 
 def show(options: GlobalOptions, value: Any, table: Callable[[], None]) -> None:
@@ -29,6 +30,11 @@ def show(options: GlobalOptions, value: Any, table: Callable[[], None]) -> None:
         show_json(value)
     else:
         table()
+
+
+def is_ascii_only() -> bool:
+    """Return whether the output stream cannot show other letters."""
+    return "utf" not in (sys.stdout.encoding or "").lower()
 
 
 def show_json(value: Any, *, indent: int | None = 2) -> None:
@@ -55,17 +61,58 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str
 
 
 def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None) -> None:
+    """Draw a table with as many lines as there is room for; where even its words have no room, show each row by itself."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console, least = Console(), _least_widths(columns, lines)
+    spare = console.width - sum(least) - _GAP_WIDTH * (len(least) - 1)
+    if spare < 0:
+        _show_records(columns, lines, title)
+        return
     # Text, as a str is searched for markup and emoji: the ids of runs hold `:train:`.
-    table = Table(title=None if title is None else Text(title, "table.title"))
-    for number, name in enumerate(columns):
-        table.add_column(Text(name), style="bright_cyan" if number == 0 else None, no_wrap=number == 0, overflow="fold")
+    heading = None if title is None else Text(title, "table.title")
+    has_box = spare >= len(least) + 3
+    bare = Table(title=heading, box=None, padding=(0, _GAP_WIDTH, 0, 0), pad_edge=False, title_justify="left")
+    table = Table(title=heading) if has_box else bare
+    for number, (name, width) in enumerate(zip(columns, _grow(least, columns, lines, spare - (len(least) + 3) * has_box))):
+        style = "bright_cyan" if number == 0 else None
+        table.add_column(Text(name), style=style, no_wrap=number == 0, overflow="fold", width=width)
     for line in lines:
         table.add_row(*map(Text, line))
-    Console().print(table)
+    console.print(table)
+
+
+def _least_widths(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[int]:
+    """Return the width of the longest word of each column, and of the first, which is not broken, that of the longest cell."""
+    words = [[word for cell in cells for word in cell.split()] for cells in zip(columns, *lines)]
+    first = [line[0] for line in lines]
+    return [max(map(len, [*found, *(first if number == 0 else []), ""])) for number, found in enumerate(words)]
+
+
+def _grow(least: Sequence[int], columns: Sequence[str], lines: Sequence[Sequence[str]], spare: int) -> list[int]:
+    """Return the widths, from the left, with as much of the spare room as their longest cells can use."""
+    widths: list[int] = []
+    for width, cells in zip(least, zip(columns, *lines)):
+        grown = min(max(map(len, cells)), width + spare)
+        spare -= grown - width
+        widths.append(grown)
+    return widths
+
+
+def _show_records(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None) -> None:
+    """Show each row as lines of a name and a value; long values are left to the terminal, so that they can be copied."""
+    width = max(map(len, columns))
+    if title is not None:
+        click.secho(title, bold=True)
+    for number, line in enumerate(lines):
+        if number and len(columns) > 2:
+            click.echo()
+        pairs = [(line[0], line[1])] if len(columns) == 2 else list(zip(columns, line))
+        room = max(len(one[0]) for one in lines) if len(columns) == 2 else width
+        for name, value in pairs:
+            click.echo(f"{click.style(name.ljust(room), fg='cyan')}{_GAP}{value}")
 
 
 def show_properties(title: str, properties: Mapping[str, str] | Sequence[tuple[str, str]]) -> None:

@@ -16,7 +16,7 @@ class RetryConfig:
     """How samples are retried: ``enable_retry_logic=False``, not at all; ``progress_timeout``, for so many seconds at most.
 
     ``enable_stuck_detection=False`` makes the latter the client's own. The other fields have no effect; delays, limits and what
-    is tried again are the client's.
+    is retried are the client's.
     """
 
     max_connections: int = 1000

@@ -11,6 +11,9 @@ Times are those of the client's monotonic clock, in seconds.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tinker.observing.events import (
     AttemptStarted,
     CircuitChange,
@@ -22,6 +25,7 @@ from tinker.observing.events import (
     FutureSettled,
     FutureStarted,
     LossTerm,
+    ModelLoading,
     Observer,
     QueueCallback,
     QueueChange,
@@ -36,9 +40,14 @@ from tinker.observing.events import (
     TokensUsed,
 )
 from tinker.observing.exchanges import ExchangeLog, ExchangeRecord, ExchangeSink, exchange_sinks, log_exchanges, open_log
-from tinker.observing.logs import LogObserver
-from tinker.observing.metrics import HistogramSummary, Metrics, Snapshot, Summary
 from tinker.observing.server_info import ServerFact, ServerInfo
+
+if TYPE_CHECKING:
+    from tinker.observing.logs import LogObserver
+    from tinker.observing.metrics import HistogramSummary, Metrics, Snapshot, Summary
+
+#: Imported on use: no client needs them.
+_HOMES = {"LogObserver": "logs", **dict.fromkeys(("HistogramSummary", "Metrics", "Snapshot", "Summary"), "metrics")}
 
 __all__ = [
     "ExchangeLog",
@@ -50,6 +59,7 @@ __all__ = [
     "HistogramSummary",
     "LogObserver",
     "LossTerm",
+    "ModelLoading",
     "ServerFact",
     "ServerInfo",
     "TokensUsed",
@@ -77,3 +87,9 @@ __all__ = [
     "Summary",
     "Timings",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-import attrs
+import msgspec
 
 
 class Timings(NamedTuple):
@@ -30,8 +30,7 @@ class Timings(NamedTuple):
 _NO_METADATA: Mapping[str, object] = MappingProxyType({})
 
 
-@attrs.frozen(kw_only=True)
-class ClientEvent:
+class ClientEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Say whose an event is; every kind of event has these attributes.
 
     Attributes:
@@ -48,16 +47,18 @@ class ClientEvent:
     training_run_id: str | None = None
     sampling_session_id: str | None = None
     request_id: str | None = None
-    user_metadata: Mapping[str, object] = attrs.field(default=_NO_METADATA, repr=False)
+    user_metadata: Mapping[str, object] = _NO_METADATA
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "user_metadata")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
-@attrs.frozen(kw_only=True)
-class FutureStarted(ClientEvent):
+class FutureStarted(ClientEvent, frozen=True, kw_only=True):
     """Report that an operation began: a method was called, and its work is at hand now."""
 
 
-@attrs.frozen(kw_only=True)
-class AttemptStarted(ClientEvent):
+class AttemptStarted(ClientEvent, frozen=True, kw_only=True):
     """Report that one exchange with the server begins.
 
     Attributes:
@@ -69,8 +70,7 @@ class AttemptStarted(ClientEvent):
     sent_nbytes: int
 
 
-@attrs.frozen(kw_only=True)
-class RequestAttempt(ClientEvent):
+class RequestAttempt(ClientEvent, frozen=True, kw_only=True):
     """Report that one exchange with the server ended.
 
     Waiting for a result takes several attempts of ``retrieve_future``; those with the status 408 only say that it is not there
@@ -93,8 +93,7 @@ class RequestAttempt(ClientEvent):
     error: Exception | None
 
 
-@attrs.frozen(kw_only=True)
-class RequestRetry(ClientEvent):
+class RequestRetry(ClientEvent, frozen=True, kw_only=True):
     """Report that an attempt failed and another one will follow.
 
     Attributes:
@@ -108,8 +107,7 @@ class RequestRetry(ClientEvent):
     error: Exception
 
 
-@attrs.frozen(kw_only=True)
-class QueueChange(ClientEvent):
+class QueueChange(ClientEvent, frozen=True, kw_only=True):
     """Report that the server said something new about a waiting request.
 
     Attributes:
@@ -121,8 +119,7 @@ class QueueChange(ClientEvent):
     reason: str | None
 
 
-@attrs.frozen(kw_only=True)
-class FutureSettled(ClientEvent):
+class FutureSettled(ClientEvent, frozen=True, kw_only=True):
     """Report that a future has its outcome: a result when ``error`` is None and ``cancelled`` is False.
 
     Attributes:
@@ -138,8 +135,7 @@ class FutureSettled(ClientEvent):
     cancelled: bool
 
 
-@attrs.frozen(kw_only=True)
-class TokensUsed(ClientEvent):
+class TokensUsed(ClientEvent, frozen=True, kw_only=True):
     """Report the tokens of one request, as servers bill them.
 
     Attributes:
@@ -160,8 +156,7 @@ class TokensUsed(ClientEvent):
     is_confirmed: bool = True
 
 
-@attrs.frozen(kw_only=True)
-class CustomLossStarted(ClientEvent):
+class CustomLossStarted(ClientEvent, frozen=True, kw_only=True):
     """Report that the loss function of a ``forward_backward_custom`` is called.
 
     Attributes:
@@ -171,8 +166,7 @@ class CustomLossStarted(ClientEvent):
     datum_count: int
 
 
-@attrs.frozen(kw_only=True)
-class CustomLossEvaluated(ClientEvent):
+class CustomLossEvaluated(ClientEvent, frozen=True, kw_only=True):
     """Report that the loss function of a ``forward_backward_custom`` has returned.
 
     Attributes:
@@ -184,12 +178,11 @@ class CustomLossEvaluated(ClientEvent):
 
     seconds: float
     loss: float | None = None
-    metrics: Mapping[str, float] = attrs.field(factory=lambda: dict[str, float]())
+    metrics: Mapping[str, float] = msgspec.field(default_factory=lambda: dict[str, float]())
     error: BaseException | None = None
 
 
-@attrs.frozen(kw_only=True)
-class LossTerm(ClientEvent):
+class LossTerm(ClientEvent, frozen=True, kw_only=True):
     """Report that a term of a loss made by :func:`tinker.regularizers.regularized` was computed, or failed.
 
     Attributes:
@@ -214,8 +207,7 @@ class LossTerm(ClientEvent):
     error: Exception | None
 
 
-@attrs.frozen(kw_only=True)
-class SessionLost(ClientEvent):
+class SessionLost(ClientEvent, frozen=True, kw_only=True):
     """Report that the session counts as lost: no heartbeat was accepted for longer than the settings allow, or it is unknown.
 
     Attributes:
@@ -230,8 +222,7 @@ class SessionLost(ClientEvent):
 CircuitState: TypeAlias = Literal["closed", "open", "half_open"]
 
 
-@attrs.frozen(kw_only=True)
-class CircuitChange(ClientEvent):
+class CircuitChange(ClientEvent, frozen=True, kw_only=True):
     """Report that a circuit breaker changed its state.
 
     Attributes:
@@ -246,11 +237,23 @@ class CircuitChange(ClientEvent):
     failures: int
 
 
+class ModelLoading(ClientEvent, frozen=True, kw_only=True):
+    """Report that the server of this process (``local://``) loads a model, for which requests wait, or that this is over.
+
+    Attributes:
+        what: What is loaded, such as ``torch and tinker/babble``.
+        seconds: How long it took; None where it begins.
+    """
+
+    operation: str = "loading"
+    what: str
+    seconds: float | None = None
+
+
 RecoveryStage: TypeAlias = Literal["detected", "started", "failed", "completed", "exhausted", "unknown"]
 
 
-@attrs.frozen(kw_only=True)
-class RecoveryChange(ClientEvent):
+class RecoveryChange(ClientEvent, frozen=True, kw_only=True):
     """Report a stage of the recovery of a training run, see :mod:`tinker.recovery`.
 
     Attributes:
@@ -301,5 +304,6 @@ Event: TypeAlias = (
     | SessionLost
     | CircuitChange
     | RecoveryChange
+    | ModelLoading
 )
 Observer: TypeAlias = Callable[[Event], object]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -50,6 +49,8 @@ class ExchangeRecord:
 
     def to_json(self) -> str:
         """Return the record as one line of JSON."""
+        import json
+
         return json.dumps(attrs.asdict(self))
 
 

@@ -9,6 +9,7 @@ from tinker.observing.events import (
     CustomLossEvaluated,
     Event,
     FutureSettled,
+    ModelLoading,
     QueueChange,
     RecoveryChange,
     RequestAttempt,
@@ -67,6 +68,8 @@ class LogObserver:
                 return logging.WARNING, f"{event.circuit} is {event.state} after {event.failures} failures in a row"
             case RecoveryChange():
                 return logging.WARNING, f"of {event.run_id} {event.stage}" + (f": {event.error}" if event.error else "")
+            case ModelLoading():
+                return self._level, event.what + (" began" if event.seconds is None else f" took {event.seconds:.1f} s")
             case CustomLossEvaluated():
                 outcome = f"loss {event.loss:g}" if event.loss is not None else f"failed: {event.error}"
                 return logging.DEBUG, f"{outcome}, {event.seconds:.3f} s in your function"

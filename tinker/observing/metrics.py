@@ -173,7 +173,7 @@ class Metrics:
             ValueError: A counter cannot fall, nor be NaN.
         """
         if not by >= 0 or math.isinf(by):
-            raise ValueError(f"by must be a number of at least 0, got {by}; what can fall is a gauge")
+            raise ValueError(f"by must be a number of at least 0, got {by}; for values that can fall, use a gauge")
         with self._lock:
             self._counters[name] = self._counters.get(name, 0) + by
 
@@ -243,7 +243,7 @@ class Metrics:
 
 def _check_buckets(buckets: Sequence[float]) -> tuple[float, ...]:
     if not buckets or any(not low < high for low, high in itertools.pairwise(buckets)) or any(map(math.isnan, buckets)):
-        raise ValueError(f"buckets must rise, got {list(buckets)}")
+        raise ValueError(f"buckets must increase, got {list(buckets)}")
     return tuple(float(one) for one in buckets if not math.isinf(one))
 
 

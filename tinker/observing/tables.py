@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -63,6 +62,8 @@ def to_table(rows: Sequence[CountRow]) -> Table:
 
 def to_html(rows: Sequence[CountRow]) -> str:
     """Return lines as a notebook shows them."""
+    from html import escape
+
     head = "".join(f"<th>{name}</th>" for name in _HEAD)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row.cells) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,4 +1,4 @@
-"""RecoveringTrainingClient: a training client whose run is made anew from a checkpoint when it is lost."""
+"""RecoveringTrainingClient: a training client whose run is created again from a checkpoint when it is lost."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class RecoveringTrainingClient(TrainingClient):
             An iterator of steps, which are numbers.
 
         Raises:
-            TypeError: A number is none.
+            TypeError: A value is not a number.
             ValueError: A number is out of its range, or a name cannot be one.
             RecoveryFailedError: From the loop, when the run could not be recovered.
         """
@@ -140,13 +140,13 @@ class RecoveringTrainingClient(TrainingClient):
             name: The last part of the checkpoint's path, without ``/``.
             ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
             overwrite: Whether to replace a checkpoint of the same name; otherwise the future fails with ConflictError.
-            user_metadata: Text by name, stored with the checkpoint and part of its :class:`SavePoint`; None stores none.
+            user_metadata: Text by name, stored with the checkpoint and part of its :class:`SavePoint`; None stores nothing.
 
         Returns:
             A future whose result has the ``path``.
 
         Raises:
-            ValueError: At once, for a name or a time that cannot be right.
+            ValueError: At once, for an invalid name or time.
         """
         future = super().save_state(name, ttl_seconds, overwrite, user_metadata)
         self._keeper.note_save(SaveCall(future=future, loop=None, step=None, user_metadata=dict(user_metadata or {})))

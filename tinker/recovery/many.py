@@ -161,7 +161,7 @@ class RecoveryExecutor:
         return recovered
 
     async def _choose(self, run_id: str, last_checkpoint: str | None) -> tuple[SavePoint | None, Creation]:
-        """Return the checkpoint that the policy wants of the run; TinkerError where there is none."""
+        """Return the checkpoint that the policy wants of the run; TinkerError without one."""
         if callable(self._policy.checkpoint):
             saves = await self._list(run_id)
         elif self._policy.checkpoint == LATEST and last_checkpoint is None:

@@ -91,7 +91,7 @@ def call_user(function: Callable[[T], object] | None, value: T) -> None:
     try:
         function(value)
     except Exception:
-        logger.exception("%r failed; the recovery goes on", function)
+        logger.exception("%r failed; the recovery continues", function)
 
 
 def _check_choice(_: object, __: object, value: object) -> None:
@@ -144,7 +144,7 @@ class RecoveryPolicy:
         return float(longest_delay(self.backoff_seconds, self.max_backoff_seconds, attempt - 2))
 
     def choose(self, saves: list[SavePoint]) -> SavePoint | None:
-        """Return the save to recover from; None where there is none.
+        """Return the save to recover from; None without one.
 
         Args:
             saves: The saves of the run, the last one at the end.

@@ -2,7 +2,8 @@
 
     from tinker.regularizers import KL, Regularizer, regularized
 
-    loss = regularized("importance_sampling", [Regularizer(KL("ref_logprobs"), weight=0.1)])
+    terms = [Regularizer(KL("ref_logprobs"), weight=0.1)]
+    loss = regularized("importance_sampling", terms)
     output = training.forward_backward_custom(data, loss).result()
     output.metrics["reg/kl/value"]
 

@@ -15,6 +15,7 @@ from tinker._validate import LOSS_INPUTS
 from tinker.custom_loss import Gradients, LossWithGradients
 from tinker.regularizers._cells import check_input
 from tinker.types.datum import Datum
+from tinker_records import suggest
 
 Doubles: TypeAlias = NDArray[np.float64]
 LossInputs: TypeAlias = Mapping[str, Doubles]
@@ -118,7 +119,7 @@ def make_named_loss(name: str, config: Mapping[str, float] | None) -> LossWithGr
     options = dict(_OPTIONS.get(name, {}))
     for key, value in (config or {}).items():
         if key not in options:
-            raise ValueError(f"unknown loss_fn_config key {key!r}; {name} takes {', '.join(options) or 'none'}")
+            raise ValueError(f"unknown loss_fn_config key {key!r}; {suggest(f'{name} takes', key, options)}")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"loss_fn_config[{key!r}] must be a finite number, got {value!r}")
         options[key] = float(value)

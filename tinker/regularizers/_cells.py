@@ -149,7 +149,7 @@ def select(parts: Sequence[Tensor], cells: Sequence[Tensor]) -> torch.Tensor:
 
     found = torch.cat([part[kept] for part, kept in zip(parts, cells, strict=True)])
     if found.numel() == 0:
-        raise ValueError("nothing counts in these datums")
+        raise ValueError("no token counts in these datums")
     return found
 
 

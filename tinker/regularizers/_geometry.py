@@ -57,7 +57,7 @@ class Orthogonality:
         for index, shape in enumerate(shapes):
             if tuple(shape[shared]) != tuple(shapes[0][shared]):
                 raise ValueError(
-                    f"data[{index}] has target_tokens of shape {list(shape)}, data[0] {list(shapes[0])}: they make no matrix"
+                    f"data[{index}] has target_tokens of shape {list(shape)}, data[0] {list(shapes[0])}: not a matrix"
                 )
 
     def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:

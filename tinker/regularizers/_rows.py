@@ -54,7 +54,7 @@ def compute_rows(
 
     rows = torch.cat([function(*one) for one in zip(ours, theirs, cells, strict=True)])
     if rows.numel() == 0:
-        raise ValueError("nothing counts in these datums")
+        raise ValueError("no token counts in these datums")
     return rows
 
 

@@ -47,7 +47,7 @@ class Regularizer:
             :class:`WarmUpWeight`.
         name: The name in metrics and errors, without ``/``; by default that of the function: ``kl`` for ``KL``.
         mode: How the function runs: ``inline``, on the thread of the loss, in the order of the terms; ``thread``, on a thread
-            of its own, beside the others; ``async``, a coroutine function, likewise, in an event loop of its own.
+            of its own, beside the others; ``async`` runs a coroutine function in an event loop of its own.
 
     >>> Regularizer(lambda data, logprobs: (logprobs[0].sum(), {}), 0.1, "sum").name
     'sum'

@@ -50,12 +50,19 @@ def torch_to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def wire_array(array: NDArray[Any]) -> NumericArray:
-    """Convert floats to float32 and signed integers to int64; ValueError for anything else (bool and unsigned included)."""
+    """Convert floats and masks (bool) to float32, and integers to int64; ValueError for anything else.
+
+    An unsigned integer of 64 bits must fit into a signed one.
+    """
     if array.dtype.kind == "f":
         return cast("NumericArray", array if array.dtype == np.float32 else array.astype(np.float32))
-    if array.dtype.kind == "i":
+    if array.dtype.kind == "b":
+        return array.astype(np.float32)
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise ValueError("integers must fit in 64 bits with a sign")
+    if array.dtype.kind in "iu":
         return cast("NumericArray", array if array.dtype == np.int64 else array.astype(np.int64))
-    raise ValueError(f"Unsupported numpy dtype: {array.dtype}; use a float or a signed integer array")
+    raise ValueError(f"Unsupported numpy dtype: {array.dtype}; use an array of floats, integers or booleans")
 
 
 _STRUCT_CODES = {"float32": "f", "int64": "q", "int32": "i"}

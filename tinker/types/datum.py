@@ -12,7 +12,7 @@ from tinker_wire import limits
 
 from tinker.types._arrays import TensorDtype, is_torch, pack, rectangular, wire_array
 from tinker.types._values import AttrsValue
-from tinker.types.model_input import ModelInput
+from tinker.types.model_input import LONGEST_SHOWN, EncodedTextChunk, ModelInput
 from tinker.types.tensor_data import TensorData
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def to_tensor_data(name: str, value: object) -> TensorData:
         sparse = value.ndim == 2 and name in SPARSIFIED
         return TensorData.from_torch_sparse(value) if sparse else TensorData.from_torch(value)
     if isinstance(value, np.ndarray):
-        return TensorData.from_numpy(cast("NDArray[Any]", value))
+        return TensorData.from_numpy(_read_mask(name, cast("NDArray[Any]", value)))
     if isinstance(value, list):
         dtype = LIST_DTYPES.get(name)
         quick = None if dtype is None else pack(cast("list[object]", value), dtype)
@@ -88,6 +88,11 @@ def to_tensor_data(name: str, value: object) -> TensorData:
         array = rectangular(cast("list[object]", value), name)
         return TensorData.from_numpy(wire_array(array) if dtype is None else array.astype(dtype))
     raise TypeError(f"Unsupported loss_fn_inputs value for {name!r}: {type(value).__name__}")
+
+
+def _read_mask(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Return booleans as the numbers that the input of this name has."""
+    return array.astype(LIST_DTYPES.get(name, "float32")) if array.dtype.kind == "b" else array
 
 
 def _tensors(inputs: Mapping[str, object]) -> LossFnInputs:
@@ -103,7 +108,7 @@ def _spans(spans: Sequence[ProvenanceSpan] | None) -> ProvenanceSpans | None:
     return list(spans)
 
 
-@attrs.frozen(slots=False)
+@attrs.frozen(slots=False, repr=False)
 class Datum(AttrsValue):
     """Hold one training example: its model input and the tensors of its loss.
 
@@ -112,9 +117,9 @@ class Datum(AttrsValue):
         loss_fn_inputs: Tensors by name, each with the length of ``model_input`` as its first dimension: TensorData, numpy
             arrays, torch tensors or lists. The dtype of a list follows from the name (``target_tokens`` int64; ``weights``,
             ``advantages``, ``logprobs`` float32), else from its values.
-        model_input_spans: The origin of the tokens of ``model_input``; None does not say it. Both lists of spans are given, or
-            none.
-        loss_fn_input_spans: The origin of the tokens of ``target_tokens``; None does not say it.
+        model_input_spans: The origin of the tokens of ``model_input``; None leaves it unknown. Pass both lists of
+            spans, or neither.
+        loss_fn_input_spans: The origin of the tokens of ``target_tokens``; None leaves it unknown.
 
     >>> datum = Datum(model_input=ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]})
     >>> datum.loss_fn_inputs["target_tokens"].dtype
@@ -129,6 +134,16 @@ class Datum(AttrsValue):
     def __attrs_post_init__(self) -> None:
         if (self.model_input_spans is None) != (self.loss_fn_input_spans is None):
             raise ValueError("model_input_spans and loss_fn_input_spans go together")
+
+    def __repr__(self) -> str:
+        """Return every value of a short example, and the sizes of a long one."""
+        short = self.model_input.length if all(isinstance(one, EncodedTextChunk) for one in self.model_input.chunks) else 0
+        inputs = f"{self.loss_fn_inputs!r}"
+        if short > LONGEST_SHOWN:
+            sizes = (f"{name!r}: {one.dtype}{one.shape}" for name, one in self.loss_fn_inputs.items())
+            inputs = f"{{{', '.join(sizes)}}}"
+        spans = f"model_input_spans={self.model_input_spans!r}, loss_fn_input_spans={self.loss_fn_input_spans!r}"
+        return f"{type(self).__name__}(model_input={self.model_input!r}, loss_fn_inputs={inputs}, {spans})"
 
     def _fields(self) -> dict[str, Any]:
         spans = {name: _plain_spans(getattr(self, name)) for name in _SPANS}

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from typing import Self
 
 
+LONGEST_SHOWN = 64  # tokens, in a repr
+
+
 class EncodedTextChunk(Value):
     """Hold tokens of text.
 
@@ -80,7 +83,10 @@ class EncodedTextChunk(Value):
         return hash((self.tokens, self.type))
 
     def __repr__(self) -> str:
-        return f"EncodedTextChunk(tokens={self.tokens!r}, type={self.type!r})"
+        if len(self._array) <= LONGEST_SHOWN:
+            return f"EncodedTextChunk(tokens={self.tokens!r}, type={self.type!r})"
+        first, last = (", ".join(map(str, part.tolist())) for part in (self._array[:4], self._array[-2:]))
+        return f"EncodedTextChunk(tokens=[{first}, ..., {last}], {len(self._array):,} tokens)"
 
     def __reduce__(self) -> tuple[object, ...]:
         return _text_chunk, (self._array if self._tokens is None else self._tokens,)
@@ -112,7 +118,7 @@ class ImageChunk(AttrsValue):
     Attributes:
         data: The bytes of the image file; a str is decoded as base64.
         format: The format of the file, such as ``png`` or ``jpeg``.
-        expected_tokens: The number of tokens that the image counts as in lengths; None does not say it.
+        expected_tokens: The number of tokens that the image counts as in lengths; None leaves it unknown.
         type: The kind of the chunk, always ``image``.
     """
 
@@ -134,7 +140,7 @@ class ImageAssetPointerChunk(AttrsValue):
     Attributes:
         format: The format of the file, such as ``png`` or ``jpeg``.
         location: The address of the file.
-        expected_tokens: The number of tokens that the image counts as in lengths; None does not say it.
+        expected_tokens: The number of tokens that the image counts as in lengths; None leaves it unknown.
         type: The kind of the chunk, always ``image_asset_pointer``.
     """
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -15,29 +13,29 @@ from tinker_wire import models
 from tinker_wire.models import AdamOptimizerConfig, DimuonOptimizerConfig, LossFnType
 
 from tinker.types._values import convert_numbers
+from tinker_records import RecordType, advise
 
 if TYPE_CHECKING:
     from tinker_records import Record
 
 
-class _NamesChecked(msgspec.StructMeta):
-    """Make of a misspelt argument a TypeError that says how it is spelled."""
+class _NamesChecked(RecordType):
+    """Turn a misspelled argument into a TypeError that suggests the right name, or where to put a parameter of some servers."""
 
     if not TYPE_CHECKING:  # the signature is that of the fields
 
         def __call__(cls, *args: object, **values: object) -> object:
+            __tracebackhide__ = True
             for name in values.keys() - set(cls.__struct_fields__):
                 raise TypeError(_advise(cls, name))
             return super().__call__(*args, **values)
 
 
 def _advise(kind: type[Record], name: str) -> str:
-    known = sorted(kind.__struct_fields__)
-    near = difflib.get_close_matches(name, known, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}."
-    if "extra" in known:
+    advice = advise(kind.__name__, name, kind.__struct_fields__)
+    if "extra" in kind.__struct_fields__:
         advice += f" For a parameter that only some servers know: {kind.__name__}(extra={{{name!r}: ...}})"
-    return f"{kind.__name__} has no {name!r}; {advice}"
+    return advice
 
 
 class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
@@ -97,8 +95,8 @@ class SamplingParams(models.SamplingParams, frozen=True, metaclass=_NamesChecked
         temperature (float): The temperature, 1 by default; 0 always takes the most likely token.
         top_k (int): The number of most likely tokens to choose from; -1, the default, means all.
         top_p (float): The probability mass of most likely tokens to choose from, 1 by default.
-        extra (Mapping[str, Any] | None): Parameters that only some servers know, JSON by name, sent beside the others; None,
-            the default, sends none. What a server does with one that it does not know is its business: ours ignores it.
+        extra (Mapping[str, Any] | None): Parameters that only some servers know, JSON by name, sent with the others; None,
+            the default, sends none. A server ignores or rejects unknown ones; the local server ignores them.
 
     >>> SamplingParams(max_tokens=8, temperature=0, stop=["\\n"]).temperature
     0.0
@@ -137,6 +135,8 @@ def _extra(extra: object) -> dict[str, Any] | None:
 
 
 def _check_json(name: str, value: object) -> None:
+    import json
+
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Whose fault a failed request is."""
+"""The cause of a failed request."""
 
 from __future__ import annotations
 

@@ -73,6 +73,9 @@ class OptimStepRequest(AttrsValue):
     """Request ``optim_step`` of one model.
 
     The parameters may be called ``adam_params`` or ``optimizer_params`` too, as on the wire.
+
+    Attributes:
+        optim_params: The parameters of the step.
     """
 
     optim_params: OptimParams
@@ -95,6 +98,16 @@ class OptimStepRequest(AttrsValue):
             raise ValueError(f"OptimStepRequest takes one set of optimizer parameters, got {len(given)}")
         fields = {"optim_params": _optim_params(given[0]), "model_id": model_id, "seq_id": seq_id, "type": type}
         self.__attrs_init__(**fields)  # type: ignore[attr-defined]  # made by attrs, which mypy does not know
+
+    @property
+    def adam_params(self) -> AdamParams | None:
+        """The parameters by their name on the wire and in older versions, where they are Adam's."""
+        return self.optim_params if isinstance(self.optim_params, AdamParams) else None
+
+    @property
+    def optimizer_params(self) -> OptimParams | None:
+        """The parameters by their name on the wire, where they are those of another optimizer."""
+        return None if isinstance(self.optim_params, AdamParams) else self.optim_params
 
     def _fields(self) -> dict[str, Any]:
         name = "adam_params" if isinstance(self.optim_params, AdamParams) else "optimizer_params"
@@ -145,7 +158,7 @@ class GetBillingUsageRequest(AttrsValue):
 
     Attributes:
         starting_on: The first hour, a datetime or RFC 3339 text.
-        ending_before: The hour after the last one, likewise; later than ``starting_on``.
+        ending_before: The hour after the last one, in the same form; later than ``starting_on``.
     """
 
     starting_on: datetime.datetime = attrs.field(converter=instant)

@@ -340,7 +340,7 @@ class SaveWeightsResponse(AttrsValue):
 
     Attributes:
         path: The path, ``tinker://<training run>/weights/<name>``.
-        type: The server's name for the kind of answer; None where it gives none.
+        type: The server's name for the kind of answer; None if it gives none.
     """
 
     path: str
@@ -357,7 +357,7 @@ class SaveWeightsForSamplerResponse(AttrsValue):
 
     Attributes:
         path: The path, ``tinker://<training run>/sampler_weights/<name>``.
-        type: The server's name for the kind of answer; None where it gives none.
+        type: The server's name for the kind of answer; None if it gives none.
     """
 
     path: str
@@ -378,7 +378,7 @@ class SaveWeightsExternalResponse(AttrsValue):
 
     Attributes:
         path: The path, ``tinker://<training run>/external_weights/<name>``.
-        type: The server's name for the kind of answer; None where it gives none.
+        type: The server's name for the kind of answer; None if it gives none.
     """
 
     path: str

@@ -78,7 +78,7 @@ class TensorData(Value):
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> TensorData:
-        """Make a dense tensor of an array: float arrays become float32, signed integers int64.
+        """Make a dense tensor of an array: floats and masks (bool) become float32, integers int64.
 
         Args:
             array: The values. A writable array that already has the dtype is shared, not copied.
@@ -87,7 +87,7 @@ class TensorData(Value):
             The tensor, of the array's shape.
 
         Raises:
-            ValueError: The dtype is neither float nor signed integer.
+            ValueError: The dtype is not one of numbers, or an unsigned value does not fit in int64.
         """
         values = wire_array(np.asarray(array))
         return _wrap(values if values.flags.writeable else values.copy())
@@ -104,7 +104,7 @@ class TensorData(Value):
 
         Raises:
             RuntimeError: The tensor requires grad.
-            ValueError: The dtype is neither float nor signed integer.
+            ValueError: The dtype is not one of numbers, or an unsigned value does not fit in int64.
         """
         return _wrap(wire_array(torch_to_numpy(tensor)))
 

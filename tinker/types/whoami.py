@@ -14,7 +14,7 @@ class WhoamiResponse(AttrsValue):
     Attributes:
         user_urn: The URN of the user.
         org_urn: The URN of the organization.
-        email: The address of the user; None where the server does not tell.
+        email: The address of the user; None if the server does not report it.
     """
 
     user_urn: str

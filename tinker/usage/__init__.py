@@ -3,7 +3,8 @@
     usage = tinker.usage.Usage()
     service = tinker.ServiceClient(observers=[usage])
     ...
-    print(usage.total, usage.cost({"Qwen/Qwen3-8B": Price(train=0.40, prefill=0.13, sample=0.40)}))
+    prices = {"Qwen/Qwen3-8B": Price(train=0.40, prefill=0.13, sample=0.40)}
+    print(usage.total, usage.cost(prices))
 
 Counts are made of what was sent and what came back, so they need no rights to see the bills of an organization.
 """

@@ -51,7 +51,7 @@ def estimate_training(data: Sequence[Datum], *, passes: int = 1) -> TokenCounts:
 
     Args:
         data: The datums.
-        passes: How often each of them is sent; a ``forward_backward_custom`` with a function of yours sends them twice.
+        passes: How often each of them is sent; a ``forward_backward_custom`` with your own function sends them twice.
 
     Returns:
         The counts; what images count as is taken from their ``expected_tokens``.

@@ -128,7 +128,7 @@ class Usage:
         """Return what the tokens cost by a price list.
 
         Args:
-            prices: The price of each base model; ``*`` stands for every other one.
+            prices: The price of each base model; ``*`` stands for every other model.
 
         Raises:
             ValueError: A model that was used has no price.

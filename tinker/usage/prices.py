@@ -64,7 +64,7 @@ def price_of(prices: Mapping[str, Price], base_model: str | None) -> Price:
     """Return the price of a model.
 
     Args:
-        prices: The price list, by base model; ``*`` stands for every other one.
+        prices: The price list, by base model; ``*`` stands for every other model.
         base_model: The model; None is one that is not known.
 
     Raises:

@@ -22,9 +22,11 @@ PAGE = 100
 
 
 COMMANDS = {
+    "compare": Entry("tinker.cli.commands.run_curves:compare", "Compare the curves of training runs."),
     "info": Entry("tinker.cli.commands.run:info", "Show one training run."),
     "list": Entry("tinker.cli.commands.run:list_runs", "List training runs."),
     "usage": Entry("tinker.cli.commands.run_usage:usage", "How many tokens a training run used, and what they cost."),
+    "watch": Entry("tinker.cli.commands.run_curves:watch", "Follow the curve of a training run."),
 }
 
 

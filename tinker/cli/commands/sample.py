@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import click
 
+from tinker.cli.batches import PromptLine, drop_answered, read_prompt_lines, write_answers
 from tinker.cli.errors import CommandFailed
+from tinker.cli.models import first_sampleable
 from tinker.cli.options import GlobalOptions, pass_options
 
 if TYPE_CHECKING:
-    from tinker.types import SampledSequence
+    from tinker.futures import APIFuture
+    from tinker.types import SampledSequence, SampleResponse
 
 
 #: Text, or token ids.
@@ -52,6 +55,19 @@ class _SampledText(NamedTuple):
     metavar="FILE",
     help="Save the samples as JSON, and print where.",
 )
+@click.option(
+    "--file",
+    "prompt_lines",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="PROMPTS.jsonl",
+    help="Sample for each line, which has a prompt or messages; needs --out.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="ANSWERS.jsonl",
+    help="Append an answer for each line as it comes; lines that are answered there already are left out.",
+)
 @pass_options
 def sample(
     options: GlobalOptions,
@@ -68,27 +84,48 @@ def sample(
     chat: bool,
     prompt_file: Path | None,
     output: Path | None,
+    prompt_lines: Path | None,
+    out: Path | None,
 ) -> None:
     """Sample continuations of each PROMPT, all at once; without one, of the standard input.
 
-    The tokenizer of the model is used, which needs transformers: pip install transformers.
+    The tokenizer of the model is used, which needs transformers: pip install transformers. With --file the same command,
+    interrupted and called again, goes on where it ended.
+
+    \b
+    Examples:
+      tinker sample "Once upon a time" --num-samples 4 --temperature 0.7
+      tinker sample --model tinker://RUN/sampler_weights/final "2 + 2 ="
+      tinker sample --file prompts.jsonl --out answers.jsonl
     """
     from tinker._tokenizers import load
     from tinker.cli.clients import rest_client, service_client
-    from tinker.cli.output import progress
+    from tinker.cli.output import progress, show
     from tinker.types import SamplingParams
 
     if output is not None and not output.parent.is_dir():
         raise CommandFailed(f"There is no folder {output.parent}")
-    asked = _collect_prompts(prompts, prompt_file)
-    model = model or _first_model(rest_client(options).get_server_capabilities().result().supported_models)
+    if (prompt_lines is None) != (out is None) or (prompt_lines is not None and (prompts or prompt_file or output)):
+        raise click.UsageError("--file and --out go together, and with no other prompts or --output.")
+    lines = drop_answered(found := read_prompt_lines(prompt_lines), out) if prompt_lines and out else (found := [])
+    asked: Sequence[_Prompt] = () if prompt_lines else _collect_prompts(prompts, prompt_file)
+    model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=list(stop) or None, seed=seed
     )
-    with service_client(options) as service, progress(options, f"Sampling {model}", len(asked)) as advance:
+    with service_client(options) as service, progress(options, f"Sampling {model}", len(asked) or len(found)) as advance:
         path, base = (model, None) if model.startswith("tinker://") else (None, model)
         sampler = service.create_sampling_client(model_path=path, base_model=base)
         tokenizer: Any = load(tokenizer_id) if tokenizer_id else sampler.result().get_tokenizer()
+        if out is not None:
+
+            def ask(line: PromptLine) -> APIFuture[SampleResponse]:
+                return sampler.sample(_encode(tokenizer, line.prompt, chat=chat), num_samples, params)
+
+            write_answers(lines, out, ask, lambda one: tokenizer.decode(one.tokens), advance, len(found) - len(lines))
+            saved = {"out": str(out), "answers": len(found), "new": len(lines)}
+            show(options, saved, lambda: click.echo(f"{len(lines)} new of {len(found)} answers are in {out}"))
+            return
         futures = [sampler.sample(_encode(tokenizer, prompt, chat=chat), num_samples, params) for prompt in asked]
         samples: list[_SampledText] = []
         for count, (prompt, future) in enumerate(zip(asked, futures), start=1):
@@ -139,17 +176,13 @@ def _read_pipe() -> Sequence[str]:
     return (text,)
 
 
-def _first_model(models: Sequence[Any]) -> str:
-    for entry in models:
-        if entry.model_name is not None and entry.sampleable is not False:
-            return str(entry.model_name)
-    raise CommandFailed("The server offers no model to sample from", "Give a checkpoint with --model.")
-
-
-def _encode(tokenizer: Any, text: _Prompt, *, chat: bool) -> Any:
+def _encode(tokenizer: Any, text: Any, *, chat: bool) -> Any:
+    """Return a prompt as tokens: a text, token ids, or the messages of a chat."""
     from tinker.cli.examples import chat_tokens
     from tinker.types import ModelInput
 
+    if not isinstance(text, str) and isinstance(text[0], dict):
+        return ModelInput.from_ints(chat_tokens(tokenizer, text, prompt=True))
     if not isinstance(text, str):
         return ModelInput.from_ints(text)
     if chat:

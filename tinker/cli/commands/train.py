@@ -1,11 +1,9 @@
-"""``tinker train``: supervised fine-tuning on a file."""
+"""``tinker train``: supervised fine-tuning on a file, or GRPO with a reward function of the user's."""
 
 from __future__ import annotations
 
-import random
-import sys
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,75 +12,61 @@ import click
 from tinker.cli.costs import cost_of, count_properties, prices_option, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.training.plan import Plan
 
 if TYPE_CHECKING:
     from tinker.cli.examples import ExampleRow
-    from tinker.futures import APIFuture
+    from tinker.cli.training.grpo import GRPO
+    from tinker.cli.training.position import Bookmark, Position
+    from tinker.cli.training.report import RunReport
+    from tinker.cli.training.supervised import Supervised
     from tinker.rest_client import RestClient
     from tinker.service_client import ServiceClient
     from tinker.training_client import TrainingClient
-    from tinker.types import AdamParams, ForwardBackwardOutput, OptimStepResponse
     from tinker.usage import Price, Usage
 
-# Steps in flight at once, so that the server never waits for the next one.
-STEPS_AHEAD = 2
-
-
-class _Plan(NamedTuple):
-    """The options of one run."""
-
-    model: str | None
-    start: str | None
-    rank: int
-    learning_rate: float
-    batch_size: int
-    epochs: int
-    max_steps: int | None
-    seed: int
-    name: str
-
-
-class _StepReport(NamedTuple):
-    """One step that is in flight."""
-
-    batch: Sequence[ExampleRow]
-    loss: APIFuture[ForwardBackwardOutput]
-    done: APIFuture[OptimStepResponse]
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+_COUNT = click.IntRange(min=1)
 
 
 @click.command()
-@click.argument("data", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("data", type=_FILE)
 @click.option("-m", "--model", metavar="NAME", help="The base model. Default: the first that can be trained.")
-@click.option("--from", "start", metavar="PATH", help="Continue from this checkpoint instead of a new adapter.")
-@click.option("--rank", type=click.IntRange(min=1), default=32, show_default=True, help="Rank of the new LoRA adapter.")
-@click.option("--learning-rate", type=click.FloatRange(min=0), default=1e-4, show_default=True, help="Decays linearly to 0.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Examples for each step.")
-@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="Number of passes over the file.")
-@click.option("--max-steps", type=click.IntRange(min=1), help="Stop after this many steps.")
+@click.option("--from", "start", metavar="PATH", help="Start from this checkpoint instead of a new adapter.")
+@click.option("--rank", type=_COUNT, default=32, show_default=True, help="Rank of the new LoRA adapter.")
+@click.option("--learning-rate", type=click.FloatRange(min=0), default=1e-4, show_default=True, help="The highest one.")
+@click.option(
+    "--schedule",
+    type=click.Choice(["linear", "cosine", "constant"]),
+    default="linear",
+    show_default=True,
+    help="How the learning rate falls to 0 after the warm-up; constant: not at all.",
+)
+@click.option("--warmup", type=click.IntRange(min=0), default=0, show_default=True, help="Steps in which it rises from 0.")
+@click.option("--batch-size", type=_COUNT, default=16, show_default=True, help="Examples in a batch.")
+@click.option("--accumulate", type=_COUNT, default=1, show_default=True, help="Batches for each step of the optimizer.")
+@click.option("--epochs", type=_COUNT, default=1, show_default=True, help="Number of passes over the file.")
+@click.option("--max-steps", type=_COUNT, help="Stop after this many steps.")
 @click.option("--max-length", type=click.IntRange(min=2), help="Cut longer examples to this many tokens.")
 @click.option("--tokenizer", "tokenizer_id", metavar="NAME", help="A name on the hub, or a folder. Default: the model's own.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order of the examples, and of the adapter.")
-@click.option("--name", default="final", show_default=True, help="The name of the checkpoints at the end.")
+@click.option("--name", default="final", show_default=True, help="Name of the run here, and of its checkpoints.")
+@click.option("--save-every", type=_COUNT, metavar="STEPS", help="Save after every so many steps, to resume from there.")
+@click.option("--resume", is_flag=True, help="Go on with this run where it was last saved.")
+@click.option("--eval-file", type=_FILE, metavar="FILE", help="Examples that are not trained on; their loss is reported.")
+@click.option("--eval-every", type=_COUNT, metavar="STEPS", help="How often. Default: before the first step and at the end.")
+@click.option("--grpo", type=_FILE, metavar="REWARD.py", help="Reinforcement learning with the function reward of this file.")
+@click.option("--group-size", type=click.IntRange(min=2), default=8, show_default=True, help="GRPO: answers to each prompt.")
+@click.option("--max-tokens", type=_COUNT, default=128, show_default=True, help="GRPO: longest answer.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True, help="GRPO: of the answers.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="GRPO: end an answer with this text; may be repeated.")
+@click.option("--log", "log_path", type=_NEW_FILE, metavar="FILE.jsonl", help="Append a line for each step to this file.")
+@click.option("--plot", type=_NEW_FILE, metavar="FILE.svg", help="Draw the curve into this file, and on the terminal.")
 @click.option("--estimate", is_flag=True, help="Train nothing: count the tokens that it would take, and what they cost.")
 @prices_option
 @pass_options
-def train(
-    options: GlobalOptions,
-    data: Path,
-    model: str | None,
-    start: str | None,
-    rank: int,
-    learning_rate: float,
-    batch_size: int,
-    epochs: int,
-    max_steps: int | None,
-    max_length: int | None,
-    tokenizer_id: str | None,
-    seed: int,
-    name: str,
-    estimate: bool,
-    prices_path: Path | None,
-) -> None:
+def train(options: GlobalOptions, /, data: Path, **values: Any) -> None:
     """Fine-tune a model on DATA, a file with an example on each line, and save it.
 
     \b
@@ -92,153 +76,213 @@ def train(
     {"text": "To be, or not to be"}
     {"tokens": [5, 17, 3], "weights": [0, 1, 1]}
 
-    Answers are learned, prompts are not. Shows the loss per token of each step, on examples that the model has not seen in this
-    epoch. At the end it is saved twice: to train on, and to sample from. The tokens that it used are shown, and with --prices
-    their cost; --estimate shows both before anything is spent.
+    Answers are learned, prompts are not. The file is checked before anything is created. Each step shows its loss per token, on
+    examples that the model has not seen in this epoch. At the end the run is saved twice: to train on, and to sample from.
+
+    Ctrl-C and failures save the run first. The same command with --resume goes on with the next example.
+
+    With --grpo a line needs only a prompt, and a file of yours scores the answers: reward(answer, example) returns a number,
+    where example is the line as a dict. Each step samples a group of answers to each prompt and learns from the better ones.
+
+    \b
+    Examples:
+      tinker train examples.jsonl --epochs 2 --save-every 50
+      tinker train examples.jsonl --eval-file held_out.jsonl --plot loss.svg
+      tinker train prompts.jsonl --grpo reward.py --group-size 16
     """
-    from tinker._tokenizers import load, resolve
-    from tinker.cli.clients import rest_client, service_client
-    from tinker.cli.examples import read_examples
-    from tinker.usage import TokenCounts, Usage
-
-    plan = _Plan(model, start, rank, learning_rate, batch_size, epochs, max_steps, seed, name)
-    prices, rest = read_prices(prices_path), rest_client(options)
-    models = rest.get_server_capabilities().result().supported_models
-    if estimate:
-        base_model = _base_model(rest, plan, models)
-        examples = read_examples(data, load(tokenizer_id or resolve(base_model, None)), max_length)
-        _show_estimate(options, base_model, list(_batches(plan, examples)), prices)
-        return
-    usage = Usage()
-    with service_client(options) as service:
-        service.add_observer(usage)
-        training = _create_client(service, plan, models).result()
-        cost_of(prices, {training.get_info().model_data.model_name: TokenCounts()})  # a price that lacks is noticed now
-        examples = read_examples(data, load(tokenizer_id) if tokenizer_id else training.get_tokenizer(), max_length)
-        losses = _learn(options, training, plan, examples)
-        _report(options, training, plan, examples, losses, usage, prices)
+    _check_options(values)
+    plan = Plan.from_values({**values, "grpo": str(values["grpo"]) if values["grpo"] else None})
+    source_of = click.get_current_context().get_parameter_source
+    given = {name for name in Plan._fields if source_of(name) is click.core.ParameterSource.COMMANDLINE}
+    job = _TrainingJob.open(options, data, plan, given, values)
+    if values["estimate"]:
+        job.estimate()
+    else:
+        job.run()
 
 
-def _base_model(rest: RestClient, plan: _Plan, models: Sequence[Any]) -> str:
-    """Return the model that would be trained: that of the checkpoint to start from, the given one, or the first."""
-    if plan.start is not None and plan.model is None:
-        return rest.get_weights_info_by_tinker_path(plan.start).result().base_model
-    return plan.model or _first_trainable(models)
+def _check_options(values: Mapping[str, Any]) -> None:
+    if values["grpo"] and (values["eval_file"] or values["estimate"]):
+        raise click.UsageError("--eval-file and --estimate are for supervised training; leave --grpo out, or them.")
+    if values["eval_every"] and not values["eval_file"]:
+        raise click.UsageError("--eval-every needs --eval-file.")
+    for file in (values["log_path"], values["plot"]):
+        if file is not None and not file.parent.is_dir():
+            raise CommandFailed(f"There is no folder {file.parent}")
 
 
-def _show_estimate(
-    options: GlobalOptions, base_model: str, batches: Sequence[Sequence[ExampleRow]], prices: Mapping[str, Price] | None
-) -> None:
-    from tinker.cli.output import show, show_properties
-    from tinker.usage import estimate_training
+class _TrainingJob(NamedTuple):
+    """A run that is about to begin: everything that can be checked without creating it has been."""
 
-    counts = estimate_training([example.datum() for batch in batches for example in batch])
-    cost = cost_of(prices, {base_model: counts})
-    value = {"base_model": base_model, "steps": len(batches), "tokens": to_value(counts), "cost": cost}
-    properties = [("Base Model", base_model), ("Steps", str(len(batches))), *count_properties(counts, cost)]
-    show(options, value, lambda: show_properties("Estimate", properties))
+    options: GlobalOptions
+    data: Path
+    plan: Plan
+    values: Mapping[str, Any]
+    position: Position | None
+    base_model: str
+    prices: Mapping[str, Price] | None
+
+    @classmethod
+    def open(cls, options: GlobalOptions, data: Path, plan: Plan, given: set[str], values: Mapping[str, Any]) -> _TrainingJob:
+        """Check the files, and ask the server what can be trained."""
+        from tinker.cli.clients import rest_client
+        from tinker.cli.examples import check_lines
+        from tinker.usage import TokenCounts
+
+        position = None
+        if values["resume"]:
+            plan, position = _bookmark(options, data, plan.name).read(plan, given)
+        if plan.grpo is None:
+            for file in filter(None, (data, values["eval_file"])):
+                check_lines(file)
+        prices = read_prices(values["prices_path"])
+        base_model = _find_model(rest_client(options), plan)
+        cost_of(prices, {base_model: TokenCounts()})  # a price that lacks is noticed now
+        return cls(options, data, plan, values, position, base_model, prices)
+
+    def estimate(self) -> None:
+        """Show what the run would take."""
+        from tinker._tokenizers import load, resolve
+        from tinker.cli.examples import read_examples
+
+        tokenizer = load(self.plan.tokenizer_id or resolve(self.base_model, None))
+        _show_estimate(self, self.plan.split(read_examples(self.data, tokenizer, self.plan.max_length)))
+
+    def run(self) -> None:
+        """Read the data as tokens, create the run, take its steps and save it."""
+        from tinker.cli.clients import service_client
+        from tinker.cli.training.report import RunReport
+        from tinker.usage import Usage
+
+        usage = Usage()
+        log: Path | None = self.values["log_path"]
+        with service_client(self.options) as service, log.open("a", encoding="utf-8") if log else nullcontext() as stream:
+            service.add_observer(usage)
+            self._tell(f"Reading {self.data} with the tokenizer of {self.plan.tokenizer_id or self.base_model}")
+            recipe, held_out = self._prepare(_load_tokenizer(service, self.plan, self.base_model))
+            self._tell(f"Creating a run of {self.base_model}, {recipe.steps} steps")
+            report = RunReport(self.options, recipe.metric, recipe.steps, stream)
+            training = self._create_client(service).result()
+            self._take_steps(training, recipe, held_out, report)
+            _finish(self, training, report, usage)
+
+    def _tell(self, line: str) -> None:
+        if self.options.format == "table":
+            click.echo(line, err=True)
+
+    def _prepare(self, tokenizer: Any) -> tuple[Supervised | GRPO, Sequence[ExampleRow]]:
+        """Return the steps, and the examples of the evaluation file."""
+        from tinker.cli.examples import read_examples
+        from tinker.cli.training.grpo import GRPO, read_prompts, read_reward
+        from tinker.cli.training.supervised import Supervised
+
+        if self.plan.grpo is not None:
+            reward = read_reward(Path(self.plan.grpo))
+            return GRPO(self.plan, read_prompts(self.data, tokenizer), reward, tokenizer), []
+        rows = read_examples(self.data, tokenizer, self.plan.max_length)
+        file: Path | None = self.values["eval_file"]
+        held_out = [] if file is None else read_examples(file, tokenizer, self.plan.max_length)
+        return Supervised(self.plan, rows), held_out
+
+    def _create_client(self, service: ServiceClient) -> TrainingClient:
+        path = self.plan.start if self.position is None else self.position.checkpoint
+        if path is not None:
+            return service.create_training_client_from_state_with_optimizer(path, self.plan.model)
+        return service.create_lora_training_client(self.base_model, rank=self.plan.rank, seed=self.plan.seed)
+
+    def _take_steps(
+        self, training: TrainingClient, recipe: Supervised | GRPO, held_out: Sequence[ExampleRow], report: RunReport
+    ) -> None:
+        from tinker.cli.output import progress
+        from tinker.cli.training.loop import Cadence, Loop
+        from tinker.cli.training.supervised import HeldOutLoss
+
+        first = 0 if self.position is None else self.position.step
+        evaluation = HeldOutLoss(held_out, self.plan.batch_size) if held_out else None
+        cadence = Cadence(self.values["save_every"], self.values["eval_every"])
+        facts = {"training_run_id": training.model_id, "base_model": self.base_model, "examples": recipe.examples}
+        with progress(self.options, f"Training {self.base_model}", recipe.steps) as advance:
+            report.begin(advance, facts, first)
+            bookmark = _bookmark(self.options, self.data, self.plan.name)
+            Loop(self.plan, recipe, training, report, bookmark, cadence, evaluation).run(first)
 
 
-def _create_client(service: ServiceClient, plan: _Plan, models: Sequence[Any]) -> TrainingClient:
+def _bookmark(options: GlobalOptions, data: Path, name: str) -> Bookmark:
+    from tinker.cli.clients import config_of
+    from tinker.cli.training.position import Bookmark
+
+    config = config_of(options)
+    return Bookmark(config.credentials_file.parent / "train", config.base_url, data, name)
+
+
+def _find_model(rest: RestClient, plan: Plan) -> str:
+    """Return the model that is trained: the given one, that of the checkpoint to start from, or the first."""
+    if plan.model is not None:
+        return plan.model
     if plan.start is not None:
-        return service.create_training_client_from_state_with_optimizer(plan.start, plan.model)
-    return service.create_lora_training_client(plan.model or _first_trainable(models), rank=plan.rank, seed=plan.seed)
-
-
-def _first_trainable(models: Sequence[Any]) -> str:
-    for entry in models:
+        return rest.get_weights_info_by_tinker_path(plan.start).result().base_model
+    for entry in rest.get_server_capabilities().result().supported_models:
         if entry.model_name is not None and entry.trainable is not False:
             return str(entry.model_name)
     raise CommandFailed("The server offers no model to train")
 
 
-def _learn(options: GlobalOptions, training: TrainingClient, plan: _Plan, examples: Sequence[ExampleRow]) -> list[float]:
-    """Run every step; return the loss per token of each. Steps are sent ahead of their results."""
-    from tinker.cli.output import progress
-    from tinker.types import AdamParams
+def _load_tokenizer(service: ServiceClient, plan: Plan, base_model: str) -> Any:
+    """Load the tokenizer given, else the one that the server names for the model, else the one of the model's name."""
+    from tinker._tokenizers import load, resolve
+    from tinker.errors import APIStatusError, RequestFailedError
 
-    batches = list(_batches(plan, examples))
-    ahead: deque[_StepReport] = deque()
-    losses: list[float] = []
-    with progress(options, f"Training {training.get_info().model_data.model_name or plan.model}", len(batches)) as advance:
-
-        def finish() -> None:
-            losses.append(_wait_for_loss(ahead.popleft()))
-            advance(len(losses), description=f"loss {losses[-1]:.4f}")
-            if options.format == "table" and not sys.stderr.isatty():
-                click.echo(f"step {len(losses)}/{len(batches)} loss {losses[-1]:.4f}", err=True)
-
-        for number, batch in enumerate(batches):
-            adam = AdamParams(learning_rate=plan.learning_rate * (1 - number / len(batches)))
-            ahead.append(_submit(training, batch, adam))
-            if len(ahead) > STEPS_AHEAD:
-                finish()
-        while ahead:
-            finish()
-    return losses
+    if plan.tokenizer_id is not None:
+        return load(plan.tokenizer_id)
+    try:
+        return service.create_sampling_client(base_model=base_model).get_tokenizer()
+    except (APIStatusError, RequestFailedError):  # a server that trains models which it does not sample
+        return load(resolve(base_model, None))
 
 
-def _batches(plan: _Plan, examples: Sequence[ExampleRow]) -> Iterator[Sequence[ExampleRow]]:
-    """Yield the batches; each epoch has its own order, and its last batch may be smaller."""
-    shuffle = random.Random(plan.seed)  # noqa: S311  (an order, not a secret)
-    count = 0
-    for _ in range(plan.epochs):
-        order = shuffle.sample(range(len(examples)), len(examples))
-        for start in range(0, len(order), plan.batch_size):
-            if count == plan.max_steps:
-                return
-            count += 1
-            yield [examples[index] for index in order[start : start + plan.batch_size]]
-
-
-def _submit(training: TrainingClient, batch: Sequence[ExampleRow], adam: AdamParams) -> _StepReport:
-    loss = training.forward_backward([example.datum() for example in batch], "cross_entropy")
-    return _StepReport(batch, loss, training.optim_step(adam))
-
-
-def _wait_for_loss(step: _StepReport) -> float:
-    """Compute the loss per token from log-probabilities, as servers do not agree on the names of their metrics."""
-    outputs = step.loss.result().loss_fn_outputs
-    step.done.result()
-    loss = -sum(_likelihood(example, output["logprobs"].tolist()) for example, output in zip(step.batch, outputs))
-    return loss / sum(example.weight for example in step.batch)
-
-
-def _likelihood(example: ExampleRow, logprobs: Sequence[float]) -> float:
-    return sum(weight * value for weight, value in zip(example.weights[1:], logprobs) if weight)
-
-
-def _report(
-    options: GlobalOptions,
-    training: TrainingClient,
-    plan: _Plan,
-    examples: Sequence[ExampleRow],
-    losses: Sequence[float],
-    usage: Usage,
-    prices: Mapping[str, Price] | None,
-) -> None:
+def _show_estimate(job: _TrainingJob, steps: Sequence[Sequence[Sequence[ExampleRow]]]) -> None:
     from tinker.cli.output import show, show_properties
+    from tinker.usage import estimate_training
 
-    state, sampler = training.save_state(plan.name), training.save_weights_for_sampler(plan.name)
+    counts = estimate_training([row.datum() for batches in steps for batch in batches for row in batch])
+    cost = cost_of(job.prices, {job.base_model: counts})
+    value = {"base_model": job.base_model, "steps": len(steps), "tokens": to_value(counts), "cost": cost}
+    properties = [("Base Model", job.base_model), ("Steps", str(len(steps))), *count_properties(counts, cost)]
+    show(job.options, value, lambda: show_properties("Estimate", properties))
+
+
+def _finish(job: _TrainingJob, training: TrainingClient, report: RunReport, usage: Usage) -> None:
+    """Save the run twice, forget where it could be resumed, and show the result."""
+    state, sampler = training.save_state(job.plan.name), training.save_weights_for_sampler(job.plan.name)
     paths = state.result().path, sampler.result().path
-    cost = cost_of(prices, usage.by("base_model"))
-    value = {
-        "training_run_id": training.model_id,
-        "base_model": training.get_info().model_data.model_name,
-        "examples": len(examples),
-        "steps": len(losses),
-        "losses": losses,
+    _bookmark(job.options, job.data, job.plan.name).remove()
+    cost = cost_of(job.prices, usage.by("base_model"))
+    values = [value for _, value in report.curve]
+    facts = {
+        **report.facts,
+        "steps": len(values),
+        {"loss": "losses", "reward": "rewards"}[report.metric]: values,
         "checkpoint_path": paths[0],
         "sampler_path": paths[1],
         "tokens": to_value(usage.total),
         "cost": cost,
     }
-    properties = {
-        "Training Run ID": training.model_id,
-        "Steps": str(len(losses)),
-        "Loss": f"{losses[0]:.4f} -> {losses[-1]:.4f}",
-        "To train on": paths[0],
-        "To sample from": paths[1],
-        **dict(count_properties(usage.total, cost)),
-    }
-    show(options, value, lambda: show_properties("Training", properties))
+    report.end(facts)
+    if job.values["plot"] is not None:
+        report.draw(job.values["plot"], job.plan.name)
+    if job.options.format == "table":
+        _show_result(facts, values, report.metric, count_properties(usage.total, cost))
+
+
+def _show_result(facts: Mapping[str, Any], values: Sequence[float], metric: str, counts: Sequence[tuple[str, str]]) -> None:
+    from tinker.cli.output import show_properties
+
+    properties = [
+        ("Training Run ID", facts["training_run_id"]),
+        ("Steps", str(len(values))),
+        *([(metric.capitalize(), f"{values[0]:.4f} -> {values[-1]:.4f}")] if values else []),
+        ("To train on", facts["checkpoint_path"]),
+        ("To sample from", facts["sampler_path"]),
+        *counts,
+    ]
+    show_properties("Training", properties)

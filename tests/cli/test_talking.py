@@ -1,0 +1,186 @@
+"""``tinker chat``, ``tinker sample --file``, and the curves of ``tinker run``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+import tinker
+
+Call = Callable[..., Result]
+Ask = Callable[..., Any]
+
+
+def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
+    """Turns are answered in order; the system text, another checkpoint and a saved file are asked for in between."""
+    pytest.importorskip("transformers")
+    lines = [
+        "hi",
+        "/system Be short.",
+        f"/model {run.sampler}",
+        "/model nobody/nothing",
+        "more",
+        "/save chat.jsonl",
+        "/what",
+        "/quit",
+        "no",
+    ]
+    result = call("chat", "--max-tokens", "4", "--temperature", "0", input="\n".join(lines))
+    assert result.exit_code == 0, result.output
+    assert f"now {run.sampler}" in result.stderr
+    assert "'nobody/nothing' is not offered" in result.stderr
+    assert "/save FILE" in result.stderr
+    saved = json.loads((tmp_path / "chat.jsonl").read_text())["messages"]
+    assert [turn["role"] for turn in saved] == ["system", "user", "assistant", "user", "assistant"]
+    assert (saved[0]["content"], saved[3]["content"]) == ("Be short.", "more")
+    assert saved[2]["content"] in result.stdout
+    reset = call("chat", "--max-tokens", "4", input="hi\n/reset\n/save empty.jsonl\n")
+    assert reset.exit_code == 0
+    assert json.loads((tmp_path / "empty.jsonl").read_text())["messages"] == []
+
+
+ARGUMENTS = ("--file", "prompts.jsonl", "--out", "answers.jsonl", "--max-tokens", "3", "--temperature", "0")
+
+
+def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> None:
+    """Each line has its answer in order with what else it holds; a file that was cut off is completed, and nothing twice."""
+    pytest.importorskip("transformers")
+    rows: list[dict[str, Any]] = [{"prompt": f"{number}:", "id": number} for number in range(100)] + [{"prompt": [5, 6]}]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert ask("sample", *ARGUMENTS) == {"out": "answers.jsonl", "answers": 101, "new": 101}
+    out = tmp_path / "answers.jsonl"
+    whole = out.read_text()
+    answers = [json.loads(line) for line in whole.splitlines()]
+    assert [one["index"] for one in answers] == list(range(101))
+    assert (answers[7]["id"], answers[7]["prompt"], len(answers[7]["samples"])) == (7, "7:", 1)
+    out.write_text(whole[: len(whole) // 2])
+    new = ask("sample", *ARGUMENTS)["new"]
+    assert 0 < new < 101
+    again = [json.loads(line) for line in out.read_text().splitlines()]
+    assert again == answers
+    assert ask("sample", *ARGUMENTS)["new"] == 0
+
+
+@pytest.mark.parametrize(
+    ("prompts", "answers", "words"),
+    [
+        ('{"promt": "a"}\n', None, "prompts.jsonl, line 1: a line is an object"),
+        ("{\n", None, "prompts.jsonl, line 1:"),
+        ("\n", None, "has no prompts"),
+        ('{"prompt": "a"}\n', '{"index": 0, "prompt": "b"}\n', "has answers to other prompts"),
+        ('{"prompt": "a"}\n', "hello\n", "holds something else than answers"),
+    ],
+)
+def test_files_that_are_wrong(call: Call, tmp_path: Path, prompts: str, answers: str | None, words: str) -> None:
+    """A line that is no prompt, and answers to something else, are told before anything is asked, and nothing is written."""
+    (tmp_path / "prompts.jsonl").write_text(prompts)
+    if answers is not None:
+        (tmp_path / "answers.jsonl").write_text(answers)
+    result = call("sample", *ARGUMENTS, base_url="http://127.0.0.1:1")
+    assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
+    assert answers is None or (tmp_path / "answers.jsonl").read_text() == answers
+    assert call("sample", "--file", "prompts.jsonl").exit_code == 2
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> tuple[str, str]:
+    """Two logs of runs that have ended; the second was resumed at its second step."""
+    for name, losses in (("a", [4.0, 3.0, 2.0]), ("b", [5.0, 9.0, 1.0])):
+        lines: list[dict[str, Any]] = [{"type": "start"}]
+        lines += [
+            {"type": "step", "step": at, "steps": 3, "loss": loss, "tokens_per_second": 10.0}
+            for at, loss in enumerate(losses, 1)
+        ]
+        lines += [{**lines[2], "loss": 2.5}, lines[3]] if name == "b" else []
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"type": "result"}]))
+    return "a.jsonl", "b.jsonl"
+
+
+def test_runs_are_compared(ask: Ask, call: Call, logs: tuple[str, str], tmp_path: Path) -> None:
+    """Each run is a row with the ends of its curve, and the curves are drawn together."""
+    rows = ask("run", "compare", *logs)["runs"]
+    assert [(row["steps"], row["first"], row["best"], row["last"]) for row in rows] == [(3, 4.0, 2.0, 2.0), (3, 5.0, 1.0, 1.0)]
+    shown = call("run", "compare", *logs, "--plot", "both.svg").stdout
+    assert "* a.jsonl   o b.jsonl" in shown
+    assert (tmp_path / "both.svg").read_text().count("<polyline") == 2
+    assert "There are: " in call("run", "compare", *logs, "--metric", "reward").stderr
+    (tmp_path / "no.jsonl").write_text("hello\n")
+    assert "no.jsonl is no log of a run" in call("run", "compare", "no.jsonl").stderr
+
+
+def test_a_run_is_watched_to_its_end(call: Call, logs: tuple[str, str], tmp_path: Path) -> None:
+    """Into a pipe each step is a line, and the command ends with the run; a line that is not complete yet is left out."""
+    with (tmp_path / "a.jsonl").open("a") as log:
+        log.write('{"type": "st')
+    result = call("run", "watch", "a.jsonl")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == ["step 1/3 loss 4.0000", "step 2/3 loss 3.0000", "step 3/3 loss 2.0000"]
+    assert json.loads(call("-f", "json", "run", "watch", "a.jsonl").stdout.splitlines()[1])["loss"] == 4.0
+
+
+COOKBOOK = [{"progress/batch": at, "train_mean_nll": 4.0 - at, "lr": 0.1, "done": False} for at in range(3)]
+NESTED = [{"env": {"all": {"reward": {"total": at / 4}}}, "note": "x"} for at in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (COOKBOOK, ["step 0 train_mean_nll 4.0000", "step 1 train_mean_nll 3.0000", "step 2 train_mean_nll 2.0000"]),
+        (NESTED, [f"step {at} env/all/reward/total {(at - 1) / 4:.4f}" for at in (1, 2, 3)]),
+        ([{"step": 5, "loss": 1, "max_steps": 9, "progress/done_frac": 1.0}], ["step 5/9 loss 1.0000"]),
+        ([{"step": 5, "accuracy": 0.5}], ["step 5 accuracy 0.5000"]),
+    ],
+)
+def test_metrics_of_other_programs(call: Call, tmp_path: Path, lines: list[dict[str, Any]], expected: list[str]) -> None:
+    """A file of any script's metrics is read: its steps by their usual names, and of its numbers the loss or the reward."""
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = call("run", "watch", "metrics.jsonl", "--once")
+    assert (result.exit_code, result.stdout.splitlines()) == (0, expected), result.output
+    assert call("run", "compare", "metrics.jsonl").exit_code == 0
+
+
+def test_a_share_of_one_is_the_end(call: Call, tmp_path: Path) -> None:
+    """A run whose last line says that all is done is not followed any further."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0, "progress": {"done_frac": 1.0}}\n')
+    assert call("run", "watch", "metrics.jsonl").stdout == "step 1 loss 2.0000\n"
+
+
+def test_the_best_reward_is_the_highest(ask: Ask, tmp_path: Path) -> None:
+    """And the best loss the lowest; a log without a speed has none."""
+    (tmp_path / "m.jsonl").write_text('{"reward": 1, "nll": 1}\n{"reward": 3, "nll": 4}\n{"reward": 2, "nll": 2}\n')
+    assert ask("run", "compare", "m.jsonl")["runs"][0]["best"] == 3
+    row = ask("run", "compare", "m.jsonl", "--metric", "nll")["runs"][0]
+    assert (row["best"], row["tokens_per_second"]) == (1, None)
+
+
+def test_runs_of_the_server(call: Call, ask: Ask, server: str) -> None:
+    """A run of a local server is watched and compared by its ID, while it goes on and after it."""
+    with tinker.ServiceClient(base_url=server) as service:
+        training = service.create_lora_training_client("tinker/toy", rank=4)
+        inputs = {"target_tokens": [2, 3]}
+        datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), inputs)
+        for _ in range(2):
+            training.forward_backward([datum], "cross_entropy")
+            training.optim_step(tinker.AdamParams(learning_rate=0.1)).result(10)
+        run_id = training.model_id
+        lines = call("run", "watch", run_id, "--once").stdout.splitlines()
+        assert [line.partition(" loss per token ")[0] for line in lines] == ["step 1", "step 2"]
+    first = json.loads(call("-f", "json", "run", "watch", run_id, "--once").stdout.splitlines()[0])
+    assert first["loss:sum"] == pytest.approx(first["loss per token"] * first["tokens:sum"])
+    assert ask("run", "compare", run_id)["runs"][0]["steps"] == 2
+    result = call("run", "watch", "nobody:train:0")
+    assert (result.exit_code, "neither a file nor a run 'nobody:train:0'" in result.stderr) == (1, True)
+
+
+def test_servers_without_curves(call: Call, scripted: Callable[..., str]) -> None:
+    """A server of somebody else's keeps none, which is told with what to do; a file that is not there is called a file."""
+    url = scripted("/overview", 404)
+    result = call("run", "watch", "some:train:0", base_url=url)
+    assert (result.exit_code, "this server keeps no curves" in result.stderr) == (1, True), result.stderr
+    assert call("run", "watch", "none.jsonl", base_url=url).stderr == "Error: There is no file none.jsonl\n"
+    assert call("run", "watch", "examples.txt").exit_code == 1

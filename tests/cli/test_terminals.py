@@ -1,0 +1,160 @@
+"""How commands look: on terminals of 80 and 140 columns, and into a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from support.commands import command_paths
+
+from tinker.cli import main
+
+pty = pytest.importorskip("pty")
+
+ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>])")
+PROGRAM = """
+import json, sys
+from tinker.cli import main
+from tinker.cli.lazy import LazyGroup
+for arguments in json.loads(sys.argv[1]):
+    print("$", *arguments, flush=True)
+    try:
+        main(arguments)
+    except SystemExit as end:
+        print("ended with", end.code, flush=True)
+"""
+
+
+def read_only(run: Any) -> list[list[str]]:
+    """A call of every command that changes nothing and needs no account."""
+    return [
+        ["version"],
+        ["auth", "status"],
+        ["model", "list"],
+        ["run", "list"],
+        ["run", "list", "--columns", "id,model,owner,lora,updated,status,checkpoint,checkpoint_time"],
+        ["run", "info", run.run_id],
+        ["run", "usage", run.run_id],
+        ["run", "watch", "log.jsonl", "--once"],
+        ["run", "compare", "log.jsonl", "log.jsonl"],
+        ["checkpoint", "list"],
+        ["checkpoint", "list", "--run-id", run.run_id],
+        ["checkpoint", "info", run.training],
+        ["completion", "bash"],
+        ["doctor"],
+        ["sample", "--model", run.sampler, "abc", "--max-tokens", "2"],
+        ["run", "info", "nobody:train:0"],
+        ["checkpoint", "info", "tinker://nobody/weights/x"],
+        ["trian"],
+        ["run", "list", "--limt", "3"],
+    ]
+
+
+@pytest.fixture
+def calls(run: Any, server: str, tmp_path: Path) -> list[list[str]]:
+    """These calls, against the server."""
+    lines = [{"step": at, "loss": 3.0 / at, "tokens_per_second": 1234.5678901} for at in range(1, 9)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return [["--base-url", server, "--patience", "0", *one] for one in read_only(run)]
+
+
+def show_on_terminal(calls: list[list[str]], columns: int, folder: Path) -> str:
+    """What a terminal of so many columns is sent by the commands, one after the other in one process."""
+    import fcntl
+    import struct
+    import termios
+
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_") and name != "COLUMNS"}
+    environment = {**kept, "HOME": str(folder), "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", PROGRAM, json.dumps(calls)]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment)
+    os.close(theirs)
+    pieces: list[bytes] = []
+    while piece := read(ours):
+        pieces.append(piece)
+    process.wait()
+    os.close(ours)
+    return b"".join(pieces).decode()
+
+
+def read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # nobody has the other end any more
+        return b""
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_no_line_is_wider_than_the_terminal(calls: list[list[str]], columns: int, tmp_path: Path) -> None:
+    """What is drawn fits: tables, charts, progress and properties; only sentences are left to the terminal to wrap."""
+    shown = ESCAPES.sub("", show_on_terminal(calls, columns, tmp_path))
+    assert shown.count("ended with") == len(calls)
+    assert "Traceback" not in shown
+    drawn = [line for line in re.split(r"[\r\n]+", shown) if re.search(r"[│┃━─┏└]| \|", line)]
+    assert drawn
+    assert [line for line in drawn if len(line) > columns] == []
+
+
+def test_a_live_curve_is_drawn_in_dots(calls: list[list[str]], tmp_path: Path) -> None:
+    """A terminal that shows every letter gets the curve of a run that is watched as finely as that of one that is trained."""
+    (watch,) = (one for one in calls if "watch" in one)
+    shown = show_on_terminal([watch], 80, tmp_path)
+    assert re.search("[\u2800-\u28ff]", shown)
+    assert " |*" not in shown
+
+
+@pytest.mark.parametrize("path", list(command_paths(main)), ids=" ".join)
+@pytest.mark.parametrize("columns", [80, 140])
+def test_help_fits(path: tuple[str, ...], columns: int) -> None:
+    """No line of a help is wider than the terminal, examples included."""
+    shown = CliRunner().invoke(main, [*path, "--help"], terminal_width=columns).stdout
+    assert [line for line in shown.splitlines() if len(line) > columns] == []
+
+
+def test_pipes_get_plain_text(calls: list[list[str]], call: Callable[..., Result]) -> None:
+    """Into a pipe there are no escapes, no lines of tables and no blanks at the ends; the streams are apart."""
+    for arguments in calls:
+        result = call(*arguments[4:])
+        assert not re.search(r"\x1b|[│┃━┏]", result.output), arguments
+        assert not [line for line in result.stdout.splitlines() if line != line.rstrip()], arguments
+        assert (result.exit_code == 0) == (not result.stderr.startswith(("Error", "Usage"))), (arguments, result.output)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "info", "nobody:train:0"],
+        ["run", "watch", "none.jsonl"],
+        ["train", "none.jsonl"],
+        ["sample", "x", "--model", "no/body"],
+    ],
+)
+def test_errors_begin_with_one_line(arguments: list[str], call: Callable[..., Result]) -> None:
+    """A failure is a line that says what failed, at most two with details, and no traceback."""
+    lines = call(*arguments).stderr.splitlines()
+    errors = [at for at, line in enumerate(lines) if line.startswith("Error: ")]
+    assert len(errors) == 1
+    assert len(lines) - errors[0] <= 3
+
+
+def test_another_web_server_is_called_so(call: Callable[..., Result], serve_app: Any) -> None:
+    """One sentence says that the URL is of something else, and nothing else is advised."""
+    from starlette.responses import HTMLResponse
+
+    with serve_app(HTMLResponse("<!doctype html><html></html>", 404)) as url:
+        result = call("run", "list", base_url=url)
+    assert result.exit_code == 1
+    error = [line for line in result.stderr.splitlines() if line.startswith("Error")]
+    assert result.stderr.splitlines()[-1] == error[0]
+    assert f"GET {url}/api/v1/training_runs" in error[0]
+    assert "so there is no Tinker API; check base_url (TINKER_BASE_URL)" in error[0]

@@ -1,0 +1,263 @@
+"""``tinker train``: what it checks first, how it is interrupted and resumed, what it reports, and rewards of the user's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import Result
+
+from tinker.local import Settings, State, close_in_process, create_app
+from tinker.local.engines.toy import ToyEngine
+
+pytest.importorskip("transformers")
+
+Call = Callable[..., Result]
+Ask = Callable[..., Any]
+TRAIN = ("--rank", "4", "--batch-size", "2", "--learning-rate", "0.02", "--warmup", "2", "--accumulate", "2", "--epochs", "3")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """Twelve examples, which are three steps for each pass."""
+    file = tmp_path / "sums.jsonl"
+    rows = [{"prompt": f"{number} + 1 =", "completion": f" {number + 1}"} for number in range(12)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+@pytest.fixture
+def disturbed(serve_app: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Puts a server on a port that calls a function before the n-th request of a path; what it returns is the answer."""
+
+    @contextmanager
+    def start(path: str, number: int, disturb: Callable[[], int | None]) -> Iterator[str]:
+        state = State(ToyEngine, Settings(data_dir=tmp_path / "disturbed", gap_seconds=0.2))
+        app, seen = create_app(state), 0
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal seen
+            if scope["type"] == "http" and scope["path"].endswith(path):
+                seen += 1
+                status = disturb() if seen == number else None
+                if status is not None:
+                    await send({"type": "http.response.start", "status": status, "headers": []})
+                    await send({"type": "http.response.body", "body": b'{"detail": "disturbed"}'})
+                    return
+            await app(scope, receive, send)
+
+        with serve_app(answer) as url:
+            yield url
+        state.close()
+
+    return start
+
+
+def lines_of(text: str, kind: str) -> list[dict[str, Any]]:
+    return [line for line in map(json.loads, text.splitlines()) if line["type"] == kind]
+
+
+def losses_of(text: str) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in lines_of(text, "step")}
+
+
+def undisturbed(call: Call, data: str) -> dict[int, float]:
+    result = call("-f", "json", "train", data, *TRAIN, "--name", "whole")
+    assert result.exit_code == 0, result.output
+    return losses_of(result.stdout)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
+    call: Call, disturbed: Any, data: str, number: int, code: int
+) -> None:
+    """A signal saves the run; with --resume each further step has the loss that it has in a run that nothing disturbed."""
+    whole = undisturbed(call, data)
+    with disturbed("/optim_step", 3, lambda: os.kill(os.getpid(), number)) as url:
+        first = call("-f", "json", "train", data, *TRAIN, base_url=url)
+        assert first.exit_code == code, first.output
+        assert "add --resume to the same command" in first.stderr
+        second = call("-f", "json", "train", data, "--resume", base_url=url)
+        assert second.exit_code == 0, second.output
+        before, after = losses_of(first.stdout), losses_of(second.stdout)
+        assert 3 <= len(before) < len(whole) == 9
+        assert not before.keys() & after.keys()
+        assert before | after == whole
+        (result,) = lines_of(second.stdout, "result")
+        assert list(result["losses"]) == list(after.values())
+        assert "nothing to resume" in call("train", data, "--resume", base_url=url).stderr
+
+
+def test_a_run_that_fails_is_saved_and_goes_on(call: Call, disturbed: Any, data: str) -> None:
+    """A step that the server refuses ends the command with 1, after a save of the steps before; --resume takes it again."""
+    whole = undisturbed(call, data)
+    with disturbed("/forward_backward", 9, lambda: 422) as url:
+        first = call("-f", "json", "train", data, *TRAIN, base_url=url)
+        assert first.exit_code == 1
+        assert "Error: Invalid data provided" in first.stderr
+        assert [line["step"] for line in lines_of(first.stdout, "save")] == [4]
+        second = call("-f", "json", "train", data, "--resume", base_url=url)
+        assert losses_of(first.stdout) | losses_of(second.stdout) == whole
+        assert min(losses_of(second.stdout)) == 5
+
+
+def test_saves_on_the_way(call: Call, disturbed: Any, data: str) -> None:
+    """Saves come as often as asked for, and the last one is where a run goes on whose end could not be saved."""
+    with disturbed("/save_weights", 5, lambda: 403) as url:  # 2, 4, 6, 8, and the one at the end
+        first = call("-f", "json", "train", data, *TRAIN, "--save-every", "2", base_url=url)
+        assert first.exit_code == 1
+        saves = lines_of(first.stdout, "save")
+        assert [line["step"] for line in saves] == [2, 4, 6, 8]
+        assert saves[0]["checkpoint_path"].endswith("/weights/final-000002")
+        second = call("-f", "json", "train", data, "--resume", base_url=url)
+        assert list(losses_of(second.stdout)) == [9]
+
+
+def test_a_resumed_run_is_the_same_run(call: Call, disturbed: Any, data: str) -> None:
+    """Other options or other data than the run began with are refused by name; options left out are as they were."""
+    with disturbed("/optim_step", 3, lambda: os.kill(os.getpid(), signal.SIGINT)) as url:
+        assert call("train", data, *TRAIN, base_url=url).exit_code == 130
+        refused = call("train", data, "--resume", "--batch-size", "3", base_url=url)
+        assert refused.exit_code == 1
+        assert refused.stderr.startswith("Error: --batch-size was 2 when the run began, and is 3 now\n")
+        assert "nothing to resume" in call("train", data, "--resume", "--name", "other", base_url=url).stderr
+        Path(data).write_text(Path(data).read_text() * 2)
+        assert "has changed since the run began" in call("train", data, "--resume", base_url=url).stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [('{"promt": "a"}', "line 2: an example has"), ("{", "line 2:"), ('{"tokens": [1], "weights": [1]}', "nothing to learn")],
+)
+def test_nothing_is_created_for_a_file_that_is_wrong(call: Call, ask: Ask, data: str, line: str, words: str) -> None:
+    """The data, and the file to evaluate on, are read before there is a run on the server."""
+    before = ask("run", "list", "--limit", "0")["runs"]
+    wrong = Path(data).with_name("wrong.jsonl")
+    wrong.write_text(f'{{"text": "abc"}}\n{line}\n')
+    for arguments in ((str(wrong),), (data, "--eval-file", str(wrong))):
+        result = call("train", *arguments)
+        assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
+        assert f"wrong.jsonl, {words[:6]}" in result.stderr or "wrong.jsonl, line 2" in result.stderr
+    assert ask("run", "list", "--limit", "0")["runs"] == before
+
+
+def test_what_is_reported(call: Call, data: str, tmp_path: Path) -> None:
+    """Each step is a line of the log with its loss, rate, tokens and speed; the evaluation comes when asked; curves are drawn."""
+    arguments = ("--eval-file", data, "--eval-every", "4", "--log", "log.jsonl", "--plot", "loss.svg")
+    result = call("train", data, *TRAIN, *arguments)
+    assert result.exit_code == 0, result.output
+    log = (tmp_path / "log.jsonl").read_text()
+    (start,) = lines_of(log, "start")
+    assert (start["base_model"], start["examples"], start["steps"]) == ("tinker/toy", 12, 9)
+    steps = lines_of(log, "step")
+    assert [line["step"] for line in steps] == list(range(1, 10))
+    assert [round(line["learning_rate"], 5) for line in steps[:4]] == [0.01, 0.02, 0.02, 0.01714]
+    assert all(line["tokens"] > 0 and line["tokens_per_second"] > 0 for line in steps)
+    evaluations = {line["step"]: line["loss"] for line in lines_of(log, "evaluation")}
+    assert list(evaluations) == [0, 4, 8, 9]
+    assert evaluations[9] < evaluations[0]
+    assert "step 1/9 loss " in result.stderr
+    assert "tokens/s" in result.stderr
+    assert "* loss   o evaluation" in result.stdout
+    drawn = ElementTree.parse(tmp_path / "loss.svg")
+    titles = [title.text for title in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles == ["final", "loss", "evaluation"]
+    call("train", data, *TRAIN, "--log", "log.jsonl", "--max-steps", "1")
+    assert len(lines_of((tmp_path / "log.jsonl").read_text(), "step")) == 10  # appended
+
+
+REWARD = """
+def reward(answer, example):
+    return sum(letter in example["wanted"] for letter in answer) / 6
+"""
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{letter}: ", "wanted": "aeiou"}) + "\n" for letter in "bcdf"))
+    return str(file)
+
+
+GRPO = (
+    "--rank",
+    "4",
+    "--max-tokens",
+    "6",
+    "--batch-size",
+    "4",
+    "--group-size",
+    "8",
+    "--learning-rate",
+    "0.05",
+    "--epochs",
+    "6",
+)
+
+
+def test_grpo_learns_what_is_rewarded(call: Call, disturbed: Any, prompts: str, tmp_path: Path) -> None:
+    """The mean reward rises; each step reports it; and a run that was interrupted goes on as if nothing had been."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    result = call("-f", "json", "train", prompts, "--grpo", "reward.py", *GRPO)
+    assert result.exit_code == 0, result.output
+    rewards = {line["step"]: line["reward"] for line in lines_of(result.stdout, "step")}
+    assert rewards[6] > rewards[1] + 0.1
+    assert lines_of(result.stdout, "result")[0]["rewards"] == list(rewards.values())
+    with disturbed("/optim_step", 3, lambda: os.kill(os.getpid(), signal.SIGINT)) as url:
+        first = call("-f", "json", "train", prompts, "--grpo", "reward.py", *GRPO, "--save-every", "2", base_url=url)
+        assert (first.exit_code, [line["step"] for line in lines_of(first.stdout, "save")]) == (130, [2, 3])
+        second = call("-f", "json", "train", prompts, "--resume", base_url=url)
+        both = lines_of(first.stdout, "step") + lines_of(second.stdout, "step")
+        assert {line["step"]: line["reward"] for line in both} == rewards
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("x = 1", "has no function reward"),
+        ("1 / 0", "cannot be run: ZeroDivisionError: division by zero (line 1)"),
+        ("def reward(answer, example):\n    return example['no']", "reward failed: KeyError: 'no' (line 2)"),
+        ("def reward(answer, example):\n    return float('nan')", "must be a finite number, got nan"),
+        ("def reward(answer):\n    return 1.0", "reward failed: TypeError: reward() takes 1 positional argument"),
+    ],
+)
+def test_rewards_that_fail(call: Call, prompts: str, tmp_path: Path, code: str, words: str) -> None:
+    """What is wrong with a reward is told in a line, with the line of the user's file."""
+    (tmp_path / "reward.py").write_text(code)
+    result = call("train", prompts, "--grpo", "reward.py", *GRPO)
+    assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_prompts_that_are_none(call: Call, tmp_path: Path) -> None:
+    """A line without a prompt is named, and so is a file without lines."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"wanted": "b"}\n')
+    assert "prompts.jsonl, line 2: a line is an object" in call("train", "prompts.jsonl", "--grpo", "reward.py").stderr
+    (tmp_path / "prompts.jsonl").write_text("\n")
+    assert "has no prompts" in call("train", "prompts.jsonl", "--grpo", "reward.py").stderr
+
+
+def test_options_that_do_not_fit(call: Call, data: str, tmp_path: Path) -> None:
+    """Options that contradict each other end with 2, and a file that cannot be written is told before anything is done."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    assert call("train", data, "--eval-every", "2").exit_code == 2
+    assert call("train", data, "--grpo", "reward.py", "--eval-file", data).exit_code == 2
+    assert "There is no folder" in call("train", data, "--log", "nowhere/log.jsonl", base_url="http://127.0.0.1:1").stderr
+
+
+def test_the_command_line_says_that_a_model_loads(call: Call, tmp_path: Path) -> None:
+    """The first line of a command that loads a model in its process says so; into JSON nothing is said."""
+    pytest.importorskip("torch")
+    result = call("model", "list", base_url="local://")
+    assert result.stderr.startswith("Loading torch and tinker/babble ...\n"), result.stderr
+    close_in_process()
+    assert call("-f", "json", "model", "list", base_url="local://").stderr == ""
+    close_in_process()

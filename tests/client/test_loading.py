@@ -1,0 +1,130 @@
+"""A server of this process that has to load torch and its model before it can answer."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+from tinker_wire.models import GetServerCapabilitiesResponse
+
+import tinker
+from tinker._http.in_process import InProcessTransport
+from tinker.errors import APITimeoutError, InternalServerError
+from tinker.local import Settings, State, create_app
+from tinker.local.engines.toy import ToyEngine
+from tinker.local.loading import Loading
+from tinker.observing import Event, ModelLoading
+from tinker.testing import SteppedClock
+
+WHAT = "torch and org/name"
+
+
+@attrs.define
+class SlowServer:
+    """A server of this process whose engine opens when the test lets it, and what a client's observer hears of that."""
+
+    state: State
+    transport: InProcessTransport
+    may_open: threading.Event = attrs.field(factory=threading.Event)
+    began: threading.Event = attrs.field(factory=threading.Event)
+    heard: list[ModelLoading] = attrs.field(factory=list)
+    error: Exception | None = None
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, ModelLoading):
+            self.heard.append(event)
+            self.began.set()
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[SlowServer]:
+    """A server whose engine does not open before ``may_open``."""
+    loading = Loading()
+
+    def open_engine() -> ToyEngine:
+        assert slow.may_open.wait(10)
+        if slow.error is not None:
+            raise slow.error
+        return ToyEngine()
+
+    state = State(functools.partial(loading.open, WHAT, open_engine), Settings(data_dir=tmp_path))
+    app = create_app(state)
+    app.state.loading = loading
+    slow = SlowServer(state, InProcessTransport(app))
+    yield slow
+    slow.may_open.set()
+    state.close()
+
+
+@pytest.fixture
+def client(slow: SlowServer, clock: SteppedClock) -> Iterator[tinker.ServiceClient]:
+    """A client of that server."""
+    service = tinker.ServiceClient(
+        base_url="local://", transport=slow.transport, clock=clock.clock(), observers=[slow.observe], patience_seconds=10
+    )
+    yield service
+    slow.may_open.set()
+    service.close().result(10)
+
+
+def ask(client: tinker.ServiceClient) -> tinker.APIFuture[GetServerCapabilitiesResponse]:
+    """Ask which models there are, which the server can say once its engine is open."""
+    return client.create_rest_client().get_server_capabilities()
+
+
+def test_loading_takes_no_time_of_a_request(client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock) -> None:
+    """A request that waits for torch outlives its own limits, and observers hear once of the begin and of the end."""
+    asked = [ask(client), ask(client)]
+    assert slow.began.wait(10)
+    clock.advance(1000, idle=True)
+    slow.may_open.set()
+    assert [one.result(10).supported_models[0].model_name for one in asked] == ["tinker/toy"] * 2
+    assert [event.what for event in slow.heard] == [WHAT, WHAT]
+    assert [event.seconds for event in slow.heard] == [None, 1000.0]
+
+
+def test_loading_has_a_deadline_of_its_own(client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock) -> None:
+    """After half an hour the request fails and says what did not load; a later one finds the model that has loaded since."""
+    asked = ask(client)
+    assert slow.began.wait(10)
+    clock.advance(1801, idle=True)
+    with pytest.raises(APITimeoutError, match=f"{WHAT} did not load within 1800 s"):
+        asked.result(10)
+    slow.may_open.set()
+    assert ask(client).result(10).supported_models[0].model_name == "tinker/toy"
+
+
+def test_the_log_says_that_it_still_loads(
+    client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever configures nothing reads a line every fifteen seconds, and none once the model is there."""
+    with caplog.at_level(logging.WARNING, "tinker"):
+        asked = ask(client)
+        assert slow.began.wait(10)
+        for _ in range(2):
+            clock.advance(15)
+        slow.may_open.set()
+        asked.result(10)
+        clock.advance(100, idle=True)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"still loading {WHAT}, 15 s so far", f"still loading {WHAT}, 30 s so far"]
+
+
+def test_a_server_that_ends_while_it_loads_says_nothing_of_it(
+    slow: SlowServer, client: tinker.ServiceClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An import that the end of the process breaks off fails for reasons that nobody can use, and they are not logged."""
+    slow.error = AttributeError("'_OpNamespace' 'prims' object has no attribute 'sum'")
+    asked = ask(client)
+    assert slow.began.wait(10)
+    slow.state.begin_close()
+    slow.may_open.set()
+    slow.state.close()
+    with pytest.raises(InternalServerError, match="shutting down"):
+        asked.result(10)
+    assert [record for record in caplog.records if record.name == "tinker.local"] == []

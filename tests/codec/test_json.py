@@ -1,0 +1,73 @@
+"""JSON bodies: what becomes of each kind of value, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tinker_wire import models
+
+import tinker
+from tinker._wire import json as wire
+from tinker.types import DmelChunk, EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput, TensorData
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (np.float32(0.1), float(np.float32(0.1))),
+        (np.int64(7), 7),
+        (np.array([[1, 2], [3, 4]]), [1, 2, 3, 4]),
+    ],
+)
+def test_numpy_values_are_numbers(value: Any, written: object) -> None:
+    """A numpy number is written as a number with every bit, an array as one flat list."""
+    assert json.loads(wire.encode({"value": value})) == {"value": written}
+
+
+def test_other_objects_are_refused() -> None:
+    """What has no JSON form is a TypeError that names its type."""
+    with pytest.raises(TypeError, match="object has no JSON form"):
+        wire.encode({"value": object()})
+
+
+def test_texts_are_no_numbers() -> None:
+    """A number in quotes is refused: types are taken as they are."""
+    assert wire.decode(b'{"model_id": "m", "seq_id": 1}', models.OptimStepRequest).seq_id == 1
+    with pytest.raises(msgspec.ValidationError, match="seq_id"):
+        wire.decode(b'{"model_id": "m", "seq_id": "1"}', models.OptimStepRequest)
+
+
+def test_each_kind_of_chunk() -> None:
+    """Every kind of chunk of a model input has its record."""
+    chunks = [
+        EncodedTextChunk(tokens=[1, 2]),
+        ImageChunk(data=b"\x89PNG", format="png", expected_tokens=3),
+        ImageAssetPointerChunk(location="s3://a", format="jpeg", expected_tokens=4),
+        DmelChunk(dmel=b"\x01\x02"),
+    ]
+    kinds = [models.EncodedTextChunk, models.ImageChunk, models.ImageAssetPointerChunk, models.DmelChunk]
+    found = wire.wire_model_input(ModelInput(chunks=chunks)).chunks
+    assert [type(one) for one in found] == kinds
+    assert (found[2].location, found[2].expected_tokens) == ("s3://a", 4)  # type: ignore[union-attr]
+    assert found[3].dmel == b"\x01\x02"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_json_lacks(value: float) -> None:
+    """NaN and infinity are refused by the name of the tensor; finite numbers and integers are not."""
+    with pytest.raises(ValueError, match="advantages holds NaN or infinity"):
+        wire.wire_tensor(TensorData.from_numpy(np.array([0.5, value], np.float32)), "advantages")
+    assert wire.wire_tensor(TensorData.from_numpy(np.array([0.5], np.float32)), "advantages").dtype == "float32"
+    assert wire.wire_tensor(TensorData.from_numpy(np.array([5])), "targets").dtype == "int64"
+
+
+@pytest.mark.parametrize(("field", "expected"), [({}, 0), ({"prompt_cache_hit_tokens": 3}, 3)])
+def test_tokens_of_a_cache(field: dict[str, int], expected: int) -> None:
+    """A server that says nothing about a cache had nothing in it."""
+    body = {"type": "sample", "sequences": [{"tokens": [1], "logprobs": [-1.0], "stop_reason": "length"}], **field}
+    response: tinker.SampleResponse = wire.public_sample(wire.decode(json.dumps(body).encode(), models.SampleResponse))
+    assert response.prompt_cache_hit_tokens == expected

@@ -1,0 +1,49 @@
+"""The httpx engine: how it sends bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+
+import httpx
+from tinker_wire.runtime import FormPieces, Stored
+
+from tinker._http.engine_httpx import HttpxEngine
+from tinker._http.messages import PreparedRequest
+
+
+class CountedFile(io.BytesIO):
+    """A file that counts how often it is read."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.reads += 1
+        return super().read(size)
+
+
+class Receiver(httpx.AsyncBaseTransport):
+    """Notes the length of each piece of a body, and how much of the file had been read by then."""
+
+    def __init__(self, file: CountedFile) -> None:
+        self.file = file
+        self.pieces: list[tuple[int, int]] = []
+        self.announced = ""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        assert isinstance(request.stream, httpx.AsyncByteStream)
+        self.announced = request.headers["content-length"]
+        async for piece in request.stream:
+            self.pieces.append((len(piece), self.file.reads))
+        return httpx.Response(200)
+
+
+def test_files_of_a_form_are_read_as_they_are_sent() -> None:
+    """A large file is never in memory as a whole: each piece is read when the one before it has been taken."""
+    size = FormPieces.CHUNK_NBYTES
+    file = CountedFile(bytes(2 * size + 5))
+    receiver = Receiver(file)
+    form = FormPieces([b"head", Stored(file, 0, 2 * size + 5)])
+    asyncio.run(HttpxEngine(receiver).send(PreparedRequest(method="POST", url="http://server/", headers={}, body=form)))
+    assert receiver.pieces == [(4, 0), (size, 1), (size, 2), (5, 3)]
+    assert receiver.announced == str(2 * size + 9)

@@ -1,0 +1,136 @@
+"""What is shown of values and clients, what arrays are taken, and how many futures are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import io
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tinker_wire.models as models
+
+import tinker
+from tinker import _charts, _progress
+
+
+def long_datum(length: int = 4096) -> tinker.Datum:
+    inputs: Any = {"target_tokens": np.arange(length), "weights": np.ones(length), "advantages": np.ones(length)}
+    return tinker.Datum(tinker.ModelInput.from_ints(range(length)), inputs)
+
+
+def test_the_repr_of_a_long_example_is_short() -> None:
+    """Of 4,096 tokens two lines of a terminal are shown, with their number; of few tokens every one."""
+    shown = repr(long_datum())
+    assert len(shown) <= 2 * 160
+    assert "tokens=[0, 1, 2, 3, ..., 4094, 4095], 4,096 tokens" in shown
+    assert "'weights': float32[4096]" in shown
+    assert "tokens=[1, 2, 3], type='encoded_text'" in repr(tinker.ModelInput.from_ints([1, 2, 3]))
+    assert "sparse_crow_indices=None" in repr(long_datum(3))
+    assert "..." not in repr(long_datum(64).model_input)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("local://toy", "<ServiceClient local://toy>"),
+        ("https://me:hidden@host:8443/api", "<ServiceClient https://host:8443/api>"),
+    ],
+)
+def test_a_service_client_shows_its_server(url: str, shown: str) -> None:
+    """The address is shown without name and password, and without opening anything; no key is shown."""
+    assert repr(tinker.ServiceClient(base_url=url, api_key="tml-hidden")) == shown
+
+
+def test_values_are_tables_in_notebooks() -> None:
+    """Fields are rows, lists of values are tables with their fields as columns; everything is escaped and secrets are hidden."""
+    time = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    checkpoint = models.Checkpoint(
+        checkpoint_id="<script>", checkpoint_type="training", time=time, tinker_path="tinker://r/weights/1"
+    )
+    page = models.CheckpointsListResponse(checkpoints=[checkpoint, checkpoint])._repr_html_()
+    assert page.count("&lt;script&gt;") == 2
+    assert "<script>" not in page
+    assert "<th>tinker_path</th>" in page
+    assert "<td>2026-01-01 00:00:00+00:00</td>" in page
+    output = tinker.ForwardBackwardOutput(loss_fn_output_type="x", loss_fn_outputs=[], metrics={"loss:sum": 1.5})
+    assert "loss:sum: 1.5" in output._repr_html_()
+    assert "hidden" not in models.AuthTokenResponse(jwt="hidden")._repr_html_()
+    assert len(long_datum()._repr_html_()) < 4000
+
+
+def test_memory_maps_and_masks(tmp_path: Path) -> None:
+    """Tokens of an uint16 file and a boolean mask are taken as they are, by numpy and by torch."""
+    file = tmp_path / "tokens.bin"
+    np.arange(60_000, 60_008, dtype=np.uint16).tofile(file)
+    tokens = np.memmap(file, np.uint16, "r")
+    mask = np.arange(8) % 2 == 0
+    inputs: Any = {"target_tokens": tokens, "weights": mask}
+    datum = tinker.Datum(tinker.ModelInput.from_ints(tokens), inputs)
+    assert datum.model_input.to_ints() == list(range(60_000, 60_008))
+    assert (datum.loss_fn_inputs["target_tokens"].dtype, datum.loss_fn_inputs["weights"].dtype) == ("int64", "float32")
+    assert datum.loss_fn_inputs["target_tokens"].tolist() == list(range(60_000, 60_008))
+    assert datum.loss_fn_inputs["weights"].tolist() == [1.0, 0.0] * 4
+    torch = pytest.importorskip("torch")
+    masked = tinker.Datum(datum.model_input, {"target_tokens": torch.arange(8), "weights": torch.tensor(mask)})
+    assert masked.loss_fn_inputs["weights"].tolist() == [1.0, 0.0] * 4
+
+
+def futures_of(*values: object) -> list[Future[Any]]:
+    futures = [Future[Any]() for _ in values]
+    for future, value in zip(futures, values):
+        if isinstance(value, Exception):
+            future.set_exception(value)
+        else:
+            future.set_result(value)
+    return futures
+
+
+def test_progress_gives_the_results() -> None:
+    """By iteration, as a list and awaited, the results come in the order of the futures; the first failure is raised."""
+    futures = futures_of(1, 2, 3)
+    assert list(tinker.progress(futures)) == tinker.progress(futures).results(5) == [1, 2, 3]
+    assert len(tinker.progress(futures)) == 3
+
+    async def gather() -> list[Any]:
+        return await tinker.progress(futures_of(*range(1000)))
+
+    assert asyncio.run(gather()) == list(range(1000))
+    with pytest.raises(KeyError):
+        tinker.progress(futures_of(1, KeyError("x"))).results(5)
+    with pytest.raises(TimeoutError):
+        tinker.progress([Future()]).results(0)
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_shown_on_a_terminal_only() -> None:
+    """A terminal gets a bar with the description and the count; a pipe gets nothing."""
+    screen, pipe = Screen(), io.StringIO()
+    assert _progress.FutureProgress[int](futures_of(1, 2), "[Sampling]", screen).results(5) == [1, 2]
+    assert "[Sampling]" in screen.getvalue()
+    assert "2/2" in screen.getvalue()
+    assert list(_progress.FutureProgress[int](futures_of(1, 2), "Sampling", pipe)) == [1, 2]
+    assert pipe.getvalue() == ""
+
+
+def test_charts() -> None:
+    """Curves are within their frame, names are escaped, and what is not finite is left out."""
+    curve = [(step, 4.0 / step) for step in range(1, 50)] + [(50, float("nan"))]
+    text = _charts.draw_text({"loss": curve}, width=40, height=5)
+    assert max(map(len, text.splitlines())) <= 40
+    assert len(text.splitlines()) == 6
+    assert _charts.draw_text({"loss": []}) == "(nothing to draw)"
+    drawn = _charts.draw_svg({"<a>": curve, "b": [(1, 1.0)]}, title="<t>")
+    assert "&lt;a&gt;" in drawn
+    assert "<a>" not in drawn
+    assert "nan" not in drawn
+    assert "<svg" in _charts.draw_svg({})

@@ -1,0 +1,125 @@
+"""``tinker.progress``: futures with a bar, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _AdvanceByOne(Protocol):
+    """Counts one more."""
+
+    def __call__(self) -> None: ...
+
+
+class FutureProgress(Generic[T_co]):
+    """The results of futures, with a bar. Iterate over it, call :meth:`results`, or await it; each shows the bar."""
+
+    def __init__(self, futures: Iterable[Future[Any]], description: str, file: Any = None) -> None:
+        self._futures: Sequence[Future[Any]] = list(futures)
+        self._description = description
+        self._file = file
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def __iter__(self) -> Generator[T_co]:
+        """Yield the results in the order of the futures, as soon as each is there; the bar counts all that are done."""
+        with self._bar() as step:
+            for future in self._futures:
+                future.add_done_callback(lambda _: step())
+            for future in self._futures:
+                yield cast("T_co", future.result())
+
+    def results(self, timeout: float | None = None) -> list[T_co]:
+        """Block until all are done, and return the results in the order of the futures.
+
+        Args:
+            timeout: The longest time to wait in seconds; None waits forever.
+
+        Returns:
+            The results.
+
+        Raises:
+            TimeoutError: The time is up.
+            TinkerError: The error of the first future that failed, at once.
+        """
+        with self._bar() as step:
+            for future in as_completed(self._futures, timeout):
+                future.result()
+                step()
+        return [future.result() for future in self._futures]
+
+    def __await__(self) -> Generator[Any, None, list[T_co]]:
+        return self._gather().__await__()
+
+    async def _gather(self) -> list[T_co]:
+        async def wait(future: Any, step: _AdvanceByOne) -> T_co:
+            result: T_co = await (future if hasattr(future, "__await__") else asyncio.wrap_future(future))
+            step()
+            return result
+
+        with self._bar() as step:
+            return list(await asyncio.gather(*(wait(future, step) for future in self._futures)))
+
+    @contextmanager
+    def _bar(self) -> Generator[_AdvanceByOne]:
+        with ExitStack() as stack:
+            advance = _open_bar(stack, len(self._futures), self._description, self._file or sys.stderr)
+            lock = threading.Lock()
+
+            def step() -> None:  # the loop thread calls it, and the waiting one
+                with lock:
+                    advance()
+
+            yield step
+
+
+def progress(futures: Iterable[Future[T]], description: str = "") -> FutureProgress[T]:
+    """Wait for many futures with a bar on the error stream; without a terminal or a notebook there is no bar.
+
+    The bar is drawn by tqdm where it is installed and a notebook runs, else by rich.
+
+    Args:
+        futures: The futures, of this package or any ``concurrent.futures.Future``.
+        description: The words before the bar.
+
+    Returns:
+        An object to iterate over (results in order, as they come), to call ``results()`` of, or to ``await``.
+
+    >>> import tinker
+    >>> sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(base_model="tinker/toy")
+    >>> prompt, params = tinker.ModelInput.from_ints([1, 2]), tinker.SamplingParams(max_tokens=2)
+    >>> futures = [sampler.sample(prompt, 1, params) for _ in range(20)]
+    >>> responses = tinker.progress(futures, "Sampling").results(timeout=60)
+    >>> len(responses)
+    20
+    """
+    return FutureProgress(futures, description)
+
+
+def _open_bar(stack: ExitStack, total: int, description: str, file: Any) -> _AdvanceByOne:
+    if "ipykernel" in sys.modules and find_spec("tqdm") is not None:
+        bar = import_module("tqdm.auto").tqdm(total=total, desc=description or None)
+        stack.callback(bar.close)
+        return cast("_AdvanceByOne", partial(bar.update, 1))
+    if not file.isatty():
+        return lambda: None
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = stack.enter_context(Progress(*columns, console=Console(file=file)))
+    task = shown.add_task(description, total=total)
+    return partial(shown.advance, task)

@@ -1,0 +1,46 @@
+"""Names that a server refused: the error says which known name was probably meant, where the server does not.
+
+Names of models and losses are the server's business, so a name that nobody here knows is sent; only a refusal is explained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import get_args
+
+from tinker_wire import models
+
+from tinker.errors import APIStatusError, RequestFailedError
+from tinker_records import find_closest
+
+LOSSES: tuple[str, ...] = get_args(get_args(models.LossFnType)[0])
+
+
+@contextmanager
+def suggest_losses(loss_fn: str) -> Generator[None]:
+    """Note on an error of the block that names this loss which loss was meant."""
+    try:
+        yield
+    except (APIStatusError, RequestFailedError) as error:
+        _note(error, "loss function", loss_fn, LOSSES)
+        raise
+
+
+@contextmanager
+def suggest_models(base_model: str | None, known: Iterable[str]) -> Generator[None]:
+    """Note on an error of the block that names this model which one of those that the server has told of was meant."""
+    try:
+        yield
+    except (APIStatusError, RequestFailedError) as error:
+        if base_model is not None:
+            _note(error, "base model", base_model, known)
+        raise
+
+
+def _note(error: Exception, what: str, name: str, known: Iterable[str]) -> None:
+    """Note the known name that resembles the refused one most, unless the server has named it."""
+    names = list(known)
+    closest = None if name in names else find_closest(name, names)
+    if closest is not None and name in str(error) and repr(closest) not in str(error):
+        error.add_note(f"{what} {name!r}: did you mean {closest!r}?")

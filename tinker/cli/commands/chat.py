@@ -1,0 +1,169 @@
+"""``tinker chat``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinker.cli.models import first_sampleable
+from tinker.cli.options import GlobalOptions, pass_options
+
+if TYPE_CHECKING:
+    from tinker.sampling_client import SamplingClient
+    from tinker.service_client import ServiceClient
+    from tinker.types import ModelInput, SamplingParams
+
+_HELP = """\
+/system TEXT   set what the model is told at the beginning; without a text: nothing
+/model NAME    go on with another model or checkpoint
+/save FILE     save the conversation as a line of JSON, as `tinker train` reads it
+/reset         begin anew
+/quit          leave, as Ctrl-D does; Ctrl-C stops an answer"""
+
+
+@click.command()
+@click.option("-m", "--model", metavar="NAME_OR_PATH", help="A base model or checkpoint. Default: the first model.")
+@click.option("--system", metavar="TEXT", help="What the model is told at the beginning.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Longest answer.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.7, show_default=True, help="0: the likeliest token.")
+@click.option("--tokenizer", "tokenizer_id", metavar="NAME", help="A name on the hub, or a folder. Default: the model's own.")
+@pass_options
+def chat(
+    options: GlobalOptions,
+    /,
+    model: str | None,
+    system: str | None,
+    max_tokens: int,
+    temperature: float,
+    tokenizer_id: str | None,
+) -> None:
+    """Talk to a model or a checkpoint; each answer appears as it is written.
+
+    The model's chat template is used; a model without one gets the conversation as plain text. /help shows what else can be
+    typed: /system, /model, /save, /reset, /quit. Lines can be piped in, one turn each.
+
+    \b
+    Examples:
+      tinker chat --model Qwen/Qwen3-8B --system "Answer in one sentence."
+      tinker chat --model tinker://RUN/sampler_weights/final
+      echo "What is LoRA?" | tinker chat
+    """
+    from tinker.cli.clients import rest_client, service_client
+
+    model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
+    with service_client(options, interactive=True) as service:
+        talk = _Talk(service, model, system, max_tokens, temperature, tokenizer_id)
+        click.echo(f"{model}. /help shows what else can be typed.", err=True)
+        while (line := _read()) is not None:
+            if line.startswith("/"):
+                if not talk.obey(*line.partition(" ")[::2]):
+                    break
+            elif line.strip():
+                talk.answer(line)
+
+
+def _read() -> str | None:
+    """Return the next line; None at the end. On a terminal a prompt is shown, and lines can be edited."""
+    try:
+        return input("> ") if sys.stdin.isatty() else input()
+    except EOFError:
+        return None
+
+
+class _Talk:
+    """One conversation."""
+
+    def __init__(
+        self,
+        service: ServiceClient,
+        model: str,
+        system: str | None,
+        max_tokens: int,
+        temperature: float,
+        tokenizer_id: str | None,
+    ) -> None:
+        self._service, self._system, self._tokenizer_id = service, system, tokenizer_id
+        self._longest, self._temperature = max_tokens, temperature
+        self._turns: list[dict[str, str]] = []
+        self._open(model)
+
+    def _open(self, model: str) -> None:
+        """Sample from another model; TinkerError leaves the one before."""
+        from tinker._tokenizers import load
+
+        path, base = (model, None) if model.startswith("tinker://") else (None, model)
+        sampler: SamplingClient = self._service.create_sampling_client(model_path=path, base_model=base).result()
+        self._tokenizer: Any = load(self._tokenizer_id) if self._tokenizer_id else sampler.get_tokenizer()
+        self._sampler = sampler
+
+    def obey(self, command: str, rest: str) -> bool:
+        """Carry out a line that begins with a slash; whether to go on."""
+        from tinker.errors import TinkerError
+
+        rest = rest.strip()
+        if command == "/quit":
+            return False
+        if command == "/system":
+            self._system = rest or None
+        elif command == "/reset":
+            self._turns.clear()
+        elif command == "/save" and rest:
+            self._save(Path(rest))
+        elif command == "/model" and rest:
+            try:
+                self._open(rest)
+                click.echo(f"now {rest}", err=True)
+            except (TinkerError, ValueError, OSError) as error:
+                click.echo(f"{error}", err=True)
+        else:
+            click.echo(_HELP, err=True)
+        return True
+
+    def _save(self, file: Path) -> None:
+        try:
+            with file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps({"messages": self._messages()}, ensure_ascii=False) + "\n")
+            click.echo(f"saved to {file}", err=True)
+        except OSError as error:
+            click.echo(f"{error}", err=True)
+
+    def answer(self, text: str) -> None:
+        """Show the answer to a turn as it comes; Ctrl-C keeps what there is of it."""
+        self._turns.append({"role": "user", "content": text})
+        said = ""
+        try:
+            with self._sampler.sample_stream(self._prompt(), 1, self._params(), tokenizer=self._tokenizer) as stream:
+                for chunk in stream:
+                    said += chunk.text or ""
+                    click.echo(chunk.text or "", nl=False)
+                    sys.stdout.flush()
+        except KeyboardInterrupt:
+            click.echo(" [stopped]", err=True, nl=False)
+        click.echo()
+        self._turns.append({"role": "assistant", "content": said.strip()})
+
+    def _messages(self) -> list[dict[str, str]]:
+        return [*([{"role": "system", "content": self._system}] if self._system else []), *self._turns]
+
+    def _prompt(self) -> ModelInput:
+        from tinker.cli.examples import chat_tokens
+        from tinker.types import ModelInput
+
+        if self._has_template:
+            return ModelInput.from_ints(chat_tokens(self._tokenizer, self._messages(), prompt=True))
+        lines = [f"{turn['role'].capitalize()}: {turn['content']}\n" for turn in self._messages()]
+        return ModelInput.from_ints(self._tokenizer.encode("".join([*lines, "Assistant:"])))
+
+    @property
+    def _has_template(self) -> bool:
+        return bool(getattr(self._tokenizer, "chat_template", None))
+
+    def _params(self) -> SamplingParams:
+        from tinker.types import SamplingParams
+
+        stop = None if self._has_template else ["\nUser:"]
+        return SamplingParams(max_tokens=self._longest, temperature=self._temperature, stop=stop)

@@ -1,0 +1,135 @@
+"""``tinker run watch`` and ``tinker run compare``: curves of runs, from files of metrics or from a local server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tinker.cli.metrics import MetricsReader, RunMetrics, choose_metric, open_run
+from tinker.cli.options import GlobalOptions, pass_options
+
+_POLL_SECONDS = 1.0
+_HEIGHT = 14
+
+
+@click.command()
+@click.argument("run")
+@click.option("--metric", help="What to draw. Default: a loss or a reward.")
+@click.option("--once", is_flag=True, help="Show what there is now, and end.")
+@pass_options
+def watch(options: GlobalOptions, /, run: str, metric: str | None, once: bool) -> None:
+    """Follow a RUN until it ends: a JSONL file of metrics, or the ID of a run on a local server.
+
+    A file may be written by `tinker train --log` or by any script, with an object of numbers on each line; its step is
+    `step`, `progress/batch` or the like, else the number of the line. On a terminal the curve is drawn anew each second; into a
+    pipe each step is a line. Ctrl-C leaves; the run goes on.
+
+    \b
+    Examples:
+      tinker run watch log.jsonl
+      tinker run watch metrics.jsonl --metric env/all/reward/total
+      tinker --base-url http://localhost:8000 run watch RUN_ID --once
+    """
+    read = open_run(options, run)
+    if options.format == "table" and sys.stdout.isatty():
+        _draw_live(read, metric, once)
+    else:
+        _print_steps(options, read, metric, once)
+
+
+def _print_steps(options: GlobalOptions, read: MetricsReader, metric: str | None, once: bool) -> None:
+    """Print what is new, a line for each step; as JSON every record."""
+    shown = printed = 0
+    for now in _follow(read, once):
+        if options.format == "json":
+            for record in now.records[shown:]:
+                click.echo(json.dumps(record))
+        else:
+            name = choose_metric([now], metric)
+            for one in now.steps[printed:]:
+                click.echo(f"{_place(now, one.number)} {name} {one.metrics.get(name, float('nan')):.4f}")
+        sys.stdout.flush()
+        shown, printed = len(now.records), len(now.steps)
+
+
+def _place(run: RunMetrics, number: float) -> str:
+    return f"step {number:g}" + ("" if run.total is None else f"/{run.total:g}")
+
+
+def _follow(read: MetricsReader, once: bool) -> Iterator[RunMetrics]:
+    """Yield the run as it grows, until it has ended; that may take as long as the run does."""
+    while True:
+        now = read()
+        yield now
+        if now.has_ended or once:
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _draw_live(read: MetricsReader, metric: str | None, once: bool) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    from tinker.cli.output import is_ascii_only
+
+    is_ascii = is_ascii_only()  # as the stream that Live puts in the place of the output does not say its encoding
+    with Live(auto_refresh=False) as live:
+        for now in _follow(read, once):
+            name, last = choose_metric([now], metric), now.last()
+            place = _place(now, now.steps[-1].number if now.steps else 0)
+            title = f"{now.name}: {place}, {name} {last.get(name, float('nan')):.4f}"
+            live.update(Text(f"{title}\n{_draw({name: now.curve(name)}, is_ascii)}"), refresh=True)
+
+
+def _draw(curves: dict[str, list[tuple[float, float]]], is_ascii: bool) -> str:
+    from tinker._charts import draw_text
+
+    return draw_text(curves, width=min(120, shutil.get_terminal_size().columns), height=_HEIGHT, ascii_only=is_ascii)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True)
+@click.option("--metric", help="What to compare. Default: a loss or a reward.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE.svg", help="Draw it here."
+)
+@pass_options
+def compare(options: GlobalOptions, /, runs: tuple[str, ...], metric: str | None, plot: Path | None) -> None:
+    """Compare RUNS, a row for each, and draw their curves together. Each is given as for `tinker run watch`.
+
+    \b
+    Examples:
+      tinker run compare rank8.jsonl rank32.jsonl
+      tinker run compare *.jsonl --metric reward --plot rewards.svg
+      tinker --base-url http://localhost:8000 run compare RUN_ID ANOTHER_ID
+    """
+    from tinker._charts import draw_svg
+    from tinker.cli.output import is_ascii_only, show, show_table
+
+    read = [open_run(options, run)() for run in runs]
+    name = choose_metric(read, metric)
+    curves = {run.name: run.curve(name) for run in read}
+    if plot is not None:
+        plot.write_text(draw_svg(curves, title=name), encoding="utf-8")
+    rows = [_summary(run, name) for run in read]
+
+    def table() -> None:
+        columns = ["Log", "Steps", "First", "Best", "Last", "Tokens/s"]
+        show_table(columns, [["" if cell is None else str(cell) for cell in row.values()] for row in rows], name)
+        click.echo(_draw(curves, is_ascii_only()))
+
+    show(options, {"metric": name, "runs": rows}, table)
+
+
+def _summary(run: RunMetrics, metric: str) -> dict[str, Any]:
+    values = [round(value, 6) for _, value in run.curve(metric)]
+    best = (max if "reward" in metric else min)(values, default=None)
+    ends = {"first": values[0] if values else None, "best": best, "last": values[-1] if values else None}
+    return {"log": run.name, "steps": len(values), **ends, "tokens_per_second": run.last().get("tokens_per_second")}

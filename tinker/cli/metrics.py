@@ -1,0 +1,211 @@
+"""The metrics of a run, step by step, wherever they are kept: in a JSONL file, whoever wrote it, or on a local server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+
+from tinker.cli.errors import CommandFailed
+from tinker.cli.options import GlobalOptions
+
+if TYPE_CHECKING:
+    from tinker._runtime import Runtime
+
+#: What a line of a file calls its step, the first that it has; a line without one counts as the next.
+STEP_NAMES = ("step", "global_step", "progress/batch", "progress/step", "batch", "iteration", "_step")
+TOTAL_NAMES = ("steps", "total_steps", "num_steps", "max_steps")
+DONE_NAMES = ("progress/done_frac", "done_frac")
+#: What to draw where nobody says: the first of these that a run has, then the first whose name has one of the words.
+PREFERRED = ("loss", "loss per token", "reward", "env/all/reward/total", "train_mean_nll", "train/loss")
+PREFERRED_WORDS = ("reward", "loss", "nll")
+
+LogLine: TypeAlias = dict[str, Any]
+
+
+class MetricStep(NamedTuple):
+    """The numbers of one step."""
+
+    number: float
+    metrics: Mapping[str, float]
+
+
+class RunMetrics(NamedTuple):
+    """What is known of a run so far. ``records`` are what was read, for JSON; ``total`` None is an unknown number of steps."""
+
+    name: str
+    records: Sequence[LogLine]
+    steps: Sequence[MetricStep]
+    total: float | None = None
+    has_ended: bool = False
+
+    def curve(self, metric: str) -> list[tuple[float, float]]:
+        """Return a metric by step; of a step that was taken again after a resume, the last value."""
+        return sorted({one.number: one.metrics[metric] for one in self.steps if metric in one.metrics}.items())
+
+    def last(self) -> Mapping[str, float]:
+        """Return the metrics of the last step."""
+        return self.steps[-1].metrics if self.steps else {}
+
+    def names(self) -> list[str]:
+        """Return the names of all metrics, in the order in which they first appear."""
+        return list(dict.fromkeys(name for one in self.steps for name in one.metrics))
+
+
+#: Reads what is known now.
+MetricsReader: TypeAlias = Callable[[], RunMetrics]
+
+
+def open_run(options: GlobalOptions, run: str) -> MetricsReader:
+    """Return a reader of a run: a file of that name, else a run of the server, by its ID.
+
+    CommandFailed where there is neither.
+    """
+    if Path(run).is_file():
+        return lambda: read_file(Path(run))
+    if run.endswith((".jsonl", ".json", ".log")) or "/" in run:
+        raise CommandFailed(f"There is no file {run}")
+    return open_live(options, run)
+
+
+def choose_metric(runs: Iterable[RunMetrics], metric: str | None) -> str:
+    """Return the metric to draw: the one given, else a loss or a reward. CommandFailed where no run has it."""
+    names = list(dict.fromkeys(name for run in runs for name in run.names()))
+    if metric is None:
+        preferred = [name for name in PREFERRED if name in names]
+        similar = [name for word in PREFERRED_WORDS for name in names if word in name]
+        return next(iter([*preferred, *similar, *names]), "loss")
+    if names and metric not in names:
+        raise CommandFailed(f"No run has the metric {metric!r}", f"There are: {', '.join(sorted(names))}")
+    return metric
+
+
+# ------------------------------------------------------------------------------------------------------------------------ files
+
+
+def read_file(file: Path) -> RunMetrics:
+    """Read a JSONL file; a line that is still being written is left out. CommandFailed for something else."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    records = [_read_line(file, line) for line in lines if line.endswith("\n") and line.strip()]
+    steps, total = _read_steps(records), None
+    if records and not steps and records[0].get("type") is None:
+        raise CommandFailed(f"{file} is no log of a run: its lines have no numbers", _ADVICE)
+    for record in records:
+        total = _find(record, TOTAL_NAMES, total)
+    return RunMetrics(str(file), records, steps, total, _has_ended(records))
+
+
+_ADVICE = "A log has a JSON object of metrics on each line; `tinker train --log FILE.jsonl` writes one."
+
+
+def _read_line(file: Path, line: str) -> LogLine:
+    try:
+        record: Any = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise CommandFailed(f"{file} is no log of a run", _ADVICE)
+    return cast("LogLine", record)
+
+
+def _read_steps(records: Iterable[LogLine]) -> list[MetricStep]:
+    steps: list[MetricStep] = []
+    for record in records:
+        metrics = _flatten(record)
+        if record.get("type", "step") == "step" and metrics:
+            following = steps[-1].number + 1 if steps else 1
+            number = _find(metrics, STEP_NAMES, following)
+            steps.append(MetricStep(following if number is None else number, _without_counters(metrics)))
+    return steps
+
+
+def _flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the numbers of a record; those of an object inside are named ``object/number``."""
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found |= _flatten(cast("Mapping[str, Any]", value), f"{prefix}{name}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[f"{prefix}{name}"] = float(value)
+    return found
+
+
+def _without_counters(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name not in (*STEP_NAMES, *TOTAL_NAMES)}
+
+
+def _find(record: Mapping[str, Any], names: Iterable[str], otherwise: float | None) -> float | None:
+    return next((float(record[name]) for name in names if isinstance(record.get(name), (int, float))), otherwise)
+
+
+def _has_ended(records: Sequence[LogLine]) -> bool:
+    """Return whether the last line says that the run is over, in our words or as a share of the work."""
+    if not records:
+        return False
+    share = _find(_flatten(records[-1]), DONE_NAMES, None)
+    return records[-1].get("type") == "result" or (share is not None and share >= 1)
+
+
+# ------------------------------------------------------------------------------------------------------------- runs of a server
+
+
+def open_live(options: GlobalOptions, run_id: str) -> MetricsReader:
+    """Return a reader of a run of a local server, which keeps the curves of its runs.
+
+    CommandFailed where the server keeps none, or does not know the run.
+    """
+    from tinker.cli.clients import connect
+
+    runtime = connect(options)
+
+    def read() -> RunMetrics:
+        facts = _ask(runtime, run_id)
+        known = {str(one["id"]): one for one in facts["runs"]}
+        if run_id not in known:
+            raise CommandFailed(
+                f"There is neither a file nor a run {run_id!r}", "`tinker run list` shows the runs of the server."
+            )
+        steps = _join_curves(facts["curves"])
+        records = [{"type": "step", "step": one.number, **one.metrics} for one in steps]
+        return RunMetrics(run_id, records, steps, has_ended=known[run_id]["state"] != "open")
+
+    return read
+
+
+def _ask(runtime: Runtime, run_id: str) -> dict[str, Any]:
+    """Return what the page of a local server shows of a run."""
+    from urllib.parse import urlencode
+
+    from tinker_wire.runtime import Request
+
+    from tinker._http import SUBMIT, is_absent
+    from tinker._runtime import run
+    from tinker.errors import APIStatusError
+
+    query = urlencode({"run": run_id})
+    request = Request[LogLine](operation="overview", method="GET", path="/overview", reply=dict[str, Any], query=query)
+
+    async def ask(_: object) -> LogLine:
+        return (await runtime.transport.send(request, SUBMIT)).value
+
+    try:
+        facts = run(runtime, "overview", ask).result()
+    except APIStatusError as error:
+        if not is_absent(error):
+            raise
+        facts = {}
+    if not {"runs", "curves"} <= facts.keys():
+        raise CommandFailed(
+            f"There is no file {run_id!r}, and this server keeps no curves of its runs",
+            "Only the local server of this package does. Give the JSONL file of metrics that your script writes.",
+        )
+    return facts
+
+
+def _join_curves(curves: Mapping[str, Sequence[tuple[float, float]]]) -> list[MetricStep]:
+    found: dict[float, dict[str, float]] = {}
+    for name, points in curves.items():
+        for number, value in points:
+            found.setdefault(number, {})[name] = value
+    return [MetricStep(number, found[number]) for number in sorted(found)]

@@ -1,0 +1,93 @@
+"""Where a run can be resumed: a small file for each run, written at each save and removed at the end.
+
+It is called after the server, the data and the name of the run, so that the same command with ``--resume`` finds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from tinker.cli.errors import CommandFailed
+from tinker.cli.training.plan import Plan
+
+_FORM = 1
+
+
+class Position(NamedTuple):
+    """The state of a run at a checkpoint: so many steps are in it."""
+
+    step: int
+    checkpoint: str
+
+
+class Bookmark:
+    """The file of one run. ``server`` is its base URL, without a password."""
+
+    def __init__(self, folder: Path, server: str, data: Path, name: str) -> None:
+        key = hashlib.sha256("\n".join((server, str(data.resolve()), name)).encode()).hexdigest()[:16]
+        self.path: Path = folder / f"{key}.json"
+        self._data = data
+
+    def read(self, plan: Plan, given: Collection[str]) -> tuple[Plan, Position]:
+        """Return the plan that the run began with, and where it is.
+
+        CommandFailed where there is no such file, the data has changed since, or an option in ``given`` has another value.
+        """
+        value = self._load()
+        began = Plan.from_values(value["plan"])
+        for name in sorted(given):
+            if (was := getattr(began, name)) != (now := getattr(plan, name)):
+                raise CommandFailed(
+                    f"{option_of(name)} was {was} when the run began, and is {now} now",
+                    f"Leave {option_of(name)} out to resume, or leave --resume out to begin anew.",
+                )
+        if value["data"] != digest(self._data):
+            raise CommandFailed(f"{self._data} has changed since the run began", "Leave --resume out to begin anew.")
+        return began, Position(value["step"], value["checkpoint"])
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            value = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            raise CommandFailed(
+                "There is nothing to resume: no unfinished run of this data, --name and server is known here",
+                "Leave --resume out to begin. To go on from any checkpoint with new data or options, use --from PATH.",
+            ) from None
+        except ValueError:
+            value = None
+        if not isinstance(value, dict) or cast("dict[str, Any]", value).get("form") != _FORM:
+            raise CommandFailed(f"{self.path} cannot be read", "Leave --resume out to begin anew.")
+        return cast("dict[str, Any]", value)
+
+    def write(self, plan: Plan, position: Position) -> None:
+        """Keep a position, in place of an earlier one."""
+        value = {"form": _FORM, "plan": plan._asdict(), "data": digest(self._data), **position._asdict()}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(value, indent=2) + "\n")
+        partial.replace(self.path)
+
+    def remove(self) -> None:
+        """Forget the run: it has ended."""
+        self.path.unlink(missing_ok=True)
+
+
+def digest(file: Path) -> str:
+    """Return a digest of what is in a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def option_of(name: str) -> str:
+    """Return the option that sets a field of the plan.
+
+    >>> option_of("learning_rate"), option_of("start")
+    ('--learning-rate', '--from')
+    """
+    odd = {"start": "--from", "tokenizer_id": "--tokenizer"}
+    return odd.get(name, f"--{name.replace('_', '-')}")

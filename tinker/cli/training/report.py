@@ -1,0 +1,106 @@
+"""What a run says while it goes on: a bar or lines on the error stream, a line of JSON for each step, a log file, a chart."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from tinker.cli.output import Advance, is_ascii_only, show_json
+from tinker.cli.training.supervised import StepResult
+
+if TYPE_CHECKING:
+    from tinker.cli.options import GlobalOptions
+
+
+class RunReport:
+    """The reports of one run of so many steps. ``log`` is a file that gets every line of JSON too."""
+
+    def __init__(self, options: GlobalOptions, metric: str, steps: int, log: TextIO | None = None) -> None:
+        self._options, self._steps, self._log = options, steps, log
+        self.metric: str = metric
+        self.facts: Mapping[str, Any] = {}
+        self._advance: Advance | None = None
+        self._begun = time.monotonic()
+        self._tokens = 0
+        self._evaluated = ""
+        self.curve: list[tuple[float, float]] = []
+        self.evaluations: list[tuple[float, float]] = []
+
+    def begin(self, advance: Advance, facts: Mapping[str, Any], first: int) -> None:
+        """Note that the steps begin."""
+        self._advance, self._begun, self.facts = advance, time.monotonic(), facts
+        self._record("start", {**facts, "steps": self._steps, "first_step": first + 1})
+        advance(first)
+
+    def add_step(self, done: int, learning_rate: float, result: StepResult) -> None:
+        """Report a step, and how fast the run has been so far."""
+        self._tokens += result.tokens
+        seconds = time.monotonic() - self._begun
+        rate = self._tokens / seconds if seconds else 0.0
+        value = result.metrics[self.metric]
+        self.curve.append((done, value))
+        record = {"step": done, "steps": self._steps, **result.metrics, "learning_rate": learning_rate, "tokens": result.tokens}
+        self._record("step", {**record, "tokens_per_second": round(rate, 1), "seconds": round(seconds, 3)})
+        text = f"{self.metric} {value:.4f}, {rate:,.0f} tokens/s{self._evaluated}"
+        if self._advance is not None:
+            self._advance(done, description=text)
+        if not self._on_screen():
+            self._say(f"step {done}/{self._steps} {text}")
+
+    def add_evaluation(self, done: int, loss: float) -> None:
+        """Report the loss on the evaluation file."""
+        self.evaluations.append((done, loss))
+        self._evaluated = f", evaluation {loss:.4f}"
+        self._record("evaluation", {"step": done, "loss": loss})
+        self._say(f"step {done}/{self._steps} evaluation loss {loss:.4f}")
+
+    def add_save(self, done: int, path: str) -> None:
+        """Report a checkpoint."""
+        self._record("save", {"step": done, "checkpoint_path": path})
+        self._say(f"step {done}/{self._steps} saved {path}")
+
+    def tell_resume(self, done: int, note: str = "") -> None:
+        """Say how the run can go on."""
+        click.echo(f"Saved after step {done} of {self._steps}.{note} To go on, add --resume to the same command.", err=True)
+
+    def end(self, facts: Mapping[str, Any]) -> None:
+        """Report the result; not on the screen, where it is a table."""
+        self._record("result", facts)
+
+    def draw(self, file: Path, name: str) -> None:
+        """Draw the curve into an SVG file and, where the output is for people, as text."""
+        from tinker._charts import draw_svg, draw_text
+
+        curves = {self.metric: self.curve}
+        if self.evaluations:
+            curves["evaluation"] = self.evaluations
+        file.write_text(draw_svg(curves, title=name), encoding="utf-8")
+        if self._options.format == "table":
+            import shutil
+
+            width = min(100, shutil.get_terminal_size().columns)
+            click.echo(draw_text(curves, width=width, ascii_only=is_ascii_only()))
+            click.echo(f"The chart is in {file}", err=True)
+
+    def _on_screen(self) -> bool:
+        return self._options.format == "table" and sys.stderr.isatty()
+
+    def _say(self, line: str) -> None:
+        if self._options.format == "table":
+            click.echo(line, err=True)
+
+    def _record(self, kind: str, value: Mapping[str, Any]) -> None:
+        """Write a line of JSON where one is wanted, at once."""
+        record = {"type": kind, **value}
+        if self._options.format == "json":
+            show_json(record, indent=None)
+            sys.stdout.flush()
+        if self._log is not None:
+            self._log.write(json.dumps(record, default=str) + "\n")
+            self._log.flush()

@@ -1,0 +1,56 @@
+"""Values as HTML tables, which notebooks show: all text escaped, long values cut, secret fields hidden."""
+
+from __future__ import annotations
+
+import html
+import reprlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, cast
+
+LONGEST_TABLE = 50  # rows
+
+_short = reprlib.Repr()
+_short.maxlist = _short.maxtuple = 8
+_short.maxdict = _short.maxother = _short.maxstring = 200
+
+
+def to_html(name: str, fields: Mapping[str, Any], secret: frozenset[str]) -> str:
+    """Return a value of this kind as a table of its fields."""
+    rows = "".join(_row(field, "***" if field in secret and value else value) for field, value in fields.items())
+    return f"<table><caption>{html.escape(name)}</caption><tbody>{rows}</tbody></table>"
+
+
+def _row(field: str, value: object) -> str:
+    return f'<tr><th style="text-align:left">{html.escape(field)}</th><td style="text-align:left">{_cell(value)}</td></tr>'
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[object, object]", value)
+        return "<br>".join(f"{html.escape(str(key))}: {_cell(entry)}" for key, entry in entries.items())
+    if isinstance(value, (list, tuple)) and value and all(hasattr(one, "_repr_html_") for one in cast("Sequence[Any]", value)):
+        return _table(cast("Sequence[Any]", value))
+    other: Any = cast("Any", value)
+    if hasattr(other, "_repr_html_"):
+        return str(other._repr_html_())
+    is_plain = isinstance(value, datetime) or (isinstance(value, str) and len(value) <= 200)
+    return html.escape(str(other) if is_plain else _short.repr(other))
+
+
+def _table(values: Sequence[Any]) -> str:
+    """Return values of one kind as a table with a row for each; others one below the other."""
+    shown = values[:LONGEST_TABLE]
+    rest = f"<p>and {len(values) - len(shown)} more</p>" if len(values) > len(shown) else ""
+    if any(type(one) is not type(shown[0]) for one in shown):
+        return "".join(one._repr_html_() for one in shown) + rest
+    columns = list(shown[0]._fields())
+    secret = getattr(shown[0], "_secret_fields", frozenset[str]())
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = "".join(_line(one._fields(), secret) for one in shown)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
+
+
+def _line(fields: Mapping[str, Any], secret: frozenset[str]) -> str:
+    cells = ("***" if name in secret and value else _cell(value) for name, value in fields.items())
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"

@@ -1,0 +1,66 @@
+"""Names that somebody misspelled, and the known names that were probably meant."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+
+def find_closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that a misspelled one resembles most; None where it resembles none.
+
+    >>> find_closest("learning_rte", ["beta1", "learning_rate"])
+    'learning_rate'
+    """
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+
+
+def suggest(what: str, name: str, known: Iterable[str]) -> str:
+    """Return the known names, and behind them the one that was probably meant.
+
+    >>> suggest("dro takes", "bata", ["beta"])
+    "dro takes beta; did you mean 'beta'?"
+    >>> suggest("dro takes", "rope", ["beta"])
+    'dro takes beta'
+    """
+    names = list(known)
+    closest = find_closest(name, names)
+    return f"{what} {', '.join(names) or 'none'}" + (f"; did you mean {closest!r}?" if closest else "")
+
+
+def advise(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return what is said of an argument that a type does not have: the name that was meant, or all names.
+
+    >>> advise("AdamParams", "beta_1", ["beta1", "beta2"])
+    "AdamParams has no 'beta_1'; did you mean 'beta1'?"
+    """
+    names = sorted(known)
+    closest = find_closest(name, names)
+    meant = f"did you mean {closest!r}?" if closest else f"it has {', '.join(names)}."
+    return f"{kind} has no {name!r}; {meant}"
+
+
+class NamesChecked(type):
+    """Turn an argument that a constructor does not know into a TypeError that suggests the right name."""
+
+    if not TYPE_CHECKING:  # the signature is that of the constructor
+
+        def __call__(cls, *args: object, **values: object) -> object:
+            __tracebackhide__ = True  # pytest and IPython show the line of the call only
+            try:
+                return super().__call__(*args, **values)
+            except TypeError:
+                known = inspect.signature(cls.__init__).parameters
+                unknown = [name for name in values if name not in known]
+                if not unknown or any(one.kind is one.VAR_KEYWORD for one in known.values()):
+                    raise
+            raise TypeError(advise(cls.__name__, unknown[0], list(known)[1:]))
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            """The parameters of the constructor, for `help` and the like; those of the call above say nothing."""
+            signature = inspect.signature(cls.__init__)
+            return signature.replace(parameters=list(signature.parameters.values())[1:])
