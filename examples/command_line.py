@@ -26,7 +26,8 @@ def main() -> None:
             print("$ tinker", " ".join(argument.replace(folder, "~") for argument in arguments))
             command = [sys.executable, "-m", "tinker.cli", "--base-url", url, "-f", "json", *arguments]
             done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  (our own words)
-            return json.loads(done.stdout) if done.stdout.startswith("{") else {}
+            result = done.stdout.splitlines()[-1] if arguments[0] == "train" else done.stdout
+            return json.loads(result) if result.startswith("{") else {}
 
         trained = tinker("train", str(data), "--rank", "4", "--batch-size", "4", "--epochs", "2", "--learning-rate", "0.01")
         print(f"  {trained['steps']} steps")

@@ -1,4 +1,4 @@
-"""What can go wrong, whose fault each is, and what a program does about it.
+"""What can go wrong, what causes it, and how a program handles it.
 
 python examples/errors_and_timeouts.py
 """

@@ -45,7 +45,7 @@ class Server:
 
 
 def datum(step: int) -> tinker.Datum:
-    """What is learnt in a step."""
+    """The data of a step."""
     tokens = list(TEXT[step % 20 : step % 20 + 12])
     return tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]})
 

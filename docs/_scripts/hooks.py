@@ -1,19 +1,75 @@
-"""What the site's build fills in: the commands of the command line, from the code."""
+"""What the build of the site fills in: commands, fields of types, the changelog, and drawings in the colors of the page."""
 
 from __future__ import annotations
 
 import inspect
+import posixpath
 import re
+import runpy
+from pathlib import Path
 from typing import Any
 
 import click
 
-_MARK = re.compile(r"<!-- every command .*? -->", re.DOTALL)
+DOCS = Path(__file__).resolve().parents[1]
+_COMMANDS = re.compile(r"<!-- every command .*? -->", re.DOTALL)
+_RECORDS = re.compile(r"<!-- records:\s(.*?) -->", re.DOTALL)
+_CHANGELOG = re.compile(r"<!-- CHANGELOG\.md .*? -->", re.DOTALL)
+_SOURCE = re.compile(r'href="\.\./\.\./source/([\w./-]+\.py)\.html#')
+_PICTURE = re.compile(r'<p><img alt="([^"]*)" src="([\w./-]+\.svg)" ?/></p>')
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called for each page."""
-    return _MARK.sub(lambda _: commands(), markdown)
+    markdown = _RECORDS.sub(lambda found: records(found[1].split()), markdown)
+    return _CHANGELOG.sub(lambda _: changelog(), _COMMANDS.sub(lambda _: commands(), markdown))
+
+
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+    """Called for each page once it is HTML."""
+    return _PICTURE.sub(lambda found: picture(found[1], posixpath.normpath(posixpath.join(page.url, found[2]))), html)
+
+
+def on_post_build(*, config: Any, **_: Any) -> None:
+    """Called once the site is built: writes the pages of the sources that the reference links to."""
+    site = Path(config["site_dir"])
+    pages = (page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html"))
+    for name in sorted({name for page in pages for name in _SOURCE.findall(page)}):
+        file = site / "source" / f"{name}.html"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source(name), encoding="utf-8")
+
+
+def source(name: str) -> str:
+    """A file of the repository with its lines numbered, each a place to link to."""
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import PythonLexer
+
+    form = HtmlFormatter(
+        full=True, title=name, linenos="inline", lineanchors="L", anchorlinenos=True, cssstyles="font-size:.9em"
+    )
+    return str(highlight((DOCS.parent / name).read_text(encoding="utf-8"), PythonLexer(), form))
+
+
+def picture(description: str, path: str) -> str:
+    """A drawing as a part of the page, in its colors."""
+    svg = (DOCS / path).read_text(encoding="utf-8")
+    places = {"wide": "pictures/" not in path, "badge": "conformance/" in path, "terminal": "/terminal-" in path}
+    kinds = " ".join(["picture", *(kind for kind, is_one in places.items() if is_one)])
+    scrolls = ' tabindex="0"' if places["terminal"] else ""
+    return f'<figure class="{kinds}" aria-label="{description}"{scrolls}>{svg}</figure>'
+
+
+def records(names: list[str]) -> str:
+    """These types with their fields, from the code."""
+    return str(runpy.run_path(str(DOCS / "_scripts" / "records.py"))["show"](names))
+
+
+def changelog() -> str:
+    """The changelog below its title, with links from this folder."""
+    text = (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
+    return text.partition("\n")[2].replace("](docs/", "](")
 
 
 def commands() -> str:

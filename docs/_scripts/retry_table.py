@@ -18,19 +18,19 @@ STATUSES = sorted({status.value for status in HTTPStatus if status.value >= 400}
 REQUEST = httpx.Request("POST", "http://server/api/v1/operation")
 
 MEANINGS = {
-    Verdict.RETRY: "tried again after a growing, random delay",
-    Verdict.COOL_DOWN: "tried again likewise; after a sample, all samples under the same key slow down for a while",
-    Verdict.PAUSE: f"the account is blocked: tried again every {_retry.PAUSE_SECONDS:g} s",
-    Verdict.MALFORMED: f"the same request is sent again, {_retry.MAX_DECODE_ATTEMPTS} times in all",
-    Verdict.RESUBMIT: f"the result is gone: a sample is sent again, up to {_retry.RESUBMISSIONS} times; anything else fails",
+    Verdict.RETRY: "retried after a growing, random delay",
+    Verdict.COOL_DOWN: "retried in the same way; after a sample, all samples under the same key slow down for a while",
+    Verdict.PAUSE: f"the account is blocked: retried every {_retry.PAUSE_SECONDS:g} s",
+    Verdict.MALFORMED: f"the same request is sent up to {_retry.MAX_DECODE_ATTEMPTS} times in total",
+    Verdict.RESUBMIT: f"the result is gone: a sample is submitted again, up to {_retry.RESUBMISSIONS} times; others fail",
     Verdict.FATAL: "raised at once",
 }
 CALLS = {
-    "START": "asking for the server's settings, creating a session",
+    "START": "reading the server's settings, creating a session",
     "SUBMIT": "submitting training requests, creating models and samplers",
     "SAMPLE": "submitting a sample",
-    "POLL": "failures in a row while waiting for a result; each answer restarts the count",
-    "ONE_SHOT": "heartbeats, refreshes of settings, the end of a session",
+    "POLL": "failures in a row while waiting for a result; each response restarts the count",
+    "ONE_SHOT": "heartbeats, refreshing settings, ending a session",
     "REST": "methods of RestClient and AdminClient",
     "DOWNLOAD": "one file of a download",
     "FILE_UPLOAD": "one file of an upload",
@@ -48,7 +48,7 @@ def failures(verdict: Verdict) -> str:
     if judge(APIConnectionError(request=REQUEST)) is verdict and judge(APITimeoutError(REQUEST)) is verdict:
         found.insert(0, "no connection, timeout")
     if judge(APIResponseValidationError(httpx.Response(200, request=REQUEST), None)) is verdict:
-        found.append("an answer that cannot be read")
+        found.append("a response that cannot be read")
     found += [
         f"{status} without a body" for status in STATUSES if verdict_of(status, None) is verdict is not verdict_of(status)
     ]
@@ -76,7 +76,7 @@ def tables() -> str:
     lines += [f"| {failures(verdict)} | {verdict.name} | {MEANINGS[verdict]} |" for verdict in Verdict]
     lines += [
         "",
-        "| call | tried for | first delay | longest delay | asked to slow down (429) | a blocked account (402) |",
+        "| call | retried for | first delay | longest delay | rate limited (429) | blocked account (402) |",
         "|---|---|---|---|---|---|",
     ]
     for name, policy in policies().items():
@@ -84,7 +84,7 @@ def tables() -> str:
         total = "once" if once else minutes(policy.total_seconds)
         first, longest = ("-", "-") if once else (f"{policy.base_delay:g} s", f"{policy.max_delay:g} s")
         pause = "raised at once" if once or not policy.pause_seconds_total else f"waits {minutes(policy.pause_seconds_total)}"
-        slow = "raised at once" if once else f"obeyed for {minutes(policy.limit(Verdict.COOL_DOWN))}"
+        slow = "raised at once" if once else f"waits up to {minutes(policy.limit(Verdict.COOL_DOWN))}"
         lines.append(f"| {CALLS[name]} | {total} | {first} | {longest} | {slow} | {pause} |")
     return "\n".join(lines)
 

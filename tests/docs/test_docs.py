@@ -55,6 +55,33 @@ def test_python_blocks(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     names: dict[str, Any] = {"__name__": "page"}
     for number, block in enumerate(blocks(DOCS / name, "python"), start=1):
         exec(compile(block, f"{name}, block {number}", "exec"), names)
+    if name in CURVES:
+        variable, picture = CURVES[name]
+        check_picture(names[variable], picture)
+
+
+CURVES = {"index.md": ("losses", "loss.svg"), "rl.md": ("mean_rewards", "reward.svg")}
+
+
+def check_picture(values: list[float], name: str) -> None:
+    """The picture shows a run that begins and ends as this one; `python docs/_scripts/pictures.py` draws it."""
+    script = runpy.run_path(str(DOCS / "_scripts" / "pictures.py"))
+    points = re.findall(r'points="([^"]*)"', (script["PICTURES"] / name).read_text(encoding="utf-8"))[0].split()
+    assert len(points) == len(values)
+    for (_, now), point in ((script["place"](values, max(values))[end], points[end]) for end in (0, -1)):
+        assert abs(now - float(point.partition(",")[2])) < 0.4 * script["HEIGHT"]
+
+
+def test_every_picture_is_on_a_page_and_described() -> None:
+    """Each drawing of a run is shown somewhere, with words for those who do not see it, and tells nothing of a machine's folders."""
+    shown = {
+        name: text for page in pages() for text, name in re.findall(r"!\[([^]]*)]\(pictures/([\w-]+\.svg)\)", page.read_text())
+    }
+    files = {file.name: file.read_text(encoding="utf-8") for file in (DOCS / "pictures").iterdir()}
+    assert shown.keys() == files.keys()
+    assert all(len(text.split()) > 3 for text in shown.values())
+    assert [name for name, svg in files.items() if re.search(r"/(tmp|home|root|work|Users)\b", svg)] == []
+    assert [name for name, svg in files.items() if "<title>" not in svg or "url(http" in svg] == []
 
 
 def test_fences_are_of_known_languages() -> None:

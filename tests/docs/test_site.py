@@ -1,0 +1,108 @@
+"""The built site: what a search finds, and that no part of it is missing. Needs mkdocs, or a site that `nox -s docs` has built."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site."""
+    built = os.environ.get("TINKER_DOCS_SITE")
+    if built:
+        return Path(built)
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def find_pages(site: Path, word: str) -> set[str]:
+    """The pages with this word in a title or a heading, which a search shows first."""
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    found = (one for one in entries if re.search(rf"\b{word}", one["title"], re.IGNORECASE))
+    return {one["location"].partition("#")[0].rstrip("/") for one in found}
+
+
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        ("GRPO", "rl"),
+        ("PPO", "ppo"),
+        ("DPO", "dpo"),
+        ("distillation", "distillation"),
+        ("resume", "checkpoints"),
+        ("cost", "usage"),
+        ("KL", "regularizers"),
+        ("evaluate", "evaluation"),
+        ("tools", "multi-turn"),
+        ("proxy", "configuration"),
+        ("perplexity", "forward"),
+        ("SamplingParams", "reference/types"),
+    ],
+)
+def test_a_search_finds_the_page(site: Path, word: str, page: str) -> None:
+    """What people search for is in the title or a heading of the page that is about it."""
+    assert page in find_pages(site, word)
+
+
+def test_the_home_page_shows_the_loss(site: Path) -> None:
+    """The curve is part of the page, so that it has the page's colors."""
+    home = (site / "index.html").read_text(encoding="utf-8")
+    assert re.search(r'<figure class="picture"[^>]*>\s*<svg', home)
+    assert "<polyline" in home
+
+
+def test_nothing_is_left_to_fill_in(site: Path) -> None:
+    """Every mark of the hooks is replaced, and no page shows how the package is made."""
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "<!-- records" not in text, page
+        assert "attrs.field(" not in text, page
+        assert "<!-- CHANGELOG" not in text, page
+        assert not re.search(r"<code>[^<]*\\\|", text), page
+
+
+def test_the_reference_of_parameters_has_defaults(site: Path) -> None:
+    """The table of AdamParams has its fields with their defaults."""
+    page = (site / "reference" / "types" / "index.html").read_text(encoding="utf-8")
+    section = page[page.index('id="adamparams"') : page.index('id="dimuonparams"')]
+    cells = [re.sub(r"<[^>]+>", "", one) for one in re.findall(r"<td>(.*?)</td>", section, re.DOTALL)]
+    assert cells[cells.index("beta2") + 2] == "0.95"
+
+
+def test_links_and_files_of_the_site_exist(site: Path) -> None:
+    """Each link within the site ends at a file and, where it names one, at a place in it."""
+    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html") if page.name != "404.html"}
+    missing = set()
+    for page, text in pages.items():
+        for link in re.findall(r'(?:href|src)="([^"]+)"', re.sub(r"<svg.*?</svg>", "", text, flags=re.DOTALL)):
+            if re.match(r"[a-z]+:|#|//", link):
+                continue
+            path, _, place = link.partition("#")
+            target = (page.parent / path).resolve()
+            target = target / "index.html" if target.is_dir() else target
+            if not target.exists() or (place and target in pages and f'id="{place}"' not in pages[target]):
+                missing.add((str(page.relative_to(site)), link))
+    assert sorted(missing) == []
+
+
+def test_the_reference_links_to_the_sources(site: Path) -> None:
+    """Each public class has a link to its file and line, which are on a page of the site, and it stands there."""
+    page = (site / "reference" / "clients" / "index.html").read_text(encoding="utf-8")
+    links = re.findall(r'<a href="\.\./\.\./(source/([\w./]+)\.html)#L-(\d+)"', page)
+    assert len(links) > 50
+    for file, name, line in links:
+        assert f'id="L-{line}"' in (site / file).read_text(encoding="utf-8")
+        assert re.match(r"\s*(@|class|def|async def)", (ROOT / name).read_text().splitlines()[int(line) - 1]), (name, line)
