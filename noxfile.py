@@ -14,11 +14,13 @@ nox.needs_version = ">=2024.10"
 nox.options.sessions = ["tests", "lint", "types", "generate"]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a test starts many processes, each of which would compile every module again
 
 ROOT = Path(__file__).parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 WITHOUT_TORCH = ("unit", "client", "codec", "local", "testing", "cli")
 WORKERS = ("-n", "auto", "--dist", "worksteal")  # of pytest-xdist; `-- -n 0` for none
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of PyTorch in each worker: more threads than cores wait for each other
 CONSTRAINTS = ROOT / "constraints.txt"
 TORCH = "torch==2.13.0"
 COOKBOOK = "tinker-cookbook==0.6.1"
@@ -78,7 +80,8 @@ def tests(session: nox.Session) -> None:
     wheel = built_wheel(session)
     install(session, f"{wheel}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
     session.install("--force-reinstall", "--no-deps", str(wheel))
-    session.run("pytest", *WORKERS, *session.posargs, env={"TINKER_LOCAL_DIR": str(scratch(session) / "local")})
+    variables = {**ONE_THREAD, "TINKER_LOCAL_DIR": str(scratch(session) / "local")}
+    session.run("pytest", *WORKERS, "--durations=25", *session.posargs, env=variables)
 
 
 @nox.session
@@ -89,7 +92,7 @@ def lowest(session: nox.Session) -> None:
     test = without(dependencies("test"), "schemathesis")
     session.install(*lowest_versions(*extras), f"{wheel}[{','.join(extras)}]", *test)
     session.install("--force-reinstall", "--no-deps", str(wheel))
-    session.run("pytest", *WORKERS, *(session.posargs or [f"tests/{name}" for name in WITHOUT_TORCH]))
+    session.run("pytest", *WORKERS, *(session.posargs or [f"tests/{name}" for name in WITHOUT_TORCH]), env=ONE_THREAD)
 
 
 def interpreter(version: str) -> str | None:
@@ -129,7 +132,8 @@ def run_tests_with(session: nox.Session, version: str) -> None:
     ):
         session.run(python, "-m", "pip", "install", "-q", "-c", str(CONSTRAINTS), *what, external=True)
     folders = [] if torch else [f"tests/{name}" for name in WITHOUT_TORCH]
-    session.run(str(Path(python).with_name("pytest")), *WORKERS, *(session.posargs or folders), external=True)
+    run = (str(Path(python).with_name("pytest")), *WORKERS, *(session.posargs or folders))
+    session.run(*run, env=ONE_THREAD, external=True)
 
 
 for _version in PYTHONS:
@@ -152,17 +156,29 @@ def contract(session: nox.Session) -> None:
     wheel = built_wheel(session)
     install(session, f"{wheel}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
     session.install("--force-reinstall", "--no-deps", str(wheel))
-    session.run("pytest", "tests/contract", "tests/client", "tests/codec", "tests/testing", *session.posargs)
+    folders = [f"tests/{name}" for name in ("contract", "client", "codec", "testing")]
+    session.run("pytest", *folders, "tests/contract/check_source_faults.py", *session.posargs)
     session.run("python", "tests/contract/live.py")
 
 
 @nox.session
+def browser(session: nox.Session) -> None:
+    """The page of the local server in a headless Chromium, which must be on the machine."""
+    wheel = built_wheel(session)
+    install(session, f"{wheel}[server]", *dependencies("browser"))
+    session.install("--force-reinstall", "--no-deps", str(wheel))
+    session.run("pytest", "tests/browser/check_server_page.py", *session.posargs)
+
+
+@nox.session
 def chaos(session: nox.Session) -> None:
-    """The randomized soak: `-- --seed N --seconds S` for one seed, twenty seeds of each scenario without arguments."""
+    """The soaks: `-- --seed N --seconds S` for one seed of faults; without arguments twenty, and ten minutes of two models."""
     wheel = built_wheel(session)
     install(session, f"{wheel}[server]")
     session.install("--force-reinstall", "--no-deps", str(wheel))
     session.run("python", "tests/stress/chaos.py", *(session.posargs or ["--seeds", "20", "--seconds", "5", "--killed", "20"]))
+    if not session.posargs:
+        session.run("python", "tests/stress/two_models.py", "--minutes", "10")
 
 
 @nox.session
@@ -174,9 +190,24 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The documentation site, built strictly."""
-    install(session, "-e", str(ROOT), *dependencies("docs"))
-    session.run("mkdocs", "build", "--strict", "--site-dir", str(scratch(session) / "site"))
+    """The documentation site, built strictly; with `-- --pictures`, draw its pictures and run the notebooks again.
+
+    `-- --browser` looks at every page in a headless Chromium, which must be on the machine.
+    """
+    pictures = "--pictures" in session.posargs
+    install(session, "-e", f"{ROOT}[local]" if pictures else str(ROOT), *dependencies("docs"))
+    if pictures:
+        session.install(*dependencies("notebooks"), *dependencies("pictures"))
+        for script in ("pictures", "measured", "terminals"):
+            session.run("python", f"docs/_scripts/{script}.py")
+        session.run("python", "docs/_scripts/notebooks.py")
+    session.run("python", "docs/_scripts/prose.py")
+    site = scratch(session) / "site"
+    session.run("mkdocs", "build", "--strict", "--site-dir", str(site))
+    session.run("pytest", "tests/docs/test_site.py", env={"TINKER_DOCS_SITE": str(site)})
+    if "--browser" in session.posargs:
+        session.install(*dependencies("browser"))
+        session.run("pytest", "tests/browser/check_site.py", env={"TINKER_DOCS_SITE": str(site)})
 
 
 @nox.session
@@ -215,6 +246,7 @@ def generate(session: nox.Session) -> None:
     session.run("python", "-m", "codegen", "coverage", *session.posargs)
     session.run("python", "tools/older_paths.py", *session.posargs)
     session.run("python", "tools/proto_module.py", *session.posargs)
+    session.run("python", "tools/server_document.py", *session.posargs)
     session.run("python", "tools/evidence.py", *session.posargs, env={"PYTHONPATH": f"generated{os.pathsep}."})
 
 
@@ -226,6 +258,12 @@ def interop(session: nox.Session) -> None:
         "openapi-python-client==0.29.1", "datamodel-code-generator==0.89.0", "openapi-generator-cli==7.26.0", "ruff"
     )
     session.run("python", "tools/interop.py", str(scratch(session)))
+
+
+@nox.session
+def linters(session: nox.Session) -> None:
+    """Spectral and redocly over both documents: nothing but what tools/accepted_findings.toml gives a reason for."""
+    session.run("python", "tools/linters.py", str(scratch(session)))
 
 
 @nox.session
@@ -279,11 +317,15 @@ def parity(session: nox.Session) -> None:
 
 @nox.session
 def servers(session: nox.Session) -> None:
-    """Other people's servers and ours, with this client and the official ones: docs/servers.md; `-- --only tuft` for some."""
+    """Other people's servers and ours, with this client and the official ones: docs/servers.md; `-- --only tuft` for some.
+
+    `-- --conformance` writes the reports in docs/conformance; `-- --own-tests` runs the tests that come with the servers.
+    """
     wheel = built_wheel(session)
-    install(session, f"{wheel}[local]")
+    install(session, f"{wheel}[local,zstd]")
     session.install("--force-reinstall", "--no-deps", str(wheel))
-    session.run("python", "tests/compat/servers/run.py", "--scratch", str(scratch(session)), *session.posargs)
+    folders = ("--scratch", str(scratch(session)), "--wheel", str(wheel))
+    session.run("python", "tests/compat/servers/run.py", *folders, *session.posargs)
 
 
 @nox.session

@@ -65,6 +65,7 @@ TESTS: dict[str, list[str]] = {
         "client/test_events.py",
         "client/test_streaming.py",
         "client/test_circuit_breaker.py",
+        "client/test_training.py",
     ],
     "_http/limits": ["unit/test_order.py", "unit/test_budgets.py", "client/test_limits.py"],
     "_session/session": [
@@ -81,8 +82,14 @@ TESTS: dict[str, list[str]] = {
         "client/test_sampling.py",
     ],
     "_session/session_poller": ["client/test_completions.py"],
-    "_session/negotiation": ["client/test_servers.py", "client/test_training.py", "client/test_recordings_of_2025.py"],
+    "_session/negotiation": [
+        "client/test_servers.py",
+        "client/test_server_info.py",
+        "client/test_training.py",
+        "client/test_recordings_of_2025.py",
+    ],
     "_training/run": [
+        "client/test_older_habits.py",
         "client/test_turns.py",
         "client/test_what_a_failure_stops.py",
         "client/test_training.py",
@@ -112,6 +119,8 @@ TESTS: dict[str, list[str]] = {
         "client/test_limits.py",
         "client/test_training.py",
         "client/test_completions.py",
+        "client/test_streaming.py",
+        "client/test_usage.py",
     ],
     "training_client": [
         "client/test_first_mistakes.py",
@@ -127,6 +136,8 @@ TESTS: dict[str, list[str]] = {
         "client/test_clones.py",
         "client/test_first_mistakes.py",
         "client/test_cookbook_habits.py",
+        "client/test_older_habits.py",
+        "client/test_streaming.py",
         "client/test_tokenizers.py::test_text",
     ],
     "futures": ["client/test_futures.py", "client/test_waiting.py", "unit/test_loop.py", "client/test_what_a_failure_stops.py"],
@@ -143,11 +154,18 @@ TESTS: dict[str, list[str]] = {
     "local/scheduling/models": ["local/test_schedule.py", "local/test_server_training.py"],
     "local/scheduling/samples": ["local/test_schedule.py", "local/test_server_sampling.py"],
     "local/scheduling/worker": ["local/test_schedule.py", "local/test_server_training.py"],
-    "local/storage/checkpoint_records": ["local/test_checkpoint_files.py", "local/test_server_checkpoints.py"],
+    "local/storage/checkpoint_records": [
+        "local/test_checkpoint_files.py",
+        "local/test_server_checkpoints.py",
+        "local/test_server_admin.py",
+        "local/test_server_catalog.py",
+        "local/test_server_search.py",
+    ],
     "local/storage/checkpoints": [
         "local/test_checkpoint_files.py",
         "local/test_durability.py",
         "local/test_server_checkpoints.py",
+        "local/test_server_catalog.py",
     ],
     "local/engines/torch/losses": ["local/test_losses.py", "local/test_toy_engine.py", "local/test_torch_engine.py"],
 }
