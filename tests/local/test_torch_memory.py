@@ -95,7 +95,8 @@ def assert_same(one: tuple[Any, list[Any], Any], other: tuple[Any, list[Any], An
     np.testing.assert_allclose(one[0], other[0], atol=1e-5)
     assert len(one[1]) == len(other[1]) > 0
     for mine, theirs in zip(one[1], other[1], strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+        largest = theirs.abs().max().item()  # what rounds off, differently on each processor, is a part of the largest terms
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 * max(1.0, largest))
     assert one[2] == pytest.approx(other[2], rel=1e-4)
 
 
