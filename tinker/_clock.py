@@ -8,11 +8,10 @@ import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 
-import attrs
+import msgspec
 
 
-@attrs.frozen
-class Clock:
+class Clock(msgspec.Struct, frozen=True):
     """``monotonic`` in seconds, ``wall`` in seconds since 1970, ``random`` uniform in [0, 1).
 
     ``timer`` sleeps as well, for a limit that something else is expected to keep.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-import attrs
+import msgspec
 
 from tinker._clock import Clock
 from tinker._config import Config
@@ -37,8 +37,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-@attrs.frozen(eq=False)
-class Runtime:
+class Runtime(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """Everything the clients of one session share."""
 
     config: Config

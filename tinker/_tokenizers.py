@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import attrs
+import msgspec
 
 from tinker._installation import install_command
 from tinker.errors import TinkerError
@@ -38,8 +38,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _IN_A_PACKAGE = ("TML/", "thinkingmachines/")
 
 
-@attrs.frozen
-class TokenizerSource:
+class TokenizerSource(msgspec.Struct, frozen=True):
     """Where a tokenizer comes from: an id of the hub or a directory, and the commit when it is code."""
 
     name: str

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-import attrs
+import msgspec
 
 from tinker._checks import check_count, check_function, check_number
 from tinker._http import Circuit, CircuitRegistry, CircuitRules, Permit, is_server_failure
@@ -30,8 +30,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@attrs.frozen(kw_only=True)
-class CircuitStatus:
+class CircuitStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Describe a circuit at one time.
 
     Attributes:
@@ -239,8 +238,7 @@ def registry_of(breaker: CircuitBreaker) -> CircuitRegistry:
     return breaker._registry  # pyright: ignore[reportPrivateUsage]
 
 
-@attrs.frozen
-class _Told:
+class _Told(msgspec.Struct, frozen=True):
     """Calls the user's function, whose failures are not those of the call."""
 
     function: Callable[[CircuitChange], object]

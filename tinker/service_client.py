@@ -24,7 +24,6 @@ from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import ClientClosedError
 from tinker.futures import APIFuture, immediate
 from tinker.observing import Observer, ServerInfo
-from tinker.rest_client import RestClient
 from tinker.sampling_client import SamplingClient, open_sampling_client
 from tinker.training_client import TrainingClient
 from tinker.types import console
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
     from tinker._session import Telemetry
     from tinker.lib.retry_handler import RetryConfig
+    from tinker.rest_client import RestClient
 
 
 class ServiceClient:
@@ -383,6 +383,8 @@ class ServiceClient:
 
     def create_rest_client(self) -> RestClient:
         """Create a client for the runs, checkpoints and sessions on the server, on the same connections and credential."""
+        from tinker.rest_client import RestClient  # many scripts need none
+
         return RestClient(self._runtime())
 
     def copy_weights(

@@ -96,8 +96,7 @@ class FormPieces(Sequence[bytes | memoryview]):
         return (self[index] for index in range(len(self)))
 
 
-@attrs.frozen
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """Some bytes of a file: where they begin and how many they are."""
 
     source: os.PathLike[str] | BinaryIO
@@ -143,8 +142,7 @@ class Request(Generic[T]):
     accepts: tuple[str, ...] = ("application/json",)
 
 
-@attrs.frozen
-class Operation:
+class Operation(msgspec.Struct, frozen=True):
     """One row of the contract: `path` is the template, `optional` says that servers may lack it.
 
     `reply` is what is answered at once, `result` what the future promises, where the answer is a future.
@@ -162,7 +160,7 @@ class Operation:
     request_media_types: tuple[str, ...]
     response_media_types: tuple[str, ...]
     deprecated: bool
-    headers: Mapping[str, Any] = attrs.field(factory=lambda: dict[str, Any]())
+    headers: Mapping[str, Any] = msgspec.field(default_factory=lambda: dict[str, Any]())
 
 
 def read_open(

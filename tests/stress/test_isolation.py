@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import attrs
+import msgspec
 import pytest
 
 import tinker
@@ -71,7 +71,7 @@ def test_two_keys_do_not_share_anything(wires: tuple[FaultyServer, FaultyServer]
 def test_one_key_slows_down_everywhere(wires: tuple[FaultyServer, FaultyServer], clock: SteppedClock) -> None:
     """Two clients of one key in a process share the limit that the server tells one of them."""
     slowed, other = wires
-    services = [wire.service(api_key="tml-one", clock=attrs.evolve(clock.clock())) for wire in wires]
+    services = [wire.service(api_key="tml-one", clock=msgspec.structs.replace(clock.clock())) for wire in wires]
     clients = [service.create_sampling_client(base_model="tinker/toy").result(30) for service in services]
     slowed.fail_next("asample", 429, headers={"retry-after": "60"})
     first = clients[0].sample(PROMPT, 1, PARAMS)

@@ -9,6 +9,7 @@ from email.utils import formatdate
 
 import attrs
 import httpx
+import msgspec
 import pytest
 
 from tinker import errors
@@ -214,7 +215,7 @@ def test_patience_beats_hints(code: int) -> None:
 
 def test_failing_fast() -> None:
     """Where rate limits are not waited out, the first one is raised; other failures are tried again as ever."""
-    fast = attrs.evolve(SUBMIT, fails_fast=True)
+    fast = msgspec.structs.replace(SUBMIT, fails_fast=True)
     time, error = attempt_run([status(503), status(429, retry_after="7"), status(503)], fast)
     assert isinstance(error, errors.RateLimitError)
     assert time.slept == [0.5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 import httpx
+import msgspec
 import pytest
 
 from tinker import errors
@@ -43,7 +44,7 @@ def garbled() -> errors.APIResponseValidationError:
 def test_time_counts_from_the_last_answer_that_asked_for_patience(code: int) -> None:
     """A server that asked for patience a moment ago is alive: other failures have their full time from then on."""
     time = Time()
-    attempts = time.attempts(attrs.evolve(POLICY, cool_down_seconds_total=1000.0))
+    attempts = time.attempts(msgspec.structs.replace(POLICY, cool_down_seconds_total=1000.0))
     time.now += 95
     attempts.next_delay(status(code))
     time.now += 95
@@ -57,7 +58,7 @@ def test_time_counts_from_the_last_answer_that_asked_for_patience(code: int) -> 
 def test_patience_counts_from_the_first_try(code: int, seconds: float) -> None:
     """What asks for patience is not heeded for ever: its own time is not prolonged by asking again."""
     time = Time()
-    attempts = time.attempts(attrs.evolve(POLICY, cool_down_seconds_total=500.0))
+    attempts = time.attempts(msgspec.structs.replace(POLICY, cool_down_seconds_total=500.0))
     end = time.now + seconds
     while time.now + PAUSE_SECONDS <= end:
         time.now += attempts.next_delay(status(code))
@@ -174,7 +175,7 @@ def test_a_connection_that_never_was_carried_nothing() -> None:
 @pytest.mark.parametrize("seconds", [None, 0.0, 30.0, 10_000.0])
 def test_impatience_shortens_every_kind_of_wait(seconds: float | None) -> None:
     """A policy within some seconds is never longer than they are, and never longer than it was."""
-    policy = attrs.evolve(POLICY, cool_down_seconds_total=500.0)
+    policy = msgspec.structs.replace(POLICY, cool_down_seconds_total=500.0)
     short = policy.within(seconds)
     limit = float("inf") if seconds is None else seconds
     found = (short.total_seconds, short.cool_down_seconds_total, short.pause_seconds_total)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-import attrs
+import msgspec
 
 from tinker._config import Config
 from tinker._http.limits import Admission
@@ -26,8 +26,7 @@ Tell: TypeAlias = Callable[[CircuitChange], object]
 PROBE_SECONDS = 1.0
 
 
-@attrs.frozen(kw_only=True)
-class CircuitRules:
+class CircuitRules(msgspec.Struct, frozen=True, kw_only=True):
     """When circuits change their state. ``is_failure`` None means failures of the server, and any of other code."""
 
     failures: int
@@ -47,8 +46,7 @@ class CircuitRules:
         return True if isinstance(error, APIStatusError) else None
 
 
-@attrs.frozen(eq=False)
-class Permit:
+class Permit(msgspec.Struct, frozen=True, eq=False):
     """The right to one call, given at a time in one state of a circuit."""
 
     given: float
@@ -192,8 +190,7 @@ class CircuitRegistry:
             self._on_change(change)
 
 
-@attrs.frozen
-class Circuits:
+class Circuits(msgspec.Struct, frozen=True):
     """The circuits of one client: one for each kind of call, which it shares with clients of the same server and key."""
 
     registry: CircuitRegistry
@@ -220,8 +217,7 @@ class Circuits:
         self.registry.tell(change)
 
 
-@attrs.define(eq=False)
-class CircuitGuard:
+class CircuitGuard(msgspec.Struct, eq=False):
     """What each attempt of one request holds: what it needs otherwise, then a permit. Used on the loop only."""
 
     _circuit: Circuit

@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-import attrs
+import msgspec
 
 from tinker._config import CONNECTIONS, Proxies
 from tinker._http.closing import check_open
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from yarl import URL
 
 
-@attrs.frozen
-class _Pool:
+class _Pool(msgspec.Struct, frozen=True):
     """An aiohttp session, and the slots for exchanges over it. Waiting for a slot is not waiting for the server."""
 
     session: aiohttp.ClientSession

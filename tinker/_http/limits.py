@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-import attrs
+import msgspec
 
 from tinker._clock import Clock
 from tinker.errors import APIStatusError, copy_error
@@ -81,8 +81,7 @@ class Holding:
         self._budget.release(self._amount)
 
 
-@attrs.define
-class CoolDown:
+class CoolDown(msgspec.Struct):
     """A gate that closes for a while when the server answers 429; everybody who shares it waits."""
 
     clock: Clock
@@ -132,8 +131,7 @@ def cool_down_for(base_url: str, api_key: str | None, clock: Clock) -> CoolDown:
     return gate
 
 
-@attrs.frozen
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """The limits of one session, sized by what the server pushed."""
 
     samples: Budget

@@ -6,7 +6,7 @@ import os
 import ssl
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
 
 from tinker._http.messages import ExchangeFailed, PreparedRequest
 
@@ -18,8 +18,7 @@ ANSWER_SECONDS = 600.0  # for the body of an answer whose head has come, so that
 MAX_ANSWER_NBYTES = 2 << 30
 
 
-@attrs.define
-class Phase:
+class Phase(msgspec.Struct):
     """How far an exchange has come, which says what its failure means."""
 
     request: PreparedRequest

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-import attrs
+import msgspec
 
 from tinker._clock import Clock
 from tinker._http.observers import Observers
@@ -30,8 +30,7 @@ RESUBMISSIONS = 10  # of one sample whose results get lost
 MAX_DECODE_ATTEMPTS = 3  # of answers that cannot be read, since the last one that could
 
 
-@attrs.frozen(kw_only=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """How long one kind of call is tried; 0 means one try.
 
     ``total_seconds`` counts from the first try, or from the last answer that asked for patience (402, 429). How long those are
@@ -64,7 +63,7 @@ class Policy:
         """Return this policy, given up no later than after ``seconds``; itself for None."""
         if seconds is None:
             return self
-        return attrs.evolve(
+        return msgspec.structs.replace(
             self,
             total_seconds=min(self.total_seconds, seconds),
             cool_down_seconds_total=min(self.limit(Verdict.COOL_DOWN), seconds),

@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
 import attrs
+import msgspec
 from tinker_wire import models
 from tinker_wire.runtime import Binary, Request
 
@@ -49,8 +50,7 @@ _GET_REDIRECTS = frozenset({301, 302, 303})
 _LOCAL_ORIGIN = "http://local"
 
 
-@attrs.frozen
-class Reply(Generic[T]):
+class Reply(msgspec.Struct, Generic[T], frozen=True):
     """The decoded answer to a request, the seconds it took, and how many attempts."""
 
     value: T
@@ -109,8 +109,7 @@ def _always() -> bool:
     return True
 
 
-@attrs.frozen
-class _Call:
+class _Call(msgspec.Struct, frozen=True):
     """What is repeated: what it is for, how long, and what each attempt needs."""
 
     operation: str
@@ -253,13 +252,13 @@ class Transport:
         return Attempts(self._limit(policy), self.observers, operation)
 
     def _limit(self, policy: Policy) -> Policy:
-        return attrs.evolve(policy.within(self.config.patience_seconds), max_retries=self.config.max_retries)
+        return msgspec.structs.replace(policy.within(self.config.patience_seconds), max_retries=self.config.max_retries)
 
     def _submission_attempts(self, call: _Call, began: float) -> Attempts:
         """Count the failures of something that is submitted, since a time."""
         chosen = self._limit(call.policy)
         if self.config.fail_fast:
-            chosen = attrs.evolve(chosen, fails_fast=True)
+            chosen = msgspec.structs.replace(chosen, fails_fast=True)
         return Attempts(chosen, self.observers, call.operation, began)
 
     def _next_delay(self, attempts: Attempts, error: errors.APIError, admit: Admission | None) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import attrs
+import msgspec
 from tinker_wire import models
 from tinker_wire.runtime import Request
 
@@ -25,8 +25,7 @@ T = TypeVar("T")
 _NO_SESSION = Description(user_metadata={})
 
 
-@attrs.define(eq=False)
-class Rest:
+class Rest(msgspec.Struct, eq=False):
     """Asks one server. What is under way keeps the connections open, also when its client is gone."""
 
     _runtime: Runtime

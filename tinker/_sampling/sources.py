@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import attrs
+import msgspec
 from tinker_wire import models
 from tinker_wire.api import sampling as api
 
@@ -35,8 +35,7 @@ class SamplerSource(Protocol):
         ...
 
 
-@attrs.frozen(kw_only=True)
-class StoredModel:
+class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
     """A base model or saved weights, one of which is given: a sampling session of the client's own."""
 
     base_model: str | None
@@ -72,8 +71,7 @@ class StoredModel:
         return await ask_base_model(runtime, sampling_session_id) if self.base_model is None else self.base_model
 
 
-@attrs.frozen(kw_only=True)
-class SharedSession:
+class SharedSession(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling session of another client, which may be in another process. ``base_model`` None is not known yet."""
 
     sampling_session_id: str

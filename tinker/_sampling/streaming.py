@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 
-import attrs
 import msgspec
 from tinker_wire import models
 
@@ -28,13 +27,12 @@ class StreamsAbsent(Exception):
     """The server answers something else than a stream."""
 
 
-@attrs.define(kw_only=True)
-class TokenMailbox:
+class TokenMailbox(msgspec.Struct, kw_only=True):
     """Where the events with tokens go, and how many tokens they had. ``silence_seconds`` is the longest time between them."""
 
     silence_seconds: float = SILENCE_SECONDS
     received_tokens: int = 0
-    events: Mailbox[models.SampleStreamEvent] = attrs.field(factory=Mailbox[models.SampleStreamEvent])
+    events: Mailbox[models.SampleStreamEvent] = msgspec.field(default_factory=Mailbox[models.SampleStreamEvent])
 
     def put(self, event: models.SampleStreamEvent) -> None:
         """Hand an event over."""

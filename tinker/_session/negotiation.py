@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-import attrs
 import msgspec
 from tinker_wire.api import training as training_api
 
@@ -25,8 +24,7 @@ ROUNDS = 3
 _SUBMISSION = training_api.forward_backward.__name__
 
 
-@attrs.frozen
-class WireFormat:
+class WireFormat(msgspec.Struct, frozen=True):
     """How one request is written. ``sparse`` says that sparse tensors may stay so."""
 
     media: Media

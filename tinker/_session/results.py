@@ -53,8 +53,7 @@ _RUNNING = "active"
 NOTICE_SECONDS = 60.0
 
 
-@attrs.frozen
-class ResultSpec(Generic[T]):
+class ResultSpec(msgspec.Struct, Generic[T], frozen=True):
     """What a future promises: the kind named to the server, the record of its JSON form, and the public form of both."""
 
     request_type: str
@@ -90,8 +89,7 @@ def report_pause(observers: Observers, operation: str, state: str, reason: str |
         logger.warning("%s is paused by the server: %s (%s)", operation, reason or fallback, state)
 
 
-@attrs.define
-class Pace:
+class Pace(msgspec.Struct):
     """The pauses after answers that came at once and said nothing new: each twice as long as the one before, up to a second."""
 
     transport: Transport
@@ -110,8 +108,7 @@ class Pace:
         self._pause = _FIRST_PAUSE
 
 
-@attrs.frozen
-class ResultPoller:
+class ResultPoller(msgspec.Struct, frozen=True):
     """Polls for one session."""
 
     transport: Transport
@@ -148,8 +145,7 @@ class ResultPoller:
                 return found.value
 
 
-@attrs.frozen
-class _Found(Generic[T]):
+class _Found(msgspec.Struct, Generic[T], frozen=True):
     value: T
 
 

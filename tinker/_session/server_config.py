@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import attrs
+import msgspec
 from tinker_wire import models
 from tinker_wire.api import auth as auth_api
 from tinker_wire.api import service as api
@@ -24,13 +24,12 @@ SHORTEST_REFRESH_SECONDS = 10.0
 _FROM_COMMAND = "credential_cmd"
 
 
-@attrs.define
-class ServerConfig:
+class ServerConfig(msgspec.Struct):
     """The settings of a server. ``answered`` says that it knows the endpoint; ``dynamic`` is replaced by refreshes."""
 
     config: models.ClientConfigResponse
     answered: bool
-    dynamic: models.ClientDynamicConfigResponse = attrs.field(factory=models.ClientDynamicConfigResponse)
+    dynamic: models.ClientDynamicConfigResponse = msgspec.field(default_factory=models.ClientDynamicConfigResponse)
 
 
 class ServerSettings:

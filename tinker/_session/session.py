@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import attrs
+import msgspec
 from tinker_wire import models
 from tinker_wire.api import service as api
 from tinker_wire.runtime import Request
@@ -45,8 +45,7 @@ T = TypeVar("T")
 SHUTDOWN_SECONDS = 5.0
 
 
-@attrs.frozen(kw_only=True)
-class SessionContext:
+class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     """What is known once the session exists."""
 
     session_id: str
@@ -65,8 +64,7 @@ class SessionContext:
         return self.server_config.config
 
 
-@attrs.frozen(kw_only=True)
-class Description:
+class Description(msgspec.Struct, frozen=True, kw_only=True):
     """What the user says about the session."""
 
     user_metadata: Mapping[str, object]

@@ -47,8 +47,7 @@ class Creation(Protocol):
         ...
 
 
-@attrs.frozen(kw_only=True)
-class NewAdapter:
+class NewAdapter(msgspec.Struct, frozen=True, kw_only=True):
     """A new adapter over a base model."""
 
     base_model: str
@@ -137,8 +136,7 @@ async def _create_then_load(
     return model_id
 
 
-@attrs.frozen
-class _Origin:
+class _Origin(msgspec.Struct, frozen=True):
     """What the weights were trained on."""
 
     base_model: str

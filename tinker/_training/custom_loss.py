@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 import attrs
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tinker_wire import models
@@ -85,8 +86,7 @@ _CREATED = json_only("CreateCustomLoss", models.CreateCustomLossResponse)
 # ------------------------------------------------------------------------------------------------------------------ the step
 
 
-@attrs.frozen
-class PreparedLoss:
+class PreparedLoss(msgspec.Struct, frozen=True):
     """A step whose arguments are checked: the user's datums, those of the forward pass, and the loss."""
 
     data: list[Datum]
@@ -119,8 +119,7 @@ def _to_cross_entropy(datum: Datum) -> Datum:
     return attrs.evolve(datum, loss_fn_inputs=kept)
 
 
-@attrs.frozen
-class CustomStep:
+class CustomStep(msgspec.Struct, frozen=True):
     """One step, ready for its turn."""
 
     thread: LoopThread
@@ -165,8 +164,7 @@ class CustomStep:
         return attrs.evolve(output, metrics=_merge_metrics(output.metrics, submitted.evaluated))
 
 
-@attrs.frozen
-class SubmittedStep:
+class SubmittedStep(msgspec.Struct, frozen=True):
     """A step whose backward pass the server has accepted."""
 
     evaluated: Evaluated

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
-import attrs
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 Logprobs: TypeAlias = list[NDArray[np.float32]]
 
 
-@attrs.frozen
-class Evaluated:
+class Evaluated(msgspec.Struct, frozen=True):
     """What the user's function gave: the loss, its gradient by the log-probabilities of each datum, and metrics."""
 
     loss: float

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 import attrs
+import msgspec
 from msgspec import structs
 from tinker_wire import models
 from tinker_wire.api import training as training_api
@@ -37,8 +38,7 @@ Submission: TypeAlias = Reply[models.UntypedAPIFuture]
 """What the server promised for one chunk."""
 
 
-@attrs.frozen
-class LossJob:
+class LossJob(msgspec.Struct, frozen=True):
     """Hold what to compute, the same for every chunk."""
 
     loss_fn: str
@@ -46,8 +46,7 @@ class LossJob:
     forward_only: bool
 
 
-@attrs.define
-class _Chunk:
+class _Chunk(msgspec.Struct):
     """Datums of one request, and their protobuf form once it is made."""
 
     data: Sequence[Datum]
@@ -96,8 +95,7 @@ class _Chunk:
         )
 
 
-@attrs.frozen
-class LossRequests:
+class LossRequests(msgspec.Struct, frozen=True):
     """One computation, cut and encoded as the server of this session wants it; ready to be numbered and sent."""
 
     transport: Transport
@@ -154,7 +152,7 @@ class LossRequests:
         ends = list(itertools.accumulate(len(chunk.data) for chunk in self.chunks))
         pieces = [data[start:end] for start, end in zip([0, *ends], ends)]
         chunks = [_Chunk(piece, sum(map(datum_nbytes, piece))) for piece in pieces]
-        return attrs.evolve(self, job=job, chunks=chunks)
+        return msgspec.structs.replace(self, job=job, chunks=chunks)
 
     async def encode(self) -> None:
         """Encode what is sent as protobuf now, so that its turn is short."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-import attrs
+import msgspec
 from tinker_wire import models
 
 from tinker._runtime import Runtime
@@ -22,8 +22,7 @@ from tinker.types.results import ForwardBackwardOutput
 T = TypeVar("T")
 
 
-@attrs.define(eq=False)
-class TrackedCall:
+class TrackedCall(msgspec.Struct, eq=False):
     """One request of a run, and whether the user has its error."""
 
     future: APIFuture[Any]

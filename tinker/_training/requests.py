@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-import attrs
 import msgspec
 from tinker_wire import models
 from tinker_wire.api import training as training_api
@@ -25,8 +24,7 @@ T = TypeVar("T")
 _LATER = ""  # in the place of the model's id, until it is known
 
 
-@attrs.frozen(kw_only=True)
-class RunRequest(Generic[T]):
+class RunRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """One request of a run. Where it ``changes_run``, its failure stops later ones until the user has the error."""
 
     operation: str

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
-import attrs
+import msgspec
 from tinker_wire import models
 from tinker_wire.api import training as training_api
 
@@ -32,8 +32,7 @@ from tinker.types.results import ForwardBackwardOutput
 T = TypeVar("T")
 
 
-@attrs.frozen
-class Model:
+class Model(msgspec.Struct, frozen=True):
     """A model that exists on the server; ``info`` None is one about which the server does not say anything, or not yet."""
 
     model_id: str
@@ -242,8 +241,7 @@ class TrainingRun:
             raise lost from error
 
 
-@attrs.frozen
-class SavedForSampling:
+class SavedForSampling(msgspec.Struct, frozen=True):
     """Weights of a run that are saved for a sampling client: where its sampling session comes from."""
 
     run: TrainingRun

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-import attrs
+import msgspec
 from tinker_wire import limits
 from tinker_wire.models import CustomLossGraph, CustomLossInput, CustomLossNode
 
@@ -36,8 +36,7 @@ _METRIC_NAME = re.compile(limits.CUSTOM_LOSS_GRAPH_METRIC_NAME_PATTERN)
 _FORBIDDEN_METHODS = frozenset({"backward", "item", "numpy", "tolist", "requires_grad_", "register_hook", "retain_grad"})
 
 
-@attrs.frozen
-class TracedLoss:
+class TracedLoss(msgspec.Struct, frozen=True):
     """A loss that can be run here, as ``module``, and uploaded, as ``graph``."""
 
     name: str

@@ -8,15 +8,14 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 
-import attrs
+import msgspec
 
 MEDIA_TYPE = "text/event-stream"
 #: An event longer than this is not one.
 MAX_EVENT_CHARACTERS = 16 << 20
 
 
-@attrs.frozen
-class ServerEvent:
+class ServerEvent(msgspec.Struct, frozen=True):
     """One event. ``event_id`` is the last id that was given, here or before; ``retry_ms`` is what this event asks for."""
 
     data: str

@@ -9,14 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
-import attrs
+import msgspec
 
 if TYPE_CHECKING:
     from typing import Self
 
 
-@attrs.frozen(kw_only=True)
-class ExchangeRecord:
+class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Hold what may be shown of one exchange: no credentials, no signed addresses, and of bodies the beginning.
 
     Attributes:
@@ -51,7 +50,7 @@ class ExchangeRecord:
         """Return the record as one line of JSON."""
         import json
 
-        return json.dumps(attrs.asdict(self))
+        return json.dumps(msgspec.structs.asdict(self))
 
 
 ExchangeSink: TypeAlias = Callable[[ExchangeRecord], object]

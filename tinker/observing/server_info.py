@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import attrs
+import msgspec
 
 
-@attrs.frozen(kw_only=True)
-class ServerFact:
+class ServerFact(msgspec.Struct, frozen=True, kw_only=True):
     """Hold one thing that a client found out about a server.
 
     Attributes:
@@ -23,8 +22,7 @@ class ServerFact:
         return f"{self.operation}: {self.finding} ({self.evidence})"
 
 
-@attrs.frozen(kw_only=True)
-class ServerInfo:
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Hold what a client has found out about its server so far. Its text is made for bug reports; there are no secrets in it.
 
     Attributes:

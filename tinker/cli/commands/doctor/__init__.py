@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import attrs
 import click
+import msgspec
 
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, pass_options
@@ -45,7 +45,7 @@ def doctor(options: GlobalOptions, base_url: str | None, operations: bool, verbo
         "ok": not report.failures,
         "checks": [result._asdict() for result in report.results],
         "operations": report.operations,
-        "facts": [attrs.asdict(fact) for fact in facts],
+        "facts": [msgspec.structs.asdict(fact) for fact in facts],
     }
     show(options, value, table)
     if report.failures:
