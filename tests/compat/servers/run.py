@@ -87,9 +87,8 @@ def check_conformance(server: Server, python: str, scratch: Path) -> None:
 
 def try_own_tests(server: Server, python: str, arguments: argparse.Namespace) -> None:
     """The tests that come with a server, with each client."""
-    if server.name in OWN_TESTS:
+    if server.name in OWN_TESTS and (tests := OWN_TESTS[server.name].limited(arguments.files)).files:
         fresh_folder(arguments.scratch / "run" / f"{server.name}-own-tests")
-        tests = OWN_TESTS[server.name].limited(arguments.files)
         run_own_tests(server, tests, python, arguments.scratch, arguments.wheel, arguments.skyrl)
 
 
