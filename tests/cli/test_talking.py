@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import pytest
 from click.testing import Result
 
 import tinker
+from tinker._tokenizers import load
+from tinker.testing import ScriptedSample, toy_server
 
 Call = Callable[..., Result]
 Ask = Callable[..., Any]
@@ -85,6 +87,29 @@ def test_files_that_are_wrong(call: Call, tmp_path: Path, prompts: str, answers:
     assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
     assert answers is None or (tmp_path / "answers.jsonl").read_text() == answers
     assert call("sample", "--file", "prompts.jsonl").exit_code == 2
+
+
+@pytest.fixture
+def ended() -> Iterator[str]:
+    """The address of a server whose model says "hi", a special token and "!", and ends with the token that ends a text."""
+    pytest.importorskip("transformers")
+    end = load("tinker/toy").eos_token_id
+    with toy_server() as server, server.on_port() as url:
+        server.script_samples(lambda prompt: ScriptedSample([*b"hi", end, *b"!", end]))
+        yield url
+
+
+def test_the_end_of_a_sample_is_no_text(ask: Ask, call: Call, ended: str, tmp_path: Path) -> None:
+    """The token that ended a sample is in its tokens, not in its text, and does not get into the next turn of a chat."""
+    (sample,) = ask("sample", "2 + 2 =", "--max-tokens", "8", base_url=ended)["samples"]
+    special = load("tinker/toy").decode(sample["tokens"][-1:])
+    assert (sample["text"], sample["tokens"][-1]) == (f"hi{special}!", load("tinker/toy").eos_token_id)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    ask("sample", *ARGUMENTS[:-4], "--max-tokens", "8", base_url=ended)
+    (answer,) = json.loads((tmp_path / "answers.jsonl").read_text())["samples"]
+    assert answer["text"] == f"hi{special}!"
+    call("chat", "--max-tokens", "8", base_url=ended, input="hello\n/save chat.jsonl\n")
+    assert json.loads((tmp_path / "chat.jsonl").read_text())["messages"][-1]["content"] == f"hi{special}!"
 
 
 @pytest.fixture

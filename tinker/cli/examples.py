@@ -59,6 +59,21 @@ def check_lines(file: Path) -> None:
     read_examples(file, _NoTokenizer(), None)
 
 
+class TextDecoder:
+    """Decodes samples for people: the special tokens at their end, which say only that a sample is over, are left out."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+
+    def decode(self, token_ids: Sequence[int], /) -> str:
+        """Return the text of the tokens of a sample, or of its beginning."""
+        tokens = list(token_ids)
+        while tokens and tokens[-1] in self._special:
+            tokens.pop()
+        return str(self._tokenizer.decode(tokens)) if tokens else ""
+
+
 class _NoTokenizer:
     """Stands in for a tokenizer where only the form of the lines counts: every letter and the end of a text is a token."""
 

@@ -94,10 +94,12 @@ class _Talk:
     def _open(self, model: str) -> None:
         """Sample from another model; TinkerError leaves the one before."""
         from tinker._tokenizers import load
+        from tinker.cli.examples import TextDecoder
 
         path, base = (model, None) if model.startswith("tinker://") else (None, model)
         sampler: SamplingClient = self._service.create_sampling_client(model_path=path, base_model=base).result()
         self._tokenizer: Any = load(self._tokenizer_id) if self._tokenizer_id else sampler.get_tokenizer()
+        self._decoder = TextDecoder(self._tokenizer)
         self._sampler = sampler
 
     def obey(self, command: str, rest: str) -> bool:
@@ -136,7 +138,7 @@ class _Talk:
         self._turns.append({"role": "user", "content": text})
         said = ""
         try:
-            with self._sampler.sample_stream(self._prompt(), 1, self._params(), tokenizer=self._tokenizer) as stream:
+            with self._sampler.sample_stream(self._prompt(), 1, self._params(), tokenizer=self._decoder) as stream:
                 for chunk in stream:
                     said += chunk.text or ""
                     click.echo(chunk.text or "", nl=False)

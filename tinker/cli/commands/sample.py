@@ -100,6 +100,7 @@ def sample(
     """
     from tinker._tokenizers import load
     from tinker.cli.clients import rest_client, service_client
+    from tinker.cli.examples import TextDecoder
     from tinker.cli.output import progress, show
     from tinker.types import SamplingParams
 
@@ -117,12 +118,13 @@ def sample(
         path, base = (model, None) if model.startswith("tinker://") else (None, model)
         sampler = service.create_sampling_client(model_path=path, base_model=base)
         tokenizer: Any = load(tokenizer_id) if tokenizer_id else sampler.result().get_tokenizer()
+        decoder = TextDecoder(tokenizer)
         if out is not None:
 
             def ask(line: PromptLine) -> APIFuture[SampleResponse]:
                 return sampler.sample(_encode(tokenizer, line.prompt, chat=chat), num_samples, params)
 
-            write_answers(lines, out, ask, lambda one: tokenizer.decode(one.tokens), advance, len(found) - len(lines))
+            write_answers(lines, out, ask, lambda one: decoder.decode(one.tokens), advance, len(found) - len(lines))
             saved = {"out": str(out), "answers": len(found), "new": len(lines)}
             show(options, saved, lambda: click.echo(f"{len(lines)} new of {len(found)} answers are in {out}"))
             return
@@ -130,7 +132,7 @@ def sample(
         samples: list[_SampledText] = []
         for count, (prompt, future) in enumerate(zip(asked, futures), start=1):
             samples += [
-                _SampledText(prompt, tokenizer.decode(sequence.tokens), sequence) for sequence in future.result().sequences
+                _SampledText(prompt, decoder.decode(sequence.tokens), sequence) for sequence in future.result().sequences
             ]
             advance(count)
     _show(options, model, samples, output)
