@@ -51,11 +51,11 @@ _LOCAL_ORIGIN = "http://local"
 
 
 class Reply(msgspec.Struct, Generic[T], frozen=True):
-    """The decoded answer to a request, the seconds it took, and how many attempts."""
+    """The decoded answer to a request, the seconds it took, and whether no attempt before it failed."""
 
     value: T
     elapsed_seconds: float
-    attempts: int
+    is_of_first_attempt: bool
 
 
 class Variants(Protocol[T_co]):
@@ -231,7 +231,7 @@ class Transport:
                 else:
                     async with held:
                         value = read(await attempt())
-                return Reply(value, self.clock.monotonic() - began, 1 if failures is None else failures.count + 1)
+                return Reply(value, self.clock.monotonic() - began, failures is None)
             except errors.APIError as error:
                 if not call.may_repeat():
                     raise

@@ -182,7 +182,7 @@ class LossRequests(msgspec.Struct, frozen=True):
         async with self.context.limits.training_nbytes.take(chunk.nbytes):
             reply = await self.transport.send_variants(submission, SUBMIT)
         accepted.append(chunk)
-        submission.release(attempts=reply.attempts)
+        submission.release(was_sent_once=reply.is_of_first_attempt)
         return reply
 
 
@@ -213,10 +213,10 @@ class _ChunkSubmission:
         """Note that the server took the last form."""
         self._trial.accept()
 
-    def release(self, *, attempts: int) -> None:
+    def release(self, *, was_sent_once: bool) -> None:
         """Release the memory, as the server has the chunk, if no broken attempt can be sending it still."""
         for form in self._prepared:
-            self._chunk.in_format(form).release(at_once=attempts == len(self._prepared) == 1)
+            self._chunk.in_format(form).release(at_once=was_sent_once and len(self._prepared) == 1)
 
     async def _in_form(self, form: WireFormat) -> PreparedRequest:
         if form not in self._prepared:
