@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
 
+import own_tests
 import pytest
-
-SERVERS = Path(__file__).parent / "servers"
-
-
-@pytest.fixture
-def own_tests(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(SERVERS))
-    return importlib.import_module("own_tests")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +20,7 @@ def own_tests(monkeypatch: pytest.MonkeyPatch) -> Any:
         (["of_another_server.py"], ()),
     ],
 )
-def test_some_of_the_tests_are_run(own_tests: Any, asked: list[str] | None, run: tuple[str, ...]) -> None:
+def test_some_of_the_tests_are_run(asked: list[str] | None, run: tuple[str, ...]) -> None:
     """Files and single tests are chosen by their names; those of another server choose nothing."""
     assert own_tests.OwnTests(("tests/a.py", "tests/b.py")).limited(asked).files == run
 
@@ -44,19 +35,19 @@ def test_some_of_the_tests_are_run(own_tests: Any, asked: list[str] | None, run:
         ("<skipped/>", {"status": "skipped", "message": ""}),
     ],
 )
-def test_how_a_test_ended(own_tests: Any, inside: str, expected: dict[str, str]) -> None:
+def test_how_a_test_ended(inside: str, expected: dict[str, str]) -> None:
     """A row of pytest's report becomes the file and name of a test, how it ended, and the first line of why."""
     case = ElementTree.fromstring(f"<testcase classname='tests.tinker.test_api' name='test_it'>{inside}</testcase>")
     assert own_tests.read_case(case) == ("test_api.test_it", expected)
 
 
-def test_skipped_tests_do_not_count(own_tests: Any) -> None:
+def test_skipped_tests_do_not_count() -> None:
     """The count is of tests that were run."""
     ended = {str(number): {"status": status} for number, status in enumerate(("passed", "failed", "skipped", "passed"))}
     assert own_tests.count(ended) == "2 of 3"
 
 
-def test_a_module_runs_in_the_environment_of_the_client(own_tests: Any, tmp_path: Path) -> None:
+def test_a_module_runs_in_the_environment_of_the_client(tmp_path: Path) -> None:
     """The stand-in for `uv run` runs the module with the arguments given, in its own Python, and ends as the module does."""
     (tmp_path / "told.py").write_text("import sys; print(__name__, sys.argv[1:], sys.executable); sys.exit(3)")
     own_tests.write_uv(tmp_path / "bin", sys.executable)

@@ -14,7 +14,8 @@ import pytest
 import tinker_wire.models as models
 
 import tinker
-from tinker import _charts, _progress
+from tinker import _progress
+from tinker.cli import charts
 
 
 def long_datum(length: int = 4096) -> tinker.Datum:
@@ -125,12 +126,12 @@ def test_progress_is_shown_on_a_terminal_only() -> None:
 def test_charts() -> None:
     """Curves are within their frame, names are escaped, and what is not finite is left out."""
     curve = [(step, 4.0 / step) for step in range(1, 50)] + [(50, float("nan"))]
-    text = _charts.draw_text({"loss": curve}, width=40, height=5)
+    text = charts.draw_text({"loss": curve}, width=40, height=5)
     assert max(map(len, text.splitlines())) <= 40
     assert len(text.splitlines()) == 6
-    assert _charts.draw_text({"loss": []}) == "(nothing to draw)"
-    drawn = _charts.draw_svg({"<a>": curve, "b": [(1, 1.0)]}, title="<t>")
+    assert charts.draw_text({"loss": []}) == "(nothing to draw)"
+    drawn = charts.draw_svg({"<a>": curve, "b": [(1, 1.0)]}, title="<t>")
     assert "&lt;a&gt;" in drawn
     assert "<a>" not in drawn
     assert "nan" not in drawn
-    assert "<svg" in _charts.draw_svg({})
+    assert "<svg" in charts.draw_svg({})

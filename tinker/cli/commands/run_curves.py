@@ -89,7 +89,7 @@ def _draw_live(read: MetricsReader, metric: str | None, once: bool) -> None:
 
 
 def _draw(curves: dict[str, list[tuple[float, float]]], is_ascii: bool) -> str:
-    from tinker._charts import draw_text
+    from tinker.cli.charts import draw_text
 
     return draw_text(curves, width=min(120, shutil.get_terminal_size().columns), height=_HEIGHT, ascii_only=is_ascii)
 
@@ -110,7 +110,7 @@ def compare(options: GlobalOptions, /, runs: tuple[str, ...], metric: str | None
       tinker run compare *.jsonl --metric reward --plot rewards.svg
       tinker --base-url http://localhost:8000 run compare RUN_ID ANOTHER_ID
     """
-    from tinker._charts import draw_svg
+    from tinker.cli.charts import draw_svg
     from tinker.cli.output import is_ascii_only, show, show_table
 
     read = [open_run(options, run)() for run in runs]

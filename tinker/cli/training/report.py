@@ -75,7 +75,7 @@ class RunReport:
 
     def draw(self, file: Path, name: str) -> None:
         """Draw the curve into an SVG file and, where the output is for people, as text."""
-        from tinker._charts import draw_svg, draw_text
+        from tinker.cli.charts import draw_svg, draw_text
 
         curves = {self.metric: self.curve}
         if self.evaluations:
