@@ -255,6 +255,34 @@ def test_large_batches_are_chunked(connect: Callable[..., tinker.ServiceClient],
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "config", "media_type", "encoding"),
+    [
+        ({"wire": "json"}, {}, "application/json", None),
+        ({}, {"proto_compress_fwdbwd": True}, "application/x-protobuf", "zstd"),
+    ],
+    ids=["json", "compressed"],
+)
+def test_large_bodies_arrive_in_every_form(
+    connect: Callable[..., tinker.ServiceClient],
+    wire: Any,
+    datum: MakeDatum,
+    arguments: dict[str, Any],
+    config: dict[str, bool],
+    media_type: str,
+    encoding: str | None,
+) -> None:
+    """A body of megabytes, which takes long to write as JSON or to compress, is trained on as it is in plain protobuf."""
+    large = [datum([1, 2, 3] * 10_000)] * 6
+    plain = connect().create_lora_training_client("tinker/toy", rank=4, seed=1).forward_backward(large, "cross_entropy")
+    expected = plain.result(60).loss
+    wire.fail("client/config", 200, body=config)
+    client = connect(**arguments).create_lora_training_client("tinker/toy", rank=4, seed=1)
+    assert client.forward_backward(large, "cross_entropy").result(60).loss == pytest.approx(expected)
+    headers = wire.sent("forward_backward")[-1].request.headers
+    assert (headers["content-type"], headers.get("content-encoding")) == (media_type, encoding)
+
+
 @pytest.mark.parametrize("broken", [False, True])
 def test_memory_of_large_steps_is_used_again(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, broken: bool
