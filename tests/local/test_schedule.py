@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgspec
 import pytest
 
@@ -395,6 +397,16 @@ def test_what_nobody_wants_any_more_draws_no_further_token(futures: FutureStore)
     advance(queue, engine, now=11.6)
     assert waiting.future.outcome == RequestFailure("over", "user")
     assert engine.steps[-1] == ["kept"]
+
+
+def test_who_begins_again_is_told(futures: FutureStore) -> None:
+    """Where the fault of one sample fails its batch, each runs alone, and those that listen are told to begin anew."""
+    queue, engine, began = SampleQueue(futures, 100), Engine("bad"), list[str]()
+    for name in ("good", "bad"):
+        queue.put(attrs.evolve(sampling(futures, name), begin=partial(began.append, name)))
+    run_samples(queue, engine)
+    assert engine.batches == [["good", "bad"], ["good"], ["bad"]]
+    assert began == ["good", "bad"] * 3  # as they join, in the batch, and alone
 
 
 def test_the_failure_of_a_sample_that_runs_is_its_own(futures: FutureStore) -> None:
