@@ -164,6 +164,7 @@ TESTS: dict[str, list[str]] = {
     "local/storage/checkpoints": [
         "local/test_checkpoint_files.py",
         "local/test_durability.py",
+        "local/test_kept_runs.py",
         "local/test_server_checkpoints.py",
         "local/test_server_catalog.py",
     ],

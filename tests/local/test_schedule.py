@@ -582,9 +582,7 @@ def test_training_and_sampling_share_the_time() -> None:
         for _ in range(count):
             found = worker._take(time.now)
             assert found is not None
-            began = time.now
-            found[1](lambda: "engine")
-            found[0].used += time.now - began
+            worker._carry_out(*found)
         return [entry.removesuffix(" engine") for entry in log[-count:]]
 
     assert run(5) == ["t0", "t1", "t2", "t3", "t4"]
@@ -604,9 +602,7 @@ def test_base_models_share_the_time() -> None:
     for _ in range(8):
         found = worker._take(time.now)
         assert found is not None
-        began = time.now
-        found[1](found[0].open_engine)
-        found[0].used += time.now - began
+        worker._carry_out(*found)
     assert sorted(log) == [*(f"a{run} one" for run in range(4)), *(f"t{number} two" for number in range(4))]
     assert [entry[-3:] for entry in log] == ["two", "one"] * 4
 

@@ -116,15 +116,18 @@ class Worker:
     def _run(self) -> None:
         try:
             while (found := self._next()) is not None:
-                lane, step = found
-                began = self._clock()
-                try:
-                    step(lane.open_engine)
-                except Exception:  # noqa: BLE001 - this thread is the server's only one
-                    log.exception("a step failed that should have handled its own failure; the next ones are taken")
-                lane.used += self._clock() - began
+                self._carry_out(*found)
         finally:
             self.closed.resolve(WORKER_CLOSED)
+
+    def _carry_out(self, lane: Lane, step: Step) -> None:
+        """Take a step, whose time counts for its lane."""
+        began = self._clock()
+        try:
+            step(lane.open_engine)
+        except Exception:  # noqa: BLE001 - this thread is the server's only one
+            log.exception("a step failed that should have handled its own failure; the next ones are taken")
+        lane.used += self._clock() - began
 
     def _next(self) -> tuple[Lane, Step] | None:
         with self._wake:
