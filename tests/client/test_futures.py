@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import threading
+import traceback
 from typing import Any
 
 import pytest
@@ -116,6 +118,20 @@ def test_errors_reach_every_waiter(training: tinker.TrainingClient, wire: Any) -
     with pytest.raises(tinker.NotFoundError):
         asyncio.run(future.result_async())
     assert isinstance(future.exception(10), tinker.NotFoundError)
+
+
+def test_the_log_has_the_frames_of_a_failure(
+    training: tinker.TrainingClient, wire: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At level debug a failure is logged with where it was found, which its traceback leaves out; a success is not logged."""
+    caplog.set_level(logging.DEBUG, "tinker")
+    training.optim_step(ADAM).result(10)
+    wire.fail("optim_step", 400)
+    with pytest.raises(tinker.BadRequestError):
+        training.optim_step(ADAM).result(10)
+    (record,) = [record for record in caplog.records if record.msg == "%s failed"]
+    assert record.exc_info is not None
+    assert any("_http" in frame.filename for frame in traceback.extract_tb(record.exc_info[2]))
 
 
 def test_older_paths_and_names() -> None:
