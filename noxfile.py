@@ -204,7 +204,7 @@ def docs(session: nox.Session) -> None:
     session.run("python", "docs/_scripts/prose.py")
     site = scratch(session) / "site"
     session.run("mkdocs", "build", "--strict", "--site-dir", str(site))
-    session.run("pytest", "tests/docs/test_site.py", env={"TINKER_DOCS_SITE": str(site)})
+    session.run("pytest", "tests/docs/check_site.py", env={"TINKER_DOCS_SITE": str(site)})
     if "--browser" in session.posargs:
         session.install(*dependencies("browser"))
         session.run("pytest", "tests/browser/check_site.py", env={"TINKER_DOCS_SITE": str(site)})
