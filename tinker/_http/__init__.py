@@ -17,7 +17,7 @@ from tinker._http.limits import (
 )
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker._http.observers import Observers
-from tinker._http.redaction import SECRET_TEXT
+from tinker._http.redaction import HIDDEN_TEXT
 from tinker._http.refused_fields import RefusedFields
 from tinker._http.responses import NO_API, connection_error, decode_json, invalid_response, status_error
 from tinker._http.retry import (
@@ -97,7 +97,7 @@ __all__ = [
     "RefusedFields",
     "Reply",
     "SAMPLE",
-    "SECRET_TEXT",
+    "HIDDEN_TEXT",
     "START",
     "SUBMIT",
     "SampleAdmission",

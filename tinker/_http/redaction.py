@@ -15,16 +15,14 @@ from tinker._http.messages import PreparedRequest, RawResponse
 from tinker._wire import json
 
 HIDDEN = "<redacted>"
+# Patterns are compiled when they are first needed, which in most processes is never.
 #: Text that is a secret wherever it stands: keys, JSON web tokens, bearer tokens.
-SECRET_TEXT = re.compile(
-    r"\b(?:tml|sk|hf|ghp|github_pat)[-_][^\s'\",]+|\bAKIA\w{12,}|eyJ[\w-]+\.[\w-]+(?:\.[\w-]*)?|\b(?:bearer|basic)\s+[^\s'\",]+",
-    re.IGNORECASE,
+HIDDEN_TEXT = (
+    r"(?i)\b(?:tml|sk|hf|ghp|github_pat)[-_][^\s'\",]+|\bAKIA\w{12,}|eyJ[\w-]+\.[\w-]+(?:\.[\w-]*)?"
+    r"|\b(?:bearer|basic)\s+[^\s'\",]+"
 )
-_SECRET_NAME = re.compile(
-    r"secret|passw|api[-_]?key|authorization|credential|cookie|signature|jwt|private|(?:^|[-_])(?:token|urls?)$",
-    re.IGNORECASE,
-)
-_ADDRESS = re.compile(r"(https?://)[^\s'\"<>]+", re.IGNORECASE)
+_HIDDEN_NAME = r"(?i)secret|passw|api[-_]?key|authorization|credential|cookie|signature|jwt|private|(?:^|[-_])(?:token|urls?)$"
+_ADDRESS = r"(?i)(https?://)[^\s'\"<>]+"
 _SHOWN_HEADERS = frozenset(
     {
         "accept",
@@ -89,7 +87,7 @@ class Redactor:
         """Return text without what looks like a secret, and without the secrets of the request."""
         for value in self._values:
             text = text.replace(value, HIDDEN)
-        return SECRET_TEXT.sub(HIDDEN, _ADDRESS.sub(rf"\1{HIDDEN}", text))
+        return re.sub(HIDDEN_TEXT, HIDDEN, re.sub(_ADDRESS, rf"\1{HIDDEN}", text))
 
     def _is_shown(self, name: str) -> bool:
         return name.lower() in _SHOWN_HEADERS and name.lower() not in self._request.secret_headers
@@ -132,4 +130,4 @@ class Redactor:
 
 def is_secret_name(name: str) -> bool:
     """Return whether a field of this name holds a secret, by the contract or by how secrets are called."""
-    return name in _SECRET_FIELDS or _SECRET_NAME.search(name) is not None
+    return name in _SECRET_FIELDS or re.search(_HIDDEN_NAME, name) is not None

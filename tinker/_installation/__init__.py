@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from tinker._installation.check import inspect_installation
+from typing import TYPE_CHECKING
+
 from tinker._installation.extras import install_command
 
-__all__ = [
-    "inspect_installation",
-    "install_command",
-]
+if TYPE_CHECKING:
+    from tinker._installation.check import Installation
+
+
+def inspect_installation() -> Installation:
+    """Read from the metadata beside this package which distributions own its files."""
+    from tinker._installation import check  # which no client needs
+
+    return check.inspect_installation()
+
+
+__all__ = ["inspect_installation", "install_command"]

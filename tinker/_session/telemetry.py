@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import logging
 import platform
+import re
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from typing import TypedDict
 from tinker_wire import models
 from tinker_wire.api import telemetry as api
 
-from tinker._http import ONE_SHOT, SECRET_TEXT, Purpose, Transport, Verdict, is_absent, is_user_fault, judge
+from tinker._http import HIDDEN_TEXT, ONE_SHOT, Purpose, Transport, Verdict, is_absent, is_user_fault, judge
 from tinker.errors import APIError, RequestFailedError, TinkerError
 from tinker.observing import Event, FutureSettled
 
@@ -152,7 +153,7 @@ class Telemetry:
 
     def _without_secrets(self, text: str) -> str:
         key = self._transport.config.api_key
-        return SECRET_TEXT.sub("***", text.replace(key, "***") if key else text)[:_LONGEST_MESSAGE]
+        return re.sub(HIDDEN_TEXT, "***", text.replace(key, "***") if key else text)[:_LONGEST_MESSAGE]
 
 
 def is_user_error(exception: BaseException) -> bool:

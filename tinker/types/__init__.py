@@ -1,5 +1,8 @@
 """Public types: inputs, tensors, parameters and results."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from tinker_wire.models import (
     AccessibleSearchOwner,
     AccessScope,
@@ -148,15 +151,6 @@ from tinker.types.params import (
 )
 from tinker.types.paths import CheckpointType, ParsedCheckpointTinkerPath
 from tinker.types.request_error_category import RequestErrorCategory
-from tinker.types.requests import (
-    ForwardBackwardInput,
-    ForwardBackwardRequest,
-    ForwardRequest,
-    GetBillingUsageRequest,
-    GetCurrentCheckpointStorageUsageRequest,
-    OptimStepRequest,
-    SampleRequest,
-)
 from tinker.types.results import (
     ForwardBackwardOutput,
     LossFnOutput,
@@ -180,11 +174,39 @@ from tinker.types.unions import (
     SessionFailedReason,
     SessionStatus,
 )
-from tinker.types.whoami import WhoamiResponse
+
+if TYPE_CHECKING:
+    from tinker.types.requests import (
+        ForwardBackwardInput,
+        ForwardBackwardRequest,
+        ForwardRequest,
+        GetBillingUsageRequest,
+        GetCurrentCheckpointStorageUsageRequest,
+        OptimStepRequest,
+        SampleRequest,
+    )
+    from tinker.types.whoami import WhoamiResponse
 
 ModelID = str
 RequestID = str
 TelemetryBatch = TelemetrySendRequest
+
+#: What few scripts use is imported when it is: the module of each.
+_HOMES = {
+    **dict.fromkeys(
+        (
+            "ForwardBackwardInput",
+            "ForwardBackwardRequest",
+            "ForwardRequest",
+            "GetBillingUsageRequest",
+            "GetCurrentCheckpointStorageUsageRequest",
+            "OptimStepRequest",
+            "SampleRequest",
+        ),
+        "requests",
+    ),
+    "WhoamiResponse": "whoami",
+}
 
 __all__ = [
     "AccessScope",
@@ -358,3 +380,15 @@ __all__ = [
     "WeightsInfoResponse",
     "WhoamiResponse",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_HOMES})
