@@ -19,14 +19,16 @@ import click
 import httpx
 import pytest
 from click.testing import CliRunner
-from support.api import loss_body
+from support.api import Api, loss_body
 from tinker_wire.operations import OPERATIONS
 
+import tinker
 import tinker.local
 from tinker.cli import main
 from tinker.cli.commands.serve import serve as serve_command
-from tinker.local import Settings, close_in_process, in_process_app, running_server, serve, serving
+from tinker.local import Settings, State, close_in_process, in_process_app, running_server, serve, serving
 from tinker.local.engines import choose_engine, open_engine
+from tinker.local.engines.toy import ToyEngine
 from tinker.local.profiles import PROFILES
 
 SESSION = {"tags": [], "sdk_version": "1"}
@@ -239,6 +241,24 @@ def test_a_directory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch,
         open_engine("torch", model)
     result = CliRunner().invoke(main, ["serve", "--port", "0", "--model", model])
     assert (result.exit_code, result.output) == (1, f"Error: there is no directory {model!r} to load a model from\n")
+    with pytest.raises(FileNotFoundError, match=re.escape(repr(model))):
+        tinker.ServiceClient(base_url=f"local://{model}").get_server_capabilities()
+
+
+def test_a_model_that_cannot_be_loaded_is_one_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Clients get the reason at once and do not ask again by themselves; the log has it in a line, without a traceback."""
+
+    def fail() -> ToyEngine:
+        raise OSError("config.json is damaged")
+
+    api = Api(State(fail, Settings(data_dir=tmp_path)))
+    answer = api.call("get_server_capabilities")
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (500, "false")
+    assert answer.json()["detail"] == "the model could not be loaded: config.json is damaged"
+    assert [(record.getMessage(), record.exc_info) for record in caplog.records if record.name == "tinker.local"] == [
+        ("the model could not be loaded: config.json is damaged", None)
+    ]
+    api.close()
 
 
 def test_the_package_names_what_it_has() -> None:

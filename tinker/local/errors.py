@@ -27,6 +27,11 @@ def conflict(detail: str) -> APIProblem:
     return APIProblem(409, detail, {"x-should-retry": "false"})
 
 
+def unavailable(detail: str) -> APIProblem:
+    """Make a 500 that asks clients not to try again, because a person has to do something first."""
+    return APIProblem(500, detail, {"x-should-retry": "false"})
+
+
 def unprocessable(field: str, fault: str, kind: str = "value_error") -> APIProblem:
     """Make a 422 that names one field of the body."""
     return APIProblem(422, [{"loc": ["body", *field.split(".")], "msg": fault, "type": kind}])

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from starlette.types import ASGIApp
 
 from tinker.local.app import create_app
-from tinker.local.engines import PACKAGED_MODEL, EngineName, choose_engine, open_engine
+from tinker.local.engines import PACKAGED_MODEL, EngineName, check_directory, choose_engine, open_engine
 from tinker.local.loading import Loading
 from tinker.local.scheduling import OpenEngine
 from tinker.local.settings import Settings
@@ -32,8 +32,8 @@ def in_process_app(url: str, data_dir: Path | None = None) -> ASGIApp:
     ``local://`` trains the packaged model with torch, or a toy where torch is not installed. ``local://toy`` is the toy.
     ``local:///absolute/path`` and ``local://org/name`` load that model with torch. A query sets what the server passes for,
     as in ``local://toy?profile=skyrl``, and where it computes, as in ``local://org/name?device=cuda:1&dtype=float16``, each
-    as in :class:`Settings`. ``data_dir`` None means ``~/.tinker/local``. ValueError for another scheme or query.
-    A child process made by ``fork`` starts with none.
+    as in :class:`Settings`. ``data_dir`` None means ``~/.tinker/local``. A child process made by ``fork`` starts
+    with none. ValueError for another scheme or query, FileNotFoundError for a path where there is no directory.
     """
     name, options = _parse_url(url)
     settings = Settings(data_dir=data_dir, **options)
@@ -71,6 +71,7 @@ def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
 def _engine_opener(name: str, settings: Settings, loading: Loading) -> OpenEngine:
     engine: EngineName | None = "toy" if name == TOY else None
     model = None if engine else name or None
+    check_directory(model)
     opener = functools.partial(open_engine, engine, model, settings.placement)
     if choose_engine(engine, model) == "toy":
         return opener

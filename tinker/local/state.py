@@ -17,7 +17,7 @@ from tinker_wire import models
 from tinker_wire.api import training, weights
 
 from tinker.local.engines import Engine, EngineError
-from tinker.local.errors import APIProblem
+from tinker.local.errors import APIProblem, unavailable
 from tinker.local.scheduling import (
     ModelQueue,
     OpenEngine,
@@ -144,7 +144,7 @@ class State:
     async def engines(self) -> Sequence[Engine]:
         """Return the engine of each base model, opened first if need be; read their properties only.
 
-        Raises APIProblem 500 when one does not open.
+        Raises APIProblem 500 when one does not open; clients do not ask again by themselves.
         """
         if not self.served.engines:
             opened = ServerFuture("engine")
@@ -153,7 +153,7 @@ class State:
                 self._worker.submit_task(lambda open_first: self._open_engines(open_first, opened))
             outcome = await opened.wait()
             if isinstance(outcome, RequestFailure):
-                raise APIProblem(503 if self._closed else 500, f"the engine could not be started: {outcome.error}")
+                raise APIProblem(503, outcome.error) if self._closed else unavailable(outcome.error)
         return self.served.engines
 
     def _open_engines(self, open_first: OpenEngine, opened: ServerFuture) -> None:

@@ -46,6 +46,12 @@ def is_path(model: str) -> bool:
     return model.count("/") > 1 or model.startswith((".", "/", "~"))
 
 
+def check_directory(model: str | None) -> None:
+    """Raise FileNotFoundError when the model is a path and no directory is there."""
+    if model is not None and is_path(model) and not Path(model).is_dir():
+        raise FileNotFoundError(f"there is no directory {model!r} to load a model from")
+
+
 def open_engine(engine: EngineName | None = None, model: str | None = None, placement: Placement = DEFAULT_PLACEMENT) -> Engine:
     """Make an engine; loading a model may take a while.
 
@@ -61,8 +67,7 @@ def open_engine(engine: EngineName | None = None, model: str | None = None, plac
         return ToyEngine(base_model=model or TOY_MODEL)
     if missing := missing_parts():
         raise ImportError(f"the torch engine needs {', '.join(missing)}: {install_command('local')}")
-    if model is not None and is_path(model) and not Path(model).is_dir():
-        raise FileNotFoundError(f"there is no directory {model!r} to load a model from")
+    check_directory(model)
     from tinker.local.engines.torch import TorchEngine
 
     return TorchEngine(model or PACKAGED_MODEL, **attrs.asdict(placement))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tinker.local.engines import Engine, check_distinct
 from tinker.local.scheduling.samples import SampleQueue
-from tinker.local.scheduling.steps import OpenEngine
+from tinker.local.scheduling.steps import ModelNotLoaded, OpenEngine
 from tinker.local.storage import ServerFuture
 
 
@@ -19,9 +19,15 @@ class ServedModel:
         self.engine: Engine | None = None
 
     def open(self) -> Engine:
-        """Return the engine; only in the engine's thread. A failed attempt is repeated by the next step."""
+        """Return the engine; only in the engine's thread. A failed attempt is repeated by the next step.
+
+        Raises ModelNotLoaded when something is missing: a package, a file, a device.
+        """
         if self.engine is None:
-            self.engine = self._open()
+            try:
+                self.engine = self._open()
+            except (ImportError, OSError, ValueError) as error:
+                raise ModelNotLoaded(f"the model could not be loaded: {error}") from error
         return self.engine
 
 

@@ -14,6 +14,10 @@ Step: TypeAlias = Callable[[OpenEngine], None]
 log: logging.Logger = logging.getLogger("tinker.local")
 
 
+class ModelNotLoaded(Exception):
+    """A base model cannot be loaded, for a reason that the message gives."""
+
+
 class StepQueue(Protocol):
     """A source of steps."""
 
@@ -30,5 +34,8 @@ def to_failure(error: Exception) -> RequestFailure:
     """Return what the user reads; an unexpected error is logged with its traceback."""
     if isinstance(error, EngineError):
         return RequestFailure(str(error), "user")
+    if isinstance(error, ModelNotLoaded):
+        log.error("%s", error)
+        return RequestFailure(str(error), "server")
     log.error("the engine failed", exc_info=error)
     return RequestFailure(f"{type(error).__name__}: {error}", "server")
