@@ -239,4 +239,5 @@ def __getattr__(name: str) -> Any:  # what a lazily loaded name is, only its hom
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    # `tinker.proto` needs Google's runtime, and whoever looks at every name would import it.
+    return sorted({*globals(), *__all__, *_MODULES} - {"proto"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
@@ -31,6 +31,19 @@ LOSS_INPUTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 _TARGETS_DTYPE = limits.LOSS_FN_TYPE_INPUT_DTYPES["target_tokens"]
 # A traced loss may take inputs that are not one value for each token; these are.
 _ALIGNED_OF_CUSTOM = frozenset({"target_tokens", "weights"})
+
+
+def read_batch(data: Sequence[Datum], loss_fn: str) -> list[Datum]:
+    """Return the data as a list. TypeError for something else, such as one Datum, and for a loss that is not a name."""
+    __tracebackhide__ = True
+    if isinstance(data, Datum):
+        raise TypeError("data must be a list of Datum, got one Datum: write [datum]")
+    if isinstance(data, str) or not isinstance(data, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"data must be a list of Datum, got {type(data).__name__}")
+    if not isinstance(loss_fn, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        advice = "; for a function of yours there is forward_backward_custom" if callable(loss_fn) else ""
+        raise TypeError(f"loss_fn must be the name of a loss, got {type(loss_fn).__name__}{advice}")
+    return list(data)
 
 
 def check_data(data: Sequence[Datum], loss_fn: str) -> None:
@@ -69,7 +82,8 @@ def _check_lengths(index: int, datum: Datum, aligned: Collection[str]) -> None:
         if not shape:
             continue
         if length is not None and shape[0] != length and name in aligned:
-            raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has length {shape[0]}, model_input has {length} tokens")
+            size = f"length {shape[0]}" if len(shape) == 1 else f"shape {list(shape)}"
+            raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has {size}, model_input has {length} tokens")
         if tensor.dtype == "float32" and np.isnan(tensor.values).any():
             raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] holds NaN")
         if name == "target_tokens" and tensor.dtype != _TARGETS_DTYPE:

@@ -126,7 +126,7 @@ class ServiceClient:
             )
 
         self._config = load
-        self._description = Description(user_metadata=dict(user_metadata or {}), display_name=display_name)
+        self._description = Description(user_metadata=_plain(user_metadata) or {}, display_name=display_name)
         self._transport = transport or older.transport
         self._clock = clock
         self._observers = tuple(check_observer(observer) for observer in observers)
@@ -581,7 +581,13 @@ def _describe_saved_model(
 
 
 def _plain(metadata: Mapping[str, object] | None) -> dict[str, object] | None:
-    return None if metadata is None else dict(metadata)
+    """Return a copy. TypeError for something else, such as the address of a server."""
+    if metadata is None:
+        return None
+    if not isinstance(metadata, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        advice = "; the address of a server is the argument base_url" if "://" in str(metadata) else ""
+        raise TypeError(f"user_metadata must be a mapping of names to values, got {type(metadata).__name__}{advice}")
+    return dict(metadata)
 
 
 def _reason(kind: type[BaseException] | None) -> models.ClientSessionFinishReasonType:

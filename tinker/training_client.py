@@ -22,6 +22,7 @@ from tinker._validate import (
     check_optim_params,
     check_recipients,
     check_ttl,
+    read_batch,
 )
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.futures import APIFuture
@@ -508,7 +509,7 @@ class TrainingClient(ReadyClient):
     def _loss(
         self, operation: str, data: Sequence[Datum], loss_fn: str, config: LossConfig
     ) -> APIFuture[ForwardBackwardOutput]:
-        batch = list(data)
+        batch = read_batch(data, loss_fn)
         check_data(batch, loss_fn)
         check_loss_config(config)
         self._check_lengths(batch)

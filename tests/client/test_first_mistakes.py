@@ -17,6 +17,7 @@ from tinker.futures import APIFuture, immediate
 
 PROMPT = tinker.ModelInput.from_ints([1, 2])
 PARAMS = tinker.SamplingParams(max_tokens=2)
+DATUM = tinker.Datum(PROMPT, {"target_tokens": [2, 3]})
 MakeDatum = Callable[..., tinker.Datum]
 
 
@@ -48,6 +49,50 @@ def test_arguments_of_sample(sampler: tinker.SamplingClient, wire: Any, argument
     with pytest.raises(TypeError, match=message):
         sampler.sample(*arguments)
     assert wire.sent("asample") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("cross_entropy", [DATUM]), "data must be a list of Datum, got str"),
+        ((DATUM, "cross_entropy"), r"data must be a list of Datum, got one Datum: write \[datum\]"),
+        ((None, "cross_entropy"), "data must be a list of Datum, got NoneType"),
+        (([DATUM], len), "loss_fn must be the name of a loss, got builtin.*; .* there is forward_backward_custom"),
+        (([DATUM], None), "loss_fn must be the name of a loss, got NoneType$"),
+        (([PROMPT], "cross_entropy"), r"data\[0\] must be a Datum, got ModelInput"),
+    ],
+)
+def test_arguments_of_losses(training: tinker.TrainingClient, wire: Any, arguments: Any, message: str) -> None:
+    """Arguments of the wrong type or order raise from the call, in words, and nothing is sent."""
+    for call in (training.forward_backward, training.forward):
+        with pytest.raises(TypeError, match=message):
+            call(*arguments)
+    assert wire.sent("forward_backward") == []
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: tinker.Datum([1, 2], {}), TypeError, "model_input must be a ModelInput, got list: ModelInput.from_ints"),  # type: ignore[arg-type]
+        (lambda: tinker.Datum({"weights": [1]}, PROMPT), TypeError, "loss_fn_inputs must be a mapping .*, got ModelInput"),  # type: ignore[arg-type]
+        (lambda: tinker.Datum(PROMPT, {"weights": ["1", "2"]}), ValueError, "weights must be numbers, got text"),  # type: ignore[dict-item]
+        (lambda: tinker.ModelInput.from_ints("hello"), ValueError, r"got str: tokenizer.encode\(text\) makes one"),  # type: ignore[arg-type]
+        (lambda: tinker.ModelInput.from_ints(None), ValueError, "tokens must be a list of token ids, got NoneType"),  # type: ignore[arg-type]
+        (lambda: tinker.ModelInput.from_ints({"input_ids": [1]}), ValueError, "got dict: take its .'input_ids'."),
+        (lambda: tinker.ModelInput.from_ints([[1], [2, 3]]), ValueError, "got lists of unlike lengths"),  # type: ignore[list-item]
+        (lambda: tinker.ServiceClient("local://"), TypeError, "user_metadata must be a mapping .*, got str; .* base_url"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_of_the_wrong_kind(make: Callable[[], object], error: type[Exception], message: str) -> None:
+    """What is no example, no tokens or no metadata is refused where it is made, in words that say what to write."""
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_names_that_other_clients_use() -> None:
+    """An argument that has another name here is ignored with a warning that says which."""
+    with pytest.warns(FutureWarning, match="'url', did you mean 'base_url'"):
+        tinker.ServiceClient(url="http://localhost:8000")
 
 
 def test_arguments_of_scores(sampler: tinker.SamplingClient, wire: Any) -> None:

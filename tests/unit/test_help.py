@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import pydoc
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -30,6 +32,14 @@ def test_modules(name: str) -> None:
     """`help()` shows a page about the package and about every public module."""
     page = pydoc.plain(pydoc.render_doc(importlib.import_module(name)))
     assert f"NAME\n    {name}" in page
+
+
+def test_the_package_without_protobuf() -> None:
+    """`help(tinker)` and what looks at every name of it need no package that an installation may lack."""
+    look = "import inspect, pydoc, tinker; inspect.getmembers(tinker); pydoc.render_doc(tinker)"
+    absent = "import sys; sys.modules.update({'google.protobuf': None, 'google': None})"
+    done = subprocess.run([sys.executable, "-c", f"{absent}; {look}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def members() -> dict[str, Any]:

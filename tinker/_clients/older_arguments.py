@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import httpx
 
 
+#: What other clients call an argument.
+_OTHER_NAMES = {"url": "base_url", "endpoint": "base_url", "host": "base_url", "token": "api_key", "key": "api_key"}
+
+
 def _no_headers() -> Mapping[str, str]:
     return {}
 
@@ -56,7 +60,7 @@ def read_older_arguments(given: dict[str, object], *, known: Iterable[str], stac
 
 
 def _suggest(unsupported: Iterable[str], known: Iterable[str]) -> str:
-    pairs = ((name, find_closest(name, known)) for name in sorted(unsupported))
+    pairs = ((name, _OTHER_NAMES.get(name) or find_closest(name, known)) for name in sorted(unsupported))
     return "".join(f"; by {name!r}, did you mean {closest!r}?" for name, closest in pairs if closest)
 
 

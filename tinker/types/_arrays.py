@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, cast
 
 import numpy as np
@@ -90,16 +90,33 @@ def rectangular(values: Sequence[Any], what: str) -> NDArray[Any]:
         array = np.asarray(values)
     except ValueError:
         array = np.asarray(None)
+    if array.dtype.kind == "U":
+        raise ValueError(f"{what} must be numbers, got text")
     if array.dtype.kind not in "iufb":
         raise ValueError(f"{what} must be a rectangular numeric array; ragged nested lists are not supported")
     return array
+
+
+def _read_tokens(tokens: object) -> NDArray[Any]:
+    got = type(tokens).__name__
+    if isinstance(tokens, Mapping):  # what tokenizers return when they are asked for more than ids
+        raise ValueError(f"tokens must be a list of token ids, got {got}: take its ['input_ids'], or pass return_dict=False")
+    if isinstance(tokens, str):
+        raise ValueError("tokens must be a list of token ids, got str: tokenizer.encode(text) makes one")
+    try:
+        raw: NDArray[Any] = torch_to_numpy(tokens) if is_torch(tokens) else np.asarray(tokens)
+    except ValueError:
+        raise ValueError("tokens must be one list of token ids, got lists of unlike lengths") from None
+    if raw.ndim == 0:
+        raise ValueError(f"tokens must be a list of token ids, got {got}")
+    return raw
 
 
 def token_array(tokens: object) -> Int32Array:
     """Return token ids as int32, from a sequence of integers, a numpy array or a torch tensor. ValueError otherwise."""
     if (quick := pack(tokens, "int32")) is not None:
         return quick
-    raw: NDArray[Any] = torch_to_numpy(tokens) if is_torch(tokens) else np.asarray(tokens)
+    raw = _read_tokens(tokens)
     if raw.ndim != 1:
         raise ValueError(f"tokens must be one-dimensional, got shape {list(raw.shape)}")
     if raw.size == 0:

@@ -96,6 +96,8 @@ def _read_mask(name: str, array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _tensors(inputs: Mapping[str, object]) -> LossFnInputs:
+    if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"loss_fn_inputs must be a mapping of names to tensors, got {type(inputs).__name__}")
     return {name: to_tensor_data(name, value) for name, value in inputs.items()}
 
 
@@ -132,6 +134,9 @@ class Datum(AttrsValue):
     loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
 
     def __attrs_post_init__(self) -> None:
+        if not isinstance(self.model_input, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
+            got = type(self.model_input).__name__
+            raise TypeError(f"model_input must be a ModelInput, got {got}: ModelInput.from_ints(tokens) makes one")
         if (self.model_input_spans is None) != (self.loss_fn_input_spans is None):
             raise ValueError("model_input_spans and loss_fn_input_spans go together")
 
