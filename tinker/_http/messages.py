@@ -6,7 +6,6 @@ import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-import attrs
 import msgspec
 
 from tinker._http.statuses import is_success
@@ -46,29 +45,39 @@ class Purpose(enum.Enum):
         return Purpose.SESSION if self is Purpose.START else self
 
 
-@attrs.frozen(kw_only=True)
-class PreparedRequest:
+class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request, encoded. ``body`` is in pieces, which may be sent one by one; ``record`` is what it was made of, for JSON.
 
     ``headers`` may hold secrets: ``secret_headers`` names (in lower case) those of the user. So may ``url``; ``redacted_url``
-    does not. A body that is ``confined`` holds one too, and is not sent to another server by a redirect. ``silence_seconds``
-    is how long the server may say nothing. With ``receive``, a success is handed over piece by piece and its content is empty.
+    does not; empty means that ``url`` has none. A body that is ``confined`` holds one too, and is not sent to another server by
+    a redirect. ``silence_seconds`` is how long the server may say nothing; 0 means as long as ``purpose`` says. With
+    ``receive``, a success is handed over piece by piece and its content is empty.
     """
 
     method: str
     operation: str = ""
-    url: str = attrs.field(repr=False)
-    headers: Mapping[str, str] = attrs.field(repr=False)
-    redacted_url: str = attrs.field(default=attrs.Factory(lambda request: request.url, takes_self=True))
+    url: str
+    headers: Mapping[str, str]
+    redacted_url: str = ""
     secret_headers: frozenset[str] = frozenset()
-    body: Sequence[Piece] = attrs.field(default=(), repr=False)
-    record: msgspec.Struct | None = attrs.field(default=None, repr=False)
+    body: Sequence[Piece] = ()
+    record: msgspec.Struct | None = None
     purpose: Purpose = Purpose.SESSION
     follows_redirects: bool = True
     confined: bool = False
     has_own_credential: bool = False
-    receive: Receive | None = attrs.field(default=None, repr=False)
-    silence_seconds: float = attrs.field(default=attrs.Factory(lambda request: request.purpose.read_seconds, takes_self=True))
+    receive: Receive | None = None
+    silence_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.redacted_url:
+            msgspec.structs.force_setattr(self, "redacted_url", self.url)
+        if not self.silence_seconds:
+            msgspec.structs.force_setattr(self, "silence_seconds", self.purpose.read_seconds)
+
+    def __repr__(self) -> str:
+        """Return what is no secret."""
+        return f"PreparedRequest({self.method} {self.redacted_url}, {self.operation or 'no operation'}, {self.purpose.name})"
 
     def receiver_of(self, status: int) -> Receive | None:
         """Return who takes the body of an answer with this status as it comes; None when it is read completely."""
@@ -80,14 +89,17 @@ class PreparedRequest:
         return count_nbytes(self.body)
 
 
-@attrs.frozen
-class RawResponse:
+class RawResponse(msgspec.Struct, frozen=True):
     """What came back for ``request``, read completely; header names are found in any case."""
 
-    request: PreparedRequest = attrs.field(repr=False)
+    request: PreparedRequest
     status: int
     headers: Mapping[str, str]
-    content: bytes = attrs.field(repr=False)
+    content: bytes
+
+    def __repr__(self) -> str:
+        """Return what is short and no secret."""
+        return f"RawResponse({self.status} to {self.request!r}, {len(self.content)} bytes)"
 
     @property
     def media_type(self) -> str:

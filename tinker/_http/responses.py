@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar, cast
 
-import attrs
 import msgspec
 
 from tinker import errors
@@ -101,7 +100,7 @@ def invalid_response(response: RawResponse, fault: str, operation: str = "") -> 
     """Return the error of a success that does not fit the contract; ``fault`` says how, ``operation`` whose result it is."""
     said = _describe_misdirection(response, of_success=True) or f"{operation or response.request.operation}: {fault}"
     if response.request.has_own_credential:  # a secret was asked for, and this may be one
-        response = attrs.evolve(response, content=b"")
+        response = msgspec.structs.replace(response, content=b"")
     message = f"The server's answer does not fit: {_shorten(said)}"
     error = errors.APIResponseValidationError(_redact_response(response), parse_body(response), message=message)
     error.operation = response.request.operation

@@ -207,7 +207,7 @@ class Transport:
         prepared = self.prepare(request, Purpose.STREAM)
         # Nothing may hold events back to pack them.
         headers = {**prepared.headers, "Accept-Encoding": "identity"}
-        prepared = attrs.evolve(prepared, headers=headers, receive=receiver.receive)
+        prepared = msgspec.structs.replace(prepared, headers=headers, receive=receiver.receive)
 
         def attempt() -> Awaitable[RawResponse]:
             receiver.begin(prepared)
@@ -365,12 +365,13 @@ class Transport:
             body, record = compression.compress(body), None
             headers["Content-Encoding"] = compression.CONTENT_ENCODING
         headers |= _length(body)
+        address = self._url(request, request.query)
         prepared = PreparedRequest(
             method=request.method,
             operation=request.operation,
-            url=self._url(request, self._with_defaults(request.query) if self.config.query else request.query),
+            url=self._url(request, self._with_defaults(request.query)) if self.config.query else address,
             headers=headers,
-            redacted_url=self._url(request, request.query),
+            redacted_url=address,
             secret_headers=self._secret_headers,
             body=body,
             record=record,
@@ -379,7 +380,9 @@ class Transport:
             confined=_holds_token(request.body),
             silence_seconds=self._silence_seconds(purpose),
         )
-        return prepared if credential is None else attrs.evolve(self._under(credential, prepared), has_own_credential=True)
+        if credential is None:
+            return prepared
+        return msgspec.structs.replace(self._under(credential, prepared), has_own_credential=True)
 
     def _silence_seconds(self, purpose: Purpose) -> float:
         """Return how long a try waits for a silent server. Servers hold polls and streams, whatever the patience."""
@@ -401,7 +404,7 @@ class Transport:
         """Return the request with a credential, unless the user's own headers hold one."""
         if credential is None or _KEY_HEADER in self.config.headers:
             return prepared
-        return attrs.evolve(prepared, headers={**prepared.headers, _KEY_HEADER: credential.secret})
+        return msgspec.structs.replace(prepared, headers={**prepared.headers, _KEY_HEADER: credential.secret})
 
     def _without_refused(self, prepared: PreparedRequest) -> PreparedRequest:
         """Leave out fields that the server refuses; another body has an idempotency key of its own, always the same."""
@@ -412,7 +415,7 @@ class Transport:
         headers = {name: value for name, value in prepared.headers.items() if name != "Content-Length"} | _length(body)
         if _IDEMPOTENCY_HEADER in headers:
             headers[_IDEMPOTENCY_HEADER] = str(uuid.uuid5(uuid.NAMESPACE_OID, headers[_IDEMPOTENCY_HEADER]))
-        return attrs.evolve(prepared, headers=headers, body=body, record=record)
+        return msgspec.structs.replace(prepared, headers=headers, body=body, record=record)
 
 
 class _ObservedAttempt:
@@ -478,5 +481,5 @@ def _follow_redirect(request: PreparedRequest, response: RawResponse) -> Prepare
     except ValueError as error:
         raise ExchangeFailed(f"redirected to an address that cannot be used: {error}") from error
     if (here.scheme, here.netloc) == (there.scheme, there.netloc):
-        return attrs.evolve(request, url=url)
-    return None if request.confined else attrs.evolve(request, url=url, headers=headers_without_secrets(request))
+        return msgspec.structs.replace(request, url=url)
+    return None if request.confined else msgspec.structs.replace(request, url=url, headers=headers_without_secrets(request))
