@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import Result
 
-from tinker.local import Settings, State, close_in_process, create_app
+from tinker.local import Settings, State, close_in_process, create_app, running_server
 from tinker.local.engines.toy import ToyEngine
 
 pytest.importorskip("transformers")
@@ -146,6 +149,54 @@ def test_nothing_is_created_for_a_file_that_is_wrong(call: Call, ask: Ask, data:
         assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
         assert f"wrong.jsonl, {words[:6]}" in result.stderr or "wrong.jsonl, line 2" in result.stderr
     assert ask("run", "list", "--limit", "0")["runs"] == before
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Iterator[str]:
+    """The address of a server whose model takes 32 tokens."""
+    with running_server(Settings(data_dir=tmp_path / "short"), ToyEngine(max_context_length=32)) as url:
+        yield url
+
+
+LONG = json.dumps({"tokens": list(range(40))}) + "\n"
+
+
+def test_an_example_that_the_model_cannot_take(call: Call, ask: Ask, short: str, data: str, tmp_path: Path) -> None:
+    """An example, to train or to evaluate on, that is longer than the context is named before there is a run; one that fits is not."""
+    (tmp_path / "long.jsonl").write_text(json.dumps({"tokens": list(range(33))}) + "\n" + LONG)
+    for arguments in (("long.jsonl",), (data, "--eval-file", "long.jsonl"), ("long.jsonl", "--estimate")):
+        result = call("train", *arguments, base_url=short)
+        assert result.exit_code == 1
+        assert "Error: long.jsonl, line 2: 39 tokens; tinker/toy takes 32\n" in result.stderr
+        assert result.stderr.endswith("Shorten it, or cut longer examples with --max-length 32.\n")
+    assert ask("run", "list", base_url=short)["runs"] == []
+    assert len(ask("train", "long.jsonl", "--max-length", "32", base_url=short)["losses"]) == 1
+
+
+def test_a_prompt_that_the_model_cannot_take(call: Call, ask: Ask, short: str, tmp_path: Path) -> None:
+    """A prompt that leaves no room for an answer is named before there is a run."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "a b c d"}\n')
+    result = call("train", "prompts.jsonl", "--grpo", "reward.py", "--max-tokens", "30", base_url=short)
+    assert result.exit_code == 1
+    assert re.search(r"prompts.jsonl, line 2: \d tokens and an answer of 30; tinker/toy takes 32\n", result.stderr)
+    assert ask("run", "list", base_url=short)["runs"] == []
+
+
+def test_a_model_whose_context_is_not_known(ask: Ask, scripted: Callable[..., str], tmp_path: Path) -> None:
+    """Where the server does not say how long an example may be, every one is sent."""
+    url = scripted("/get_server_capabilities", 200, {"supported_models": [{"model_name": "tinker/toy"}]})
+    (tmp_path / "long.jsonl").write_text(LONG)
+    assert len(ask("train", "long.jsonl", base_url=url)["losses"]) == 1
+
+
+def test_the_tokenizer_does_not_warn_of_long_examples(server: str, tmp_path: Path) -> None:
+    """What transformers thinks is too long for its model is no news of the server's."""
+    (tmp_path / "long.jsonl").write_text(json.dumps({"text": " ".join(map(str, range(600)))}) + "\n")
+    words = [sys.executable, "-m", "tinker.cli", "--base-url", server, "train", "long.jsonl"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert "Token indices" not in done.stderr
 
 
 def test_what_is_reported(call: Call, data: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from tinker.cli.capacity import Capacity
 from tinker.cli.errors import CommandFailed
 from tinker.types import Datum, ModelInput
 
@@ -39,8 +40,8 @@ class ExampleRow(NamedTuple):
         return sum(self.weights[1:])
 
 
-def read_examples(file: Path, tokenizer: Any, max_length: int | None) -> list[ExampleRow]:
-    """Read every line of the file. CommandFailed naming the line that is not an example or has nothing to learn.
+def read_examples(file: Path, tokenizer: Any, max_length: int | None, capacity: Capacity | None = None) -> list[ExampleRow]:
+    """Read every line of the file. CommandFailed naming the line that is not an example, has nothing to learn or is too long.
 
     Examples longer than ``max_length`` tokens are cut at the end.
     """
@@ -49,6 +50,7 @@ def read_examples(file: Path, tokenizer: Any, max_length: int | None) -> list[Ex
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 examples.append(_cut(_read_line(file, number, line, tokenizer), max_length, file, number))
+                _check_length(examples[-1], capacity, file, number)
     if not examples:
         raise CommandFailed(f"{file} has no examples")
     return examples
@@ -102,6 +104,13 @@ def _cut(example: ExampleRow, max_length: int | None, file: Path, number: int) -
     if example.weight <= 0:
         raise CommandFailed(f"{file}, line {number}: nothing to learn: no token after the first one has weight")
     return example
+
+
+def _check_length(example: ExampleRow, capacity: Capacity | None, file: Path, number: int) -> None:
+    count = len(example.tokens) - 1  # the last token is predicted, not read
+    if capacity is not None and capacity.is_exceeded(count):
+        advice = f"Shorten it, or cut longer examples with --max-length {capacity.tokens}."
+        raise CommandFailed(f"{file}, line {number}: {count:,} tokens; {capacity}", advice)
 
 
 def _example(line: dict[str, Any], tokenizer: Any) -> ExampleRow:

@@ -15,6 +15,9 @@ from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.training.plan import Plan
 
 if TYPE_CHECKING:
+    from tinker_wire.models import SupportedModel
+
+    from tinker.cli.capacity import Capacity
     from tinker.cli.examples import ExampleRow
     from tinker.cli.training.grpo import GRPO
     from tinker.cli.training.position import Bookmark, Position
@@ -119,12 +122,18 @@ class _TrainingJob(NamedTuple):
     plan: Plan
     values: Mapping[str, Any]
     position: Position | None
-    base_model: str
+    capacity: Capacity
     prices: Mapping[str, Price] | None
+
+    @property
+    def base_model(self) -> str:
+        """The name of the model that is trained."""
+        return self.capacity.model
 
     @classmethod
     def open(cls, options: GlobalOptions, data: Path, plan: Plan, given: set[str], values: Mapping[str, Any]) -> _TrainingJob:
         """Check the files, and ask the server what can be trained."""
+        from tinker.cli.capacity import Capacity
         from tinker.cli.clients import rest_client
         from tinker.cli.examples import check_lines
         from tinker.usage import TokenCounts
@@ -136,17 +145,19 @@ class _TrainingJob(NamedTuple):
             for file in filter(None, (data, values["eval_file"])):
                 check_lines(file)
         prices = read_prices(values["prices_path"])
-        base_model = _find_model(rest_client(options), plan)
+        rest = rest_client(options)
+        offered = rest.get_server_capabilities().result().supported_models
+        base_model = _find_model(rest, plan, offered)
         cost_of(prices, {base_model: TokenCounts()})  # a price that lacks is noticed now
-        return cls(options, data, plan, values, position, base_model, prices)
+        longest = next((entry.max_context_length for entry in offered if entry.model_name == base_model), None)
+        return cls(options, data, plan, values, position, Capacity(base_model, longest), prices)
 
     def estimate(self) -> None:
         """Show what the run would take."""
         from tinker._tokenizers import load, resolve
-        from tinker.cli.examples import read_examples
 
         tokenizer = load(self.plan.tokenizer_id or resolve(self.base_model, None))
-        _show_estimate(self, self.plan.split(read_examples(self.data, tokenizer, self.plan.max_length)))
+        _show_estimate(self, self.plan.split(self._read(self.data, tokenizer)))
 
     def run(self) -> None:
         """Read the data as tokens, create the run, take its steps and save it."""
@@ -172,17 +183,22 @@ class _TrainingJob(NamedTuple):
 
     def _prepare(self, tokenizer: Any) -> tuple[Supervised | GRPO, Sequence[ExampleRow]]:
         """Return the steps, and the examples of the evaluation file."""
-        from tinker.cli.examples import read_examples
         from tinker.cli.training.grpo import GRPO, read_prompts, read_reward
         from tinker.cli.training.supervised import Supervised
 
         if self.plan.grpo is not None:
             reward = read_reward(Path(self.plan.grpo))
-            return GRPO(self.plan, read_prompts(self.data, tokenizer), reward, tokenizer), []
-        rows = read_examples(self.data, tokenizer, self.plan.max_length)
+            return GRPO(self.plan, read_prompts(self.data, tokenizer, self.plan, self.capacity), reward, tokenizer), []
+        rows = self._read(self.data, tokenizer)
         file: Path | None = self.values["eval_file"]
-        held_out = [] if file is None else read_examples(file, tokenizer, self.plan.max_length)
-        return Supervised(self.plan, rows), held_out
+        return Supervised(self.plan, rows), [] if file is None else self._read(file, tokenizer)
+
+    def _read(self, file: Path, tokenizer: Any) -> list[ExampleRow]:
+        from tinker.cli.capacity import silence_length_warnings
+        from tinker.cli.examples import read_examples
+
+        with silence_length_warnings():
+            return read_examples(file, tokenizer, self.plan.max_length, self.capacity)
 
     def _create_client(self, service: ServiceClient) -> TrainingClient:
         path = self.plan.start if self.position is None else self.position.checkpoint
@@ -215,13 +231,13 @@ def _bookmark(options: GlobalOptions, data: Path, name: str) -> Bookmark:
     return Bookmark(config.credentials_file.parent / "train", config.base_url, data, name)
 
 
-def _find_model(rest: RestClient, plan: Plan) -> str:
+def _find_model(rest: RestClient, plan: Plan, offered: Sequence[SupportedModel]) -> str:
     """Return the model that is trained: the given one, that of the checkpoint to start from, or the first."""
     if plan.model is not None:
         return plan.model
     if plan.start is not None:
         return rest.get_weights_info_by_tinker_path(plan.start).result().base_model
-    for entry in rest.get_server_capabilities().result().supported_models:
+    for entry in offered:
         if entry.model_name is not None and entry.trainable is not False:
             return str(entry.model_name)
     raise CommandFailed("The server offers no model to train")
