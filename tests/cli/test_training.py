@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import Result
+from starlette.responses import JSONResponse
 
 from tinker.local import Settings, State, close_in_process, create_app, running_server
 from tinker.local.engines.toy import ToyEngine
@@ -188,6 +189,43 @@ def test_a_model_whose_context_is_not_known(ask: Ask, scripted: Callable[..., st
     url = scripted("/get_server_capabilities", 200, {"supported_models": [{"model_name": "tinker/toy"}]})
     (tmp_path / "long.jsonl").write_text(LONG)
     assert len(ask("train", "long.jsonl", base_url=url)["losses"]) == 1
+
+
+def test_a_model_that_the_server_lacks(call: Call, data: str) -> None:
+    """The server's refusal is told, with the model that was meant, and no other tokenizer is looked for."""
+    result = call("train", data, "--model", "tinker/tyo")
+    assert result.exit_code == 1
+    assert "base model 'tinker/tyo' is not offered; this server has 'tinker/toy'; did you mean 'tinker/toy'?" in result.stderr
+
+
+LISTS = ([], [{"model_name": "tinker/toy"}])
+
+
+@pytest.mark.parametrize("listed", LISTS, ids=["none", "the model"])
+def test_a_model_that_is_trained_and_not_sampled(ask: Ask, serve_app: Any, data: str, tmp_path: Path, listed: Any) -> None:
+    """A server that refuses to sample what it trains, and names it or has no list, is no reason to stop."""
+    state = State(ToyEngine, Settings(data_dir=tmp_path / "trains"))
+    app, refused = create_app(state), []
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/create_sampling_session"):
+            refused.append(scope["path"])
+            await JSONResponse({"detail": "not sampled here"}, 400)(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"].endswith("/get_server_capabilities"):
+            await JSONResponse({"supported_models": listed})(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    with serve_app(answer) as url:
+        assert len(ask("train", data, "--model", "tinker/toy", base_url=url)["losses"]) == 1
+    assert refused
+    state.close()
+
+
+def test_a_server_that_takes_every_model(ask: Ask, data: str, tmp_path: Path) -> None:
+    """A model that is in no list is trained where the server takes it."""
+    with running_server(Settings(data_dir=tmp_path / "any", any_base_model=True), ToyEngine()) as url:
+        assert ask("train", data, "--model", "some/model", base_url=url)["base_model"] == "some/model"
 
 
 def test_the_tokenizer_does_not_warn_of_long_examples(server: str, tmp_path: Path) -> None:

@@ -115,7 +115,10 @@ def _check_options(values: Mapping[str, Any]) -> None:
 
 
 class _TrainingJob(NamedTuple):
-    """A run that is about to begin: everything that can be checked without creating it has been."""
+    """A run that is about to begin: everything that can be checked without creating it has been.
+
+    ``is_unlisted`` says that the server has a list of models and this one is not in it: some serve it all the same.
+    """
 
     options: GlobalOptions
     data: Path
@@ -123,6 +126,7 @@ class _TrainingJob(NamedTuple):
     values: Mapping[str, Any]
     position: Position | None
     capacity: Capacity
+    is_unlisted: bool
     prices: Mapping[str, Price] | None
 
     @property
@@ -149,8 +153,9 @@ class _TrainingJob(NamedTuple):
         offered = rest.get_server_capabilities().result().supported_models
         base_model = _find_model(rest, plan, offered)
         cost_of(prices, {base_model: TokenCounts()})  # a price that lacks is noticed now
-        longest = next((entry.max_context_length for entry in offered if entry.model_name == base_model), None)
-        return cls(options, data, plan, values, position, Capacity(base_model, longest), prices)
+        lengths = {entry.model_name: entry.max_context_length for entry in offered if entry.model_name}
+        is_unlisted = bool(lengths) and base_model not in lengths
+        return cls(options, data, plan, values, position, Capacity(base_model, lengths.get(base_model)), is_unlisted, prices)
 
     def estimate(self) -> None:
         """Show what the run would take."""
@@ -170,7 +175,7 @@ class _TrainingJob(NamedTuple):
         with service_client(self.options) as service, log.open("a", encoding="utf-8") if log else nullcontext() as stream:
             service.add_observer(usage)
             self._tell(f"Reading {self.data} with the tokenizer of {self.plan.tokenizer_id or self.base_model}")
-            recipe, held_out = self._prepare(_load_tokenizer(service, self.plan, self.base_model))
+            recipe, held_out = self._prepare(self._load_tokenizer(service))
             self._tell(f"Creating a run of {self.base_model}, {recipe.steps} steps")
             report = RunReport(self.options, recipe.metric, recipe.steps, stream)
             training = self._create_client(service).result()
@@ -180,6 +185,20 @@ class _TrainingJob(NamedTuple):
     def _tell(self, line: str) -> None:
         if self.options.format == "table":
             click.echo(line, err=True)
+
+    def _load_tokenizer(self, service: ServiceClient) -> Any:
+        """Load the tokenizer given, else the one that the server names for the model, else the one of the model's name."""
+        from tinker._tokenizers import load, resolve
+        from tinker.errors import APIStatusError, RequestFailedError
+
+        if self.plan.tokenizer_id is not None:
+            return load(self.plan.tokenizer_id)
+        try:
+            return service.create_sampling_client(base_model=self.base_model).get_tokenizer()
+        except (APIStatusError, RequestFailedError):
+            if self.is_unlisted:
+                raise
+            return load(resolve(self.base_model, None))  # a server that trains models which it does not sample
 
     def _prepare(self, tokenizer: Any) -> tuple[Supervised | GRPO, Sequence[ExampleRow]]:
         """Return the steps, and the examples of the evaluation file."""
@@ -241,19 +260,6 @@ def _find_model(rest: RestClient, plan: Plan, offered: Sequence[SupportedModel])
         if entry.model_name is not None and entry.trainable is not False:
             return str(entry.model_name)
     raise CommandFailed("The server offers no model to train")
-
-
-def _load_tokenizer(service: ServiceClient, plan: Plan, base_model: str) -> Any:
-    """Load the tokenizer given, else the one that the server names for the model, else the one of the model's name."""
-    from tinker._tokenizers import load, resolve
-    from tinker.errors import APIStatusError, RequestFailedError
-
-    if plan.tokenizer_id is not None:
-        return load(plan.tokenizer_id)
-    try:
-        return service.create_sampling_client(base_model=base_model).get_tokenizer()
-    except (APIStatusError, RequestFailedError):  # a server that trains models which it does not sample
-        return load(resolve(base_model, None))
 
 
 def _show_estimate(job: _TrainingJob, steps: Sequence[Sequence[Sequence[ExampleRow]]]) -> None:
