@@ -136,6 +136,31 @@ def test_a_resumed_run_is_the_same_run(call: Call, disturbed: Any, data: str) ->
         assert "has changed since the run began" in call("train", data, "--resume", base_url=url).stderr
 
 
+def test_an_unfinished_run_is_not_lost_silently(call: Call, disturbed: Any, data: str) -> None:
+    """A new run of its name says where it is, and leaves it to --resume unless it is saved on its way itself."""
+    with disturbed("/optim_step", 3, lambda: os.kill(os.getpid(), signal.SIGINT)) as url:
+        first = call("-f", "json", "train", data, *TRAIN, base_url=url)
+        (save,) = lines_of(first.stdout, "save")
+        place = f"(step {save['step']} of 9, {save['checkpoint_path']})"
+        new = call("train", data, *TRAIN, "--max-steps", "2", base_url=url)
+        assert new.exit_code == 0, new.output
+        assert f"An unfinished run of this name {place} is replaced when this one is saved" in new.stderr
+        resumed = call("train", data, "--resume", base_url=url)
+        assert f"\nGoing on after step {save['step']} of 9\n" in resumed.stderr
+        assert "An unfinished run" not in resumed.stderr
+        assert "Creating a run" not in resumed.stderr
+        assert "nothing to resume" in call("train", data, "--resume", base_url=url).stderr
+
+
+def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data: str) -> None:
+    """Once a new run of the same name has saved on its way, there is one position, which goes with its end."""
+    with disturbed("/optim_step", 3, lambda: os.kill(os.getpid(), signal.SIGINT)) as url:
+        assert call("train", data, *TRAIN, base_url=url).exit_code == 130
+        new = call("train", data, *TRAIN, "--max-steps", "2", "--save-every", "1", base_url=url)
+        assert new.exit_code == 0, new.output
+        assert "nothing to resume" in call("train", data, "--resume", base_url=url).stderr
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [('{"promt": "a"}', "line 2: an example has"), ("{", "line 2:"), ('{"tokens": [1], "weights": [1]}', "nothing to learn")],

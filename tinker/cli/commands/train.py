@@ -124,6 +124,7 @@ class _TrainingJob(NamedTuple):
     data: Path
     plan: Plan
     values: Mapping[str, Any]
+    bookmark: Bookmark
     position: Position | None
     capacity: Capacity
     is_unlisted: bool
@@ -142,9 +143,9 @@ class _TrainingJob(NamedTuple):
         from tinker.cli.examples import check_lines
         from tinker.usage import TokenCounts
 
-        position = None
+        position, bookmark = None, _bookmark(options, data, plan.name)
         if values["resume"]:
-            plan, position = _bookmark(options, data, plan.name).read(plan, given)
+            plan, position = bookmark.read(plan, given)
         if plan.grpo is None:
             for file in filter(None, (data, values["eval_file"])):
                 check_lines(file)
@@ -155,7 +156,8 @@ class _TrainingJob(NamedTuple):
         cost_of(prices, {base_model: TokenCounts()})  # a price that lacks is noticed now
         lengths = {entry.model_name: entry.max_context_length for entry in offered if entry.model_name}
         is_unlisted = bool(lengths) and base_model not in lengths
-        return cls(options, data, plan, values, position, Capacity(base_model, lengths.get(base_model)), is_unlisted, prices)
+        capacity = Capacity(base_model, lengths.get(base_model))
+        return cls(options, data, plan, values, bookmark, position, capacity, is_unlisted, prices)
 
     def estimate(self) -> None:
         """Show what the run would take."""
@@ -176,11 +178,21 @@ class _TrainingJob(NamedTuple):
             service.add_observer(usage)
             self._tell(f"Reading {self.data} with the tokenizer of {self.plan.tokenizer_id or self.base_model}")
             recipe, held_out = self._prepare(self._load_tokenizer(service))
-            self._tell(f"Creating a run of {self.base_model}, {recipe.steps} steps")
+            self._tell_beginning(recipe.steps)
             report = RunReport(self.options, recipe.metric, recipe.steps, stream)
             training = self._create_client(service).result()
             self._take_steps(training, recipe, held_out, report)
             _finish(self, training, report, usage)
+
+    def _tell_beginning(self, steps: int) -> None:
+        """Say what begins, and which unfinished run it replaces."""
+        if self.position is not None:
+            self._tell(f"Going on after step {self.position.step} of {steps}")
+            return
+        if (unfinished := self.bookmark.find()) is not None:
+            told = f"An unfinished run of this name ({unfinished}) is replaced when this one is saved on its way"
+            click.echo(f"{told}; --resume goes on with it.", err=True)
+        self._tell(f"Creating a run of {self.base_model}, {steps} steps")
 
     def _tell(self, line: str) -> None:
         if self.options.format == "table":
@@ -238,8 +250,7 @@ class _TrainingJob(NamedTuple):
         facts = {"training_run_id": training.model_id, "base_model": self.base_model, "examples": recipe.examples}
         with progress(self.options, f"Training {self.base_model}", recipe.steps) as advance:
             report.begin(advance, facts, first)
-            bookmark = _bookmark(self.options, self.data, self.plan.name)
-            Loop(self.plan, recipe, training, report, bookmark, cadence, evaluation).run(first)
+            Loop(self.plan, recipe, training, report, self.bookmark, cadence, evaluation).run(first)
 
 
 def _bookmark(options: GlobalOptions, data: Path, name: str) -> Bookmark:
@@ -277,7 +288,7 @@ def _finish(job: _TrainingJob, training: TrainingClient, report: RunReport, usag
     """Save the run twice, forget where it could be resumed, and show the result."""
     state, sampler = training.save_state(job.plan.name), training.save_weights_for_sampler(job.plan.name)
     paths = state.result().path, sampler.result().path
-    _bookmark(job.options, job.data, job.plan.name).remove()
+    job.bookmark.remove()
     cost = cost_of(job.prices, usage.by("base_model"))
     values = [value for _, value in report.curve]
     facts = {
