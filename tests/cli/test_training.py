@@ -367,6 +367,12 @@ def test_options_that_do_not_fit(call: Call, data: str, tmp_path: Path) -> None:
     assert "There is no folder" in call("train", data, "--log", "nowhere/log.jsonl", base_url="http://127.0.0.1:1").stderr
 
 
+def test_the_short_name_of_the_learning_rate(call: Call, data: str, tmp_path: Path) -> None:
+    """--lr is --learning-rate."""
+    assert call("train", data, "--lr", "0.5", "--schedule", "constant", "--log", "log.jsonl").exit_code == 0
+    assert lines_of((tmp_path / "log.jsonl").read_text(), "step")[0]["learning_rate"] == 0.5
+
+
 def test_the_command_line_says_that_a_model_loads(call: Call, tmp_path: Path) -> None:
     """The first line of a command that loads a model in its process says so; into JSON nothing is said."""
     pytest.importorskip("torch")
