@@ -73,7 +73,7 @@ def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> 
     ("prompts", "answers", "words"),
     [
         ('{"promt": "a"}\n', None, "prompts.jsonl, line 1: a line is an object"),
-        ("{\n", None, "prompts.jsonl, line 1:"),
+        ("hello\n", None, "prompts.jsonl, line 1: not JSON: Expecting value (column 1)"),
         ("\n", None, "has no prompts"),
         ('{"prompt": "a"}\n', '{"index": 0, "prompt": "b"}\n', "has answers to other prompts"),
         ('{"prompt": "a"}\n', "hello\n", "holds something else than answers"),
@@ -141,6 +141,19 @@ def test_text_that_may_become_a_stop_is_held_back() -> None:
         assert ("".join(pieces) + cutter.end(), cutter.is_over) == ("a\nb\nUse", True)
     cutter = StopCutter(["\nUser:"])
     assert (cutter.add("a\nUs"), cutter.add("er"), cutter.end(), cutter.is_over) == ("a", "", "\nUser", False)
+
+
+def test_a_chat_without_a_template(call: Call, tmp_path: Path) -> None:
+    """What is advised is what can be done: a prompt that is no message."""
+    pytest.importorskip("transformers")
+    none = "Error: this model has no chat template"
+    assert call("sample", "--chat", "hi").stderr.endswith(f"{none}\nLeave --chat out.\n")
+    (tmp_path / "prompts.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+    sampled = call("sample", *ARGUMENTS).stderr
+    assert sampled.endswith(f'{none}\nGive a "prompt" instead of "messages".\n')
+    (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return 1.0\n")
+    trained = call("train", "prompts.jsonl", "--grpo", "reward.py").stderr
+    assert trained.endswith(f'{none}\nGive a "prompt" instead of "messages".\n')
 
 
 @pytest.fixture

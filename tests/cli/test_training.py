@@ -163,7 +163,11 @@ def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [('{"promt": "a"}', "line 2: an example has"), ("{", "line 2:"), ('{"tokens": [1], "weights": [1]}', "nothing to learn")],
+    [
+        ('{"promt": "a"}', "line 2: an example has"),
+        ("{a", "line 2: not JSON: Expecting property name enclosed in double quotes (column 2)"),
+        ('{"tokens": [1], "weights": [1]}', "nothing to learn"),
+    ],
 )
 def test_nothing_is_created_for_a_file_that_is_wrong(call: Call, ask: Ask, data: str, line: str, words: str) -> None:
     """The data, and the file to evaluate on, are read before there is a run on the server."""

@@ -21,6 +21,7 @@ from tinker.types import Datum, ModelInput
 
 _ANSWERS = ("completion", "answer", "response")
 _LEARNED_ROLE = "assistant"
+PROMPT_ADVICE = 'Give a "prompt" instead of "messages".'
 
 
 class ExampleRow(NamedTuple):
@@ -89,9 +90,17 @@ class _NoTokenizer:
         return "m" * (2 * len(messages) + add_generation_prompt)
 
 
+def parse_line(line: str) -> Any:
+    """Parse a line of a file. ValueError saying where it is not JSON."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} (column {error.colno})") from None
+
+
 def _read_line(file: Path, number: int, line: str, tokenizer: Any) -> ExampleRow:
     try:
-        value = json.loads(line)
+        value = parse_line(line)
         if not isinstance(value, dict):
             raise ValueError("an example is an object, {...}")
         return _example(cast("dict[str, Any]", value), tokenizer)
@@ -177,10 +186,12 @@ def _extend(tokens: list[int], weights: list[float], longer: list[int], weight: 
     tokens[:] = longer
 
 
-def chat_tokens(tokenizer: Any, messages: Sequence[dict[str, str]], *, prompt: bool) -> list[int]:
+def chat_tokens(
+    tokenizer: Any, messages: Sequence[dict[str, str]], *, prompt: bool, advice: str = 'Use prompts and completions, or "text".'
+) -> list[int]:
     """Encode messages in the model's template; ``prompt`` adds what begins an answer. CommandFailed without a template."""
     if not getattr(tokenizer, "chat_template", None):
-        raise CommandFailed("this model has no chat template", 'Use prompts and completions, or "text".')
+        raise CommandFailed("this model has no chat template", advice)
     text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
     tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return tokens

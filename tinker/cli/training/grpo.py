@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import runpy
 import statistics
@@ -60,12 +59,13 @@ def read_prompts(file: Path, tokenizer: Any, plan: Plan, capacity: Capacity) -> 
 
 
 def _read_line(file: Path, number: int, line: str, tokenizer: Any) -> PromptRow:
-    from tinker.cli.examples import chat_tokens
+    from tinker.cli.examples import PROMPT_ADVICE, chat_tokens, parse_line
 
     try:
-        example: Any = json.loads(line)
+        example: Any = parse_line(line)
         if isinstance(example, dict) and "messages" in example:
-            return PromptRow(chat_tokens(tokenizer, cast("Any", example["messages"]), prompt=True), cast("Any", example))
+            messages: Any = cast("Any", example["messages"])
+            return PromptRow(chat_tokens(tokenizer, messages, prompt=True, advice=PROMPT_ADVICE), cast("Any", example))
         if not isinstance(example, dict) or not isinstance(cast("Any", example).get("prompt"), str):
             raise ValueError('a line is an object with "prompt", a string, or "messages"')
         return PromptRow(tokenizer.encode(example["prompt"]), cast("Any", example))
