@@ -38,7 +38,9 @@ _COUNT = click.IntRange(min=1)
 @click.option("-m", "--model", metavar="NAME", help="The base model. Default: the first that can be trained.")
 @click.option("--from", "start", metavar="PATH", help="Start from this checkpoint instead of a new adapter.")
 @click.option("--rank", type=_COUNT, default=32, show_default=True, help="Rank of the new LoRA adapter.")
-@click.option("--learning-rate", "--lr", type=click.FloatRange(min=0), default=1e-4, show_default=True, help="The highest one.")
+@click.option(
+    "--learning-rate", "--lr", type=click.FloatRange(min=0), default=1e-4, show_default=True, help="Peak learning rate."
+)
 @click.option(
     "--schedule",
     type=click.Choice(["linear", "cosine", "constant"]),
