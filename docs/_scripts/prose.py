@@ -10,7 +10,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = {"coverage.md", "servers.md", "ecosystem.md", "tuft.md"}  # written by other scripts
-OTHERS = {"cli.md", "testing.md"}  # not yet held to this list
 BANNED = {  # a phrase, and what to write
     r"for ever\b": "forever",
     r"time-outs?\b": "timeout",
@@ -45,13 +44,13 @@ CODE = re.compile(r"```.*?```|`[^`\n]*`|<!--.*?-->", re.DOTALL)
 
 def pages() -> list[Path]:
     """The pages that people write."""
-    return [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name not in RECORDED | OTHERS)]
+    return [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name not in RECORDED)]
 
 
 def modules() -> list[Path]:
     """The sources whose docstrings and messages users read."""
     files = [path for folder in ("tinker", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
-    return [path for path in files if not any(part in str(path) for part in ("tinker/cli/", "tinker/local/engines/"))]
+    return [path for path in files if "tinker/local/engines/" not in str(path)]
 
 
 def strings_of(module: Path) -> Iterator[tuple[int, str]]:

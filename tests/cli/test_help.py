@@ -115,13 +115,39 @@ def test_an_unexpected_error(capsys: pytest.CaptureFixture[str]) -> None:
         (["trian"], "Did you mean train?"),
         (["run", "lst"], "Did you mean list?"),
         (["xyzzy"], "There are: auth, billing"),
-        (["train", "--epoch", "2"], "--epochs"),
+        (["train", "--epoch", "2"], "Did you mean --epochs?"),
+        (["--base-ulr", "x", "train"], "Did you mean --base-url?"),
     ],
 )
 def test_misspelt_names(arguments: list[str], words: str) -> None:
     """A command or an option that is misspelt is answered with those that it resembles."""
     result = CliRunner().invoke(main, arguments)
     assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (["train", "--base-url", "http://x", "d.jsonl"], "--base-url goes before the command: tinker --base-url URL train ..."),
+        (["run", "list", "--patience", "3"], "--patience goes before the command: tinker --patience SECONDS run list ..."),
+        (["model", "list", "-f", "json"], "-f goes before the command: tinker -f [table|json] model list ..."),
+        (["train", "--format=json", "d.jsonl"], "--format goes before the command: tinker --format [table|json] train ..."),
+        (["run", "--debug", "list"], "--debug goes before the command: tinker --debug run ..."),
+    ],
+)
+def test_options_that_go_before_the_command(arguments: list[str], place: str) -> None:
+    """An option of tinker itself behind a command that lacks it is answered with its place."""
+    result = CliRunner().invoke(main, arguments, prog_name="tinker")
+    assert (result.exit_code, result.stderr.endswith(f"Error: {place}\n")) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["train", "--url", "x"], ["--server", "x", "train"], ["train", "--version"]])
+def test_options_that_resemble_none(arguments: list[str]) -> None:
+    """Nothing is suggested for an option that is not close to any."""
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("Error: No such option '--")
+    assert "Did you mean" not in result.stderr
 
 
 def test_a_failure_shows_its_traceback_with_debug(call: Callable[..., Result]) -> None:

@@ -12,6 +12,7 @@ from click.testing import Result
 
 import tinker
 from tinker._tokenizers import load
+from tinker.cli.stops import StopCutter
 from tinker.testing import ScriptedSample, toy_server
 
 Call = Callable[..., Result]
@@ -72,7 +73,7 @@ def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> 
     ("prompts", "answers", "words"),
     [
         ('{"promt": "a"}\n', None, "prompts.jsonl, line 1: a line is an object"),
-        ("{\n", None, "prompts.jsonl, line 1:"),
+        ("hello\n", None, "prompts.jsonl, line 1: not JSON: Expecting value (column 1)"),
         ("\n", None, "has no prompts"),
         ('{"prompt": "a"}\n', '{"index": 0, "prompt": "b"}\n', "has answers to other prompts"),
         ('{"prompt": "a"}\n', "hello\n", "holds something else than answers"),
@@ -99,8 +100,8 @@ def ended() -> Iterator[str]:
         yield url
 
 
-def test_the_end_of_a_sample_is_no_text(ask: Ask, call: Call, ended: str, tmp_path: Path) -> None:
-    """The token that ended a sample is in its tokens, not in its text, and does not get into the next turn of a chat."""
+def test_the_end_of_a_sample_is_no_text(ask: Ask, ended: str, tmp_path: Path) -> None:
+    """The token that ended a sample is in its tokens, not in its text."""
     (sample,) = ask("sample", "2 + 2 =", "--max-tokens", "8", base_url=ended)["samples"]
     special = load("tinker/toy").decode(sample["tokens"][-1:])
     assert (sample["text"], sample["tokens"][-1]) == (f"hi{special}!", load("tinker/toy").eos_token_id)
@@ -108,8 +109,51 @@ def test_the_end_of_a_sample_is_no_text(ask: Ask, call: Call, ended: str, tmp_pa
     ask("sample", *ARGUMENTS[:-4], "--max-tokens", "8", base_url=ended)
     (answer,) = json.loads((tmp_path / "answers.jsonl").read_text())["samples"]
     assert answer["text"] == f"hi{special}!"
-    call("chat", "--max-tokens", "8", base_url=ended, input="hello\n/save chat.jsonl\n")
-    assert json.loads((tmp_path / "chat.jsonl").read_text())["messages"][-1]["content"] == f"hi{special}!"
+
+
+@pytest.mark.parametrize(
+    ("drawn", "shown"),
+    [
+        ([*b"hi\nUser: and more"], "hi"),
+        ([*b"hi", 256, *b"and more"], "hi"),
+        ([*b"a\nUse: b\nUser:", 256], "a\nUse: b"),
+        ([*b"hi\nUse"], "hi\nUse"),
+    ],
+    ids=["the next turn", "the end of the text", "almost the next turn", "a part of the next turn"],
+)
+def test_an_answer_in_plain_text_ends(call: Call, tmp_path: Path, drawn: list[int], shown: str) -> None:
+    """Without a chat template an answer ends before your next turn or the end of the text, on the screen and in what is kept."""
+    pytest.importorskip("transformers")
+    tokens = [load("tinker/toy").eos_token_id if token == 256 else token for token in drawn]
+    with toy_server() as server, server.on_port() as url:
+        server.script_samples(lambda prompt: ScriptedSample(tokens))
+        result = call("chat", "--max-tokens", str(len(tokens)), base_url=url, input="hello\n/save chat.jsonl\n")
+    assert result.stdout == f"{shown}\n", result.stderr
+    assert json.loads((tmp_path / "chat.jsonl").read_text())["messages"][-1]["content"] == shown
+
+
+def test_text_that_may_become_a_stop_is_held_back() -> None:
+    """Pieces come out as they were put in, however they are cut, without the stop and what is behind it."""
+    text = "a\nb\nUse\nUser: c<end>"
+    for size in range(1, len(text)):
+        cutter = StopCutter(["\nUser:", "<end>"])
+        pieces = [cutter.add(text[at : at + size]) for at in range(0, len(text), size)]
+        assert ("".join(pieces) + cutter.end(), cutter.is_over) == ("a\nb\nUse", True)
+    cutter = StopCutter(["\nUser:"])
+    assert (cutter.add("a\nUs"), cutter.add("er"), cutter.end(), cutter.is_over) == ("a", "", "\nUser", False)
+
+
+def test_a_chat_without_a_template(call: Call, tmp_path: Path) -> None:
+    """What is advised is what can be done: a prompt that is no message."""
+    pytest.importorskip("transformers")
+    none = "Error: this model has no chat template"
+    assert call("sample", "--chat", "hi").stderr.endswith(f"{none}\nLeave --chat out.\n")
+    (tmp_path / "prompts.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+    sampled = call("sample", *ARGUMENTS).stderr
+    assert sampled.endswith(f'{none}\nGive a "prompt" instead of "messages".\n')
+    (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return 1.0\n")
+    trained = call("train", "prompts.jsonl", "--grpo", "reward.py").stderr
+    assert trained.endswith(f'{none}\nGive a "prompt" instead of "messages".\n')
 
 
 @pytest.fixture

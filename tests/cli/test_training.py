@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +16,9 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import Result
+from starlette.responses import JSONResponse
 
-from tinker.local import Settings, State, close_in_process, create_app
+from tinker.local import Settings, State, close_in_process, create_app, running_server
 from tinker.local.engines.toy import ToyEngine
 
 pytest.importorskip("transformers")
@@ -132,9 +136,38 @@ def test_a_resumed_run_is_the_same_run(call: Call, disturbed: Any, data: str) ->
         assert "has changed since the run began" in call("train", data, "--resume", base_url=url).stderr
 
 
+def test_an_unfinished_run_is_not_lost_silently(call: Call, disturbed: Any, data: str) -> None:
+    """A new run of its name says where it is, and leaves it to --resume unless it is saved on its way itself."""
+    with disturbed("/optim_step", 3, lambda: os.kill(os.getpid(), signal.SIGINT)) as url:
+        first = call("-f", "json", "train", data, *TRAIN, base_url=url)
+        (save,) = lines_of(first.stdout, "save")
+        place = f"(step {save['step']} of 9, {save['checkpoint_path']})"
+        new = call("train", data, *TRAIN, "--max-steps", "2", base_url=url)
+        assert new.exit_code == 0, new.output
+        assert f"An unfinished run of this name {place} is replaced when this one is saved" in new.stderr
+        resumed = call("train", data, "--resume", base_url=url)
+        assert f"\nGoing on after step {save['step']} of 9\n" in resumed.stderr
+        assert "An unfinished run" not in resumed.stderr
+        assert "Creating a run" not in resumed.stderr
+        assert "nothing to resume" in call("train", data, "--resume", base_url=url).stderr
+
+
+def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data: str) -> None:
+    """Once a new run of the same name has saved on its way, there is one position, which goes with its end."""
+    with disturbed("/optim_step", 3, lambda: os.kill(os.getpid(), signal.SIGINT)) as url:
+        assert call("train", data, *TRAIN, base_url=url).exit_code == 130
+        new = call("train", data, *TRAIN, "--max-steps", "2", "--save-every", "1", base_url=url)
+        assert new.exit_code == 0, new.output
+        assert "nothing to resume" in call("train", data, "--resume", base_url=url).stderr
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
-    [('{"promt": "a"}', "line 2: an example has"), ("{", "line 2:"), ('{"tokens": [1], "weights": [1]}', "nothing to learn")],
+    [
+        ('{"promt": "a"}', "line 2: an example has"),
+        ("{a", "line 2: not JSON: Expecting property name enclosed in double quotes (column 2)"),
+        ('{"tokens": [1], "weights": [1]}', "nothing to learn"),
+    ],
 )
 def test_nothing_is_created_for_a_file_that_is_wrong(call: Call, ask: Ask, data: str, line: str, words: str) -> None:
     """The data, and the file to evaluate on, are read before there is a run on the server."""
@@ -146,6 +179,91 @@ def test_nothing_is_created_for_a_file_that_is_wrong(call: Call, ask: Ask, data:
         assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
         assert f"wrong.jsonl, {words[:6]}" in result.stderr or "wrong.jsonl, line 2" in result.stderr
     assert ask("run", "list", "--limit", "0")["runs"] == before
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Iterator[str]:
+    """The address of a server whose model takes 32 tokens."""
+    with running_server(Settings(data_dir=tmp_path / "short"), ToyEngine(max_context_length=32)) as url:
+        yield url
+
+
+LONG = json.dumps({"tokens": list(range(40))}) + "\n"
+
+
+def test_an_example_that_the_model_cannot_take(call: Call, ask: Ask, short: str, data: str, tmp_path: Path) -> None:
+    """An example, to train or to evaluate on, that is longer than the context is named before there is a run; one that fits is not."""
+    (tmp_path / "long.jsonl").write_text(json.dumps({"tokens": list(range(33))}) + "\n" + LONG)
+    for arguments in (("long.jsonl",), (data, "--eval-file", "long.jsonl"), ("long.jsonl", "--estimate")):
+        result = call("train", *arguments, base_url=short)
+        assert result.exit_code == 1
+        assert "Error: long.jsonl, line 2: 39 tokens; tinker/toy takes 32\n" in result.stderr
+        assert result.stderr.endswith("Shorten it, or cut longer examples with --max-length 32.\n")
+    assert ask("run", "list", base_url=short)["runs"] == []
+    assert len(ask("train", "long.jsonl", "--max-length", "32", base_url=short)["losses"]) == 1
+
+
+def test_a_prompt_that_the_model_cannot_take(call: Call, ask: Ask, short: str, tmp_path: Path) -> None:
+    """A prompt that leaves no room for an answer is named before there is a run."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "a b c d"}\n')
+    result = call("train", "prompts.jsonl", "--grpo", "reward.py", "--max-tokens", "30", base_url=short)
+    assert result.exit_code == 1
+    assert re.search(r"prompts.jsonl, line 2: \d tokens and an answer of 30; tinker/toy takes 32\n", result.stderr)
+    assert ask("run", "list", base_url=short)["runs"] == []
+
+
+def test_a_model_whose_context_is_not_known(ask: Ask, scripted: Callable[..., str], tmp_path: Path) -> None:
+    """Where the server does not say how long an example may be, every one is sent."""
+    url = scripted("/get_server_capabilities", 200, {"supported_models": [{"model_name": "tinker/toy"}]})
+    (tmp_path / "long.jsonl").write_text(LONG)
+    assert len(ask("train", "long.jsonl", base_url=url)["losses"]) == 1
+
+
+def test_a_model_that_the_server_lacks(call: Call, data: str) -> None:
+    """The server's refusal is told, with the model that was meant, and no other tokenizer is looked for."""
+    result = call("train", data, "--model", "tinker/tyo")
+    assert result.exit_code == 1
+    assert "base model 'tinker/tyo' is not offered; this server has 'tinker/toy'; did you mean 'tinker/toy'?" in result.stderr
+
+
+LISTS = ([], [{"model_name": "tinker/toy"}])
+
+
+@pytest.mark.parametrize("listed", LISTS, ids=["none", "the model"])
+def test_a_model_that_is_trained_and_not_sampled(ask: Ask, serve_app: Any, data: str, tmp_path: Path, listed: Any) -> None:
+    """A server that refuses to sample what it trains, and names it or has no list, is no reason to stop."""
+    state = State(ToyEngine, Settings(data_dir=tmp_path / "trains"))
+    app, refused = create_app(state), []
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/create_sampling_session"):
+            refused.append(scope["path"])
+            await JSONResponse({"detail": "not sampled here"}, 400)(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"].endswith("/get_server_capabilities"):
+            await JSONResponse({"supported_models": listed})(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    with serve_app(answer) as url:
+        assert len(ask("train", data, "--model", "tinker/toy", base_url=url)["losses"]) == 1
+    assert refused
+    state.close()
+
+
+def test_a_server_that_takes_every_model(ask: Ask, data: str, tmp_path: Path) -> None:
+    """A model that is in no list is trained where the server takes it."""
+    with running_server(Settings(data_dir=tmp_path / "any", any_base_model=True), ToyEngine()) as url:
+        assert ask("train", data, "--model", "some/model", base_url=url)["base_model"] == "some/model"
+
+
+def test_the_tokenizer_does_not_warn_of_long_examples(server: str, tmp_path: Path) -> None:
+    """What transformers thinks is too long for its model is no news of the server's."""
+    (tmp_path / "long.jsonl").write_text(json.dumps({"text": " ".join(map(str, range(600)))}) + "\n")
+    words = [sys.executable, "-m", "tinker.cli", "--base-url", server, "train", "long.jsonl"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert "Token indices" not in done.stderr
 
 
 def test_what_is_reported(call: Call, data: str, tmp_path: Path) -> None:
@@ -251,6 +369,12 @@ def test_options_that_do_not_fit(call: Call, data: str, tmp_path: Path) -> None:
     assert call("train", data, "--eval-every", "2").exit_code == 2
     assert call("train", data, "--grpo", "reward.py", "--eval-file", data).exit_code == 2
     assert "There is no folder" in call("train", data, "--log", "nowhere/log.jsonl", base_url="http://127.0.0.1:1").stderr
+
+
+def test_the_short_name_of_the_learning_rate(call: Call, data: str, tmp_path: Path) -> None:
+    """--lr is --learning-rate."""
+    assert call("train", data, "--lr", "0.5", "--schedule", "constant", "--log", "log.jsonl").exit_code == 0
+    assert lines_of((tmp_path / "log.jsonl").read_text(), "step")[0]["learning_rate"] == 0.5
 
 
 def test_the_command_line_says_that_a_model_loads(call: Call, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_sample(ask: Ask, call: Call, run: Any) -> None:
     arguments = ("--model", run.sampler, "--max-tokens", "3", "--temperature", "0")
     text = call("sample", *arguments, input="a").stdout
     assert ask("sample", "a", *arguments)["samples"][0]["text"] == text.removesuffix("\n")
-    assert call("sample", "a", "--max-tokens", "3", "--chat").stderr.endswith('Use prompts and completions, or "text".\n')
+    assert call("sample", "a", "--max-tokens", "3", "--chat").stderr.endswith("Leave --chat out.\n")
 
 
 def test_sample_of_nothing(call: Call) -> None:

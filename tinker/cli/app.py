@@ -10,6 +10,7 @@ from tinker._version import __version__
 from tinker.cli.errors import convert_errors
 from tinker.cli.lazy import Entry, LazyGroup
 from tinker.cli.options import PATIENCE_SECONDS, Format, GlobalOptions
+from tinker.cli.unknown_options import explain_unknown_options
 
 COMMANDS = {
     "auth": Entry("tinker.cli.commands.auth:auth", "Log in and out, and see whose credential is used."),
@@ -32,8 +33,12 @@ COMMANDS = {
 class Main(LazyGroup):
     """The outermost group, which shows failures."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with explain_unknown_options():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
-        with convert_errors(debug=bool(ctx.params.get("debug"))):
+        with convert_errors(debug=bool(ctx.params.get("debug"))), explain_unknown_options():
             return super().invoke(ctx)
 
 

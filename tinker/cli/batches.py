@@ -31,12 +31,14 @@ class PromptLine(NamedTuple):
 
 def read_prompt_lines(file: Path) -> list[PromptLine]:
     """Read lines: ``{"prompt": text or token ids}`` or ``{"messages": [...]}``. CommandFailed names a line that is none."""
+    from tinker.cli.examples import parse_line
+
     found: list[PromptLine] = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            value: Any = json.loads(line)
+            value: Any = parse_line(line)
         except ValueError as error:
             raise CommandFailed(f"{file}, line {number}: {error}") from None
         record = cast("dict[str, Any]", value) if isinstance(value, dict) else {}

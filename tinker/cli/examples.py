@@ -15,11 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from tinker.cli.capacity import Capacity
 from tinker.cli.errors import CommandFailed
 from tinker.types import Datum, ModelInput
 
 _ANSWERS = ("completion", "answer", "response")
 _LEARNED_ROLE = "assistant"
+PROMPT_ADVICE = 'Give a "prompt" instead of "messages".'
 
 
 class ExampleRow(NamedTuple):
@@ -39,8 +41,8 @@ class ExampleRow(NamedTuple):
         return sum(self.weights[1:])
 
 
-def read_examples(file: Path, tokenizer: Any, max_length: int | None) -> list[ExampleRow]:
-    """Read every line of the file. CommandFailed naming the line that is not an example or has nothing to learn.
+def read_examples(file: Path, tokenizer: Any, max_length: int | None, capacity: Capacity | None = None) -> list[ExampleRow]:
+    """Read every line of the file. CommandFailed naming the line that is not an example, has nothing to learn or is too long.
 
     Examples longer than ``max_length`` tokens are cut at the end.
     """
@@ -49,6 +51,7 @@ def read_examples(file: Path, tokenizer: Any, max_length: int | None) -> list[Ex
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 examples.append(_cut(_read_line(file, number, line, tokenizer), max_length, file, number))
+                _check_length(examples[-1], capacity, file, number)
     if not examples:
         raise CommandFailed(f"{file} has no examples")
     return examples
@@ -87,9 +90,17 @@ class _NoTokenizer:
         return "m" * (2 * len(messages) + add_generation_prompt)
 
 
+def parse_line(line: str) -> Any:
+    """Parse a line of a file. ValueError saying where it is not JSON."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} (column {error.colno})") from None
+
+
 def _read_line(file: Path, number: int, line: str, tokenizer: Any) -> ExampleRow:
     try:
-        value = json.loads(line)
+        value = parse_line(line)
         if not isinstance(value, dict):
             raise ValueError("an example is an object, {...}")
         return _example(cast("dict[str, Any]", value), tokenizer)
@@ -102,6 +113,13 @@ def _cut(example: ExampleRow, max_length: int | None, file: Path, number: int) -
     if example.weight <= 0:
         raise CommandFailed(f"{file}, line {number}: nothing to learn: no token after the first one has weight")
     return example
+
+
+def _check_length(example: ExampleRow, capacity: Capacity | None, file: Path, number: int) -> None:
+    count = len(example.tokens) - 1  # the last token is predicted, not read
+    if capacity is not None and capacity.is_exceeded(count):
+        advice = f"Shorten it, or cut longer examples with --max-length {capacity.tokens}."
+        raise CommandFailed(f"{file}, line {number}: {count:,} tokens; {capacity}", advice)
 
 
 def _example(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
@@ -168,10 +186,12 @@ def _extend(tokens: list[int], weights: list[float], longer: list[int], weight: 
     tokens[:] = longer
 
 
-def chat_tokens(tokenizer: Any, messages: Sequence[dict[str, str]], *, prompt: bool) -> list[int]:
+def chat_tokens(
+    tokenizer: Any, messages: Sequence[dict[str, str]], *, prompt: bool, advice: str = 'Use prompts and completions, or "text".'
+) -> list[int]:
     """Encode messages in the model's template; ``prompt`` adds what begins an answer. CommandFailed without a template."""
     if not getattr(tokenizer, "chat_template", None):
-        raise CommandFailed("this model has no chat template", 'Use prompts and completions, or "text".')
+        raise CommandFailed("this model has no chat template", advice)
     text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
     tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,14 @@ import click
 
 from tinker.cli.models import first_sampleable
 from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.stops import StopCutter
 
 if TYPE_CHECKING:
     from tinker.sampling_client import SamplingClient
     from tinker.service_client import ServiceClient
     from tinker.types import ModelInput, SamplingParams
 
+_YOUR_TURN = "\nUser:"
 _HELP = """\
 /system TEXT   set what the model is told at the beginning; without a text: nothing
 /model NAME    go on with another model or checkpoint
@@ -138,15 +141,24 @@ class _Talk:
         self._turns.append({"role": "user", "content": text})
         said = ""
         try:
-            with self._sampler.sample_stream(self._prompt(), 1, self._params(), tokenizer=self._decoder) as stream:
-                for chunk in stream:
-                    said += chunk.text or ""
-                    click.echo(chunk.text or "", nl=False)
-                    sys.stdout.flush()
+            for piece in self._stream():
+                said += piece
+                click.echo(piece, nl=False)
+                sys.stdout.flush()
         except KeyboardInterrupt:
             click.echo(" [stopped]", err=True, nl=False)
         click.echo()
         self._turns.append({"role": "assistant", "content": said.strip()})
+
+    def _stream(self) -> Iterator[str]:
+        """Yield the pieces of an answer, to its end or to the first stop."""
+        cutter = StopCutter(self._stops())
+        with self._sampler.sample_stream(self._prompt(), 1, self._params(), tokenizer=self._decoder) as stream:
+            for chunk in stream:
+                yield cutter.add(chunk.text or "")
+                if cutter.is_over:
+                    return
+        yield cutter.end()
 
     def _messages(self) -> list[dict[str, str]]:
         return [*([{"role": "system", "content": self._system}] if self._system else []), *self._turns]
@@ -167,5 +179,12 @@ class _Talk:
     def _params(self) -> SamplingParams:
         from tinker.types import SamplingParams
 
-        stop = None if self._has_template else ["\nUser:"]
+        stop = self._stops() or None  # None: where the model ends its turn
         return SamplingParams(max_tokens=self._longest, temperature=self._temperature, stop=stop)
+
+    def _stops(self) -> list[str]:
+        """Return what ends an answer in plain text, your next turn or the end of the text; nothing with a template."""
+        if self._has_template:
+            return []
+        end: str | None = getattr(self._tokenizer, "eos_token", None)
+        return [_YOUR_TURN, *([end] if end else [])]

@@ -180,15 +180,16 @@ def _read_pipe() -> Sequence[str]:
 
 def _encode(tokenizer: Any, text: Any, *, chat: bool) -> Any:
     """Return a prompt as tokens: a text, token ids, or the messages of a chat."""
-    from tinker.cli.examples import chat_tokens
+    from tinker.cli.examples import PROMPT_ADVICE, chat_tokens
     from tinker.types import ModelInput
 
     if not isinstance(text, str) and isinstance(text[0], dict):
-        return ModelInput.from_ints(chat_tokens(tokenizer, text, prompt=True))
+        return ModelInput.from_ints(chat_tokens(tokenizer, text, prompt=True, advice=PROMPT_ADVICE))
     if not isinstance(text, str):
         return ModelInput.from_ints(text)
     if chat:
-        return ModelInput.from_ints(chat_tokens(tokenizer, [{"role": "user", "content": text}], prompt=True))
+        messages = [{"role": "user", "content": text}]
+        return ModelInput.from_ints(chat_tokens(tokenizer, messages, prompt=True, advice="Leave --chat out."))
     return ModelInput.from_ints(tokenizer.encode(text))
 
 

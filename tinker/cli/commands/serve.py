@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "model",
     metavar="PATH_OR_NAME",
     multiple=True,
-    help="Base model to train and sample. Can be given several times. Default: the small one that comes along.",
+    help="Base model to train and sample. Can be given several times. Default: the packaged one.",
 )
 @click.option(
     "--engine",
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     type=click.Choice(["official", "skyrl", "minimal-json", "strict", "plain-json"]),
     default="official",
     show_default=True,
-    help="Pass for another server: SkyRL's; one that has only what clients of late 2025 ask for; one that refuses fields which "
+    help="Imitate another server: SkyRL's; one that has only what clients of late 2025 ask for; one that refuses fields which "
     "it does not know; one that fails on protobuf.",
 )
 @click.option("--hold", type=click.FloatRange(0, 40), metavar="SECONDS", help="How long a poll waits. Default: the profile's.")

@@ -15,6 +15,9 @@ from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.training.plan import Plan
 
 if TYPE_CHECKING:
+    from tinker_wire.models import SupportedModel
+
+    from tinker.cli.capacity import Capacity
     from tinker.cli.examples import ExampleRow
     from tinker.cli.training.grpo import GRPO
     from tinker.cli.training.position import Bookmark, Position
@@ -35,7 +38,9 @@ _COUNT = click.IntRange(min=1)
 @click.option("-m", "--model", metavar="NAME", help="The base model. Default: the first that can be trained.")
 @click.option("--from", "start", metavar="PATH", help="Start from this checkpoint instead of a new adapter.")
 @click.option("--rank", type=_COUNT, default=32, show_default=True, help="Rank of the new LoRA adapter.")
-@click.option("--learning-rate", type=click.FloatRange(min=0), default=1e-4, show_default=True, help="The highest one.")
+@click.option(
+    "--learning-rate", "--lr", type=click.FloatRange(min=0), default=1e-4, show_default=True, help="Peak learning rate."
+)
 @click.option(
     "--schedule",
     type=click.Choice(["linear", "cosine", "constant"]),
@@ -112,41 +117,56 @@ def _check_options(values: Mapping[str, Any]) -> None:
 
 
 class _TrainingJob(NamedTuple):
-    """A run that is about to begin: everything that can be checked without creating it has been."""
+    """A run that is about to begin: everything that can be checked without creating it has been.
+
+    ``is_unlisted`` says that the server has a list of models and this one is not in it: some serve it all the same.
+    """
 
     options: GlobalOptions
     data: Path
     plan: Plan
     values: Mapping[str, Any]
+    bookmark: Bookmark
     position: Position | None
-    base_model: str
+    capacity: Capacity
+    is_unlisted: bool
     prices: Mapping[str, Price] | None
+
+    @property
+    def base_model(self) -> str:
+        """The name of the model that is trained."""
+        return self.capacity.model
 
     @classmethod
     def open(cls, options: GlobalOptions, data: Path, plan: Plan, given: set[str], values: Mapping[str, Any]) -> _TrainingJob:
         """Check the files, and ask the server what can be trained."""
+        from tinker.cli.capacity import Capacity
         from tinker.cli.clients import rest_client
         from tinker.cli.examples import check_lines
         from tinker.usage import TokenCounts
 
-        position = None
+        position, bookmark = None, _bookmark(options, data, plan.name)
         if values["resume"]:
-            plan, position = _bookmark(options, data, plan.name).read(plan, given)
+            plan, position = bookmark.read(plan, given)
         if plan.grpo is None:
             for file in filter(None, (data, values["eval_file"])):
                 check_lines(file)
         prices = read_prices(values["prices_path"])
-        base_model = _find_model(rest_client(options), plan)
+        rest = rest_client(options)
+        offered = rest.get_server_capabilities().result().supported_models
+        base_model = _find_model(rest, plan, offered)
         cost_of(prices, {base_model: TokenCounts()})  # a price that lacks is noticed now
-        return cls(options, data, plan, values, position, base_model, prices)
+        lengths = {entry.model_name: entry.max_context_length for entry in offered if entry.model_name}
+        is_unlisted = bool(lengths) and base_model not in lengths
+        capacity = Capacity(base_model, lengths.get(base_model))
+        return cls(options, data, plan, values, bookmark, position, capacity, is_unlisted, prices)
 
     def estimate(self) -> None:
         """Show what the run would take."""
         from tinker._tokenizers import load, resolve
-        from tinker.cli.examples import read_examples
 
         tokenizer = load(self.plan.tokenizer_id or resolve(self.base_model, None))
-        _show_estimate(self, self.plan.split(read_examples(self.data, tokenizer, self.plan.max_length)))
+        _show_estimate(self, self.plan.split(self._read(self.data, tokenizer)))
 
     def run(self) -> None:
         """Read the data as tokens, create the run, take its steps and save it."""
@@ -159,30 +179,59 @@ class _TrainingJob(NamedTuple):
         with service_client(self.options) as service, log.open("a", encoding="utf-8") if log else nullcontext() as stream:
             service.add_observer(usage)
             self._tell(f"Reading {self.data} with the tokenizer of {self.plan.tokenizer_id or self.base_model}")
-            recipe, held_out = self._prepare(_load_tokenizer(service, self.plan, self.base_model))
-            self._tell(f"Creating a run of {self.base_model}, {recipe.steps} steps")
+            recipe, held_out = self._prepare(self._load_tokenizer(service))
+            self._tell_beginning(recipe.steps)
             report = RunReport(self.options, recipe.metric, recipe.steps, stream)
             training = self._create_client(service).result()
             self._take_steps(training, recipe, held_out, report)
             _finish(self, training, report, usage)
 
+    def _tell_beginning(self, steps: int) -> None:
+        """Say what begins, and which unfinished run it replaces."""
+        if self.position is not None:
+            self._tell(f"Going on after step {self.position.step} of {steps}")
+            return
+        if (unfinished := self.bookmark.find()) is not None:
+            told = f"An unfinished run of this name ({unfinished}) is replaced when this one is saved on its way"
+            click.echo(f"{told}; --resume goes on with it.", err=True)
+        self._tell(f"Creating a run of {self.base_model}, {steps} steps")
+
     def _tell(self, line: str) -> None:
         if self.options.format == "table":
             click.echo(line, err=True)
 
+    def _load_tokenizer(self, service: ServiceClient) -> Any:
+        """Load the tokenizer given, else the one that the server names for the model, else the one of the model's name."""
+        from tinker._tokenizers import load, resolve
+        from tinker.errors import APIStatusError, RequestFailedError
+
+        if self.plan.tokenizer_id is not None:
+            return load(self.plan.tokenizer_id)
+        try:
+            return service.create_sampling_client(base_model=self.base_model).get_tokenizer()
+        except (APIStatusError, RequestFailedError):
+            if self.is_unlisted:
+                raise
+            return load(resolve(self.base_model, None))  # a server that trains models which it does not sample
+
     def _prepare(self, tokenizer: Any) -> tuple[Supervised | GRPO, Sequence[ExampleRow]]:
         """Return the steps, and the examples of the evaluation file."""
-        from tinker.cli.examples import read_examples
         from tinker.cli.training.grpo import GRPO, read_prompts, read_reward
         from tinker.cli.training.supervised import Supervised
 
         if self.plan.grpo is not None:
             reward = read_reward(Path(self.plan.grpo))
-            return GRPO(self.plan, read_prompts(self.data, tokenizer), reward, tokenizer), []
-        rows = read_examples(self.data, tokenizer, self.plan.max_length)
+            return GRPO(self.plan, read_prompts(self.data, tokenizer, self.plan, self.capacity), reward, tokenizer), []
+        rows = self._read(self.data, tokenizer)
         file: Path | None = self.values["eval_file"]
-        held_out = [] if file is None else read_examples(file, tokenizer, self.plan.max_length)
-        return Supervised(self.plan, rows), held_out
+        return Supervised(self.plan, rows), [] if file is None else self._read(file, tokenizer)
+
+    def _read(self, file: Path, tokenizer: Any) -> list[ExampleRow]:
+        from tinker.cli.capacity import silence_length_warnings
+        from tinker.cli.examples import read_examples
+
+        with silence_length_warnings():
+            return read_examples(file, tokenizer, self.plan.max_length, self.capacity)
 
     def _create_client(self, service: ServiceClient) -> TrainingClient:
         path = self.plan.start if self.position is None else self.position.checkpoint
@@ -203,8 +252,7 @@ class _TrainingJob(NamedTuple):
         facts = {"training_run_id": training.model_id, "base_model": self.base_model, "examples": recipe.examples}
         with progress(self.options, f"Training {self.base_model}", recipe.steps) as advance:
             report.begin(advance, facts, first)
-            bookmark = _bookmark(self.options, self.data, self.plan.name)
-            Loop(self.plan, recipe, training, report, bookmark, cadence, evaluation).run(first)
+            Loop(self.plan, recipe, training, report, self.bookmark, cadence, evaluation).run(first)
 
 
 def _bookmark(options: GlobalOptions, data: Path, name: str) -> Bookmark:
@@ -215,29 +263,16 @@ def _bookmark(options: GlobalOptions, data: Path, name: str) -> Bookmark:
     return Bookmark(config.credentials_file.parent / "train", config.base_url, data, name)
 
 
-def _find_model(rest: RestClient, plan: Plan) -> str:
+def _find_model(rest: RestClient, plan: Plan, offered: Sequence[SupportedModel]) -> str:
     """Return the model that is trained: the given one, that of the checkpoint to start from, or the first."""
     if plan.model is not None:
         return plan.model
     if plan.start is not None:
         return rest.get_weights_info_by_tinker_path(plan.start).result().base_model
-    for entry in rest.get_server_capabilities().result().supported_models:
+    for entry in offered:
         if entry.model_name is not None and entry.trainable is not False:
             return str(entry.model_name)
     raise CommandFailed("The server offers no model to train")
-
-
-def _load_tokenizer(service: ServiceClient, plan: Plan, base_model: str) -> Any:
-    """Load the tokenizer given, else the one that the server names for the model, else the one of the model's name."""
-    from tinker._tokenizers import load, resolve
-    from tinker.errors import APIStatusError, RequestFailedError
-
-    if plan.tokenizer_id is not None:
-        return load(plan.tokenizer_id)
-    try:
-        return service.create_sampling_client(base_model=base_model).get_tokenizer()
-    except (APIStatusError, RequestFailedError):  # a server that trains models which it does not sample
-        return load(resolve(base_model, None))
 
 
 def _show_estimate(job: _TrainingJob, steps: Sequence[Sequence[Sequence[ExampleRow]]]) -> None:
@@ -255,7 +290,7 @@ def _finish(job: _TrainingJob, training: TrainingClient, report: RunReport, usag
     """Save the run twice, forget where it could be resumed, and show the result."""
     state, sampler = training.save_state(job.plan.name), training.save_weights_for_sampler(job.plan.name)
     paths = state.result().path, sampler.result().path
-    _bookmark(job.options, job.data, job.plan.name).remove()
+    job.bookmark.remove()
     cost = cost_of(job.prices, usage.by("base_model"))
     values = [value for _, value in report.curve]
     facts = {

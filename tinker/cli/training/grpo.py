@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import runpy
 import statistics
@@ -15,6 +14,7 @@ from tinker.cli.errors import CommandFailed
 from tinker.cli.training.supervised import StepResult
 
 if TYPE_CHECKING:
+    from tinker.cli.capacity import Capacity
     from tinker.cli.training.plan import Plan
     from tinker.futures import APIFuture
     from tinker.training_client import TrainingClient
@@ -43,30 +43,41 @@ def read_reward(file: Path) -> Reward:
     return cast("Reward", reward)
 
 
-def read_prompts(file: Path, tokenizer: Any) -> list[PromptRow]:
-    """Read the prompt of every line, a text or the messages of a chat. CommandFailed naming the line that has none."""
+def read_prompts(file: Path, tokenizer: Any, plan: Plan, capacity: Capacity) -> list[PromptRow]:
+    """Read the prompt of every line, a text or the messages of a chat. CommandFailed naming a line without one that fits."""
+    from tinker.cli.capacity import silence_length_warnings
+
     rows: list[PromptRow] = []
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8") as lines, silence_length_warnings():
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 rows.append(_read_line(file, number, line, tokenizer))
+                _check_length(rows[-1], plan, capacity, f"{file}, line {number}")
     if not rows:
         raise CommandFailed(f"{file} has no prompts")
     return rows
 
 
 def _read_line(file: Path, number: int, line: str, tokenizer: Any) -> PromptRow:
-    from tinker.cli.examples import chat_tokens
+    from tinker.cli.examples import PROMPT_ADVICE, chat_tokens, parse_line
 
     try:
-        example: Any = json.loads(line)
+        example: Any = parse_line(line)
         if isinstance(example, dict) and "messages" in example:
-            return PromptRow(chat_tokens(tokenizer, cast("Any", example["messages"]), prompt=True), cast("Any", example))
+            messages: Any = cast("Any", example["messages"])
+            return PromptRow(chat_tokens(tokenizer, messages, prompt=True, advice=PROMPT_ADVICE), cast("Any", example))
         if not isinstance(example, dict) or not isinstance(cast("Any", example).get("prompt"), str):
             raise ValueError('a line is an object with "prompt", a string, or "messages"')
         return PromptRow(tokenizer.encode(example["prompt"]), cast("Any", example))
     except (ValueError, TypeError, KeyError) as error:
         raise CommandFailed(f"{file}, line {number}: {error}") from error
+
+
+def _check_length(row: PromptRow, plan: Plan, capacity: Capacity, place: str) -> None:
+    """Check that an answer of full length goes behind a prompt."""
+    if capacity.is_exceeded(len(row.tokens) + plan.max_tokens):
+        lengths = f"{len(row.tokens):,} tokens and an answer of {plan.max_tokens:,}"
+        raise CommandFailed(f"{place}: {lengths}; {capacity}", "Shorten it, or give a smaller --max-tokens.")
 
 
 class GRPO:

@@ -158,7 +158,7 @@ class Loop:
 
     def _keep(self, done: int, path: str) -> None:
         self._saved = done
-        self._bookmark.write(self._plan, Position(done, path))
+        self._bookmark.write(self._plan, Position(done, path, self._recipe.steps))
         self._report.add_save(done, path)
 
     def _tell_resume(self, note: str = "") -> None:

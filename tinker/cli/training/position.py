@@ -1,4 +1,4 @@
-"""Where a run can be resumed: a small file for each run, written at each save and removed at the end.
+"""Where a run can be resumed: a small file for each run, written at each save and removed at the end of the run that wrote it.
 
 It is called after the server, the data and the name of the run, so that the same command with ``--resume`` finds it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -19,19 +19,35 @@ _FORM = 1
 
 
 class Position(NamedTuple):
-    """The state of a run at a checkpoint: so many steps are in it."""
+    """The state of a run at a checkpoint: so many steps are in it, of so many in all."""
 
     step: int
     checkpoint: str
+    steps: int | None = None
+
+    def __str__(self) -> str:
+        total = "" if self.steps is None else f" of {self.steps}"
+        return f"step {self.step}{total}, {self.checkpoint}"
 
 
 class Bookmark:
-    """The file of one run. ``server`` is its base URL, without a password."""
+    """The file of one run. ``server`` is its base URL, without a password.
+
+    The position of an earlier run stays until this one writes its own.
+    """
 
     def __init__(self, folder: Path, server: str, data: Path, name: str) -> None:
         key = hashlib.sha256("\n".join((server, str(data.resolve()), name)).encode()).hexdigest()[:16]
         self.path: Path = folder / f"{key}.json"
         self._data = data
+        self._is_own = False
+
+    def find(self) -> Position | None:
+        """Return where an unfinished run is; None where none is known."""
+        try:
+            return _position_of(self._load())
+        except CommandFailed:
+            return None
 
     def read(self, plan: Plan, given: Collection[str]) -> tuple[Plan, Position]:
         """Return the plan that the run began with, and where it is.
@@ -48,7 +64,8 @@ class Bookmark:
                 )
         if value["data"] != digest(self._data):
             raise CommandFailed(f"{self._data} has changed since the run began", "Leave --resume out to begin anew.")
-        return began, Position(value["step"], value["checkpoint"])
+        self._is_own = True
+        return began, _position_of(value)
 
     def _load(self) -> dict[str, Any]:
         try:
@@ -71,10 +88,16 @@ class Bookmark:
         partial = self.path.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps(value, indent=2) + "\n")
         partial.replace(self.path)
+        self._is_own = True
 
     def remove(self) -> None:
-        """Forget the run: it has ended."""
-        self.path.unlink(missing_ok=True)
+        """Forget the run: it has ended. An earlier one that it has not replaced can still be resumed."""
+        if self._is_own:
+            self.path.unlink(missing_ok=True)
+
+
+def _position_of(value: Mapping[str, Any]) -> Position:
+    return Position(value["step"], value["checkpoint"], value.get("steps"))
 
 
 def digest(file: Path) -> str:

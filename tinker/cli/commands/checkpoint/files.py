@@ -96,7 +96,7 @@ def download(
 @click.option(
     "--ignore-pattern", "ignore_patterns", multiple=True, metavar="PATTERN", help="No files like this; may be repeated."
 )
-@click.option("--no-model-card", is_flag=True, help="Add no README.md where there is none.")
+@click.option("--no-model-card", is_flag=True, help="Do not add a missing README.md.")
 @pass_options
 def push_hf(
     options: GlobalOptions,

@@ -1,4 +1,4 @@
-"""The checks of ``tinker doctor``, one after the other. Nothing is tried again, and nothing on the server changes."""
+"""The checks of ``tinker doctor``, one after the other. Nothing is retried, and nothing on the server changes."""
 
 from __future__ import annotations
 
