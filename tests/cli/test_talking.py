@@ -13,6 +13,8 @@ from click.testing import Result
 import tinker
 from tinker._tokenizers import load
 from tinker.cli.stops import StopCutter
+from tinker.local import Settings, running_server
+from tinker.local.engines.toy import ToyEngine
 from tinker.testing import ScriptedSample, toy_server
 
 Call = Callable[..., Result]
@@ -130,6 +132,18 @@ def test_an_answer_in_plain_text_ends(call: Call, tmp_path: Path, drawn: list[in
         result = call("chat", "--max-tokens", str(len(tokens)), base_url=url, input="hello\n/save chat.jsonl\n")
     assert result.stdout == f"{shown}\n", result.stderr
     assert json.loads((tmp_path / "chat.jsonl").read_text())["messages"][-1]["content"] == shown
+
+
+def test_an_answer_fits_behind_the_conversation(call: Call, tmp_path: Path) -> None:
+    """An answer is as long as the model has room for; a conversation that leaves none is refused, and /reset goes on."""
+    pytest.importorskip("transformers")
+    with running_server(Settings(data_dir=tmp_path / "short"), ToyEngine(max_context_length=40)) as url:
+        long = "a very long message that leaves no room"
+        result = call("chat", "--temperature", "0", base_url=url, input=f"hi\n{long}\n/reset\nhi\n")
+    assert result.exit_code == 0, result.output
+    assert "; tinker/toy takes 40; /reset begins anew" in result.stderr
+    first, last = result.stdout.splitlines()[0], result.stdout.splitlines()[-1]
+    assert first == last
 
 
 def test_text_that_may_become_a_stop_is_held_back() -> None:

@@ -67,7 +67,7 @@ class TextDecoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+        self._special: frozenset[int] = frozenset(getattr(tokenizer, "all_special_ids", ()))
 
     def decode(self, token_ids: Sequence[int], /) -> str:
         """Return the text of the tokens of a sample, or of its beginning."""

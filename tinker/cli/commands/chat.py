@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tinker.cli.capacity import Capacity
 from tinker.cli.models import first_sampleable
 from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.stops import StopCutter
@@ -103,7 +104,12 @@ class _Talk:
         sampler: SamplingClient = self._service.create_sampling_client(model_path=path, base_model=base).result()
         self._tokenizer: Any = load(self._tokenizer_id) if self._tokenizer_id else sampler.get_tokenizer()
         self._decoder = TextDecoder(self._tokenizer)
+        self._capacity = self._find_capacity(sampler.get_base_model())
         self._sampler = sampler
+
+    def _find_capacity(self, base_model: str) -> Capacity:
+        offered = self._service.get_server_capabilities().supported_models
+        return Capacity(base_model, next((one.max_context_length for one in offered if one.model_name == base_model), None))
 
     def obey(self, command: str, rest: str) -> bool:
         """Carry out a line that begins with a slash; whether to go on."""
@@ -139,9 +145,13 @@ class _Talk:
     def answer(self, text: str) -> None:
         """Show the answer to a turn as it comes; Ctrl-C keeps what there is of it."""
         self._turns.append({"role": "user", "content": text})
-        said = ""
+        prompt, said = self._prompt(), ""
+        if self._capacity.is_exceeded(prompt.length + 1):
+            self._turns.pop()
+            click.echo(f"the conversation has {prompt.length:,} tokens; {self._capacity}; /reset begins anew", err=True)
+            return
         try:
-            for piece in self._stream():
+            for piece in self._stream(prompt):
                 said += piece
                 click.echo(piece, nl=False)
                 sys.stdout.flush()
@@ -150,10 +160,10 @@ class _Talk:
         click.echo()
         self._turns.append({"role": "assistant", "content": said.strip()})
 
-    def _stream(self) -> Iterator[str]:
+    def _stream(self, prompt: ModelInput) -> Iterator[str]:
         """Yield the pieces of an answer, to its end or to the first stop."""
         cutter = StopCutter(self._stops())
-        with self._sampler.sample_stream(self._prompt(), 1, self._params(), tokenizer=self._decoder) as stream:
+        with self._sampler.sample_stream(prompt, 1, self._params(prompt), tokenizer=self._decoder) as stream:
             for chunk in stream:
                 yield cutter.add(chunk.text or "")
                 if cutter.is_over:
@@ -176,11 +186,12 @@ class _Talk:
     def _has_template(self) -> bool:
         return bool(getattr(self._tokenizer, "chat_template", None))
 
-    def _params(self) -> SamplingParams:
+    def _params(self, prompt: ModelInput) -> SamplingParams:
         from tinker.types import SamplingParams
 
         stop = self._stops() or None  # None: where the model ends its turn
-        return SamplingParams(max_tokens=self._longest, temperature=self._temperature, stop=stop)
+        longest = min(self._longest, self._capacity.tokens - prompt.length) if self._capacity.tokens else self._longest
+        return SamplingParams(max_tokens=longest, temperature=self._temperature, stop=stop)
 
     def _stops(self) -> list[str]:
         """Return what ends an answer in plain text, your next turn or the end of the text; nothing with a template."""
