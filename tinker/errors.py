@@ -17,6 +17,7 @@
     │   └── APIConnectionError          no response
     │       └── APITimeoutError             not in time
     ├── RequestFailedError              an accepted request failed on the server
+    │   └── RefusedResultError              the server said so with an error status
     ├── PrecedingRequestFailed          not sent, because an earlier request failed
     ├── LossTermError                   a term of a regularized loss failed
     ├── CircuitOpenError                the call was not made: the server failed repeatedly
@@ -196,6 +197,13 @@ class RequestFailedError(TinkerError):
         self.message = message
         self.request_id = request_id
         self.category = category
+
+
+class RefusedResultError(RequestFailedError, ValueError):
+    """The server answered the question for a result with an error status: the request failed.
+
+    The official client raises a ValueError for such an answer.
+    """
 
 
 class SampleStreamError(TinkerError, RuntimeError):

@@ -72,6 +72,7 @@ def test_failures_end_the_wait_at_once(
         future.result(10)
     assert text in str(caught.value)
     assert (caught.value.category, caught.value.request_id) == (category, future.request_id)
+    assert isinstance(caught.value, ValueError) == (status >= 400)  # as scripts for the official client catch it
     assert len(wire.sent("retrieve_future")) == before + 1
 
 

@@ -28,7 +28,7 @@ from tinker._http import (
     is_pending,
 )
 from tinker._wire import json, proto
-from tinker.errors import APIError, APIStatusError, RequestFailedError
+from tinker.errors import APIError, APIStatusError, RefusedResultError, RequestFailedError
 from tinker.futures import APIFuture
 from tinker.observing import QueueChange
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
@@ -249,13 +249,15 @@ class _Poll(Generic[T]):
     def _final(self, error: APIError) -> APIError:
         """Return the error to judge; raises at once when it means that the request failed."""
         if isinstance(error, APIStatusError) and is_failed_result(error):
-            raise self._result_error(_detail(error), None) from error
+            raise self._result_error(_detail(error), None, RefusedResultError) from error
         return error
 
-    def _result_error(self, detail: object, category: str | None) -> RequestFailedError:
+    def _result_error(
+        self, detail: object, category: str | None, kind: type[RequestFailedError] = RequestFailedError
+    ) -> RequestFailedError:
         text = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
         known = category.lower() if category is not None and category.lower() in ("user", "server") else "unknown"
-        error = RequestFailedError(
+        error = kind(
             f"{self.future.operation} failed on the server: {text} (request {self.request_id}, category {known})",
             self.request_id,
             known,
