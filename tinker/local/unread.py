@@ -99,7 +99,7 @@ def _find_in_object(content: bytes | msgspec.Raw, records: _Members) -> Iterator
             for kind in fields[name]:
                 yield from (f"{name}.{inner}" for inner in _find_in_value(value, kind))
         elif name != TAG and bytes(value) != b"null":
-            yield name
+            yield name or "?"
 
 
 def _find_in_value(value: msgspec.Raw, kind: inspect.Type) -> Iterator[str]:
