@@ -157,7 +157,7 @@ def contract(session: nox.Session) -> None:
     install(session, f"{wheel}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
     session.install("--force-reinstall", "--no-deps", str(wheel))
     folders = [f"tests/{name}" for name in ("contract", "client", "codec", "testing")]
-    session.run("pytest", *folders, "tests/contract/check_source_faults.py", *session.posargs)
+    session.run("pytest", *WORKERS, *folders, "tests/contract/check_source_faults.py", *session.posargs, env=ONE_THREAD)
     session.run("python", "tests/contract/live.py")
 
 
