@@ -23,7 +23,7 @@ from codegen.files import ROOT, load
 
 API = "tinker_wire.api"
 MOST_TESTS = 3
-HEAD = """# What of the contract is there
+HEAD = """# Contract coverage
 
 Written by `python -m codegen coverage` from openapi.yaml and the sources; do not edit. Evidence: recorded (an exchange of a
 real client is kept in tests/golden), executed, read (in a client's code), assumed. The client column names what uses the
