@@ -130,7 +130,7 @@ def main() -> None:
         found = re.search(r"tinker://\S+/sampler_weights/\w+", words)
         assert found is not None, words
         scenes = {
-            "sample": f'tinker sample --max-tokens 8 --temperature 0 \\\n    --model {found[0]} \\\n    "banana"',
+            "sample": f'tinker sample --max-tokens 8 --temperature 0 \\\n    --model {found[0]} \\\n    "able" "about"',
             "watch": "tinker run watch rank16.jsonl --once",
             "compare": "tinker run compare rank4.jsonl rank16.jsonl",
             "doctor": "tinker doctor",
