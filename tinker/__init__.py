@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         PermissionDeniedError,
         PrecedingRequestFailed,
         RateLimitError,
+        RefusedResultError,
         RequestFailedError,
         SampleStreamError,
         SessionLostError,
@@ -99,8 +100,8 @@ if TYPE_CHECKING:
 _ERRORS = (
     "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError AuthenticationError "
     "BadRequestError BillingError CircuitOpenError ClientClosedError ConflictError ExperimentalWarning InternalServerError "
-    "LossTermError NotFoundError PermissionDeniedError PrecedingRequestFailed RateLimitError RequestFailedError "
-    "SampleStreamError SessionLostError TinkerError UnknownIdentityError UnprocessableEntityError"
+    "LossTermError NotFoundError PermissionDeniedError PrecedingRequestFailed RateLimitError RefusedResultError "
+    "RequestFailedError SampleStreamError SessionLostError TinkerError UnknownIdentityError UnprocessableEntityError"
 )
 _TYPES = (
     "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk "
@@ -195,6 +196,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
     "PrecedingRequestFailed",
     "PromptProvenanceSpan",
     "RateLimitError",
+    "RefusedResultError",
     "RequestFailedError",
     "RequestOptions",
     "RestClient",
