@@ -241,5 +241,15 @@ def __getattr__(name: str) -> Any:  # what a lazily loaded name is, only its hom
 
 
 def __dir__() -> list[str]:
-    # `tinker.proto` needs Google's runtime, and whoever looks at every name would import it.
-    return sorted({*globals(), *__all__, *_MODULES} - {"proto"})
+    # Whoever looks at every name would import `tinker.proto`, which needs Google's runtime.
+    absent = set[str]() if _has_protobuf() else {"proto"}
+    return sorted({*globals(), *__all__, *_MODULES} - absent)
+
+
+def _has_protobuf() -> bool:
+    from importlib.util import find_spec
+
+    try:
+        return find_spec("google.protobuf") is not None
+    except ImportError:
+        return False

@@ -55,6 +55,11 @@ def check_data(data: Sequence[Datum], loss_fn: str) -> None:
     for index, datum in enumerate(data):
         if not isinstance(datum, Datum):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"data[{index}] must be a Datum, got {type(datum).__name__}")
+        if not isinstance(datum.model_input, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
+            got = type(datum.model_input).__name__
+            raise TypeError(
+                f"data[{index}].model_input must be a ModelInput, got {got}: ModelInput.from_ints(tokens) makes one"
+            )
         names = datum.loss_fn_inputs.keys()
         if not required <= names:
             missing = ", ".join(sorted(required - names))

@@ -18,6 +18,7 @@ from tinker.futures import APIFuture, immediate
 PROMPT = tinker.ModelInput.from_ints([1, 2])
 PARAMS = tinker.SamplingParams(max_tokens=2)
 DATUM = tinker.Datum(PROMPT, {"target_tokens": [2, 3]})
+OTHER = tinker.Datum([1, 2], {"target_tokens": [2, 3]})  # type: ignore[arg-type]
 MakeDatum = Callable[..., tinker.Datum]
 
 
@@ -60,6 +61,7 @@ def test_arguments_of_sample(sampler: tinker.SamplingClient, wire: Any, argument
         (([DATUM], len), "loss_fn must be the name of a loss, got builtin.*; .* there is forward_backward_custom"),
         (([DATUM], None), "loss_fn must be the name of a loss, got NoneType$"),
         (([PROMPT], "cross_entropy"), r"data\[0\] must be a Datum, got ModelInput"),
+        (([DATUM, OTHER], "cross_entropy"), r"data\[1\].model_input must be a ModelInput, got list: ModelInput.from_ints"),
     ],
 )
 def test_arguments_of_losses(training: tinker.TrainingClient, wire: Any, arguments: Any, message: str) -> None:
@@ -73,7 +75,6 @@ def test_arguments_of_losses(training: tinker.TrainingClient, wire: Any, argumen
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: tinker.Datum([1, 2], {}), TypeError, "model_input must be a ModelInput, got list: ModelInput.from_ints"),  # type: ignore[arg-type]
         (lambda: tinker.Datum({"weights": [1]}, PROMPT), TypeError, "loss_fn_inputs must be a mapping .*, got ModelInput"),  # type: ignore[arg-type]
         (lambda: tinker.Datum(PROMPT, {"weights": ["1", "2"]}), ValueError, "weights must be numbers, got text"),  # type: ignore[dict-item]
         (lambda: tinker.ModelInput.from_ints("hello"), ValueError, r"got str: tokenizer.encode\(text\) makes one"),  # type: ignore[arg-type]

@@ -110,6 +110,12 @@ def _spans(spans: Sequence[ProvenanceSpan] | None) -> ProvenanceSpans | None:
     return list(spans)
 
 
+def _count_text(model_input: object) -> int:
+    """Count the tokens of an input of text; 0 for any other."""
+    chunks = model_input.chunks if isinstance(model_input, ModelInput) else []
+    return sum(len(chunk.tokens) if isinstance(chunk, EncodedTextChunk) else 0 for chunk in chunks)
+
+
 @attrs.frozen(slots=False, repr=False)
 class Datum(AttrsValue):
     """Hold one training example: its model input and the tensors of its loss.
@@ -134,15 +140,12 @@ class Datum(AttrsValue):
     loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
 
     def __attrs_post_init__(self) -> None:
-        if not isinstance(self.model_input, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
-            got = type(self.model_input).__name__
-            raise TypeError(f"model_input must be a ModelInput, got {got}: ModelInput.from_ints(tokens) makes one")
         if (self.model_input_spans is None) != (self.loss_fn_input_spans is None):
             raise ValueError("model_input_spans and loss_fn_input_spans go together")
 
     def __repr__(self) -> str:
         """Return every value of a short example, and the sizes of a long one."""
-        short = self.model_input.length if all(isinstance(one, EncodedTextChunk) for one in self.model_input.chunks) else 0
+        short = _count_text(self.model_input)
         inputs = f"{self.loss_fn_inputs!r}"
         if short > LONGEST_SHOWN:
             sizes = (f"{name!r}: {one.dtype}{one.shape}" for name, one in self.loss_fn_inputs.items())
