@@ -14,14 +14,44 @@ from tinker_wire.models import GetServerCapabilitiesResponse
 
 import tinker
 from tinker._http.in_process import InProcessTransport
+from tinker._loop import loop_thread
 from tinker.errors import APITimeoutError, InternalServerError
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.loading import Loading
+from tinker.local.loading import Listener, Loading
 from tinker.observing import Event, ModelLoading
 from tinker.testing import SteppedClock
 
 WHAT = "torch and org/name"
+
+
+class CountedLoading(Loading):
+    """Counts the requests that it has told of a model that loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = threading.Semaphore(0)
+        self._counted: dict[Listener, Listener] = {}
+
+    def watch(self, listener: Listener) -> None:
+        def tell(what: str | None) -> None:
+            listener(what)
+            if what is not None:
+                self._told.release()
+
+        self._counted[listener] = tell
+        super().watch(tell)
+
+    def unwatch(self, listener: Listener) -> None:
+        super().unwatch(self._counted.pop(listener))
+
+    def wait_for(self, requests: int) -> None:
+        """Wait until so many requests have been told, and the client's thread has noted it."""
+        assert all(self._told.acquire(timeout=10) for _ in range(requests))
+        for _ in range(2):  # the first may be carried out with what was handed over before
+            noted = threading.Event()
+            loop_thread().call(noted.set)
+            assert noted.wait(10)
 
 
 @attrs.define
@@ -30,21 +60,20 @@ class SlowServer:
 
     state: State
     transport: InProcessTransport
+    loading: CountedLoading
     may_open: threading.Event = attrs.field(factory=threading.Event)
-    began: threading.Event = attrs.field(factory=threading.Event)
     heard: list[ModelLoading] = attrs.field(factory=list)
     error: Exception | None = None
 
     def observe(self, event: Event) -> None:
         if isinstance(event, ModelLoading):
             self.heard.append(event)
-            self.began.set()
 
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[SlowServer]:
     """A server whose engine does not open before ``may_open``."""
-    loading = Loading()
+    loading = CountedLoading()
 
     def open_engine() -> ToyEngine:
         assert slow.may_open.wait(10)
@@ -55,7 +84,7 @@ def slow(tmp_path: Path) -> Iterator[SlowServer]:
     state = State(functools.partial(loading.open, WHAT, open_engine), Settings(data_dir=tmp_path))
     app = create_app(state)
     app.state.loading = loading
-    slow = SlowServer(state, InProcessTransport(app))
+    slow = SlowServer(state, InProcessTransport(app), loading)
     yield slow
     slow.may_open.set()
     state.close()
@@ -80,7 +109,7 @@ def ask(client: tinker.ServiceClient) -> tinker.APIFuture[GetServerCapabilitiesR
 def test_loading_takes_no_time_of_a_request(client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock) -> None:
     """A request that waits for torch outlives its own limits, and observers hear once of the begin and of the end."""
     asked = [ask(client), ask(client)]
-    assert slow.began.wait(10)
+    slow.loading.wait_for(2)
     clock.advance(1000, idle=True)
     slow.may_open.set()
     assert [one.result(10).supported_models[0].model_name for one in asked] == ["tinker/toy"] * 2
@@ -91,7 +120,7 @@ def test_loading_takes_no_time_of_a_request(client: tinker.ServiceClient, slow: 
 def test_loading_has_a_deadline_of_its_own(client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock) -> None:
     """After half an hour the request fails and says what did not load; a later one finds the model that has loaded since."""
     asked = ask(client)
-    assert slow.began.wait(10)
+    slow.loading.wait_for(1)
     clock.advance(1801, idle=True)
     with pytest.raises(APITimeoutError, match=f"{WHAT} did not load within 1800 s"):
         asked.result(10)
@@ -105,7 +134,7 @@ def test_the_log_says_that_it_still_loads(
     """Whoever configures nothing reads a line every fifteen seconds, and none once the model is there."""
     with caplog.at_level(logging.WARNING, "tinker"):
         asked = ask(client)
-        assert slow.began.wait(10)
+        slow.loading.wait_for(1)
         for _ in range(2):
             clock.advance(15)
         slow.may_open.set()
@@ -121,7 +150,7 @@ def test_a_server_that_ends_while_it_loads_says_nothing_of_it(
     """An import that the end of the process breaks off fails for reasons that nobody can use, and they are not logged."""
     slow.error = AttributeError("'_OpNamespace' 'prims' object has no attribute 'sum'")
     asked = ask(client)
-    assert slow.began.wait(10)
+    slow.loading.wait_for(1)
     slow.state.begin_close()
     slow.may_open.set()
     slow.state.close()
