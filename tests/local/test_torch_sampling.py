@@ -410,19 +410,19 @@ def test_training_computes_little_padding(engine: TorchEngine, monkeypatch: pyte
 
 
 def test_free_memory_is_given_back_when_the_process_has_grown() -> None:
-    """After the first step and after growth, where the system can; elsewhere nothing happens."""
+    """After the first step, and after growth beyond what the next one keeps for itself; elsewhere nothing happens."""
     resident, trimmed = [1 << 30], list[int]()
 
     def trim(padding: int) -> None:
         trimmed.append(resident[0])
-        resident[0] -= SLACK // 2
+        resident[0] = 1 << 30
 
     memory = MemoryReturn(trim, lambda: resident[0])
-    for growth in (0, SLACK, 1, 0, SLACK // 2, 1):
-        resident[0] += growth
+    first, kept = 1 << 30, (1 << 30) + 3 * SLACK
+    for now in (first, kept, kept, kept + SLACK, kept + SLACK + 1, kept, kept, kept + SLACK + 1):
+        resident[0] = now
         memory.count_step()
-    first = 1 << 30
-    assert trimmed == [first, first + SLACK // 2 + 1]
+    assert trimmed == [first, kept + SLACK + 1, kept + SLACK + 1]
     MemoryReturn(None).count_step()
     found = find_trim()
     assert found is None or found(0) in (0, 1)

@@ -59,8 +59,7 @@ def join_rows(cache: Any, more: Any) -> None:
         for name in ("keys", "values"):
             first, second = getattr(layer, name, None), getattr(other, name, None)
             if first is not None and second is not None:
-                width = max(first.shape[-2], second.shape[-2])
-                setattr(layer, name, torch.cat([pad_left(first, width), pad_left(second, width)]))
+                setattr(layer, name, stack_rows([first, second]))
         for states, others in zip(_states(layer), _states(other), strict=True):
             for index, state in states.items():
                 more_state = others[index]
@@ -73,10 +72,16 @@ def drop_columns(cache: Any, count: int) -> None:
         layer.keys, layer.values = layer.keys[:, :, count:].contiguous(), layer.values[:, :, count:].contiguous()
 
 
-def pad_left(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    """Fill up the columns ``[..., columns, size]`` with zeros in front."""
-    missing = width - tensor.shape[-2]
-    return torch.nn.functional.pad(tensor, (0, 0, missing, 0)) if missing else tensor
+def stack_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Put rows ``[rows, heads, columns, size]`` below one another, in one copy, with zeros before the shorter ones."""
+    _, heads, _, size = parts[0].shape
+    width = max(part.shape[2] for part in parts)
+    stacked, first = parts[0].new_empty(sum(len(part) for part in parts), heads, width, size), 0
+    for part in parts:
+        rows, missing = stacked[first : first + len(part)], width - part.shape[2]
+        rows[:, :, :missing], rows[:, :, missing:] = 0, part
+        first += len(part)
+    return stacked
 
 
 def read_row(cache: Any, row: int, columns: torch.Tensor) -> KeysAndValues:
@@ -87,9 +92,8 @@ def read_row(cache: Any, row: int, columns: torch.Tensor) -> KeysAndValues:
 def make_cache(config: Any, rows: Sequence[KeysAndValues]) -> Any:
     """Make a cache of these rows, padded on the left."""
     cache = DynamicCache(config=config)
-    width = max(row[0][0].shape[-2] for row in rows)
     for index in range(len(rows[0])):
-        keys, values = (torch.stack([pad_left(row[index][part], width) for row in rows]) for part in (0, 1))
+        keys, values = (stack_rows([row[index][part][None] for row in rows]) for part in (0, 1))
         cache.update(keys, values, index)
     return cache
 

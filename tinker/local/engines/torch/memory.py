@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-SLACK = 128 << 20  # bytes that may be held beyond what was resident when the last memory was given back
+SLACK = 128 << 20  # bytes by which the process may grow beyond what it had after a first step
 STATM = Path("/proc/self/statm")
 
 
@@ -28,15 +28,21 @@ def read_resident() -> int:
 class MemoryReturn:
     """Gives free memory back to the system when the process has grown, so that a server does not grow with its steps.
 
-    Giving back takes longer than a step of a small model, and looking how large the process is takes no time.
+    What a step has freed is kept for the next one: asking the system for it anew takes a quarter of a step of a small model.
+    So the level is what the process has after the first step that follows, and growth beyond it is what goes back.
     """
 
     def __init__(self, trim: Callable[[int], object] | None, resident: Callable[[], int] = read_resident) -> None:
         self._trim, self._resident = trim, resident
-        self._floor: int | None = None
+        self._level: int | None = 0  # the first step gives back what loading the model left
 
     def count_step(self) -> None:
-        """Note one more step, and give back what is free if there is much of it."""
-        if self._trim is not None and (self._floor is None or self._resident() > self._floor + SLACK):
+        """Note one more step, and give back what is free if there is much more of it."""
+        if self._trim is None:
+            return
+        resident = self._resident()
+        if self._level is None:
+            self._level = resident
+        elif resident > self._level + SLACK:
             self._trim(0)
-            self._floor = self._resident()
+            self._level = None
