@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tinker import regularizers as regularizers
     from tinker import usage as usage
     from tinker._config import Config as Config
-    from tinker._progress import progress as progress
     from tinker._tokenizers import get_tokenizer
     from tinker.admin_client import AdminClient
     from tinker.circuit_breaker import CircuitBreaker
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from tinker.futures import APIFuture
     from tinker.lib.public_interfaces import BackcompatSamplingClientFuture, BackcompatTrainingClientFuture
     from tinker.lib.request_options import RequestOptions
+    from tinker.observing.progress import progress as progress
     from tinker.rest_client import RestClient
     from tinker.sampling_client import SamplingClient
     from tinker.service_client import ServiceClient
@@ -129,7 +129,7 @@ _HOMES: dict[str, str] = {
     "SampleStream": "tinker.streaming",
     "Timeout": "httpx",
     "get_tokenizer": "tinker._tokenizers",
-    "progress": "tinker._progress",
+    "progress": "tinker.observing.progress",
     "TrainingClient": "tinker.training_client",
 }
 _MODULES = (

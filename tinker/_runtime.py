@@ -5,6 +5,7 @@ The value has no methods: what to do is in the clients.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
@@ -16,6 +17,7 @@ from tinker._clock import Clock
 from tinker._config import Config
 from tinker._futures import PRESENT, Subject
 from tinker._http import (
+    TRACING_MODULE,
     Auth,
     CircuitRegistry,
     Circuits,
@@ -107,7 +109,7 @@ def run(
     progress.subject = subject
     if parent is not None:
         progress.observers, progress.subject = parent.progress.observers, parent.progress.subject
-    if runtime.config.trace_context:
+    if runtime.config.trace_context and TRACING_MODULE in sys.modules:
         progress.trace_headers = read_trace_headers()
     if observers:
         on_done(future, partial(_tell_outcome, observers, future))

@@ -103,10 +103,16 @@ def input_length(model_input: ModelInput) -> int | None:
         return None
 
 
-def check_context_length(what: str, model_input: ModelInput, longest: int | None) -> None:
-    """Raise ValueError for more tokens than the model takes; None, and an input of unknown length, refuse nothing."""
-    length = None if longest is None else input_length(model_input)
-    if length is not None and longest is not None and length > longest:
+def check_context_lengths(data: Sequence[Datum], longest: int | None) -> None:
+    """Raise ValueError for a datum of more tokens than the model takes; None is a number that is not known."""
+    if longest is not None:
+        for index, datum in enumerate(data):
+            _check_context_length(f"data[{index}].model_input", datum.model_input, longest)
+
+
+def _check_context_length(what: str, model_input: ModelInput, longest: int) -> None:
+    length = input_length(model_input)
+    if length is not None and length > longest:
         raise ValueError(
             f"{what} has {length} tokens, and the model takes {longest} at most, as the server's capabilities say. "
             "Cut it, or leave it out"
@@ -127,8 +133,11 @@ def check_optim_params(params: AdamParams | DimuonParams) -> None:
             raise ValueError(f"{type(params).__name__}.{name} must be finite, got {getattr(params, name)}")
 
 
-def check_sample(prompt: ModelInput, options: SampleOptions) -> None:
-    """Raise ValueError or TypeError for arguments of ``sample`` that no server can answer."""
+def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None) -> None:
+    """Raise ValueError or TypeError for arguments of ``sample`` that no server can answer.
+
+    ``longest`` is how many tokens the model takes; None where the server has not said so.
+    """
     __tracebackhide__ = True
     if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"prompt must be a ModelInput, got {type(prompt).__name__}")
@@ -147,6 +156,8 @@ def check_sample(prompt: ModelInput, options: SampleOptions) -> None:
         _check_last_n(options.prompt_logprobs_last_n, options.include_prompt_logprobs)
     if options.target_prompt_logprobs is not None:
         _check_targets(prompt, options.target_prompt_logprobs)
+    if longest is not None:
+        _check_context_length("prompt", prompt, longest)
 
 
 def _check_last_n(last_n: int, include_prompt_logprobs: bool) -> None:

@@ -23,7 +23,7 @@ from tinker._sampling import (
     to_handle,
 )
 from tinker._session import report_pause
-from tinker._validate import check_context_length, check_sample
+from tinker._validate import check_sample
 from tinker.futures import APIFuture
 from tinker.streaming import SampleStream, TokenDecoder
 from tinker.types.model_input import ModelInput
@@ -97,8 +97,7 @@ class SamplingClient(ReadyClient):
             TypeError: At once, for an argument of the wrong type.
         """
         options = SampleOptions.from_arguments(locals())
-        check_sample(prompt, options)
-        check_context_length("prompt", prompt, self._sampler.find_context_length())
+        check_sample(prompt, options, self._sampler.find_context_length())
         return self._sampler.sample(prompt, options)
 
     def sample_stream(
@@ -131,7 +130,7 @@ class SamplingClient(ReadyClient):
             TypeError: At once, for an argument of the wrong type.
         """
         options = SampleOptions(num_samples=num_samples, sampling_params=sampling_params)
-        check_sample(prompt, options)
+        check_sample(prompt, options, self._sampler.find_context_length())
         check_number("silence_seconds", silence_seconds, positive=True)
         mailbox = TokenMailbox(silence_seconds=silence_seconds)
         chosen = self._sampler.find_tokenizer() if tokenizer is None else tokenizer
@@ -158,8 +157,7 @@ class SamplingClient(ReadyClient):
             include_prompt_logprobs=True,
             prompt_logprobs_last_n=prompt_logprobs_last_n,
         )
-        check_sample(prompt, options)
-        check_context_length("prompt", prompt, self._sampler.find_context_length())
+        check_sample(prompt, options, self._sampler.find_context_length())
         return self._sampler.compute_logprobs(prompt, options)
 
     def get_base_model(self) -> str:

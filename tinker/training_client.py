@@ -14,7 +14,7 @@ from tinker._http import sampling_policy
 from tinker._sampling import Sampler
 from tinker._training import LossJob, Run, check_handle, prepare_loss, requests
 from tinker._validate import (
-    check_context_length,
+    check_context_lengths,
     check_data,
     check_loss_config,
     check_model_path,
@@ -171,7 +171,7 @@ class TrainingClient(ReadyClient):
             if loss_fn.loss_id is not None:
                 return self._loss("forward_backward_custom", data, "custom", {"loss_id": loss_fn.loss_id})
         prepared = prepare_loss(data, loss_fn)
-        self._check_lengths(data)
+        check_context_lengths(data, self._run.find_context_length())
         return self._run.compute_custom_loss(prepared)
 
     def optim_step(
@@ -509,15 +509,10 @@ class TrainingClient(ReadyClient):
     def _loss(
         self, operation: str, data: Sequence[Datum], loss_fn: str, config: LossConfig
     ) -> APIFuture[ForwardBackwardOutput]:
+        longest = self._run.find_context_length()
         batch = read_batch(data, loss_fn)
         check_data(batch, loss_fn)
+        check_context_lengths(batch, longest)
         check_loss_config(config)
-        self._check_lengths(batch)
         job = LossJob(loss_fn, None if config is None else dict(config), forward_only=operation == "forward")
         return self._run.compute_loss(operation, batch, job)
-
-    def _check_lengths(self, data: Sequence[Datum]) -> None:
-        longest = self._run.find_context_length()
-        if longest is not None:
-            for index, datum in enumerate(data):
-                check_context_length(f"data[{index}].model_input", datum.model_input, longest)

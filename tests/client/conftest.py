@@ -173,7 +173,7 @@ class Wire(httpx.AsyncBaseTransport):
 
     def answers(self, operation: str) -> list[Any]:
         """The JSON of each answer to an operation."""
-        return [json.loads(exchange.answer) for exchange in self.sent(operation)]
+        return [json.loads(exchange.answer) for exchange in self.requests(operation)]
 
     def blow_up(self, operation: str, *, times: int = 1) -> None:
         """Raise what no transport should, at the next requests of an operation."""
@@ -183,19 +183,19 @@ class Wire(httpx.AsyncBaseTransport):
 
         self.faults.append(ScriptedFault(operation, Fault(kind="status"), times, answer=answer))
 
-    def sent(self, operation: str) -> list[Exchange]:
+    def requests(self, operation: str) -> list[Exchange]:
         return [exchange for exchange in self.exchanges if exchange.operation == operation]
 
     def arrives(self, operation: str, count: int, seconds: float = 1.0) -> bool:
         """Whether there are so many requests of an operation within so many real seconds."""
         with self._arrived:
-            return self._arrived.wait_for(lambda: len(self.sent(operation)) >= count, seconds)
+            return self._arrived.wait_for(lambda: len(self.requests(operation)) >= count, seconds)
 
     def wait_for(self, operation: str, count: int = 1) -> list[Exchange]:
         """The requests of an operation, as soon as there are so many."""
         with self._arrived:
-            assert self._arrived.wait_for(lambda: len(self.sent(operation)) >= count, timeout=10)
-        return self.sent(operation)
+            assert self._arrived.wait_for(lambda: len(self.requests(operation)) >= count, timeout=10)
+        return self.requests(operation)
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_requests_and_answers_are_those_recorded(
     answer = exchange["response"]["body"]["json"]
     wire.fail(operation, 200, body=answer)
     result = call(admin).result(10)
-    (sent,) = wire.sent(operation)
+    (sent,) = wire.requests(operation)
     assert sent.request.method == "GET"
     assert parse_qsl(sent.request.url.query.decode()) == parse_qsl(exchange["request"].get("query") or "")
     assert result == expected.model_validate(answer)

@@ -45,7 +45,7 @@ def test_key_goes_to_the_exchange_only(connect: Connect, wire: Any, tokens: list
     connect().create_sampling_client(base_model="tinker/toy").result(10)
     assert keys_of(wire)[:2] == ["tml-secret", "tml-secret"]
     assert set(keys_of(wire)[2:]) == {tokens[0]}
-    assert wire.sent("auth/token")[0].json == {}
+    assert wire.requests("auth/token")[0].json == {}
 
 
 def test_refused_token_is_replaced_once(connect: Connect, wire: Any, tokens: list[str]) -> None:
@@ -55,7 +55,7 @@ def test_refused_token_is_replaced_once(connect: Connect, wire: Any, tokens: lis
     wire.fail("create_sampling_session", 401, headers=INVALID)
     service = connect()
     service.create_sampling_client(base_model="tinker/toy").result(10)
-    assert [one.request.headers["x-api-key"] for one in wire.sent("create_sampling_session")] == tokens[:2]
+    assert [one.request.headers["x-api-key"] for one in wire.requests("create_sampling_session")] == tokens[:2]
     hand_out(wire, tokens[2])
     wire.fail("create_sampling_session", 401, headers=INVALID, times=2)
     with pytest.raises(tinker.AuthenticationError):
@@ -82,7 +82,7 @@ def test_token_is_renewed_before_it_ends(connect: Connect, wire: Any, clock: Any
     clock.now += 3590
     hand_out(wire, tokens[2])
     service.get_server_capabilities()
-    assert wire.sent("get_server_capabilities")[-1].request.headers["x-api-key"] == tokens[2]
+    assert wire.requests("get_server_capabilities")[-1].request.headers["x-api-key"] == tokens[2]
 
 
 def test_failed_renewal_keeps_the_token(connect: Connect, wire: Any, clock: Any, tokens: list[str]) -> None:
@@ -93,7 +93,7 @@ def test_failed_renewal_keeps_the_token(connect: Connect, wire: Any, clock: Any,
     wire.fail("auth/token", 400, times=10)
     clock.now += 3600 - 30
     service.get_server_capabilities()
-    assert wire.sent("get_server_capabilities")[-1].request.headers["x-api-key"] == tokens[0]
+    assert wire.requests("get_server_capabilities")[-1].request.headers["x-api-key"] == tokens[0]
     for fault in wire.faults:
         fault.times = 0
 
@@ -131,7 +131,7 @@ def test_server_that_insists_on_the_command(connect: Connect, wire: Any, monkeyp
     hand_out(wire, jwt(1))
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo tml-from-command")
     connect().create_sampling_client(base_model="tinker/toy").result(10)
-    assert wire.sent("auth/token")[0].request.headers["x-api-key"] == "tml-from-command"
+    assert wire.requests("auth/token")[0].request.headers["x-api-key"] == "tml-from-command"
 
 
 def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

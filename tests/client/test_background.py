@@ -25,7 +25,7 @@ def shared_poller(connect: Connect, wire: Any, **arguments: Any) -> tinker.Sampl
 def test_heartbeats_go_on(failure: str, connect: Connect, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A heartbeat that fails in whatever way is followed by the next one."""
     connect().create_sampling_client(base_model="tinker/toy").result(10)
-    before = len(wire.sent("session_heartbeat"))
+    before = len(wire.requests("session_heartbeat"))
     if failure == "deep":
         wire.fail("session_heartbeat", 500, body=DEEP, outside="a proxy's answer")
     else:

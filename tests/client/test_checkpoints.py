@@ -113,7 +113,7 @@ def test_the_export_is_deleted(
     checkpoints.download(path, tmp_path, service=service).result(10)
     rest = service.create_rest_client()
     assert [one.tinker_path for one in rest.list_user_checkpoints().result(10).checkpoints] == [path]
-    assert len(wire.sent("unload_model")) == 1
+    assert len(wire.requests("unload_model")) == 1
 
 
 def test_server_without_exports(

@@ -45,14 +45,14 @@ def test_retries_end_when_the_circuit_opens(run: tinker.TrainingClient, wire: An
     with pytest.raises(tinker.CircuitOpenError) as again:
         run.optim_step(ADAM).result(10)
     assert again.value.__cause__ is None
-    assert len(wire.sent("optim_step")) == 3
+    assert len(wire.requests("optim_step")) == 3
 
 
 def test_a_failure_in_between_is_tried_again_as_before(run: tinker.TrainingClient, wire: Any) -> None:
     """Fewer failures than the breaker counts are none of its business."""
     wire.fail("optim_step", 503, times=2)
     assert run.optim_step(ADAM).result(10)
-    assert len(wire.sent("optim_step")) == 3
+    assert len(wire.requests("optim_step")) == 3
 
 
 def test_forward_backward_too(run: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
@@ -108,7 +108,7 @@ def test_an_accepted_step_is_waited_for(run: tinker.TrainingClient, wire: Any, b
 def test_the_session_is_kept_alive(run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker) -> None:
     """Heartbeats go on while every circuit is open, and their failures open none."""
     wire.fail("session_heartbeat", 503, times=4)
-    beats = len(wire.sent("session_heartbeat"))
+    beats = len(wire.requests("session_heartbeat"))
     for n in range(4):
         clock.advance(10)
         wire.wait_for("session_heartbeat", beats + n + 1)
@@ -147,7 +147,7 @@ def test_a_request_that_may_have_arrived_keeps_its_number(run: tinker.TrainingCl
         run.optim_step(ADAM).result(10)
     clock.advance(30, idle=True)
     assert run.optim_step(ADAM).result(10)
-    numbers = [one.seq_id for one in wire.sent("optim_step")]
+    numbers = [one.seq_id for one in wire.requests("optim_step")]
     assert numbers == [numbers[0]] * 3 + [numbers[0] + 1]
 
 
@@ -161,7 +161,7 @@ def test_samples_give_back_what_they_hold(guarded: tinker.ServiceClient, wire: A
     assert all(isinstance(one.exception(10), tinker.CircuitOpenError) for one in refused)
     clock.advance(30, idle=True)
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
-    assert len(wire.sent("asample")) == 4
+    assert len(wire.requests("asample")) == 4
 
 
 def test_an_answer_that_cannot_be_read_counts(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
@@ -193,7 +193,7 @@ def test_clients_of_the_same_server_and_key_share_it(connect: Connect, wire: Any
         with pytest.raises(tinker.CircuitOpenError):
             client.optim_step(ADAM).result(10)
     assert runs[2].optim_step(ADAM).result(10)
-    assert len(wire.sent("optim_step")) == 4
+    assert len(wire.requests("optim_step")) == 4
     assert sorted(one.state for one in breaker.circuits() if one.circuit == TRAINING) == ["closed", "open"]
     assert "tml-" not in repr(breaker) + repr(breaker.circuits())
 

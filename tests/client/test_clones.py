@@ -48,11 +48,11 @@ def test_copies_sample_the_same_in_numbers_of_their_own(
     clone = copied(sampler)
     assert tokens_of(clone) == original
     assert clone.get_base_model() == "tinker/toy"
-    first, second = wire.sent("asample")
+    first, second = wire.requests("asample")
     assert first.json["sampling_session_id"] == second.json["sampling_session_id"]
     assert first.seq_id == 0
     assert second.seq_id >= SEQ_IDS_PER_CLONE
-    assert len(wire.sent("create_session")) == 1
+    assert len(wire.requests("create_session")) == 1
 
 
 def test_number_of_a_clone_comes_from_the_server_where_it_does_that(connect: Callable[..., Any], wire: Any) -> None:
@@ -61,7 +61,7 @@ def test_number_of_a_clone_comes_from_the_server_where_it_does_that(connect: Cal
     sampler = connect().create_sampling_client(base_model="tinker/toy").result(10)
     wire.fail("join_sampling_session", 200, body={"client_counter": 7})
     tokens_of(pickle.loads(pickle.dumps(sampler)))
-    assert wire.sent("asample")[0].seq_id == 7 * SEQ_IDS_PER_CLONE
+    assert wire.requests("asample")[0].seq_id == 7 * SEQ_IDS_PER_CLONE
 
 
 def test_what_travels_holds_no_credential(sampler: tinker.SamplingClient) -> None:

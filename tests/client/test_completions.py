@@ -50,7 +50,7 @@ def round_trips(wire: Any) -> None:
 
 def polls(wire: Any) -> list[tuple[int, list[str], float | None]]:
     """The cursor, the reports and the time-out of every poll."""
-    sent = [one.json for one in wire.sent("retrieve_futures")]
+    sent = [one.json for one in wire.requests("retrieve_futures")]
     return [(one["prev_cursor"], one.get("retrieved_request_ids", []), one.get("timeout")) for one in sent]
 
 
@@ -67,7 +67,7 @@ def test_samples_of_our_own_server(sampler: tinker.SamplingClient, wire: Any) ->
     for future in futures:
         assert future.result(10).sequences[0].tokens
     names = [str(future.request_id) for future in futures]
-    assert sorted(one.json["request_id"] for one in wire.sent("retrieve_future")) == sorted(names)
+    assert sorted(one.json["request_id"] for one in wire.requests("retrieve_future")) == sorted(names)
     assert reported(wire, 20) == sorted(names)
 
 
@@ -128,7 +128,7 @@ def test_what_is_kept_for_a_sample_is_its_size(sampler: tinker.SamplingClient, w
     assert first.result(10)
     answered()
     assert second.result(10)
-    asked = {one.json["request_id"]: one.json["allow_metadata_only"] for one in wire.sent("retrieve_future")}
+    asked = {one.json["request_id"]: one.json["allow_metadata_only"] for one in wire.requests("retrieve_future")}
     assert asked == {"r1": False, "r2": True}
     assert reported(wire, 2) == ["r1", "r2"]
 
@@ -151,7 +151,7 @@ def test_what_is_fetched_during_a_poll_is_reported_by_the_next(sampler: tinker.S
     wire.wait_for("retrieve_futures", 2)
     held_fetch()
     round_trips(wire)
-    assert len(wire.sent("retrieve_futures")) == 2
+    assert len(wire.requests("retrieve_futures")) == 2
     second_poll()
     assert all(future.result(10) for future in futures)
     assert reported(wire, 3) == ["r1", "r2", "r3"]
@@ -170,7 +170,7 @@ def test_a_server_without_the_endpoint(sampler: tinker.SamplingClient, wire: Any
     for future in futures:
         assert future.result(10).sequences[0].tokens
     assert sample(sampler).result(10).sequences[0].tokens
-    assert len(wire.sent("retrieve_futures")) == 1
+    assert len(wire.requests("retrieve_futures")) == 1
 
 
 def test_a_refused_poll_fails_who_waits(sampler: tinker.SamplingClient, wire: Any) -> None:
@@ -215,7 +215,7 @@ def test_a_completion_of_an_unknown_kind(sampler: tinker.SamplingClient, wire: A
     tell(wire, 1)
     results(wire, 1)
     assert sample(sampler).result(10).sequences[0].tokens == [7]
-    assert wire.sent("retrieve_future")[0].json["allow_metadata_only"] is True
+    assert wire.requests("retrieve_future")[0].json["allow_metadata_only"] is True
     wire.wait_for("retrieve_futures", 2)
 
 
@@ -230,7 +230,7 @@ def test_a_cancelled_sample_is_not_waited_for(sampler: tinker.SamplingClient, wi
     round_trips(wire)
     release()
     round_trips(wire)
-    assert len(wire.sent("retrieve_futures")) == 1
+    assert len(wire.requests("retrieve_futures")) == 1
 
 
 def test_quick_answers_are_paced_until_there_is_news(sampler: tinker.SamplingClient, wire: Any, clock: Any) -> None:

@@ -52,7 +52,7 @@ NEVER = tinker.with_gradients(nothing)
 
 
 def calls(wire: Any) -> list[Any]:
-    return [proto.decode_forward_backward(one.body) for one in wire.sent("forward_backward")]
+    return [proto.decode_forward_backward(one.body) for one in wire.requests("forward_backward")]
 
 
 @pytest.mark.parametrize("loss_fn", [by_torch, by_numpy])
@@ -112,7 +112,7 @@ def test_later_requests_queue_up(connect: Connect, wire: Any, datum: MakeDatum) 
     optim = training.optim_step(ADAM)
     saved = training.save_state("after")
     assert entered.wait(10)
-    assert wire.sent("optim_step") == []
+    assert wire.requests("optim_step") == []
     go.set()
     for future in (saved, optim, step):
         future.result(10)
@@ -122,7 +122,7 @@ def test_later_requests_queue_up(connect: Connect, wire: Any, datum: MakeDatum) 
         (4, 1, False),
         (3, 2, False),
     ]
-    assert (wire.sent("optim_step")[0].seq_id, wire.sent("save_weights")[0].seq_id) == (5, 6)
+    assert (wire.requests("optim_step")[0].seq_id, wire.requests("save_weights")[0].seq_id) == (5, 6)
 
 
 def test_function_may_block(service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum) -> None:
@@ -157,7 +157,7 @@ def test_targets_of_two_dimensions(training: tinker.TrainingClient, wire: Any) -
     dense[1, 7] = 5
     given = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3, 4]), loss_fn_inputs={"target_tokens": dense})
     seen = []
-    before = len(wire.sent("retrieve_future"))
+    before = len(wire.requests("retrieve_future"))
     logprobs = tinker.TensorData.from_numpy(np.arange(200, dtype=np.float32))
     answer = {"loss_fn_outputs": [{"logprobs": logprobs.model_dump(exclude_none=True)}], "metrics": {}}
     wire.fail("forward_backward", 200, body={"request_id": "a"})
@@ -176,7 +176,7 @@ def test_targets_of_two_dimensions(training: tinker.TrainingClient, wire: Any) -
     assert weights.is_sparse
     assert weights.to_numpy()[1, 7] == -3
     assert np.count_nonzero(weights.to_numpy()) == 1
-    assert len(wire.sent("retrieve_future")) == before + 2
+    assert len(wire.requests("retrieve_future")) == before + 2
 
 
 # ------------------------------------------------------------------------------------------------------------------ failures
@@ -227,8 +227,8 @@ def test_failing_loss(
     with pytest.raises(tinker.PrecedingRequestFailed, match="the forward_backward_custom before it failed") as caught:
         optim.result(10)
     assert isinstance(caught.value.__cause__, error)
-    assert len(wire.sent("forward_backward")) == 1
-    assert wire.sent("optim_step") == []
+    assert len(wire.requests("forward_backward")) == 1
+    assert wire.requests("optim_step") == []
     other = service.create_lora_training_client("tinker/toy", rank=2)
     assert other.forward([datum()], "cross_entropy").result(10).loss > 0
 
@@ -253,7 +253,7 @@ def test_failed_forward_pass(training: tinker.TrainingClient, wire: Any, datum: 
     for future, error in ((step, tinker.RequestFailedError), (optim, tinker.PrecedingRequestFailed)):
         with pytest.raises(error):
             future.result(10)
-    assert wire.sent("optim_step") == []
+    assert wire.requests("optim_step") == []
 
 
 def test_cancelled_before_its_turn(connect: Connect, wire: Any, datum: MakeDatum) -> None:
@@ -263,8 +263,8 @@ def test_cancelled_before_its_turn(connect: Connect, wire: Any, datum: MakeDatum
     step = training.forward_backward_custom([datum()], NEVER)
     assert step.cancel()
     training.optim_step(ADAM).result(10)
-    assert wire.sent("forward_backward") == []
-    assert wire.sent("optim_step")[0].seq_id == 1
+    assert wire.requests("forward_backward") == []
+    assert wire.requests("optim_step")[0].seq_id == 1
 
 
 def test_cancelled_half_way(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
@@ -305,7 +305,7 @@ def test_wrong_arguments_are_refused_on_the_users_line(
         custom([datum()], by_torch)
     assert isinstance(by_numpy, LossWithGradients)
     assert training.forward_backward_custom([datum()], by_numpy).result(10).loss > 0
-    assert len(wire.sent("forward_backward")) == 2
+    assert len(wire.requests("forward_backward")) == 2
 
 
 # ------------------------------------------------------------------------------------------------------------- traced losses
@@ -335,10 +335,10 @@ def test_upload_is_as_recorded(connect: Connect, wire: Any, datum: MakeDatum) ->
     wire.fail("create_custom_loss", 200, body={"request_id": "req-0002"})
     wire.fail("retrieve_future", 200, body={"type": "create_custom_loss", "loss_id": "loss-1"})
     handle = service.create_custom_loss(fancy, RANKS).result(10)
-    sent = wire.sent("create_custom_loss")[0].json
+    sent = wire.requests("create_custom_loss")[0].json
     expected = recorded[1]["request"]["body"]["json"]
     assert {**sent, "session_id": None} == {**expected, "session_id": None}
-    assert wire.sent("retrieve_future")[-1].request.headers["x-tinker-request-type"] == "CreateCustomLoss"
+    assert wire.requests("retrieve_future")[-1].request.headers["x-tinker-request-type"] == "CreateCustomLoss"
     assert handle.loss_id == "loss-1"
     wire.fail("forward_backward", 200, body={"request_id": "req-0003"})
     wire.fail("retrieve_future", 200, body={"loss_fn_outputs": [{}], "metrics": {"loss:sum": 3.0}})
@@ -362,7 +362,7 @@ def test_traced_loss_is_computed_here(service: tinker.ServiceClient, datum: Make
     assert metrics["loss:sum"] == pytest.approx(expected)
     assert metrics["custom/nll:sum"] == pytest.approx(expected)
     assert metrics["custom/nll:mean"] == pytest.approx(expected / 2)
-    assert wire.sent("create_custom_loss") == []
+    assert wire.requests("create_custom_loss") == []
 
 
 def test_handles_are_values(service: tinker.ServiceClient) -> None:
@@ -388,7 +388,7 @@ def test_failed_upload_may_be_repeated(connect: Connect, wire: Any) -> None:
     wire.fail("create_custom_loss", 200, body={"request_id": "r"})
     wire.fail("retrieve_future", 200, body={"loss_id": "loss-1"})
     assert service.create_custom_loss(fancy, RANKS).result(10).loss_id == "loss-1"
-    assert [one.json["custom_loss_seq_id"] for one in wire.sent("create_custom_loss")] == [0, 1]
+    assert [one.json["custom_loss_seq_id"] for one in wire.requests("create_custom_loss")] == [0, 1]
 
 
 def test_handles_and_data_must_fit(connect: Connect, training: tinker.TrainingClient, service: Any, datum: MakeDatum) -> None:

@@ -55,7 +55,7 @@ def test_credentials_stay_with_scheme_host_and_port(
     redirect(wire, location)
     wire.fail("get_server_capabilities", 200, body={"supported_models": []})
     assert ask(service).result(10)
-    first, second = (one.request.headers for one in wire.sent("get_server_capabilities"))
+    first, second = (one.request.headers for one in wire.requests("get_server_capabilities"))
     assert all(name in first for name in CREDENTIALS)
     assert [name in second for name in CREDENTIALS] == [kept] * 3
 
@@ -66,7 +66,7 @@ def test_credentials_do_not_come_back(connect: Connect, wire: Any) -> None:
     redirect(wire, "http://elsewhere" + PATH, "http://server" + PATH)
     wire.fail("get_server_capabilities", 200, body={"supported_models": []})
     assert ask(connect()).result(10)
-    assert ["x-api-key" in one.request.headers for one in wire.sent("get_server_capabilities")] == [True, False, False]
+    assert ["x-api-key" in one.request.headers for one in wire.requests("get_server_capabilities")] == [True, False, False]
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -80,7 +80,7 @@ def test_redirects_end(connect: Connect, wire: Any, count: int, followed: bool) 
     else:
         with pytest.raises(tinker.APIStatusError, match="307"):
             asked.result(10)
-    assert len(wire.sent("get_server_capabilities")) == 6
+    assert len(wire.requests("get_server_capabilities")) == 6
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_which_redirects_a_submission_follows(training: tinker.TrainingClient, w
     wire.fail("optim_step", status, headers={"location": "/api/v1/optim_step"}, outside=PROXY)
     error = training.optim_step(ADAM).exception(10)
     assert (error is None) is followed
-    assert {one.request.method for one in wire.sent("optim_step")} == {"POST"}
-    assert len({one.body for one in wire.sent("optim_step")}) == 1
+    assert {one.request.method for one in wire.requests("optim_step")} == {"POST"}
+    assert len({one.body for one in wire.requests("optim_step")}) == 1
 
 
 def test_a_poll_follows_a_redirect(training: tinker.TrainingClient, wire: Any) -> None:
@@ -114,7 +114,7 @@ def test_repetitions_are_told_by_their_key(training: tinker.TrainingClient, wire
     wire.fail("optim_step", 503, times=2)
     for _ in range(2):
         training.optim_step(ADAM).result(10)
-    keys = [one.request.headers["x-idempotency-key"] for one in wire.sent("optim_step")]
+    keys = [one.request.headers["x-idempotency-key"] for one in wire.requests("optim_step")]
     assert len(set(keys[:3])) == 1
     assert len(set(keys)) == 2
     others = [one for one in wire.exchanges if one.request.method == "POST" and one.operation != "optim_step"]
@@ -125,7 +125,7 @@ def test_repetitions_are_told_by_their_key(training: tinker.TrainingClient, wire
 def test_bodies_say_their_length(training: tinker.TrainingClient, wire: Any, datum: Callable[..., tinker.Datum]) -> None:
     """A body of several pieces, or a long one, is sent with its length, not in chunks of unknown number."""
     training.forward_backward([datum(list(range(200)))], "cross_entropy").result(10)
-    (exchange,) = wire.sent("forward_backward")
+    (exchange,) = wire.requests("forward_backward")
     assert exchange.request.headers["content-length"] == str(len(exchange.body))
 
 
@@ -157,7 +157,7 @@ def test_the_users_query_goes_with_every_request(connect: Connect, wire: Any) ->
     rest = connect(default_query={"team": "blue", "limit": "7"}).create_rest_client()
     rest.list_sessions(limit=3).result(10)
     rest.get_server_capabilities().result(10)
-    asked, other = (wire.sent(name)[0].request.url.params for name in ("sessions", "get_server_capabilities"))
+    asked, other = (wire.requests(name)[0].request.url.params for name in ("sessions", "get_server_capabilities"))
     assert (asked["team"], asked.get_list("limit")) == ("blue", ["3"])
     assert dict(other) == {"team": "blue", "limit": "7"}
 
@@ -169,8 +169,8 @@ def test_a_try_without_refused_fields_is_the_same_exchange(training: tinker.Trai
     wire.fail("save_weights", 422, body={"detail": refusal}, outside="a stricter server's")
     name = "n" * 200_000
     training.save_state(name).exception(10)
-    first, second = (dict(one.request.headers) for one in wire.sent("save_weights"))
-    for headers, body in zip((first, second), (one.body for one in wire.sent("save_weights")), strict=True):
+    first, second = (dict(one.request.headers) for one in wire.requests("save_weights"))
+    for headers, body in zip((first, second), (one.body for one in wire.requests("save_weights")), strict=True):
         assert headers.pop("content-length") == str(len(body))
     assert first.pop("x-idempotency-key") != second.pop("x-idempotency-key")
     assert first == second
@@ -181,7 +181,7 @@ def test_errors_show_what_was_asked(training: tinker.TrainingClient, wire: Any) 
     wire.fail("optim_step", 404)
     error = training.optim_step(ADAM).exception(10)
     assert isinstance(error, tinker.NotFoundError)
-    sent, shown = wire.sent("optim_step")[0].request.headers, error.request.headers
+    sent, shown = wire.requests("optim_step")[0].request.headers, error.request.headers
     for name in ("accept", "content-type", "user-agent", "x-idempotency-key"):
         assert shown[name] == sent[name]
     assert "x-api-key" not in shown

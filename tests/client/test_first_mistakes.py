@@ -49,7 +49,7 @@ def test_arguments_of_sample(sampler: tinker.SamplingClient, wire: Any, argument
     """Arguments of the wrong type raise from the call, by name, and nothing is sent."""
     with pytest.raises(TypeError, match=message):
         sampler.sample(*arguments)
-    assert wire.sent("asample") == []
+    assert wire.requests("asample") == []
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_arguments_of_losses(training: tinker.TrainingClient, wire: Any, argumen
     for call in (training.forward_backward, training.forward):
         with pytest.raises(TypeError, match=message):
             call(*arguments)
-    assert wire.sent("forward_backward") == []
+    assert wire.requests("forward_backward") == []
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_arguments_of_scores(sampler: tinker.SamplingClient, wire: Any) -> None:
     """A prompt that is none is refused on the line that asks for its log-probabilities."""
     with pytest.raises(TypeError, match="prompt must be a ModelInput, got list"):
         sampler.compute_logprobs([1, 2])  # type: ignore[arg-type]
-    assert wire.sent("asample") == []
+    assert wire.requests("asample") == []
 
 
 @pytest.mark.parametrize("load", ["load_state", "load_state_with_optimizer"])
@@ -108,7 +108,7 @@ def test_paths_of_states(training: tinker.TrainingClient, wire: Any, load: str) 
     """A path without a scheme is refused on the line of the call, and nothing is sent."""
     with pytest.raises(ValueError, match="my-checkpoint"):
         getattr(training, load)("my-checkpoint")
-    assert wire.sent("load_weights") == []
+    assert wire.requests("load_weights") == []
 
 
 def test_integers_of_numpy(sampler: tinker.SamplingClient) -> None:
@@ -252,7 +252,7 @@ def test_misspelled_loss_inputs(training: tinker.TrainingClient, wire: Any, inpu
     with pytest.raises(ValueError, match="loss_fn_inputs") as caught:
         training.forward_backward([tinker.Datum(PROMPT, inputs)], "cross_entropy")
     assert str(caught.value).endswith(message)
-    assert wire.sent("forward_backward") == []
+    assert wire.requests("forward_backward") == []
 
 
 def test_misspelled_losses(training: tinker.TrainingClient, datum: MakeDatum) -> None:
@@ -295,7 +295,7 @@ def test_models_that_another_server_refuses(service: tinker.ServiceClient, wire:
     wire.fail("create_model", 400, body={"detail": "no adapters today"})
     error = service.create_lora_training_client("tinker/toi").exception(10)
     assert getattr(error, "__notes__", []) == []
-    assert len(wire.sent("get_server_capabilities")) == 1
+    assert len(wire.requests("get_server_capabilities")) == 1
 
 
 def test_misspelled_arguments_of_the_service() -> None:

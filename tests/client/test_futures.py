@@ -44,7 +44,7 @@ def test_time_out_tells_what_is_waited_for(training: tinker.TrainingClient, wire
     """A time-out names operation, request and queue state, leaves the operation running, and the result comes later."""
     wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
     future = training.optim_step(ADAM)
-    wire.wait_for("retrieve_future", len(wire.sent("retrieve_future")) + 3)
+    wire.wait_for("retrieve_future", len(wire.requests("retrieve_future")) + 3)
     with pytest.raises(TimeoutError, match=r"optim_step has no result after 0 s, request .*, queue state paused_capacity"):
         future.result(0)
     wire.faults.clear()
@@ -55,7 +55,7 @@ def test_async_time_out_cancels(training: tinker.TrainingClient, wire: Any) -> N
     """An async wait that runs out of time cancels the operation."""
     wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
     future = training.optim_step(ADAM)
-    wire.wait_for("retrieve_future", len(wire.sent("retrieve_future")) + 1)
+    wire.wait_for("retrieve_future", len(wire.requests("retrieve_future")) + 1)
     with pytest.raises(TimeoutError):
         asyncio.run(future.result_async(0))
     assert future.cancelled()
@@ -78,7 +78,7 @@ def test_cancelled_task_cancels_its_future(training: tinker.TrainingClient, wire
     assert future.cancelled()
     wire.faults.clear()
     training.optim_step(ADAM).result(10)
-    assert [one.seq_id for one in wire.sent("optim_step")] == [1, 2]
+    assert [one.seq_id for one in wire.requests("optim_step")] == [1, 2]
 
 
 def test_cancelled_before_its_turn_is_not_sent(service: tinker.ServiceClient, wire: Any) -> None:
@@ -90,7 +90,7 @@ def test_cancelled_before_its_turn_is_not_sent(service: tinker.ServiceClient, wi
     assert first.cancel()
     wire.faults.clear()
     second.result(10)
-    assert [one.seq_id for one in wire.sent("optim_step")] == [1]
+    assert [one.seq_id for one in wire.requests("optim_step")] == [1]
     with pytest.raises(concurrent.futures.CancelledError):
         first.result()
 
@@ -176,7 +176,7 @@ def test_a_result_that_was_not_waited_for(operation: str, named: str) -> None:
 
 def test_a_future_whose_work_is_cancelled_is_cancelled(training: tinker.TrainingClient, wire: Any) -> None:
     """Whatever ends the work of an operation, as the end of its loop does, nobody waits for it any more."""
-    polls = len(wire.sent("retrieve_future"))
+    polls = len(wire.requests("retrieve_future"))
     release = wire.hold("retrieve_future")
     future = training.optim_step(ADAM)
     wire.wait_for("retrieve_future", polls + 1)

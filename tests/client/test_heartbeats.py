@@ -57,7 +57,7 @@ def test_how_often(server: FaultyServer, clock: SteppedClock) -> None:
     service.create_lora_training_client("tinker/toy", rank=2).result(10)
     clock.advance(600)
     server.wait_for("session_heartbeat", 10)
-    times = [request.at for request in server.sent("session_heartbeat")]
+    times = [request.at for request in server.requests("session_heartbeat")]
     assert 60 <= min(later - earlier for earlier, later in itertools.pairwise(times)) < 61
 
 

@@ -213,4 +213,4 @@ class TestServerThatAsks:
         assert metrics["loss:sum"] == pytest.approx(expected, rel=1e-5)
         assert metrics["custom/nll:sum"] == pytest.approx(expected, rel=1e-5)
         assert metrics["custom/nll:mean"] == pytest.approx(expected / 2, rel=1e-5)
-        assert len(wire.sent("create_custom_loss")) == 1
+        assert len(wire.requests("create_custom_loss")) == 1

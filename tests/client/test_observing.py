@@ -157,7 +157,7 @@ def test_events(connect: Connect, wire: Any, clock: Any) -> None:
     assert isinstance(failed, RequestAttempt)
     assert isinstance(failed.error, tinker.InternalServerError)
     assert (failed.status, failed.operation, failed.seconds) == (503, "optim_step", 0.0)
-    assert failed.sent_nbytes == len(wire.sent("optim_step")[0].body)
+    assert failed.sent_nbytes == len(wire.requests("optim_step")[0].body)
     assert isinstance(retry, RequestRetry)
     assert (retry.operation, retry.failures) == ("optim_step", 1)
     assert retry.delay_seconds >= 3

@@ -15,6 +15,6 @@ def test_metadata_by_position(wire: Any, service: tinker.ServiceClient, training
     path = training.save_state("0001").result(10).path
     getattr(service, create)(path, {"a": "b"}).result(10)
     getattr(service, create)(path, "tinker/toy", {"c": "d"}).result(10)
-    first, second = (exchange.json for exchange in wire.sent("load_weights"))
+    first, second = (exchange.json for exchange in wire.requests("load_weights"))
     assert (first.get("base_model"), first["user_metadata"]) == (None, {"a": "b"})
     assert (second["base_model"], second["user_metadata"]) == ("tinker/toy", {"c": "d"})

@@ -117,11 +117,11 @@ def test_retries_are_counted(wire: Any, connect: Connect) -> None:
     service = connect(max_retries=2)
     wire.fail("get_server_capabilities", times=2)
     assert service.get_server_capabilities().supported_models
-    assert len(wire.sent("get_server_capabilities")) == 3
+    assert len(wire.requests("get_server_capabilities")) == 3
     wire.fail("get_server_capabilities", times=3)
     with pytest.raises(tinker.InternalServerError):
         service.get_server_capabilities()
-    assert len(wire.sent("get_server_capabilities")) == 6
+    assert len(wire.requests("get_server_capabilities")) == 6
 
 
 @pytest.mark.parametrize("timeout", [7.5, httpx.Timeout(7.5), httpx.Timeout(1.0, read=7.5)])
@@ -138,7 +138,7 @@ def test_default_headers_are_sent(wire: Any, connect: Connect) -> None:
     """With every request; those of the newer argument win."""
     service = connect(default_headers={"X-One": "1", "X-Two": "1"}, default_headers_overrides={"x-two": "2"})
     service.get_server_capabilities()
-    headers = wire.sent("get_server_capabilities")[0].request.headers
+    headers = wire.requests("get_server_capabilities")[0].request.headers
     assert (headers["x-one"], headers.get_list("x-two")) == ("1", ["2"])
 
 
@@ -154,7 +154,7 @@ def test_a_given_http_client_sends(wire: Any, connect: Connect) -> None:
     assert service.get_server_capabilities().supported_models
     service.close().result(10)
     assert "/api/v1/get_server_capabilities" in seen
-    assert wire.sent("get_server_capabilities")[0].request.headers["x-api-key"] == "tml-secret"
+    assert wire.requests("get_server_capabilities")[0].request.headers["x-api-key"] == "tml-secret"
     assert not client.is_closed
 
 
@@ -191,7 +191,7 @@ def test_extra_parameters_travel_beside_the_others(wire: Any, service: tinker.Se
     sampling = service.create_sampling_client(base_model="tinker/toy")
     params = types.SamplingParams(max_tokens=2, stop="x", extra={"min_p": 0.05, "bad-words": ["a"]})
     assert len(sampling.sample(PROMPT, 1, params).result(10).sequences) == 1
-    sent = json.loads(wire.sent("asample")[0].body)["sampling_params"]
+    sent = json.loads(wire.requests("asample")[0].body)["sampling_params"]
     assert sent == {
         "max_tokens": 2,
         "stop": ["x"],
@@ -223,6 +223,8 @@ def test_what_is_too_long_is_refused_once_the_server_has_told(wire: Any, service
         sampling.sample(long, 1, types.SamplingParams(max_tokens=1))
     with pytest.raises(ValueError, match=rf"^prompt {words}"):
         sampling.compute_logprobs(long)
+    with pytest.raises(ValueError, match=rf"^prompt {words}"):
+        sampling.sample_stream(long, 1, types.SamplingParams(max_tokens=1))
     assert [
         one.operation for one in wire.exchanges[before:] if one.operation not in ("session_heartbeat", "retrieve_future")
     ] == []

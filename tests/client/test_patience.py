@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import tinker
-from tinker._http.phase import CONNECT_SECONDS
+from tinker._http.messages import CONNECT_SECONDS
 from tinker._http.retry import SAMPLE, sampling_policy
 from tinker._http.transport import SHORTEST_PATIENCE_SECONDS
 from tinker.lib.retry_handler import RetryConfig

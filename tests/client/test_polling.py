@@ -65,7 +65,7 @@ def test_failures_end_the_wait_at_once(
     training: tinker.TrainingClient, wire: Any, status: int, body: object, category: str, text: str
 ) -> None:
     """However a server says that a request failed, the future fails with its words, after that one poll."""
-    before = len(wire.sent("retrieve_future"))
+    before = len(wire.requests("retrieve_future"))
     wire.fail("retrieve_future", status, body=body, outside="servers and proxies say it in ways of their own")
     future = training.optim_step(ADAM)
     with pytest.raises(tinker.RequestFailedError) as caught:
@@ -73,7 +73,7 @@ def test_failures_end_the_wait_at_once(
     assert text in str(caught.value)
     assert (caught.value.category, caught.value.request_id) == (category, future.request_id)
     assert isinstance(caught.value, ValueError) == (status >= 400)  # as scripts for the official client catch it
-    assert len(wire.sent("retrieve_future")) == before + 1
+    assert len(wire.requests("retrieve_future")) == before + 1
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_what_is_known_of_a_lost_result(training: tinker.TrainingClient, wire: A
 def test_large_results_are_announced_first(training: tinker.TrainingClient, wire: Any) -> None:
     """After an announcement of the size the result itself is asked for."""
     wire.fail("retrieve_future", 200, body={"status": "complete_metadata", "request_id": "x", "response_payload_size": 10**9})
-    before = len(wire.sent("retrieve_future"))
+    before = len(wire.requests("retrieve_future"))
     training.optim_step(ADAM).result(10)
-    assert [one.json["allow_metadata_only"] for one in wire.sent("retrieve_future")[before:]] == [True, False]
+    assert [one.json["allow_metadata_only"] for one in wire.requests("retrieve_future")[before:]] == [True, False]
 
 
 def test_a_size_instead_of_the_result(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
@@ -143,10 +143,10 @@ def test_paused_work_is_reported_once_a_minute(
 
 def test_polls_are_numbered_and_named(training: tinker.TrainingClient, wire: Any) -> None:
     """Each poll says which one it is and what kind of result it waits for."""
-    before = len(wire.sent("retrieve_future"))
+    before = len(wire.requests("retrieve_future"))
     wire.fail("retrieve_future", 408, times=2)
     training.optim_step(ADAM).result(10)
-    headers = [one.request.headers for one in wire.sent("retrieve_future")[before:]]
+    headers = [one.request.headers for one in wire.requests("retrieve_future")[before:]]
     assert [one["x-tinker-request-iteration"] for one in headers] == ["0", "1", "2"]
     assert {one["x-tinker-request-type"] for one in headers} == {"OptimStep"}
     assert ["x-tinker-create-promise-roundtrip-time" in one for one in headers] == [True, False, False]
@@ -173,14 +173,14 @@ def test_server_that_only_fails_ends_the_wait(training: tinker.TrainingClient, w
 )
 def test_answers_that_make_no_sense(training: tinker.TrainingClient, wire: Any, headers: dict[str, str], body: bytes) -> None:
     """A malformed or unpromised answer is asked for again; the third one is a typed error that names the operation."""
-    before = len(wire.sent("retrieve_future"))
+    before = len(wire.requests("retrieve_future"))
     wire.fail("retrieve_future", 200, headers=headers, body=body, times=2, outside="no answer makes sense")
     training.optim_step(ADAM).result(10)
     wire.fail("retrieve_future", 200, headers=headers, body=body, times=3, outside="no answer makes sense")
     with pytest.raises(tinker.APIResponseValidationError, match=r"optim_step|retrieve_future") as caught:
         training.optim_step(ADAM).result(10)
     assert "3 attempts" in caught.value.__notes__[0]
-    assert len(wire.sent("retrieve_future")) == before + 6
+    assert len(wire.requests("retrieve_future")) == before + 6
 
 
 def test_unknown_fields_are_passed_over(training: tinker.TrainingClient, wire: Any) -> None:

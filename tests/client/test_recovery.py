@@ -174,7 +174,7 @@ def test_a_second_loop_begins_where_the_first_ended(client: RecoveringTrainingCl
             begin(client, step + 3).result(10)
     assert taken == [0, 1, 0, 1, 2]
     assert probe(client) == undisturbed(6)
-    assert [one.json["path"] for one in wire.sent("save_weights")] == ["step-000003", "step-000006"]
+    assert [one.json["path"] for one in wire.requests("save_weights")] == ["step-000003", "step-000006"]
 
 
 def test_a_save_of_the_body_is_not_the_loops(client: RecoveringTrainingClient, restart: Restart) -> None:
@@ -332,7 +332,7 @@ def test_a_given_checkpoint(first: tinker.TrainingClient, restart: Restart, wire
     path = first.save_state("origin").result(10).path
     client = RecoveringTrainingClient(first, RecoveryPolicy(checkpoint=path))
     assert train(client, 4, {3: restart}, save_every=2) == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert wire.sent("load_weights")[-1].json["path"] == path
+    assert wire.requests("load_weights")[-1].json["path"] == path
     assert probe(client) == undisturbed(4)
 
 
@@ -349,7 +349,7 @@ def test_a_fresh_optimizer(first: tinker.TrainingClient, restart: Restart, wire:
     """Without the optimizer's state the weights alone are loaded."""
     client = RecoveringTrainingClient(first, RecoveryPolicy(with_optimizer=False), on_recovery=recoveries.append)
     train(client, 2, {1: restart}, save_every=1)
-    assert wire.sent("load_weights")[-1].json["optimizer"] is False
+    assert wire.requests("load_weights")[-1].json["optimizer"] is False
     assert not recoveries[0].with_optimizer
 
 

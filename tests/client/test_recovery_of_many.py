@@ -76,8 +76,8 @@ def test_a_given_checkpoint(service: tinker.ServiceClient, training: tinker.Trai
     given, _ = save(training, "a", "b")
     RecoveryExecutor(service, RecoveryPolicy(checkpoint=given)).recover(training.model_id).result(10)
     RecoveryExecutor(service).recover(training.model_id, last_checkpoint=given).result(10)
-    assert [one.json["path"] for one in wire.sent("load_weights")] == [given, given]
-    assert wire.sent(f"training_runs/{training.model_id}") == []
+    assert [one.json["path"] for one in wire.requests("load_weights")] == [given, given]
+    assert wire.requests(f"training_runs/{training.model_id}") == []
 
 
 def test_a_run_without_a_checkpoint(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
@@ -148,7 +148,7 @@ def watched(connect: Connect, heard: Heard) -> tuple[RecoveryMonitor, tinker.Tra
 
 def ask_again(wire: Any, clock: Any, question: str) -> None:
     """Let time pass until the monitor, which may be about to go to sleep, has asked once more."""
-    count = len(wire.sent(question)) + 1
+    count = len(wire.requests(question)) + 1
     for _ in range(100):
         clock.advance(POLL_SECONDS, idle=True)
         if wire.arrives(question, count, seconds=0.1):
@@ -174,7 +174,7 @@ def test_a_corrupted_run_is_recovered_once(watched: Watched, wire: Any, clock: A
     error = heard.recovered[0].recovery.error
     assert isinstance(error, RunMarkedCorrupted)
     assert error.run_id == run_id
-    assert len(wire.sent(question)) == 2
+    assert len(wire.requests(question)) == 2
 
 
 def test_a_run_that_is_gone_is_recovered(watched: Watched, wire: Any, clock: Any, heard: Heard) -> None:

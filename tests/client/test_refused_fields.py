@@ -40,7 +40,7 @@ def test_a_refused_default_is_left_out_from_then_on(sampler: tinker.SamplingClie
     wire.fail("asample", status, body=refusal(*LATER, kind=kind), outside=OTHERS)
     for _ in range(2):
         assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
-    refused, again, later = wire.sent("asample")
+    refused, again, later = wire.requests("asample")
     assert again.json == {name: value for name, value in refused.json.items() if name not in LATER}
     assert later.json == {**again.json, "seq_id": 1}
     keys = {one.request.headers["x-idempotency-key"] for one in (refused, again, later)}
@@ -52,8 +52,8 @@ def test_a_server_that_names_one_field_at_a_time(sampler: tinker.SamplingClient,
     for name in LATER:
         wire.fail("asample", 422, body=refusal(name), outside=OTHERS)
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
-    assert not wire.sent("asample")[-1].json.keys() & set(LATER)
-    assert len(wire.sent("asample")) == 1 + len(LATER)
+    assert not wire.requests("asample")[-1].json.keys() & set(LATER)
+    assert len(wire.requests("asample")) == 1 + len(LATER)
 
 
 def test_a_field_that_says_something_is_sent(sampler: tinker.SamplingClient, wire: Any) -> None:
@@ -62,7 +62,7 @@ def test_a_field_that_says_something_is_sent(sampler: tinker.SamplingClient, wir
     for _ in range(2):
         with pytest.raises(tinker.UnprocessableEntityError, match="topk_sample_logprobs"):
             sampler.sample(PROMPT, 1, PARAMS, topk_sample_logprobs=2).result(10)
-    assert [one.json["topk_sample_logprobs"] for one in wire.sent("asample")] == [2, 2]
+    assert [one.json["topk_sample_logprobs"] for one in wire.requests("asample")] == [2, 2]
 
 
 def test_a_field_left_out_before_is_sent_once_it_says_something(sampler: tinker.SamplingClient, wire: Any) -> None:
@@ -70,7 +70,7 @@ def test_a_field_left_out_before_is_sent_once_it_says_something(sampler: tinker.
     wire.fail("asample", 422, body=refusal("topk_sample_logprobs"), outside=OTHERS)
     sampler.sample(PROMPT, 1, PARAMS).result(10)
     sampler.sample(PROMPT, 1, PARAMS, topk_sample_logprobs=2).result(10)
-    assert wire.sent("asample")[-1].json["topk_sample_logprobs"] == 2
+    assert wire.requests("asample")[-1].json["topk_sample_logprobs"] == 2
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_other_refusals_are_raised_at_once(sampler: tinker.SamplingClient, wire:
     wire.fail("asample", 422, body=body, outside=OTHERS)
     with pytest.raises(tinker.UnprocessableEntityError):
         sampler.sample(PROMPT, 1, PARAMS).result(10)
-    assert len(wire.sent("asample")) == 1
+    assert len(wire.requests("asample")) == 1
 
 
 def test_a_field_within_a_field(service: tinker.ServiceClient, wire: Any) -> None:
     """A refused default may be one of a value inside the body."""
     wire.fail("create_model", 422, body=refusal("optimizer_config", "lora_config.train_mlp"), outside=OTHERS)
     assert service.create_lora_training_client("tinker/toy", rank=2).result(10).model_id
-    again = wire.sent("create_model")[-1].json
+    again = wire.requests("create_model")[-1].json
     assert again["lora_config"] == {"rank": 2, "train_attn": True, "train_unembed": True}
     assert "optimizer_config" not in again
     wire.fail("create_model", 422, body=refusal("lora_config.train_mlp"), outside=OTHERS)
@@ -113,7 +113,7 @@ def test_a_retry_keeps_its_key(sampler: tinker.SamplingClient, wire: Any) -> Non
     sampler.sample(PROMPT, 1, PARAMS).result(10)
     wire.fail("asample", 503, times=2)
     sampler.sample(PROMPT, 1, PARAMS).result(10)
-    attempts = wire.sent("asample")[2:]
+    attempts = wire.requests("asample")[2:]
     assert len(attempts) == 3
     assert len({(one.body, one.request.headers["x-idempotency-key"]) for one in attempts}) == 1
 
@@ -122,7 +122,7 @@ def test_a_large_body_without_a_field(sampler: tinker.SamplingClient, wire: Any)
     """The length that is announced is that of the body without the field."""
     wire.fail("asample", 422, body=refusal(*LATER), outside=OTHERS)
     sampler.sample(tinker.ModelInput.from_ints([200] * 30_000), 1, PARAMS).result(10)
-    for exchange in wire.sent("asample"):
+    for exchange in wire.requests("asample"):
         assert exchange.request.headers["content-length"] == str(len(exchange.body))
 
 
@@ -131,4 +131,4 @@ def test_another_session_begins_anew(connect: Connect, wire: Any) -> None:
     for _ in range(2):
         wire.fail("create_model", 422, body=refusal("optimizer_config"), outside=OTHERS)
         connect().create_lora_training_client("tinker/toy").result(10)
-    assert ["optimizer_config" in one.json for one in wire.sent("create_model")] == [True, False] * 2
+    assert ["optimizer_config" in one.json for one in wire.requests("create_model")] == [True, False] * 2

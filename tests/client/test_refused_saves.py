@@ -27,7 +27,7 @@ def test_the_run_goes_on(
     with pytest.raises(tinker.ConflictError):
         refused.result(10)
     assert step.result(10).metrics
-    assert [wire.sent(name)[-1].seq_id for name in (operation, "forward_backward")] == [2, 3]
+    assert [wire.requests(name)[-1].seq_id for name in (operation, "forward_backward")] == [2, 3]
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
@@ -39,7 +39,7 @@ def test_a_server_without_it(
     with pytest.raises(tinker.APIStatusError):
         training.save_weights_external("0001").result(10)
     assert training.forward_backward([datum()], "cross_entropy").result(10).metrics
-    assert [wire.sent(name)[-1].seq_id for name in ("save_weights_external", "forward_backward")] == [1, 1]
+    assert [wire.requests(name)[-1].seq_id for name in ("save_weights_external", "forward_backward")] == [1, 1]
 
 
 @pytest.mark.parametrize("status", [403, 429])
@@ -52,7 +52,7 @@ def test_a_save_that_did_not_get_there(
     with pytest.raises(tinker.APIStatusError):
         refused.result(10)
     assert step.result(10).metrics
-    assert wire.sent("forward_backward")[-1].seq_id == 1
+    assert wire.requests("forward_backward")[-1].seq_id == 1
 
 
 def test_a_save_of_unknown_fate(wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum]) -> None:
@@ -64,4 +64,4 @@ def test_a_save_of_unknown_fate(wire: Any, training: tinker.TrainingClient, datu
     with pytest.raises(tinker.InternalServerError):
         unknown.result(10)
     assert training.forward_backward([datum()], "cross_entropy").result(10).metrics
-    assert wire.sent("forward_backward")[-1].seq_id == 2
+    assert wire.requests("forward_backward")[-1].seq_id == 2

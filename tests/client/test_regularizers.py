@@ -336,7 +336,7 @@ def test_failing_term(training: tinker.TrainingClient, wire: Any, datum: MakeDat
     assert caught.value.__cause__ is not None
     with pytest.raises(tinker.PrecedingRequestFailed):
         optim.result(10)
-    assert len(wire.sent("forward_backward")) == 1
+    assert len(wire.requests("forward_backward")) == 1
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.term, str(again)) == ("culprit", str(caught.value))
 
@@ -439,7 +439,7 @@ def test_wrong_data_is_refused_on_the_users_line(training: tinker.TrainingClient
     for data, base, term, message in cases:
         with pytest.raises(ValueError, match=message):
             training.forward_backward_custom(data, regularized(base, [Regularizer(term, name="term")]))
-    assert wire.sent("forward_backward") == []
+    assert wire.requests("forward_backward") == []
 
 
 def test_wrong_arguments_are_refused() -> None:

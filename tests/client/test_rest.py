@@ -109,7 +109,7 @@ def test_requests_and_answers_are_those_recorded(
     answer = json_of(exchange["response"])
     wire.fail(operation, exchange["response"]["status"], body=b"" if answer is None else answer)
     result = call(rest).result(10)
-    (sent,) = wire.sent(operation)
+    (sent,) = wire.requests(operation)
     request = exchange["request"]
     assert (sent.request.method, sent.request.url.path) == (request["method"], request["path"])
     assert parse_qsl(sent.request.url.query.decode()) == parse_qsl(request.get("query") or "")
@@ -201,7 +201,7 @@ def test_copies_are_made_once(rest: Rest, wire: Any) -> None:
     wire.fail("copy_weights", 503)
     wire.fail("copy_weights", 200, body={"tinker_path": "tinker://copy/weights/1"})
     assert rest.copy_weights(PATH, "p", weights_access_token="wtok").result(10) == "tinker://copy/weights/1"
-    sent = wire.sent("copy_weights")
+    sent = wire.requests("copy_weights")
     assert len(sent) == 3
     assert len({one.request.headers["x-idempotency-key"] for one in sent}) == 1
     assert {one.request.headers["x-tinker-weights-access-token"] for one in sent} == {"wtok"}
@@ -224,7 +224,7 @@ def test_project_of_the_environment(wire: Any, clock: Any, monkeypatch: pytest.M
     rest = Rest(base_url="http://server", api_key="tml-secret", transport=wire, clock=clock.clock())
     wire.fail("copy_weights", 200, body={"tinker_path": "tinker://copy/weights/1"})
     rest.copy_weights(PATH).result(10)
-    assert wire.sent("copy_weights")[0].json["destination_project_id"] == "proj-env"
+    assert wire.requests("copy_weights")[0].json["destination_project_id"] == "proj-env"
 
 
 @pytest.mark.parametrize("status", [404, 405, 409])
@@ -236,7 +236,7 @@ def test_what_cannot_be_helped_fails_at_once(rest: Rest, wire: Any, status: int)
     with pytest.raises(kinds[status]) as caught:
         rest.publish_checkpoint_from_tinker_path(PATH).result(10)
     assert caught.value.status_code == status
-    assert len(wire.sent(operation)) == 1
+    assert len(wire.requests(operation)) == 1
 
 
 def test_waiting_ends_after_a_minute(rest: Rest, wire: Any, clock: Any) -> None:
@@ -356,7 +356,7 @@ def test_on_the_connections_of_a_service(
 ) -> None:
     """A service's REST client asks for no settings of its own, and a service copies into its project."""
     connected.get_server_capabilities().result(10)
-    assert len(wire.sent("client/config")) == 1
+    assert len(wire.requests("client/config")) == 1
     with pytest.raises(ValueError, match="destination_project_id"):
         service.copy_weights(PATH)
     assert service.get_telemetry() is training.get_telemetry() is None

@@ -53,7 +53,7 @@ def test_a_result_that_was_waited_for(
     pending = {"type": "try_again", "request_id": "x", "queue_state": "active"}
     wire.fail("retrieve_future", 200, body=pending, times=10**9)
     waiting = training.forward_backward([datum()], "cross_entropy")
-    wire.wait_for("retrieve_future", len(wire.sent("retrieve_future")) + 1)
+    wire.wait_for("retrieve_future", len(wire.requests("retrieve_future")) + 1)
     restart()
     wire.faults.clear()
     with pytest.raises(tinker.SessionLostError) as caught:
@@ -72,7 +72,7 @@ def test_a_new_client_starts_a_new_session(
     assert again.optim_step(ADAM).result(10)
     sampler = service.create_sampling_client(base_model="tinker/toy")
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
-    assert len(wire.sent("create_session")) == 2
+    assert len(wire.requests("create_session")) == 2
     first, second = (wire.answers("create_session")[i]["session_id"] for i in (0, 1))
     assert first != second
     assert again.model_id.startswith(second)
@@ -91,7 +91,7 @@ def test_several_new_clients_share_the_new_session(
     )
     for client in [make() for _ in range(4)]:
         client.result(10)
-    assert len(wire.sent("create_session")) == 2
+    assert len(wire.requests("create_session")) == 2
 
 
 def test_an_unknown_checkpoint_is_not_a_lost_session(
@@ -104,7 +104,7 @@ def test_an_unknown_checkpoint_is_not_a_lost_session(
     with pytest.raises(tinker.NotFoundError) as caught:
         service.create_sampling_client(model_path="tinker://none/sampler_weights/none").result(10)
     assert not isinstance(caught.value, tinker.SessionLostError)
-    assert len(wire.sent("create_session")) == 1
+    assert len(wire.requests("create_session")) == 1
 
 
 def test_a_server_without_heartbeats(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
@@ -165,8 +165,8 @@ def test_only_the_new_session_is_kept_alive(
     service.create_sampling_client(base_model="tinker/toy").result(10)
     wire.wait_for("session_heartbeat", 4)  # two of the lost session, the question whether it is lost, one of the new
     _, new = (answer["session_id"] for answer in wire.answers("create_session"))
-    before = len(wire.sent("session_heartbeat"))
+    before = len(wire.requests("session_heartbeat"))
     clock.advance(10)
     wire.wait_for("session_heartbeat", before + 1)
     service.get_server_capabilities()
-    assert [one.json["session_id"] for one in wire.sent("session_heartbeat")[before:]] == [new]
+    assert [one.json["session_id"] for one in wire.requests("session_heartbeat")[before:]] == [new]

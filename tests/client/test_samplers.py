@@ -42,7 +42,7 @@ def test_options_are_sent_as_asked(sampler: tinker.SamplingClient, wire: Any) ->
     """Each argument of sample has its field; the log-probabilities of a prompt are asked for with one token."""
     sampler.sample(PROMPT, 3, PARAMS, True, 4, 5, prompt_logprobs_last_n=2).result(10)
     sampler.compute_logprobs(PROMPT, 2).result(10)
-    first, second = (one.json for one in wire.sent("asample"))
+    first, second = (one.json for one in wire.requests("asample"))
     names = ("num_samples", "prompt_logprobs", "topk_prompt_logprobs", "topk_sample_logprobs", "prompt_logprobs_last_n")
     assert [first[name] for name in names] == [3, True, 4, 5, 2]
     assert (second["num_samples"], second["sampling_params"]["max_tokens"], second["prompt_logprobs"]) == (1, 1, True)
@@ -53,7 +53,7 @@ def test_options_are_sent_as_asked(sampler: tinker.SamplingClient, wire: Any) ->
 def test_nothing_is_asked_for_that_the_user_did_not_ask_for(sampler: tinker.SamplingClient, wire: Any) -> None:
     """A sample without options asks for the continuations alone."""
     sampler.sample(PROMPT, 1, PARAMS).result(10)
-    (sent,) = (one.json for one in wire.sent("asample"))
+    (sent,) = (one.json for one in wire.requests("asample"))
     fields = {
         "prompt_logprobs",
         "topk_prompt_logprobs",
@@ -151,7 +151,7 @@ def test_what_is_lost_is_asked_for_a_few_times(sampler: tinker.SamplingClient, w
     """A result that is gone as often as allowed is asked for once more each time, and comes in the end."""
     wire.fail("retrieve_future", 410, body={"detail": "expired"}, times=RESUBMISSIONS)
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
-    assert [one.seq_id for one in wire.sent("asample")] == list(range(RESUBMISSIONS + 1))
+    assert [one.seq_id for one in wire.requests("asample")] == list(range(RESUBMISSIONS + 1))
 
 
 @pytest.mark.parametrize(("allowed", "told"), [(True, 1), (False, 0)])
@@ -171,7 +171,7 @@ def test_a_cancelled_sample_is_given_up_where_the_server_allows_it(
         assert wire.wait_for("cancel_future")[0].json == {"request_id": future.request_id}
     release()
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
-    assert len(wire.sent("cancel_future")) == told
+    assert len(wire.requests("cancel_future")) == told
 
 
 def test_samplers_say_who_they_are(service: tinker.ServiceClient, wire: Any) -> None:
@@ -196,8 +196,8 @@ def test_prompts_share_a_budget_of_bytes(connect: Connect, wire: Any, nbytes: in
     wire.wait_for("asample")
     for _ in range(3):
         service.create_rest_client().get_server_capabilities().result(10)
-    arrived.append(len(wire.sent("asample")))
+    arrived.append(len(wire.requests("asample")))
     release()
     assert all(future.result(10).sequences for future in futures)
     assert (arrived[0] == 1) is (at_once == 1)
-    assert len(wire.sent("asample")) == 4
+    assert len(wire.requests("asample")) == 4

@@ -70,14 +70,14 @@ def test_a_thousand_at_once(sampler: tinker.SamplingClient, wire: Any) -> None:
     futures = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(500)]
     done = [future.result() for future in concurrent.futures.as_completed(futures, timeout=30)]
     assert {tuple(response.sequences[0].tokens) for response in awaited + done} == {tuple(awaited[0].sequences[0].tokens)}
-    assert sorted(one.seq_id for one in wire.sent("asample")) == list(range(1000))
+    assert sorted(one.seq_id for one in wire.requests("asample")) == list(range(1000))
 
 
 def test_rate_limit_is_waited_out(sampler: tinker.SamplingClient, wire: Any, clock: Any) -> None:
     """On 429 the sample is sent again under the same number after the time the server asks for."""
     wire.fail("asample", 429, headers={"retry-after": "3"}, times=2)
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences[0].tokens
-    assert [one.seq_id for one in wire.sent("asample")] == [0, 0, 0]
+    assert [one.seq_id for one in wire.requests("asample")] == [0, 0, 0]
     assert sum(clock.slept) >= 6
 
 
@@ -93,7 +93,7 @@ def test_rate_limits_can_be_raised_at_once(connect: Callable[..., tinker.Service
         sampler.sample(PROMPT, 1, PARAMS).result(10)
     assert again.value.retry_after is not None
     assert 50 < again.value.retry_after < 60
-    assert len(wire.sent("asample")) == 1
+    assert len(wire.requests("asample")) == 1
     clock.now += 60
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
 
@@ -116,7 +116,7 @@ def test_expired_promise_is_submitted_again(sampler: tinker.SamplingClient, wire
     """A sample whose result is gone is asked for again, under a new number."""
     wire.fail("retrieve_future", 410, body={"detail": "expired"})
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences[0].tokens
-    assert [one.seq_id for one in wire.sent("asample")] == [0, 1]
+    assert [one.seq_id for one in wire.requests("asample")] == [0, 1]
 
 
 def test_results_that_are_always_lost(sampler: tinker.SamplingClient, wire: Any) -> None:
@@ -124,7 +124,7 @@ def test_results_that_are_always_lost(sampler: tinker.SamplingClient, wire: Any)
     wire.fail("retrieve_future", 410, body={"detail": "expired"}, times=RESUBMISSIONS + 1)
     with pytest.raises(tinker.APIStatusError, match="410"):
         sampler.sample(PROMPT, 1, PARAMS).result(10)
-    assert len(wire.sent("asample")) == RESUBMISSIONS + 1
+    assert len(wire.requests("asample")) == RESUBMISSIONS + 1
 
 
 def test_server_without_sequence_ids(sampler: tinker.SamplingClient, wire: Any) -> None:
@@ -154,7 +154,7 @@ def test_impossible_arguments_are_refused(
     """Arguments no server can answer are refused on the user's line and nothing is sent."""
     with pytest.raises(ValueError, match=message):
         sampler.sample(**{"prompt": PROMPT, "num_samples": 1, "sampling_params": PARAMS, **arguments})
-    assert wire.sent("asample") == []
+    assert wire.requests("asample") == []
 
 
 def test_ignored_options_are_not_passed_over(sampler: tinker.SamplingClient, wire: Any) -> None:

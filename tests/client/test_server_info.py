@@ -57,7 +57,7 @@ def test_absent_operations(service: tinker.ServiceClient, wire: Any, status: int
     service.create_lora_training_client("tinker/toy").result(10)
     sampler = service.create_sampling_client(base_model="tinker/toy")
     assert [list(sampler.sample_stream(PROMPT, 1, PARAMS)) for _ in range(2)]
-    assert len(wire.sent("stream_sample")) == 1
+    assert len(wire.requests("stream_sample")) == 1
     known = found(service)
     assert known["stream_sample"] == known["get_info"] == ("absent", str(status))
     assert f"stream_sample: absent ({status})" in str(service.server_info)
@@ -89,5 +89,5 @@ def test_a_restarted_server_is_asked_again(service: tinker.ServiceClient, wire: 
         sampler.sample(PROMPT, 1, PARAMS).result(10)
     again = service.create_sampling_client(base_model="tinker/toy")
     assert list(again.sample_stream(PROMPT, 1, PARAMS))
-    assert len(wire.sent("stream_sample")) == 2
+    assert len(wire.requests("stream_sample")) == 2
     assert found(service) == {}

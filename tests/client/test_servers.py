@@ -29,7 +29,7 @@ def sparse_datum() -> tinker.Datum:
 
 
 def shapes_sent(wire: Any) -> list[tuple[int, bool]]:
-    calls = [proto.decode_forward_backward(one.body) for one in wire.sent("forward_backward")]
+    calls = [proto.decode_forward_backward(one.body) for one in wire.requests("forward_backward")]
     return [(call.seq_id, call.data[0].loss_fn_inputs["weights"].is_sparse) for call in calls]
 
 
@@ -75,7 +75,7 @@ def test_refusal_in_every_form_is_the_first_one(training: tinker.TrainingClient,
         "As json, sparse tensors kept",
         "As json, sparse tensors made dense",
     ]
-    assert {one.seq_id for one in wire.sent("forward_backward")} == {1}
+    assert {one.seq_id for one in wire.requests("forward_backward")} == {1}
 
 
 @pytest.mark.parametrize("knows_weights_info", [True, False])
@@ -97,17 +97,17 @@ def test_state_is_loaded_into_a_model_made_for_it(
     again = service.create_training_client_from_state_with_optimizer(path)
     one, other = (client.forward([datum()], "cross_entropy").result(10).loss for client in (training, again))
     assert one == other
-    assert wire.sent("create_model")[-1].json["lora_config"]["rank"] == 4
-    load = wire.sent("load_weights")[-1].json
+    assert wire.requests("create_model")[-1].json["lora_config"]["rank"] == 4
+    load = wire.requests("load_weights")[-1].json
     assert (load["seq_id"], load["model_id"], load["optimizer"]) == (1, again.model_id, True)
-    assert wire.sent("forward_backward")[-1].seq_id == 2
+    assert wire.requests("forward_backward")[-1].seq_id == 2
 
 
 def test_one_stop_text_is_a_list_of_one(service: tinker.ServiceClient, wire: Any) -> None:
     """A bare stop text is sent in the form that every server reads."""
     params = tinker.SamplingParams(max_tokens=1, stop="END")
     service.create_sampling_client(base_model="tinker/toy").sample(tinker.ModelInput.from_ints([1]), 1, params).result(10)
-    assert wire.sent("asample")[0].json["sampling_params"]["stop"] == ["END"]
+    assert wire.requests("asample")[0].json["sampling_params"]["stop"] == ["END"]
     assert params.stop == "END"
 
 
@@ -120,7 +120,7 @@ NO_LOSS = {"detail": [{"type": "literal_error", "loc": ["body", "forward_backwar
 
 def forms_sent(wire: Any) -> list[tuple[str, int]]:
     """The form and the number of each training request."""
-    return [(one.request.headers["content-type"].rpartition("/")[2], one.seq_id) for one in wire.sent("forward_backward")]
+    return [(one.request.headers["content-type"].rpartition("/")[2], one.seq_id) for one in wire.requests("forward_backward")]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 406, 409, 413, 415, 418, 422])
@@ -180,7 +180,7 @@ def test_a_server_that_fails_for_a_while_is_asked_again(training: tinker.Trainin
     wire.fail("forward_backward", 500, body=CANNOT, times=6)
     training.forward_backward([datum()], "cross_entropy").result(10)
     assert [form for form, _ in forms_sent(wire)] == ["x-protobuf", "json"] * 3 + ["x-protobuf"] * 4
-    attempts = {one.request.headers["x-idempotency-key"] for one in wire.sent("forward_backward")}
+    attempts = {one.request.headers["x-idempotency-key"] for one in wire.requests("forward_backward")}
     assert len(attempts) == 2
 
 

@@ -35,7 +35,7 @@ def test_start_up(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) 
     service = connect(user_metadata={"who": "me"}, display_name="night")
     service.create_lora_training_client("tinker/toy").result(10)
     service.create_sampling_client(base_model="tinker/toy").result(10)
-    (created,) = wire.sent("create_session")
+    (created,) = wire.requests("create_session")
     assert created.json == {
         "tags": ["a", "b"],
         "user_metadata": {"who": "me"},
@@ -44,7 +44,7 @@ def test_start_up(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) 
         "display_name": "night",
         "type": "create_session",
     }
-    assert wire.sent("client/config")[0].json == {"sdk_version": "0.38.0"}
+    assert wire.requests("client/config")[0].json == {"sdk_version": "0.38.0"}
 
 
 def test_identity(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_identity(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) 
     headers = wire.exchanges[0].request.headers
     assert headers["user-agent"].startswith("tinker-open-client/0.38.0")
     assert (headers["x-team"], headers["x-api-key"]) == ("blue", "tml-secret")
-    assert wire.sent("create_session")[0].json["sdk_version"] == "0.7.0"
+    assert wire.requests("create_session")[0].json["sdk_version"] == "0.7.0"
 
 
 def test_heartbeats(connect: Connect, wire: Any, clock: Any) -> None:
@@ -74,7 +74,7 @@ def test_heartbeats(connect: Connect, wire: Any, clock: Any) -> None:
     for _ in range(3):
         service.get_server_capabilities()  # by now the answer was read, and one more heartbeat would have been sent
         clock.advance(10, idle=True)
-    assert len(wire.sent("session_heartbeat")) == 5
+    assert len(wire.requests("session_heartbeat")) == 5
 
 
 def test_silence_is_reported_once(connect: Connect, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -118,7 +118,7 @@ def test_what_is_under_way_ends_with_its_client(connect: Connect, wire: Any) -> 
     training = service.create_lora_training_client("tinker/toy").result(10)
     wire.fail("retrieve_future", 200, body={"type": "try_again", "request_id": "x", "queue_state": "active"}, times=10**9)
     future = training.optim_step(tinker.AdamParams())
-    wire.wait_for("retrieve_future", len(wire.sent("retrieve_future")) + 1)
+    wire.wait_for("retrieve_future", len(wire.requests("retrieve_future")) + 1)
     service.close().result(10)
     with pytest.raises(tinker.ClientClosedError, match="was closed while"):
         future.result(10)
@@ -199,7 +199,7 @@ def test_keys_do_not_follow_to_another_host(connect: Connect, wire: Any) -> None
     here = {"location": "/api/v1/get_server_capabilities"}
     wire.fail("get_server_capabilities", 307, headers=here, outside="a proxy's redirect")
     service.get_server_capabilities()
-    headers = [one.request.headers for one in wire.sent("get_server_capabilities")]
+    headers = [one.request.headers for one in wire.requests("get_server_capabilities")]
     assert ["x-api-key" in one for one in headers] == [True, False, True, True]
     assert ["authorization" in one for one in headers] == [True, False, True, True]
 
@@ -215,15 +215,15 @@ def test_access_tokens_do_not_follow_to_another_host(connect: Connect, wire: Any
         training.load_state(path, weights_access_token="hush").result(10)
     assert caught.value.status_code == status
     assert "not sent to another server" in caught.value.__notes__[0]
-    assert [one.request.url.host for one in wire.sent("load_weights")] == ["server"]
+    assert [one.request.url.host for one in wire.requests("load_weights")] == ["server"]
     other = connect().create_lora_training_client("tinker/toy").result(10)
     wire.fail("load_weights", status, headers={"location": "/api/v1/load_weights"}, outside="a proxy's redirect")
     other.load_state(path, weights_access_token="hush").exception(10)
-    assert [one.json["weights_access_token"] for one in wire.sent("load_weights")] == ["hush"] * 3
+    assert [one.json["weights_access_token"] for one in wire.requests("load_weights")] == ["hush"] * 3
     elsewhere = connect().create_lora_training_client("tinker/toy").result(10)
     wire.fail("load_weights", status, headers=there, outside="a proxy's redirect")
     elsewhere.load_state(path).exception(10)
-    assert wire.sent("load_weights")[-1].request.url.host == "elsewhere"
+    assert wire.requests("load_weights")[-1].request.url.host == "elsewhere"
 
 
 def test_headers_of_the_user_stay_with_the_server(connect: Connect, wire: Any) -> None:
@@ -232,7 +232,7 @@ def test_headers_of_the_user_stay_with_the_server(connect: Connect, wire: Any) -
     there = {"location": "http://elsewhere/api/v1/get_server_capabilities"}
     wire.fail("get_server_capabilities", 302, headers=there, outside="a proxy's redirect")
     service.get_server_capabilities()
-    first, second = (one.request.headers for one in wire.sent("get_server_capabilities"))
+    first, second = (one.request.headers for one in wire.requests("get_server_capabilities"))
     assert first["x-gateway"] == "hush"
     assert "x-gateway" not in second
 

@@ -231,14 +231,14 @@ def test_a_server_without_streams(client: tinker.SamplingClient, wire: Any, stat
     for found in chunks:
         assert [chunk.tokens for chunk in found] == expected
         assert [chunk.stop_reason for chunk in found] == ["length", "length"]
-    assert len(wire.sent("stream_sample")) == 1
+    assert len(wire.requests("stream_sample")) == 1
 
 
 def test_an_answer_that_is_no_stream(client: tinker.SamplingClient, wire: Any) -> None:
     """A success of another media type counts as a server without streams."""
     wire.fail("stream_sample", 200, body={"request_id": "x"}, outside="another operation's answer")
     assert len(joined(list(client.sample_stream(PROMPT, 1, SHORT)))) == 6
-    assert len(wire.sent("asample")) == 1
+    assert len(wire.requests("asample")) == 1
 
 
 def test_an_unknown_sampler_does_not_mean_no_streams(client: tinker.SamplingClient, wire: Any) -> None:
@@ -248,7 +248,7 @@ def test_an_unknown_sampler_does_not_mean_no_streams(client: tinker.SamplingClie
     with pytest.raises(tinker.NotFoundError):
         list(client.sample_stream(PROMPT, 1, SHORT))
     assert len(joined(list(client.sample_stream(PROMPT, 1, SHORT)))) == 6
-    assert len(wire.sent("stream_sample")) == 2
+    assert len(wire.requests("stream_sample")) == 2
 
 
 def test_before_the_first_token_failures_are_retried(client: tinker.SamplingClient, wire: Any, clock: Any) -> None:
@@ -282,7 +282,7 @@ def test_later_failures_say_how_much_came(
         next(stream)
     assert caught.value.received_tokens == 2
     assert isinstance(caught.value.__cause__, cause)
-    assert len(wire.sent("stream_sample")) == 0
+    assert len(wire.requests("stream_sample")) == 0
 
 
 def test_a_request_that_fails_is_its_error(client: tinker.SamplingClient) -> None:
@@ -355,7 +355,7 @@ def test_wrong_arguments_are_refused_at_once(
     """What no server can answer is refused on the caller's line; nothing is sent."""
     with pytest.raises((TypeError, ValueError), match=reason):
         client.sample_stream(**{"prompt": PROMPT, "num_samples": 1, "sampling_params": SHORT, **arguments})
-    assert wire.sent("stream_sample") == []
+    assert wire.requests("stream_sample") == []
 
 
 def test_the_end_of_the_client_ends_streams(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
@@ -379,4 +379,4 @@ def test_a_stream_asks_the_circuit(connect: Connect, wire: Any, clock: Any) -> N
         with pytest.raises(tinker.CircuitOpenError) as caught:
             list(sampler.sample_stream(PROMPT, 1, SHORT))
         assert isinstance(caught.value.__cause__, cause)
-    assert len(wire.sent("stream_sample")) == 2
+    assert len(wire.requests("stream_sample")) == 2

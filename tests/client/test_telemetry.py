@@ -17,13 +17,13 @@ KEY = "tml-very-secret"
 
 def reported(wire: Any) -> list[dict[str, Any]]:
     """Every event that was sent."""
-    return [event for exchange in wire.sent("telemetry") for event in exchange.json["events"]]
+    return [event for exchange in wire.requests("telemetry") for event in exchange.json["events"]]
 
 
 def flush(wire: Any, clock: Any) -> None:
     """Let the time of the next report come, and wait for it. Heartbeats sleep too, so the first advance may wake those alone."""
-    before = len(wire.sent("telemetry"))
-    while len(wire.sent("telemetry")) == before:
+    before = len(wire.requests("telemetry"))
+    while len(wire.requests("telemetry")) == before:
         clock.advance(FLUSH_SECONDS)
         wire.arrives("telemetry", before + 1)
 
@@ -37,7 +37,7 @@ def test_nothing_is_reported_unasked(connect: Connect, wire: Any, monkeypatch: p
         assert service.create_lora_training_client("tinker/toy").result(10).get_telemetry() is None
         assert service.get_telemetry() is None
         service.close().result(10)
-    assert wire.sent("telemetry") == []
+    assert wire.requests("telemetry") == []
 
 
 @pytest.mark.parametrize("how", ["argument", "environment"])
@@ -52,11 +52,11 @@ def test_life_of_a_session(connect: Connect, wire: Any, monkeypatch: pytest.Monk
     assert telemetry is training.get_telemetry() is service.create_rest_client().get_telemetry()
     telemetry.log("epoch", {"number": 1})
     service.close().result(10)
-    (exchange,) = wire.sent("telemetry")
+    (exchange,) = wire.requests("telemetry")
     kinds = [event["event"] for event in exchange.json["events"]]
     assert kinds == ["SESSION_START", "GENERIC_EVENT", "SESSION_END"]
     assert sorted(event["event_session_index"] for event in exchange.json["events"]) == [0, 1, 2]
-    assert exchange.json["session_id"] == wire.sent("create_model")[0].json["session_id"]
+    assert exchange.json["session_id"] == wire.requests("create_model")[0].json["session_id"]
 
 
 def test_failures(connect: Connect, wire: Any, clock: Any) -> None:
@@ -74,7 +74,7 @@ def test_failures(connect: Connect, wire: Any, clock: Any) -> None:
     assert events["GENERIC_EVENT"]["event_data"]["status_code"] == 422
     assert events["UNHANDLED_EXCEPTION"]["error_type"] == "InternalServerError"
     assert "optim_step: Error code: 501" in events["UNHANDLED_EXCEPTION"]["error_message"]
-    for exchange in wire.sent("telemetry"):
+    for exchange in wire.requests("telemetry"):
         for secret in (KEY, "abc.def", "your secret name"):
             assert secret not in exchange.body.decode()
 
@@ -89,7 +89,7 @@ def test_a_server_without_it_is_not_asked_again(connect: Connect, wire: Any, clo
     assert telemetry is not None
     telemetry.log("more")
     service.close().result(10)
-    assert len(wire.sent("telemetry")) == 1
+    assert len(wire.requests("telemetry")) == 1
 
 
 def test_batches(connect: Connect, wire: Any, clock: Any) -> None:
@@ -105,7 +105,7 @@ def test_batches(connect: Connect, wire: Any, clock: Any) -> None:
     flush(wire, clock)
     flush(wire, clock)
     service.close().result(10)
-    sizes = [(len(exchange.json["events"]), exchange.status) for exchange in wire.sent("telemetry")]
+    sizes = [(len(exchange.json["events"]), exchange.status) for exchange in wire.requests("telemetry")]
     assert sizes == [(100, 503), (100, 422), (100, 200), (32, 200)]
     assert max(size for size, _ in sizes) == EVENTS_IN_A_REQUEST
 

@@ -55,7 +55,7 @@ def test_what_a_server_need_not_have_may_be_absent(
     training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
     wire.wait_for("session_heartbeat")
     assert training.forward_backward([datum()], "cross_entropy").result(10).loss > 0
-    session = wire.sent("session_heartbeat")[0].json["session_id"]
+    session = wire.requests("session_heartbeat")[0].json["session_id"]
     wire.fail(f"sessions/{session}/finish", status)
     service.close().result(10)
 
@@ -92,7 +92,7 @@ def test_bare_checkpoint_names_are_passed_on(rest: tinker.RestClient, wire: Any)
     """Where a server lists bare names, it is asked about them by their bare names."""
     wire.fail("training_runs/run/checkpoints/0001", 204, body=b"")
     rest.delete_checkpoint("run", "0001").result(10)
-    assert [one.request.method for one in wire.sent("training_runs/run/checkpoints/0001")] == ["DELETE"]
+    assert [one.request.method for one in wire.requests("training_runs/run/checkpoints/0001")] == ["DELETE"]
     wire.judge.bad_requests.clear()  # the contract has them with their kind
 
 
@@ -101,7 +101,7 @@ def test_paths_of_other_schemes_are_the_servers_business(service: tinker.Service
     """A path with any scheme is sent as it is."""
     wire.fail("create_sampling_session", 200, body={"sampling_session_id": "s"})
     service.create_sampling_client(model_path=path).result(10)
-    assert wire.sent("create_sampling_session")[0].json["model_path"] == path
+    assert wire.requests("create_sampling_session")[0].json["model_path"] == path
 
 
 def test_losses_of_other_servers_are_passed_on(training: tinker.TrainingClient, wire: Any) -> None:
@@ -111,7 +111,7 @@ def test_losses_of_other_servers_are_passed_on(training: tinker.TrainingClient, 
     wire.fail("forward_backward", 200, body={"request_id": "f"})
     wire.fail("retrieve_future", 200, body={"loss_fn_output_type": "t", "loss_fn_outputs": [], "metrics": {}})
     training.forward_backward([datum], "ppo_critic", {"value_clip": 0.2, "mode": "fast"}).result(10)  # type: ignore[arg-type]
-    call = proto.decode_forward_backward(wire.sent("forward_backward")[0].body)
+    call = proto.decode_forward_backward(wire.requests("forward_backward")[0].body)
     assert (call.loss_fn, call.loss_fn_config) == ("ppo_critic", {"value_clip": 0.2, "mode": "fast"})
     assert sorted(call.data[0].loss_fn_inputs) == ["target_tokens", "values"]
 
@@ -139,7 +139,7 @@ def test_an_empty_refusal_is_a_proxys(training: tinker.TrainingClient, wire: Any
     """A 400 that says nothing did not come from the server: the request is sent again, under its number, and the run goes on."""
     wire.fail("optim_step", 400, body=b"", times=2)
     training.optim_step(ADAM).result(10)
-    assert [one.seq_id for one in wire.sent("optim_step")] == [1, 1, 1]
+    assert [one.seq_id for one in wire.requests("optim_step")] == [1, 1, 1]
     wire.fail("optim_step", 400, body=b"", times=3)
     with pytest.raises(tinker.BadRequestError):
         training.optim_step(ADAM).result(10)
@@ -148,4 +148,4 @@ def test_an_empty_refusal_is_a_proxys(training: tinker.TrainingClient, wire: Any
 def test_any_key_will_do(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
     """A key need not look like one of the hosted service."""
     connect(api_key="dummy").get_server_capabilities()
-    assert wire.sent("get_server_capabilities")[0].request.headers["x-api-key"] == "dummy"
+    assert wire.requests("get_server_capabilities")[0].request.headers["x-api-key"] == "dummy"

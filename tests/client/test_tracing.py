@@ -49,13 +49,13 @@ def test_every_request_of_a_call_has_its_trace(connect: Connect, wire: Any) -> N
     step.result(10)
     sample.result(10)
     training.optim_step(ADAM).result(10)
-    steps = [exchange.request.headers for exchange in wire.sent("optim_step")]
+    steps = [exchange.request.headers for exchange in wire.requests("optim_step")]
     assert [headers.get("traceparent") for headers in steps] == [first, first, None]
     assert [headers.get("tracestate") for headers in steps] == ["vendor=1", "vendor=1", None]
-    assert [exchange.request.headers.get("traceparent") for exchange in wire.sent("asample")] == [second]
-    polls = {exchange.request.headers.get("traceparent") for exchange in wire.sent("retrieve_future")}
+    assert [exchange.request.headers.get("traceparent") for exchange in wire.requests("asample")] == [second]
+    polls = {exchange.request.headers.get("traceparent") for exchange in wire.requests("retrieve_future")}
     assert polls == {first, second, None}
-    assert {exchange.request.headers.get("traceparent") for exchange in wire.sent("session_heartbeat")} <= {None}
+    assert {exchange.request.headers.get("traceparent") for exchange in wire.requests("session_heartbeat")} <= {None}
 
 
 def test_it_can_be_turned_off(connect: Connect, wire: Any) -> None:

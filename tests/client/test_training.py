@@ -60,7 +60,7 @@ def test_threads_share_one_order(training: tinker.TrainingClient, wire: Any, dat
         future.result(10)
     from tinker._wire import proto
 
-    calls = [proto.decode_forward_backward(one.body) for one in wire.sent("forward_backward")]
+    calls = [proto.decode_forward_backward(one.body) for one in wire.requests("forward_backward")]
     assert [call.seq_id for call in calls] == list(range(1, 41))
     for token in range(4):
         steps = [c.data[0].model_input.to_ints()[1] for c in calls if c.data[0].model_input.to_ints()[0] == token]
@@ -72,14 +72,14 @@ def test_results_are_not_waited_for_before_the_next_submission(
 ) -> None:
     """A whole pipeline is submitted while the first result is still pending."""
     pending = {"type": "try_again", "request_id": "x", "queue_state": "paused_capacity", "queue_state_reason": "busy"}
-    before = len(wire.sent("retrieve_future"))
+    before = len(wire.requests("retrieve_future"))
     wire.fail("retrieve_future", 200, body=pending, times=30)
     first = training.forward_backward([datum()], "cross_entropy")
     last = training.optim_step(ADAM)
     wire.wait_for("optim_step")
     first.result(10)
     last.result(10)
-    assert len(wire.sent("retrieve_future")) > before + 30
+    assert len(wire.requests("retrieve_future")) > before + 30
     assert (first.queue_state, first.queue_state_reason) == ("paused_capacity", "busy")
 
 
@@ -123,7 +123,7 @@ def test_failed_creation_fails_every_operation(service: tinker.ServiceClient, wi
             future.result(10)
     for future in queued:
         assert any("could not be created" in note for note in future.exception(0).__notes__)
-    assert wire.sent("forward_backward") == wire.sent("optim_step") == wire.sent("asample") == []
+    assert wire.requests("forward_backward") == wire.requests("optim_step") == wire.requests("asample") == []
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_wrong_data_is_refused_on_the_users_line(
     wrong = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs=inputs)
     with pytest.raises(ValueError, match=message):
         training.forward_backward([good, wrong], loss)
-    assert wire.sent("forward_backward") == []
+    assert wire.requests("forward_backward") == []
     training.optim_step(ADAM).result(10)
-    assert wire.sent("optim_step")[0].seq_id == 1
+    assert wire.requests("optim_step")[0].seq_id == 1
 
 
 def test_other_wrong_arguments(training: tinker.TrainingClient, datum: MakeDatum) -> None:
@@ -185,9 +185,9 @@ def test_both_wires_compute_the_same(
     client = connect(wire=wire_form).create_lora_training_client("tinker/toy", rank=4, seed=1)
     output = client.forward_backward([datum(), datum([5, 6])], "cross_entropy").result(10)
     forward = client.forward([datum()], "cross_entropy").result(10)
-    kind = wire.sent("forward_backward")[0].request.headers["content-type"]
+    kind = wire.requests("forward_backward")[0].request.headers["content-type"]
     assert kind == {"proto": "application/x-protobuf", "json": "application/json"}[wire_form]
-    assert bool(wire.sent("forward")) == (wire_form == "json")
+    assert bool(wire.requests("forward")) == (wire_form == "json")
     assert [len(one["logprobs"].tolist()) for one in output.loss_fn_outputs] == [3, 2]
     assert forward.loss_fn_outputs[0]["logprobs"].tolist() == output.loss_fn_outputs[0]["logprobs"].tolist()
     by_hand = -sum(sum(one["logprobs"].tolist()) for one in output.loss_fn_outputs)
@@ -200,7 +200,7 @@ def test_refused_form_is_switched_unnoticed(training: tinker.TrainingClient, wir
     wire.fail("forward_backward", status, body={"detail": "cannot read this"}, form="protobuf")
     training.forward_backward([datum()], "cross_entropy").result(10)
     training.forward_backward([datum()], "cross_entropy").result(10)
-    sent = wire.sent("forward_backward")
+    sent = wire.requests("forward_backward")
     kinds = [one.request.headers["content-type"].rpartition("/")[2] for one in sent]
     assert kinds == ["x-protobuf", "json", "json"]
     assert [one.seq_id for one in sent] == [1, 1, 2]
@@ -219,7 +219,7 @@ def test_bodies_are_compressed_where_the_server_asks(
         .forward([datum(list(range(200)))], "cross_entropy")
         .result(10)
     )
-    first, second = wire.sent("forward_backward")
+    first, second = wire.requests("forward_backward")
     assert first.request.headers["content-encoding"] == "zstd"
     assert "content-encoding" not in second.request.headers
     assert len(first.body) < len(second.body)
@@ -231,7 +231,7 @@ def test_server_without_client_config_gets_json(service: tinker.ServiceClient, w
     wire.fail("client/config", 404)
     client = service.create_lora_training_client("tinker/toy")
     client.forward_backward([datum()], "cross_entropy").result(10)
-    assert wire.sent("forward_backward")[0].request.headers["content-type"] == "application/json"
+    assert wire.requests("forward_backward")[0].request.headers["content-type"] == "application/json"
 
 
 def test_large_batches_are_chunked(connect: Callable[..., tinker.ServiceClient], wire: Any, datum: MakeDatum) -> None:
@@ -246,9 +246,9 @@ def test_large_batches_are_chunked(connect: Callable[..., tinker.ServiceClient],
     whole = (
         connect().create_lora_training_client("tinker/toy", rank=4, seed=1).forward_backward(data, "cross_entropy").result(10)
     )
-    calls = [proto.decode_forward_backward(one.body) for one in wire.sent("forward_backward")][:3]
+    calls = [proto.decode_forward_backward(one.body) for one in wire.requests("forward_backward")][:3]
     assert [(call.seq_id, len(call.data)) for call in calls] == [(2, 2), (3, 1), (1, 2)]
-    assert wire.sent("optim_step")[0].seq_id == 4
+    assert wire.requests("optim_step")[0].seq_id == 4
     assert future.result(10).loss == pytest.approx(whole.loss)
     assert [one["logprobs"].tolist() for one in future.result().loss_fn_outputs] == [
         one["logprobs"].tolist() for one in whole.loss_fn_outputs
@@ -279,7 +279,7 @@ def test_large_bodies_arrive_in_every_form(
     wire.fail("client/config", 200, body=config)
     client = connect(**arguments).create_lora_training_client("tinker/toy", rank=4, seed=1)
     assert client.forward_backward(large, "cross_entropy").result(60).loss == pytest.approx(expected)
-    headers = wire.sent("forward_backward")[-1].request.headers
+    headers = wire.requests("forward_backward")[-1].request.headers
     assert (headers["content-type"], headers.get("content-encoding")) == (media_type, encoding)
 
 
@@ -292,7 +292,7 @@ def test_memory_of_large_steps_is_used_again(
 
     large = [datum([1] * 30_000)] * 6
     training.forward_backward(large, "cross_entropy").result(60)
-    (sent,) = wire.sent("forward_backward")
+    (sent,) = wire.requests("forward_backward")
     memory = BUFFERS.join([sent.body])
     BUFFERS.release(memory)  # the next body of this size takes what was released last
     if broken:
@@ -312,7 +312,7 @@ def test_broken_connection_never_doubles_a_step(
     wire.drop("optim_step", apply=apply)
     training.optim_step(ADAM).result(10)
     for operation in ("forward_backward", "optim_step"):
-        first, second = wire.sent(operation)
+        first, second = wire.requests(operation)
         assert first.body == second.body
         assert first.request.headers["x-idempotency-key"] == second.request.headers["x-idempotency-key"]
 
@@ -330,7 +330,7 @@ def test_answers_that_cannot_be_read_are_asked_for_again(
     training.save_weights_and_get_sampling_client().sample(
         tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)
     ).result(10)
-    sent = wire.sent(operation)
+    sent = wire.requests(operation)
     assert len(sent) == 3
     assert {(one.body, one.request.headers["x-idempotency-key"]) for one in sent} == {
         (sent[0].body, sent[0].request.headers["x-idempotency-key"])
@@ -345,7 +345,7 @@ def test_answers_that_can_never_be_read(training: tinker.TrainingClient, wire: A
         futures[0].result(10)
     with pytest.raises(tinker.PrecedingRequestFailed):
         futures[1].result(10)
-    assert len(wire.sent("optim_step")) == 3
+    assert len(wire.requests("optim_step")) == 3
 
 
 def test_failed_result_fails_only_its_own_future(training: tinker.TrainingClient, datum: MakeDatum) -> None:
@@ -389,14 +389,14 @@ def test_wrong_optimizer_parameters(training: tinker.TrainingClient, wire: Any) 
     """Parameters that are not finite are refused by the call."""
     with pytest.raises(ValueError, match=r"AdamParams.learning_rate must be finite, got nan"):
         training.optim_step(tinker.AdamParams(learning_rate=float("nan")))
-    assert wire.sent("optim_step") == []
+    assert wire.requests("optim_step") == []
 
 
 def test_numbers_of_numpy(training: tinker.TrainingClient, wire: Any) -> None:
     """A learning rate from a numpy schedule is sent as the number it is."""
     rates = np.linspace(0.1, 0.2, 2)
     training.optim_step(tinker.AdamParams(learning_rate=rates[1], beta1=np.float32(0.5))).result(10)  # type: ignore[arg-type]
-    sent = wire.sent("optim_step")[0].json["adam_params"]
+    sent = wire.requests("optim_step")[0].json["adam_params"]
     assert (sent["learning_rate"], sent["beta1"]) == (0.2, 0.5)
 
 
@@ -406,7 +406,7 @@ def test_files_to_download(training: tinker.TrainingClient, wire: Any) -> None:
     wire.fail("retrieve_future", 200, body={"path": "tinker://run/external_weights/kept", "type": "save_weights_external"})
     future = training.save_weights_external("kept", ttl_seconds=7200, age_encryption_recipients=["age1abc"])
     assert future.result(10).path == "tinker://run/external_weights/kept"
-    sent = wire.sent("save_weights_external")[0].json
+    sent = wire.requests("save_weights_external")[0].json
     assert (sent["path"], sent["ttl_seconds"], sent["age_encryption_recipients"]) == ("kept", 7200, ["age1abc"])
 
 
@@ -447,4 +447,4 @@ def test_samplers_of_a_run_say_whether_to_record(
     else:
         sampler = training.save_weights_and_get_sampling_client(**asked)
     sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
-    assert wire.sent("asample")[0].json["record_stability_info"] is recorded
+    assert wire.requests("asample")[0].json["record_stability_info"] is recorded

@@ -138,7 +138,7 @@ def test_a_broken_upload_goes_on(adapter: Path, service: tinker.ServiceClient, d
     assert len(door.puts) == 2
     assert bring(adapter, service).checkpoint_path.startswith("tinker://")
     assert len(door.puts) == 2
-    assert len(wire.sent("external_weights_upload_start")) == 2
+    assert len(wire.requests("external_weights_upload_start")) == 2
     assert not note_of(adapter).exists()
 
 
@@ -237,6 +237,6 @@ def test_the_files_say_what_is_adapted(service: tinker.ServiceClient, tmp_path: 
     """Rank, base model and kinds of modules are read from PEFT's files and announced."""
     with pytest.raises(tinker.BadRequestError, match="some/model"):
         checkpoints.upload(write(tmp_path / "adapter"), service=service, project_id="p").result(10)
-    (start,) = wire.sent("external_weights_upload_start")
+    (start,) = wire.requests("external_weights_upload_start")
     assert start.json["lora_config"] == {"rank": 4, "train_attn": True, "train_mlp": False, "train_unembed": True}
     assert (start.json["base_model"], start.json["destination_project_id"]) == ("some/model", "p")

@@ -172,9 +172,9 @@ def test_streams_are_counted_by_model(connect: Connect, wire: Any) -> None:
     path = training.save_weights_for_sampler("s").result(10).path
     list(service.create_sampling_client(path).sample_stream(PROMPT, 1, PARAMS))
     assert [(one.operation, one.base_model) for one in events] == [("sample_stream", "tinker/toy")]
-    asked = len(wire.sent("get_sampler"))
+    asked = len(wire.requests("get_sampler"))
     list(connect().create_sampling_client(path).sample_stream(PROMPT, 1, PARAMS))
-    assert len(wire.sent("get_sampler")) == asked
+    assert len(wire.requests("get_sampler")) == asked
 
 
 def test_cached_prompts_are_counted_apart(connect: Connect, wire: Any) -> None:

@@ -54,7 +54,7 @@ def test_one_waiter_for_a_client_may_go(service: tinker.ServiceClient, wire: Any
     release()
     assert stays.result(10).sequences
     assert sampler.result(10) is sampler
-    assert len(wire.sent("asample")) == 1
+    assert len(wire.requests("asample")) == 1
 
 
 def test_a_waiter_in_a_coroutine_may_go(service: tinker.ServiceClient, wire: Any) -> None:
@@ -203,10 +203,10 @@ def test_large_results_wait_for_room(connect: Connect, wire: Any, budget: int, o
     service = connect()
     training = service.create_lora_training_client("tinker/toy", rank=2).result(10)
     sizes = {"status": "complete_metadata", "request_id": "x", "response_payload_size": 50_000}
-    before = len(wire.sent("retrieve_future"))
+    before = len(wire.requests("retrieve_future"))
     wire.fail("retrieve_future", 200, body=sizes, times=2)
     futures = [training.optim_step(ADAM), training.optim_step(ADAM)]
     assert all(future.result(10) for future in futures)
-    asked = [one.json["allow_metadata_only"] for one in wire.sent("retrieve_future")[before:]]
+    asked = [one.json["allow_metadata_only"] for one in wire.requests("retrieve_future")[before:]]
     assert sorted(asked) == [False, False, True, True]
     assert overlap or asked.count(True) == 2

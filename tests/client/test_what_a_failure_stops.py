@@ -120,8 +120,8 @@ def test_every_refusal(wire: Any, training: tinker.TrainingClient, datum: MakeDa
     finish(failed, *behind)
     late = training.optim_step(ADAM)  # however late it is called
     finish(late)
-    assert len(wire.sent("optim_step")) == (1 if operation == "optim_step" else 0)
-    assert wire.sent("save_weights") == []
+    assert len(wire.requests("optim_step")) == (1 if operation == "optim_step" else 0)
+    assert wire.requests("save_weights") == []
     cause = failed.exception(10)
     assert isinstance(cause, tinker.APIStatusError)
     assert cause.status_code == status
@@ -161,7 +161,7 @@ def test_looking_on_is_not_receiving(wire: Any, connect: Any, datum: MakeDatum) 
     assert repr(failed)
     step = training.optim_step(ADAM)
     finish(step)
-    assert wire.sent("optim_step") == []
+    assert wire.requests("optim_step") == []
     assert isinstance(step.exception(10), tinker.PrecedingRequestFailed)
 
 
@@ -224,7 +224,7 @@ def test_an_accepted_gradient_that_fails(wire: Any, training: tinker.TrainingCli
     finish(failed)
     step, save = training.optim_step(ADAM), training.save_state("never")
     finish(step, save)
-    assert wire.sent("optim_step") == wire.sent("save_weights") == []
+    assert wire.requests("optim_step") == wire.requests("save_weights") == []
     assert isinstance(failed.exception(10), tinker.RequestFailedError)
     for future in (step, save):
         with pytest.raises(tinker.PrecedingRequestFailed, match="the forward_backward before it failed"):
@@ -237,7 +237,7 @@ def test_a_loop_that_looks_at_nothing(wire: Any, training: tinker.TrainingClient
     for _ in range(3):
         finish(training.forward_backward([datum([10**6])], "cross_entropy"))
         finish(training.optim_step(ADAM))
-    assert wire.sent("optim_step") == []
+    assert wire.requests("optim_step") == []
     with pytest.raises(tinker.PrecedingRequestFailed, match="save_state was not sent, because the forward_backward before"):
         training.save_state("untrained").result(10)
 
@@ -250,7 +250,7 @@ def test_custom_loss(wire: Any, training: tinker.TrainingClient, datum: MakeDatu
     with pytest.raises(tinker.PrecedingRequestFailed, match="no reward for this") as caught:
         step.result(10)
     assert isinstance(caught.value.__cause__, LookupError)
-    assert wire.sent("optim_step") == []
+    assert wire.requests("optim_step") == []
     goes_on(training, datum())
 
 
@@ -331,12 +331,12 @@ def test_a_server_that_expects_the_number_again(wire: Any, training: tinker.Trai
     assert training.forward_backward([datum()], "cross_entropy").exception(10)
     wire.answer("optim_step", refuse)
     assert training.optim_step(ADAM).result(10)
-    assert [exchange.seq_id for exchange in wire.sent("optim_step")] == [3, 2]
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [3, 2]
     assert training.save_state("kept").result(10).path
-    assert wire.sent("save_weights")[-1].seq_id == 3
+    assert wire.requests("save_weights")[-1].seq_id == 3
     wire.fail("optim_step", 400, body={"detail": "expected 2, got 4"})
     assert isinstance(training.optim_step(ADAM).exception(10), tinker.BadRequestError)
-    assert [exchange.seq_id for exchange in wire.sent("optim_step")] == [3, 2, 4]
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [3, 2, 4]
 
 
 def test_a_number_that_the_server_has_seen(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
@@ -344,7 +344,7 @@ def test_a_number_that_the_server_has_seen(wire: Any, training: tinker.TrainingC
     wire.fail("save_weights", 403, apply=True)
     assert training.save_state("kept").exception(10)
     assert training.optim_step(ADAM).result(10)
-    assert [exchange.seq_id for exchange in wire.sent("optim_step")] == [2, 3]
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [2, 3]
 
 
 @pytest.mark.parametrize("asked", [2, 7])
@@ -357,7 +357,7 @@ def test_an_accepted_number_is_not_used_again(wire: Any, training: tinker.Traini
         assert isinstance(failed.exception(10), tinker.BadRequestError)
     else:
         assert failed.result(10)
-    assert [exchange.seq_id for exchange in wire.sent("optim_step")] == ([3] if asked == 2 else [3, 7])
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == ([3] if asked == 2 else [3, 7])
 
 
 def test_a_number_left_behind_is_not_used_again(wire: Any, training: tinker.TrainingClient) -> None:
@@ -366,7 +366,7 @@ def test_a_number_left_behind_is_not_used_again(wire: Any, training: tinker.Trai
     assert training.optim_step(ADAM).result(10)
     wire.fail("optim_step", 400, body={"detail": "expected 2, got 8"})
     assert isinstance(training.optim_step(ADAM).exception(10), tinker.BadRequestError)
-    assert [exchange.seq_id for exchange in wire.sent("optim_step")] == [2, 7, 8]
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [2, 7, 8]
 
 
 def test_an_unknown_fate_leaves_a_gap(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
@@ -375,7 +375,7 @@ def test_an_unknown_fate_leaves_a_gap(wire: Any, training: tinker.TrainingClient
     wire.fail("forward_backward", 401)
     assert isinstance(training.forward_backward([datum()], "cross_entropy").exception(10), tinker.AuthenticationError)
     assert training.optim_step(ADAM).result(10)
-    assert wire.sent("optim_step")[-1].seq_id == 3
+    assert wire.requests("optim_step")[-1].seq_id == 3
 
 
 def in_chunks(settings: Settings, *, together: bool) -> Settings:
@@ -396,7 +396,7 @@ def test_part_of_a_batch(wire: Any, connect: Any, state: State, datum: MakeDatum
         training.forward_backward([datum(), datum(), datum()], "cross_entropy").result(10)
     assert "1 of the 3 requests of this batch had been accepted" in str(caught.value.__notes__)
     assert training.optim_step(ADAM).result(10)
-    assert wire.sent("optim_step")[-1].seq_id == 2
+    assert wire.requests("optim_step")[-1].seq_id == 2
 
 
 @pytest.mark.parametrize(("operation", "accepted"), [("forward", 1), ("forward_backward", 0)])
@@ -423,7 +423,7 @@ def test_a_batch_sent_together(wire: Any, connect: Any, state: State, datum: Mak
     wire.fail("forward_backward", status, times=2)
     assert training.forward_backward([datum(), datum(), datum()], "cross_entropy").exception(10)
     assert training.optim_step(ADAM).result(10)
-    assert wire.sent("optim_step")[-1].seq_id == (1 if status == 401 else 4)
+    assert wire.requests("optim_step")[-1].seq_id == (1 if status == 401 else 4)
 
 
 @pytest.mark.parametrize("asked", [1, 2, 3])
@@ -437,7 +437,7 @@ def test_a_number_of_a_batch_that_the_server_expects_again(
     assert training.forward_backward([datum(), datum(), datum()], "cross_entropy").exception(10)
     wire.fail("optim_step", 400, body={"detail": f"expected {asked}, got 4"})
     assert training.optim_step(ADAM).result(10)
-    assert [exchange.seq_id for exchange in wire.sent("optim_step")] == [4, asked]
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [4, asked]
 
 
 @pytest.mark.parametrize("profile", ["official", "skyrl", "minimal-json"])

@@ -125,7 +125,7 @@ def test_a_server_that_falls_silent(
     """What is submitted to a server that no longer answers anything fails when its time is over."""
     server.go_silent()
     ended(call(*clients), clock, policy, purpose)
-    assert server.sent(operation)
+    assert server.requests(operation)
 
 
 @pytest.mark.parametrize(("operation", "call"), [row[:2] for row in SUBMISSIONS if row[0] != "create_sampling_session"])
@@ -228,7 +228,7 @@ def test_closing_on_a_silent_server(
     began = clock.now
     clients[0].close().result(60)
     assert clock.now - began <= SHUTDOWN_SECONDS
-    assert server.sent("finish_session")
+    assert server.requests("finish_session")
 
 
 @pytest.mark.parametrize("silent", ["client_config", "create_session"])

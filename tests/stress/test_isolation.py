@@ -78,10 +78,10 @@ def test_one_key_slows_down_everywhere(wires: tuple[FaultyServer, FaultyServer],
     slowed.wait_for("asample")
     second = clients[1].sample(PROMPT, 1, PARAMS)
     services[1].get_server_capabilities()  # asked later, answered: a sample that did not wait would have been sent by now
-    assert other.sent("asample") == []
+    assert other.requests("asample") == []
     clock.advance(200)
     assert (first.exception(30), second.exception(30)) == (None, None)
-    assert len(other.sent("asample")) == 1
+    assert len(other.requests("asample")) == 1
 
 
 def test_a_broken_client_does_not_break_its_neighbour(wires: tuple[FaultyServer, FaultyServer]) -> None:

@@ -21,7 +21,7 @@ KEY_OPERATIONS = {"client_config", "auth_token"}
 
 def gaps(server: FaultyServer, operation: str) -> list[float]:
     """The times between the requests of an operation."""
-    return [later.at - earlier.at for earlier, later in itertools.pairwise(server.sent(operation))]
+    return [later.at - earlier.at for earlier, later in itertools.pairwise(server.requests(operation))]
 
 
 def test_a_day(tmp_path: Path) -> None:
@@ -36,11 +36,11 @@ def test_a_day(tmp_path: Path) -> None:
             clock.advance(HOUR)
             assert training.optim_step(ADAM).exception(30) is None
             assert sampling.sample(PROMPT, 1, PARAMS).exception(30) is None
-        assert len(server.sent("session_heartbeat")) == pytest.approx(24 * HOUR / HEARTBEAT_SECONDS, abs=5)
+        assert len(server.requests("session_heartbeat")) == pytest.approx(24 * HOUR / HEARTBEAT_SECONDS, abs=5)
         assert max(gaps(server, "session_heartbeat")) < HEARTBEAT_SECONDS + 1
-        assert len(server.sent("client_dynamic_config")) == pytest.approx(24 * HOUR / 300, abs=2)
+        assert len(server.requests("client_dynamic_config")) == pytest.approx(24 * HOUR / 300, abs=2)
         assert max(gaps(server, "client_dynamic_config")) < 301
-        assert len(server.sent("auth_token")) == pytest.approx(24 * 2, abs=3)
+        assert len(server.requests("auth_token")) == pytest.approx(24 * 2, abs=3)
         assert {exchange.status for exchange in server.exchanges} == {200}
         for exchange in server.exchanges:
             carried = exchange.headers["x-api-key"]
@@ -56,10 +56,10 @@ def test_an_interpreter_held_for_minutes(tmp_path: Path) -> None:
     with toy_server(tmp_path, clock=clock) as server:
         training = server.service().create_lora_training_client("tinker/toy", rank=2).result(30)
         clock.advance(30)
-        before = len(server.sent("session_heartbeat"))
+        before = len(server.requests("session_heartbeat"))
         clock.now += 300
         clock.advance(60)
-        assert 5 <= len(server.sent("session_heartbeat")) - before <= 8
+        assert 5 <= len(server.requests("session_heartbeat")) - before <= 8
         assert training.optim_step(ADAM).exception(30) is None
 
 
@@ -71,9 +71,9 @@ def test_an_hour_of_silence(tmp_path: Path) -> None:
         server.go_silent()
         clock.advance(HOUR)
         server.come_up()
-        before = len(server.sent("session_heartbeat"))
+        before = len(server.requests("session_heartbeat"))
         clock.advance(60)
-        answered = [exchange.status for exchange in server.sent("session_heartbeat")[before:]]
+        answered = [exchange.status for exchange in server.requests("session_heartbeat")[before:]]
         assert answered.count(200) >= 5
         assert training.optim_step(ADAM).exception(30) is None
 
@@ -91,5 +91,5 @@ def test_a_session_that_ended(tmp_path: Path) -> None:
         with pytest.raises(tinker.BadRequestError, match="has ended"):
             training.optim_step(ADAM).result(30)
         clock.advance(60)
-        ended = [exchange for exchange in server.sent("session_heartbeat") if exchange.status == 410]
+        ended = [exchange for exchange in server.requests("session_heartbeat") if exchange.status == 410]
         assert len(ended) == 1

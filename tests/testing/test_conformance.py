@@ -96,7 +96,7 @@ def test_every_check_is_one_statement() -> None:
         ("minimal-json", "service.client_config", Outcome.ABSENT, "404"),
         ("minimal-json", "wires.protobuf", Outcome.ABSENT, "415"),
         ("minimal-json", "wires.json_body", Outcome.SUPPORTED, ""),
-        ("minimal-json", "sequence.repeated", Outcome.SUPPORTED, ""),
+        ("minimal-json", "sequence.repetition", Outcome.SUPPORTED, ""),
         ("minimal-json", "errors.older_bodies", Outcome.SUPPORTED, ""),
         ("minimal-json", "weights.delete", Outcome.CONTRADICTION, "delete_checkpoint answers 404"),
     ],
@@ -196,12 +196,12 @@ class Reversing(toy.ToyEngine):
         (Forgetful, "training.accumulates", Outcome.CONTRADICTION, "only the last gradient"),
         (Hoarding, "training.clears", Outcome.CONTRADICTION, "the same gradient again"),
         (Stepless, "training.learns", Outcome.CONTRADICTION, "eight steps took the loss"),
-        (Stepless, "sequence.pipelined", Outcome.CONTRADICTION, "the step is lost"),
+        (Stepless, "sequence.pipeline", Outcome.CONTRADICTION, "the step is lost"),
         (Inheriting, "training.fresh", Outcome.CONTRADICTION, "uses the gradient of an unloaded one"),
-        (Inheriting, "losses.clipped_gradient", Outcome.SUPPORTED, ""),
-        (Averaging, "losses.weighted_gradient", Outcome.DIFFERS, "times as far, not half as far"),
+        (Inheriting, "losses.clipping", Outcome.SUPPORTED, ""),
+        (Averaging, "losses.gradient_weights", Outcome.DIFFERS, "times as far, not half as far"),
         (Unclipped, "losses.ppo", Outcome.DIFFERS, "loss:sum is"),
-        (Unclipped, "losses.clipped_gradient", Outcome.DIFFERS, "the logprobs moved"),
+        (Unclipped, "losses.clipping", Outcome.DIFFERS, "the logprobs moved"),
         (Leaking, "training.forward_only", Outcome.CONTRADICTION, "the logprobs moved"),
         (Reversing, "losses.weights", Outcome.CONTRADICTION, "logprobs"),
         (Reversing, "wires.order_of_outputs", Outcome.CONTRADICTION, "logprobs"),
@@ -319,7 +319,7 @@ def _type(response: httpx.Response) -> str:
         ("futures.failure", body("retrieve_future", lambda v: v.pop("category", 0)), Outcome.CONTRADICTION, "category"),
         ("futures.failure", body("retrieve_future", lambda v: v.update(category="User")), Outcome.DIFFERS, "'User' is none of"),
         (
-            "futures.announced",
+            "futures.announcement",
             body("retrieve_future", lambda v: v.update({k: 1 for k in v if k == "response_payload_size"})),
             Outcome.DIFFERS,
             "announced are 1 bytes",
@@ -390,7 +390,7 @@ def _with_content(request: httpx.Request, content: bytes) -> httpx.Request:
     ("check_id", "words"),
     [
         ("sequence.late_arrival", "ran before the gradient with the lower seq_id"),
-        ("sequence.repeated", "its gradient counts twice"),
+        ("sequence.repetition", "its gradient counts twice"),
         ("sequence.conflict", "where it must refuse"),
     ],
 )
@@ -644,7 +644,7 @@ def test_a_server_that_ignores_seeds_blocks_what_compares_models(serve: Serve) -
     report = run(serve(Unseeded(vocabulary=512)), only=["training.*", "sequence.*"])
     (finding,) = findings(report)
     assert finding.checks == ("training.seed",)
-    assert {"training.accumulates", "sequence.repeated", "sequence.late_arrival"} <= set(finding.blocked)
+    assert {"training.accumulates", "sequence.repetition", "sequence.late_arrival"} <= set(finding.blocked)
 
 
 class Unseeded(toy.ToyEngine):
@@ -661,7 +661,7 @@ class Unseeded(toy.ToyEngine):
 
 #: Checks that send on purpose what no client of today sends: broken bodies, those of 2025, unknown fields, no session.
 OF_RECORDINGS_ONLY = {".ttl_seconds"}  # sent where the user gives it, as in all recordings there are of it
-SENT_ON_PURPOSE = {"errors.malformed", "errors.older_bodies", "sampling.without_session", "sampling.of_nothing"}
+SENT_ON_PURPOSE = {"errors.syntax", "errors.older_bodies", "sampling.without_session", "sampling.of_nothing"}
 
 
 class Listening(httpx.BaseTransport):
@@ -769,7 +769,7 @@ def test_a_title_is_what_was_seen(server: str, detail: str, title: str) -> None:
             return httpx.Response(409, json={"detail": detail})
         return response
 
-    found = findings(run(server, only=["weights.taken_name"], transport=Tampering(answer), deadline_seconds=60))
+    found = findings(run(server, only=["weights.name_conflict"], transport=Tampering(answer), deadline_seconds=60))
     assert [one.title for one in found] == [title]
 
 
@@ -884,12 +884,12 @@ def test_the_reports_say_the_same(serve: Serve, tmp_path: Path) -> None:
     names = {"json": "r.json", "junit": "r.xml", "markdown": "r.md", "badge": "r.svg"}
     files = [part for option, name in names.items() for part in (f"--{option}", str(tmp_path / name))]
     url = serve(Stepless(vocabulary=512))
-    chosen = ["--only", "training.*", "--only", "sequence.pipelined", "--skip", "*.dimuon", "--label", "Stepless <1>"]
+    chosen = ["--only", "training.*", "--only", "sequence.pipeline", "--skip", "*.dimuon", "--label", "Stepless <1>"]
     assert command("--base-url", url, *chosen, *files).exit_code == 1
     report = json.loads((tmp_path / "r.json").read_text())
     (finding,) = report["findings"]
     assert finding["checks"] == ["training.step"]
-    assert "sequence.pipelined" in finding["blocked"]
+    assert "sequence.pipeline" in finding["blocked"]
     suite = ElementTree.fromstring((tmp_path / "r.xml").read_text())[0]
     assert int(suite.get("failures", "")) == report["counts"]["contradiction"] == 1
     assert int(suite.get("skipped", "")) == report["counts"]["blocked"] + report["counts"]["absent"] + 1

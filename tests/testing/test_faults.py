@@ -55,7 +55,7 @@ def test_a_scripted_refusal_has_read_the_number(tmp_path: Path, status: int) -> 
 def test_without_faults_it_is_the_server(server: FaultyServer) -> None:
     """An exchange that is not scripted is the server's own, and is noted."""
     assert get(server).json() == {"status": "ok"}
-    (exchange,) = server.sent("healthz")
+    (exchange,) = server.requests("healthz")
     assert (exchange.method, exchange.status, exchange.fault) == ("GET", 200, None)
 
 
@@ -225,7 +225,7 @@ def test_a_scripted_failure_is_met_once(server: FaultyServer, applied: bool) -> 
     server.fail_next("forward_backward", status=500, applied=applied)
     expected = loss(training).result(30).loss
     server.verify()
-    sent = server.sent("forward_backward")
+    sent = server.requests("forward_backward")
     assert [exchange.status for exchange in sent] == [500, 500, 200]
     assert loss(training).result(30).loss == expected
 
@@ -287,7 +287,7 @@ def test_a_port_serves(live: tuple[FaultyServer, str]) -> None:
     assert httpx.get(url + HEALTH).json() == {"status": "ok"}
     body = {**SESSION, "user_metadata": {"long": "x" * 5_000_000}}
     assert httpx.post(f"{url}/api/v1/create_session", json=body).status_code == 200
-    assert len(server.sent("create_session")[0].body) > 5_000_000
+    assert len(server.requests("create_session")[0].body) > 5_000_000
 
 
 def test_broken_connections(live: tuple[FaultyServer, str]) -> None:

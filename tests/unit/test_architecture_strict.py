@@ -28,7 +28,6 @@ PATH_CHANGES = ("sys.path.", "sys.path[")
 
 #: Functions that stay what they are called.
 PARTICIPLES_KEPT = {
-    "FaultyServer.sent": "public, and reads as it should in a test: server.sent('sample')",
     "regularized": "public, and reads as it should: a base loss, regularized by terms",
     "TrainingClient._guaranteed_model_id": "scripts for the official client call it",
 }

@@ -14,8 +14,8 @@ import pytest
 import tinker_wire.models as models
 
 import tinker
-from tinker import _progress
 from tinker.cli import charts
+from tinker.observing.progress import FutureProgress
 
 
 def long_datum(length: int = 4096) -> tinker.Datum:
@@ -116,10 +116,10 @@ class Screen(io.StringIO):
 def test_progress_is_shown_on_a_terminal_only() -> None:
     """A terminal gets a bar with the description and the count; a pipe gets nothing."""
     screen, pipe = Screen(), io.StringIO()
-    assert _progress.FutureProgress[int](futures_of(1, 2), "[Sampling]", screen).results(5) == [1, 2]
+    assert FutureProgress[int](futures_of(1, 2), "[Sampling]", screen).results(5) == [1, 2]
     assert "[Sampling]" in screen.getvalue()
     assert "2/2" in screen.getvalue()
-    assert list(_progress.FutureProgress[int](futures_of(1, 2), "Sampling", pipe)) == [1, 2]
+    assert list(FutureProgress[int](futures_of(1, 2), "Sampling", pipe)) == [1, 2]
     assert pipe.getvalue() == ""
 
 

@@ -6,51 +6,36 @@ import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
 
+import msgspec
+
 from tinker._loop import must_pass
 from tinker.observing import QueueCallback, Timings
 
 logger = logging.getLogger("tinker")
 
 
-class Subject:
+class Subject(msgspec.Struct, eq=False):
     """What the operations of one client are about, shared by their futures and filled in as it comes to be known."""
 
-    __slots__ = ("base_model", "sampling_session_id", "training_run_id", "user_metadata")
-
-    def __init__(self) -> None:
-        self.training_run_id: str | None = None
-        self.sampling_session_id: str | None = None
-        self.base_model: str | None = None
-        self.user_metadata: Mapping[str, object] | None = None
+    training_run_id: str | None = None
+    sampling_session_id: str | None = None
+    base_model: str | None = None
+    user_metadata: Mapping[str, object] | None = None
 
 
-class OperationProgress:
+class OperationProgress(msgspec.Struct, eq=False):
     """What is known of one request; times are those of the client's monotonic clock."""
 
-    __slots__ = (
-        "_fetched",
-        "_running",
-        "_submitted",
-        "observers",
-        "queue_state",
-        "queue_state_reason",
-        "queued",
-        "request_id",
-        "subject",
-        "trace_headers",
-    )
-
-    def __init__(self) -> None:
-        self.request_id: str | None = None
-        self.queue_state: str | None = None
-        self.queue_state_reason: str | None = None
-        self.queued: float | None = None
-        self._submitted: float | None = None
-        self._running: float | None = None
-        self._fetched: float | None = None
-        self.observers: list[QueueCallback] = []
-        self.subject: Subject | None = None
-        self.trace_headers: Mapping[str, str] | None = None
+    request_id: str | None = None
+    queue_state: str | None = None
+    queue_state_reason: str | None = None
+    queued: float | None = None
+    observers: list[QueueCallback] = msgspec.field(default_factory=list[QueueCallback])
+    subject: Subject | None = None
+    trace_headers: Mapping[str, str] | None = None
+    _submitted: float | None = None
+    _running: float | None = None
+    _fetched: float | None = None
 
     @property
     def timings(self) -> Timings:

@@ -7,17 +7,16 @@ import logging
 import weakref
 from collections.abc import Callable
 
+import msgspec
+
 logger = logging.getLogger("tinker")
 
 
-class Receipt:
+class Receipt(msgspec.Struct, eq=False):
     """What is to happen when the user receives the error of one future. May be used from any thread."""
 
-    __slots__ = ("_actions", "_unseen")
-
-    def __init__(self) -> None:
-        self._actions: tuple[Callable[[], object], ...] = ()
-        self._unseen: _Unseen | None = None
+    _actions: tuple[Callable[[], object], ...] = ()
+    _unseen: _Unseen | None = None
 
     def expect(self, operation: str, error: BaseException) -> None:
         """Log ``error`` finally, unless it was received or passed on before."""

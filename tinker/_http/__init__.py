@@ -60,7 +60,7 @@ from tinker._http.statuses import (
     is_user_fault,
     judge,
 )
-from tinker._http.tracing import read_trace_headers
+from tinker._http.tracing import TRACING_MODULE, read_trace_headers
 from tinker._http.transport import Reply, Transport
 
 __all__ = [
@@ -133,6 +133,7 @@ __all__ = [
     "open_engine",
     "open_files",
     "read_claims",
+    "TRACING_MODULE",
     "read_trace_headers",
     "remove_default",
     "sampling_policy",

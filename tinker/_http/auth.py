@@ -38,7 +38,8 @@ class Credential:
     secret: str = attrs.field(repr=False)
 
 
-CredentialSource: TypeAlias = Callable[[], Awaitable[Credential]]
+CredentialCommand: TypeAlias = Callable[[], Awaitable[Credential]]
+CredentialSource: TypeAlias = Credential | CredentialCommand
 TokenExchange: TypeAlias = Callable[[Credential], Awaitable[Credential]]
 
 
@@ -48,7 +49,7 @@ def find_source(config: Config) -> CredentialSource | None:
     None when there is none and the server may do without. Raises TinkerError for the hosted service, which does not.
     """
     if config.api_key is not None:
-        return _constant(Credential(config.api_key))
+        return Credential(config.api_key)
     if config.credential_cmd is not None:
         return _command(config.credential_cmd)
     if not config.is_hosted:
@@ -62,28 +63,25 @@ def find_source(config: Config) -> CredentialSource | None:
         )
     if not is_sendable(stored[1].key):
         raise TinkerError(f"the key that `tinker auth login` stored in {config.credentials_file} is not one line of plain text")
-    return _constant(Credential(stored[1].key))
+    return Credential(stored[1].key)
 
 
-def find_command(config: Config) -> CredentialSource:
+def find_command(config: Config) -> CredentialCommand:
     """Return the command as the source, where a server insists on it. TinkerError when there is none."""
     if config.credential_cmd is None:
         raise TinkerError("this server takes credentials of TINKER_CREDENTIAL_CMD only, and none is set")
     return _command(config.credential_cmd)
 
 
-def _constant(key: Credential) -> CredentialSource:
-    async def source() -> Credential:
-        return key
-
-    return source
-
-
-def _command(command: str) -> CredentialSource:
+def _command(command: str) -> CredentialCommand:
     async def source() -> Credential:
         return await asyncio.to_thread(_output, command)
 
     return source
+
+
+async def _fetch(source: CredentialSource) -> Credential:
+    return source if isinstance(source, Credential) else await source()
 
 
 def _output(command: str) -> Credential:
@@ -155,10 +153,15 @@ class Auth:
         self._exchange = exchange
         self._source = source or self._source
 
+    @property
+    def key(self) -> Credential | None:
+        """Return the credential of every request, where that is always the same."""
+        return self._source if self._exchange is None and isinstance(self._source, Credential) else None
+
     async def credential(self) -> Credential | None:
         """Return the credential of a request; None without one. Raises the exchange's own error when there is no token."""
         if self._exchange is None or self._source is None:
-            return None if self._source is None else await self._source()
+            return None if self._source is None else await _fetch(self._source)
         token, now = self._token, self._clock.monotonic()
         if token is None or token.ends_at - now <= FRESH_SECONDS:
             return await self._renew_or_keep(token)
@@ -194,7 +197,7 @@ class Auth:
         assert self._source is not None
         assert self._exchange is not None
         try:
-            jwt = await self._exchange(await self._source())
+            jwt = await self._exchange(await _fetch(self._source))
         except Exception:
             if self._token is not None:
                 pause = self._clock.monotonic() + RENEW_PAUSE_SECONDS

@@ -14,8 +14,8 @@ import msgspec
 
 from tinker._config import CONNECTIONS, Proxies
 from tinker._http.closing import check_open
-from tinker._http.messages import PreparedRequest, Purpose, RawResponse
-from tinker._http.phase import ANSWER_SECONDS, CONNECT_SECONDS, MAX_ANSWER_NBYTES, Phase, connect_seconds, extend
+from tinker._http.messages import CONNECT_SECONDS, PreparedRequest, Purpose, RawResponse
+from tinker._http.phase import ANSWER_SECONDS, MAX_ANSWER_NBYTES, Phase, extend
 from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpack
 from tinker._wire import INLINE_NBYTES, Piece
 
@@ -63,7 +63,7 @@ class AiohttpEngine:
         headers, tunnel_headers = (request.headers, None) if proxy is None else _headers(request, proxy, self._proxy_headers)
         async with (
             pool.slots,
-            asyncio.timeout(connect_seconds(request) + request.silence_seconds) as limit,
+            asyncio.timeout(request.connect_seconds + request.silence_seconds) as limit,
             pool.session.request(
                 request.method,
                 _url(request.url),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from tinker._clock import Clock, Deadline
 from tinker._http.closing import check_open
 from tinker._http.loading import FOLLOW_LOADING, LoadingNews
-from tinker._http.messages import PreparedRequest, Purpose, RawResponse, Receive
+from tinker._http.messages import CONNECT_SECONDS, PreparedRequest, Purpose, RawResponse, Receive
 from tinker._http.observers import Observers
-from tinker._http.phase import ANSWER_SECONDS, CONNECT_SECONDS, Phase, connect_seconds, extend
+from tinker._http.phase import ANSWER_SECONDS, Phase, extend
 from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpack
 from tinker._wire import INLINE_NBYTES
 
@@ -46,7 +46,7 @@ class HttpxEngine:
     async def _answer(self, request: PreparedRequest, phase: Phase) -> RawResponse:
         """The transport may know no timeouts, nor tell when a large body has been sent."""
         sending = 0.0 if request.nbytes <= INLINE_NBYTES else ANSWER_SECONDS
-        async with self._clock.deadline(connect_seconds(request) + request.silence_seconds + sending) as deadline:
+        async with self._clock.deadline(request.connect_seconds + request.silence_seconds + sending) as deadline:
             self._deadlines.add(deadline)
             try:
                 response = await self._begin(request, deadline)
@@ -70,7 +70,7 @@ class HttpxEngine:
                 trust_env=False,
                 headers={"Accept-Encoding": ACCEPTED_ENCODINGS},
             )
-        timeout = httpx.Timeout(request.silence_seconds, connect=connect_seconds(request))
+        timeout = httpx.Timeout(request.silence_seconds, connect=request.connect_seconds)
         headers = {**request.headers, "Content-Length": str(request.nbytes)} if request.body else dict(request.headers)
         built = self._client.build_request(
             request.method, request.url, headers=headers, content=_content(request), timeout=timeout

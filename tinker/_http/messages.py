@@ -11,6 +11,7 @@ import msgspec
 from tinker._http.statuses import is_success
 from tinker._wire import Piece, count_nbytes
 
+CONNECT_SECONDS = 10.0
 _LONGEST_REASON = 500  # characters of what a failure says about itself, which may be the server's words
 
 
@@ -82,6 +83,11 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     def receiver_of(self, status: int) -> Receive | None:
         """Return who takes the body of an answer with this status as it comes; None when it is read completely."""
         return self.receive if is_success(status) else None
+
+    @property
+    def connect_seconds(self) -> float:
+        """Return how long connecting may take."""
+        return min(CONNECT_SECONDS, self.silence_seconds)
 
     @property
     def nbytes(self) -> int:

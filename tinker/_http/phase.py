@@ -13,7 +13,6 @@ from tinker._http.messages import ExchangeFailed, PreparedRequest
 if TYPE_CHECKING:
     import aiohttp
 
-CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 600.0  # for the body of an answer whose head has come, so that one that trickles in ends as well
 MAX_ANSWER_NBYTES = 2 << 30
 
@@ -44,10 +43,6 @@ class Phase(msgspec.Struct):
         if type(error) is TimeoutError:  # ours; engines have classes of their own for a server that sends nothing
             return f"the answer began to come and was not complete after {ANSWER_SECONDS:g} s"
         return f"the answer began to come and then nothing more for {self.request.silence_seconds:g} s"
-
-
-def connect_seconds(request: PreparedRequest) -> float:
-    return min(CONNECT_SECONDS, request.silence_seconds)
 
 
 def _unreachable(error: aiohttp.ClientConnectorError) -> str:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import importlib
 import logging
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 logger = logging.getLogger("tinker")
-_MODULE = "opentelemetry.trace"
+#: A program that has not imported this has no span, so it is not imported for that.
+TRACING_MODULE = "opentelemetry.trace"
 
 
 def read_trace_headers() -> Mapping[str, str] | None:
-    """Return ``traceparent`` and ``tracestate`` of the caller's span; None without one.
-
-    A program that has not imported OpenTelemetry has no span, so it is not imported for that.
-    """
-    return _inject() if _MODULE in sys.modules else None
-
-
-def _inject() -> Mapping[str, str] | None:
+    """Return ``traceparent`` and ``tracestate`` of the caller's span; None without one."""
     headers: dict[str, str] = {}
     try:
         tracecontext: Any = importlib.import_module("opentelemetry.trace.propagation.tracecontext")

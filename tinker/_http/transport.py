@@ -275,27 +275,16 @@ class Transport:
         """
         if self.refused:
             prepared = self._without_refused(prepared)
+        may_replace = not prepared.has_own_credential
         while True:
-            response = await self._send_authenticated(prepared)
+            credential = None if prepared.has_own_credential else self.auth.key or await self.auth.credential()
+            response = await self._send_following_redirects(self._under(credential, prepared))
             if is_success(response.status):
                 return response
-            if response.status not in UNSUPPORTED_FORMAT_STATUSES or prepared.record is None:
-                raise self._failure(prepared, response)
-            if not self.refused.learn(prepared.operation, prepared.record, response.content):
-                raise self._failure(prepared, response)
-            left_out = ", ".join(self.refused.names(prepared.operation))
-            self.findings.note("fields", prepared.operation, f"{left_out} left out", str(response.status))
-            prepared = self._without_refused(prepared)
-
-    async def _send_authenticated(self, prepared: PreparedRequest) -> RawResponse:
-        """Send under the credential of now, and under a new one where the server calls that invalid."""
-        if prepared.has_own_credential:
-            return await self._send_following_redirects(prepared)
-        credential = await self.auth.credential()
-        response = await self._send_following_redirects(self._under(credential, prepared))
-        if _is_expired(response) and await self.auth.replace(credential):
-            response = await self._send_following_redirects(self._under(await self.auth.credential(), prepared))
-        return response
+            if may_replace and _is_expired(response) and await self.auth.replace(credential):
+                may_replace = False
+                continue
+            prepared = self._without_new_refused(prepared, response)
 
     async def _send_following_redirects(self, prepared: PreparedRequest) -> RawResponse:
         """Send, and tell the observers; a redirect to another origin loses every credential."""
@@ -405,6 +394,16 @@ class Transport:
         if credential is None or _KEY_HEADER in self.config.headers:
             return prepared
         return msgspec.structs.replace(prepared, headers={**prepared.headers, _KEY_HEADER: credential.secret})
+
+    def _without_new_refused(self, prepared: PreparedRequest, response: RawResponse) -> PreparedRequest:
+        """Return the request without the fields that it was refused for; raises any other failure that the answer is."""
+        if response.status not in UNSUPPORTED_FORMAT_STATUSES or prepared.record is None:
+            raise self._failure(prepared, response)
+        if not self.refused.learn(prepared.operation, prepared.record, response.content):
+            raise self._failure(prepared, response)
+        left_out = ", ".join(self.refused.names(prepared.operation))
+        self.findings.note("fields", prepared.operation, f"{left_out} left out", str(response.status))
+        return self._without_refused(prepared)
 
     def _without_refused(self, prepared: PreparedRequest) -> PreparedRequest:
         """Leave out fields that the server refuses; another body has an idempotency key of its own, always the same."""

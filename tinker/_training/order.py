@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from tinker._http import Findings
@@ -29,13 +30,10 @@ class Sequencer:
         self.numbers = Numbers(findings)
         self._last: _Turn | None = None
         self._positions = itertools.count()
-        self._ticks = itertools.count()
+        #: Returns the moment of a call or of a receipt, to compare with others; from any thread.
+        self.now: Callable[[], int] = itertools.count().__next__
         self._blocks: list[Block] = []
         self._ended: tuple[APIFuture[Any], BaseException] | None = None
-
-    def now(self) -> int:
-        """Return the moment of a call or of a receipt, to compare with others; from any thread."""
-        return next(self._ticks)
 
     def take_turn(self, future: APIFuture[Any], called: int) -> Turn:
         """Return the next place in the queue, of an operation that was called at the moment ``called``."""

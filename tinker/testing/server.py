@@ -78,7 +78,7 @@ class FaultyServer:
     >>> with toy_server(clock=SteppedClock()) as server:
     ...     server.fail_next("create_session", status=503, headers={"retry-after": "5"}, times=2)
     ...     model = server.service().create_lora_training_client("tinker/toy").result(30)
-    ...     [exchange.status for exchange in server.sent("create_session")]
+    ...     [exchange.status for exchange in server.requests("create_session")]
     [503, 503, 200]
     """
 
@@ -257,7 +257,7 @@ class FaultyServer:
 
     # --------------------------------------------------------------------------------------------------------------- the log
 
-    def sent(self, operation: str) -> list[ReceivedRequest]:
+    def requests(self, operation: str) -> list[ReceivedRequest]:
         """The requests of an operation that arrived, oldest first."""
         with self._arrived:
             return [exchange for exchange in self.exchanges if exchange.operation == operation]
@@ -265,9 +265,9 @@ class FaultyServer:
     def wait_for(self, operation: str, count: int = 1) -> list[ReceivedRequest]:
         """The requests of an operation, as soon as there are so many; AssertionError after ten real seconds."""
         with self._arrived:
-            there = self._arrived.wait_for(lambda: len(self.sent(operation)) >= count, _PATIENCE_SECONDS)
-        assert there, f"{operation}: {len(self.sent(operation))} requests arrived, not {count}"
-        return self.sent(operation)
+            there = self._arrived.wait_for(lambda: len(self.requests(operation)) >= count, _PATIENCE_SECONDS)
+        assert there, f"{operation}: {len(self.requests(operation))} requests arrived, not {count}"
+        return self.requests(operation)
 
     # --------------------------------------------------------------------------------------------------------------- clients
 

@@ -56,7 +56,7 @@ def unknown_ids(context: CheckContext) -> None:
 
 
 @check("create_session", "create_model", "optim_step", "asample", "retrieve_future", "forward_backward")
-def malformed(context: CheckContext) -> None:
+def syntax(context: CheckContext) -> None:
     """A body that is not JSON, lacks a field or has a wrong type is refused with 422, naming the place."""
     request = service_api.create_session(_SESSION)
     for content in (b"", b"{", b"\xff", b"[]", b"null", b'{"tags": "x", "sdk_version": 1}'):
@@ -118,7 +118,7 @@ def _detail(content: bytes) -> object:
 
 
 @check("forward_backward")
-def broken_protobuf(context: CheckContext) -> None:
+def protobuf_syntax(context: CheckContext) -> None:
     """A protobuf body that is cut off, or is none, is refused with 400 or 422."""
     fixture = create(context)
     request = fixture.request("proto")

@@ -56,7 +56,7 @@ def failure(context: CheckContext) -> None:
 
 
 @check("retrieve_future")
-def announced(context: CheckContext) -> None:
+def announcement(context: CheckContext) -> None:
     """A large result may be announced by its size, where the client allows it; then it has that size."""
     fixture = borrow(context)
     promise = fixture.loss([datum(range(5, 37)) for _ in range(64)], backward=False)
@@ -110,7 +110,7 @@ def _request_id(completion: models.FutureCompletion) -> str:
 
 
 @check("retrieve_futures")
-def failed_completions(context: CheckContext) -> None:
+def completions_of_failures(context: CheckContext) -> None:
     """A sample that failed is listed as failed, and its error is fetched like a result."""
     sampler = SamplingFixture.on_base(context)
     context.call(api.retrieve_futures(_completions(sampler, 0, timeout=0.0)))

@@ -108,7 +108,7 @@ def dro(context: CheckContext) -> None:
 
 
 @check("forward_backward")
-def clipped_gradient(context: CheckContext) -> None:
+def clipping(context: CheckContext) -> None:
     """Tokens that `ppo` clips have no gradient: a step after them alone changes nothing."""
     fixture = create(context)
     fixture.learn()  # which uses up any gradient that the server has kept from another model
@@ -138,7 +138,7 @@ def policy_gradient(context: CheckContext) -> None:
 
 
 @check("forward_backward", "optim_step")
-def weighted_gradient(context: CheckContext) -> None:
+def gradient_weights(context: CheckContext) -> None:
     """Weights scale the gradient of `cross_entropy`: with half the weights the step is half as long."""
     context.need("training.seed")
     before, whole = measure_learning(context, 0, lambda fixture: fixture.learn())

@@ -29,7 +29,7 @@ _NUMBERS, _REPETITION = "numbers of training", "repetition"
 
 
 @check("forward_backward", "optim_step", "retrieve_future")
-def pipelined(context: CheckContext) -> None:
+def pipeline(context: CheckContext) -> None:
     """Requests may be submitted without waiting, and give what they give one by one."""
 
     def at_once(fixture: TrainingFixture) -> None:
@@ -71,7 +71,7 @@ def late_arrival(context: CheckContext) -> None:
 
 
 @check("forward_backward", "optim_step")
-def repeated(context: CheckContext) -> None:
+def repetition(context: CheckContext) -> None:
     """The same request again under the same number answers the same future and has no effect."""
 
     def twice(fixture: TrainingFixture) -> None:

@@ -43,7 +43,7 @@ def save(context: CheckContext) -> None:
 
 
 @check("save_weights")
-def taken_name(context: CheckContext) -> None:
+def name_conflict(context: CheckContext) -> None:
     """A name that exists is refused with 409, unless it may be overwritten."""
     fixture, name = borrow(context), fresh_name()
     first = fixture.save_and_wait(name)
@@ -196,7 +196,7 @@ def missing(context: CheckContext) -> None:
 
 
 @check("save_weights_for_sampler", core=True)
-def named_for_sampler(context: CheckContext) -> None:
+def sampler_name(context: CheckContext) -> None:
     """Weights saved under a name can be sampled from, and are those that were trained."""
     fixture, name = create(context), fresh_name()
     fixture.learn()
@@ -209,7 +209,7 @@ def named_for_sampler(context: CheckContext) -> None:
 
 
 @check("save_weights_for_sampler", core=True)
-def unnamed_for_sampler(context: CheckContext) -> None:
+def sampler_without_name(context: CheckContext) -> None:
     """Weights go straight into a sampling session, and stay what they are when training goes on."""
     fixture = create(context)
     saved = fixture.save_for_sampler(sampling_session_seq_id=context.number(5))

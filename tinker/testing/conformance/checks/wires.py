@@ -70,7 +70,7 @@ def equal_forms(context: CheckContext) -> None:
 
 
 @check("forward_backward")
-def compressed(context: CheckContext) -> None:
+def zstd(context: CheckContext) -> None:
     """A protobuf body may be compressed with zstd."""
     if not compression.available():
         raise Absent(f"not tried: this installation has no zstd ({install_command('zstd')})")
