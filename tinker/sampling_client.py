@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 from tinker import _tokenizers
 from tinker._checks import check_number
 from tinker._clients import ReadyClient, SessionHolder, awaiting_twin_of
+from tinker._futures import SILENCE_SECONDS, TokenMailbox
 from tinker._http import sampling_policy
 from tinker._runtime import Runtime
 from tinker._sampling import (
-    SILENCE_SECONDS,
     SampleOptions,
     Sampler,
     SamplerState,
     SharedSession,
     StoredModel,
-    TokenMailbox,
     from_handle,
     runtime_for,
     to_handle,

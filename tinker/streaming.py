@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tinker_wire import models
 
+from tinker._futures import TokenMailbox
 from tinker._loop import loop_thread
-from tinker._sampling import TokenMailbox
+from tinker.futures import APIFuture
 from tinker.types.sample_stream_chunk import SampleStreamChunk
 
 if TYPE_CHECKING:
     from typing import Self
-
-    from tinker.futures import APIFuture
 
 __all__ = ["SampleStream", "TokenDecoder"]
 

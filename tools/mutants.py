@@ -110,7 +110,7 @@ TESTS: dict[str, list[str]] = {
         "client/test_custom_loss.py",
         "client/test_what_a_failure_stops.py",
     ],
-    "_training/chunks": ["unit/test_combine.py", "client/test_samplers.py"],
+    "_training/chunks": ["unit/test_combine.py"],
     "_training/combine": ["unit/test_combine.py"],
     "_sampling/submit": [
         "client/test_samplers.py",
@@ -144,6 +144,7 @@ TESTS: dict[str, list[str]] = {
     "_loop": ["unit/test_loop.py", "unit/test_lag.py", "client/test_futures.py", "client/test_waiting.py"],
     "types/tensor_data": ["unit/test_tensors.py", "unit/test_types.py"],
     "_wire/proto": ["codec"],
+    "_wire/sizes": ["unit/test_combine.py", "client/test_samplers.py"],
     "_wire/json": [
         "unit/test_bodies.py",
         "unit/test_answers.py",

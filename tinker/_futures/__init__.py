@@ -1,8 +1,9 @@
-"""What a future keeps besides its outcome: how far its request has come, and whether anybody has received its error."""
+"""What a future keeps besides its outcome: how far its request is, whether anybody received its error, what came on the way."""
 
 from __future__ import annotations
 
+from tinker._futures.mailbox import SILENCE_SECONDS, TokenMailbox
 from tinker._futures.progress import PRESENT, OperationProgress, Subject
 from tinker._futures.receipt import Receipt
 
-__all__ = ["OperationProgress", "PRESENT", "Receipt", "Subject"]
+__all__ = ["OperationProgress", "PRESENT", "Receipt", "SILENCE_SECONDS", "Subject", "TokenMailbox"]

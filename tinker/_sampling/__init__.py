@@ -5,17 +5,14 @@ from __future__ import annotations
 from tinker._sampling.portable import SamplerState, from_handle, runtime_for, to_handle
 from tinker._sampling.request import SampleOptions
 from tinker._sampling.sources import SharedSession, StoredModel
-from tinker._sampling.streaming import SILENCE_SECONDS, TokenMailbox
 from tinker._sampling.submit import Sampler
 
 __all__ = [
-    "SILENCE_SECONDS",
     "SampleOptions",
     "Sampler",
     "SamplerState",
     "SharedSession",
     "StoredModel",
-    "TokenMailbox",
     "from_handle",
     "runtime_for",
     "to_handle",

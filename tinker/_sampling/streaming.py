@@ -11,46 +11,17 @@ import msgspec
 from tinker_wire import models
 
 from tinker._clock import Clock
+from tinker._futures import TokenMailbox
 from tinker._http import ExchangeFailed, PreparedRequest, RawResponse, SampleAdmission, connection_error, invalid_response
-from tinker._sampling.mailbox import Mailbox
 from tinker._wire import EVENT_STREAM, EventDecoder, json
 from tinker.errors import RequestFailedError, TinkerError
-from tinker.types.results import SampleResponse
 
 #: A sample may wait so long for its turn, as one that is not streamed may.
 FIRST_TOKEN_SECONDS = 7200.0
-#: The time between tokens, where the user does not say.
-SILENCE_SECONDS = 120.0
 
 
 class StreamsAbsent(Exception):
     """The server answers something else than a stream."""
-
-
-class TokenMailbox(msgspec.Struct, kw_only=True):
-    """Where the events with tokens go, and how many tokens they had. ``silence_seconds`` is the longest time between them."""
-
-    silence_seconds: float = SILENCE_SECONDS
-    received_tokens: int = 0
-    events: Mailbox[models.SampleStreamEvent] = msgspec.field(default_factory=Mailbox[models.SampleStreamEvent])
-
-    def put(self, event: models.SampleStreamEvent) -> None:
-        """Hand an event over."""
-        self.received_tokens += len(event.tokens)
-        self.events.put(event)
-
-    def put_response(self, response: SampleResponse) -> None:
-        """Hand a whole response over, one event for each of its sequences."""
-        for index, sequence in enumerate(response.sequences):
-            self.put(
-                models.SampleStreamEvent(
-                    type="tokens",
-                    index=index,
-                    tokens=list(sequence.tokens),
-                    logprobs=list(sequence.logprobs or ()),
-                    stop_reason=sequence.stop_reason,
-                )
-            )
 
 
 class EventReceiver:

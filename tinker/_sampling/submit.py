@@ -18,15 +18,15 @@ from tinker_wire.api import futures as futures_api
 from tinker_wire.api import sampling as api
 
 from tinker import _tokenizers
-from tinker._futures import Subject
+from tinker._futures import Subject, TokenMailbox
 from tinker._http import RESUBMISSIONS, SAMPLE, SUBMIT, Policy, Purpose, Reply, SampleAdmission, Verdict, is_absent, judge
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._sampling.request import SampleOptions
 from tinker._sampling.sources import SamplerSource
-from tinker._sampling.streaming import EventReceiver, StreamsAbsent, TokenMailbox
+from tinker._sampling.streaming import EventReceiver, StreamsAbsent
 from tinker._session import ServerConfig, SessionContext, SessionPoller, meter, prompt_use, sample_response
-from tinker._training import PROMPT_TOKEN_NBYTES, chunk_nbytes
+from tinker._wire import prompt_nbytes
 from tinker.errors import (
     APIError,
     APIStatusError,
@@ -249,7 +249,7 @@ class Sampler:
         if (observers := self.runtime.transport.observers).given:
             await self._note_base_model()
         request = api.stream_sample(self._to_wire(prompt, options))
-        admit = SampleAdmission(context.limits, _prompt_nbytes(prompt))
+        admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
         receiver = EventReceiver(self.runtime.clock, admit, to)
         try:
             await self.runtime.transport.send_stream(request, self._policy, receiver, admit)
@@ -272,7 +272,7 @@ class Sampler:
         if (observers := self.runtime.transport.observers).given:
             await self._note_base_model()
         request = api.asample(self._to_wire(prompt, options), x_tinker_sampling_backpressure="1")
-        admit = SampleAdmission(context.limits, _prompt_nbytes(prompt))
+        admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
         completions = self.completions
         with nullcontext(0) if completions is None else completions.submission() as number:
             submission = await self.runtime.transport.send(request, self._policy, purpose=Purpose.SAMPLE, admit=admit)
@@ -325,10 +325,6 @@ class Sampler:
             await self.runtime.transport.send(request, SUBMIT)
         except (APIError, CircuitOpenError) as error:
             logger.debug("cancel of %s: %s", request_id, error)
-
-
-def _prompt_nbytes(prompt: ModelInput) -> int:
-    return sum(chunk_nbytes(chunk, PROMPT_TOKEN_NBYTES) for chunk in prompt.chunks)
 
 
 class _Unsupported(TinkerError, RuntimeError):

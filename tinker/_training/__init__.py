@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tinker._training import requests
-from tinker._training.chunks import PROMPT_TOKEN_NBYTES, chunk_nbytes
 from tinker._training.combine import REDUCTIONS, combine
 from tinker._training.creation import Creation, NewAdapter, SavedAdapter
 from tinker._training.custom_loss import check_handle, create_handle, prepare_loss
@@ -33,7 +32,6 @@ __all__ = [
     "Creation",
     "LossJob",
     "NewAdapter",
-    "PROMPT_TOKEN_NBYTES",
     "RenewableRun",
     "Run",
     "REDUCTIONS",
@@ -41,7 +39,6 @@ __all__ = [
     "TrainingRun",
     "check_evaluation",
     "check_handle",
-    "chunk_nbytes",
     "combine",
     "create_handle",
     "evaluator",

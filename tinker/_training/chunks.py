@@ -4,28 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tinker._wire import datum_nbytes
 from tinker.types.datum import Datum
-from tinker.types.model_input import DmelChunk, EncodedTextChunk, ImageChunk, ModelInputChunk
-from tinker.types.tensor_data import wire_nbytes
-
-# What a prompt token counts as in the sampling budgets: roughly its decimal digits and a comma.
-PROMPT_TOKEN_NBYTES = 10
-_TRAINING_TOKEN_NBYTES = 4
-
-
-def chunk_nbytes(chunk: ModelInputChunk, token_nbytes: int) -> int:
-    """Return estimated bytes of one chunk of model input."""
-    if isinstance(chunk, EncodedTextChunk):
-        return token_nbytes * chunk.length
-    if isinstance(chunk, ImageChunk):
-        return len(chunk.data)
-    return len(chunk.dmel) if isinstance(chunk, DmelChunk) else len(chunk.location)
-
-
-def datum_nbytes(datum: Datum) -> int:
-    """Return estimated protobuf bytes of one datum."""
-    text = sum(chunk_nbytes(chunk, _TRAINING_TOKEN_NBYTES) for chunk in datum.model_input.chunks)
-    return text + sum(wire_nbytes(tensor) for tensor in datum.loss_fn_inputs.values())
 
 
 def split(data: Sequence[Datum], max_datums: int, max_nbytes: int) -> list[tuple[Sequence[Datum], int]]:

@@ -20,10 +20,10 @@ from tinker_wire.runtime import Binary, Request
 
 from tinker._http import SUBMIT, PreparedRequest, Purpose, Reply, Transport
 from tinker._session import SessionContext, Trial, WireFormat, loss_output, meter, training_use
-from tinker._training.chunks import datum_nbytes, split
+from tinker._training.chunks import split
 from tinker._training.combine import combine
 from tinker._training.numbers import Numbers
-from tinker._wire import BUFFERS, json, proto, slices
+from tinker._wire import BUFFERS, datum_nbytes, json, proto, slices
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture
 from tinker.observing import TokensUsed

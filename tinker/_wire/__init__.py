@@ -6,6 +6,7 @@ from tinker._wire import compression, json, proto
 from tinker._wire.bodies import BUFFERS, INLINE_NBYTES, Piece, as_pieces, count_nbytes, slices
 from tinker._wire.events import MEDIA_TYPE as EVENT_STREAM
 from tinker._wire.events import EventDecoder
+from tinker._wire.sizes import datum_nbytes, prompt_nbytes
 
 __all__ = [
     "BUFFERS",
@@ -16,7 +17,9 @@ __all__ = [
     "as_pieces",
     "compression",
     "count_nbytes",
+    "datum_nbytes",
     "json",
+    "prompt_nbytes",
     "proto",
     "slices",
 ]

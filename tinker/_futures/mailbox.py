@@ -1,4 +1,4 @@
-"""What one thread puts in and others take out, blocking or awaiting. It ends when its future is done."""
+"""What the loop puts in and others take out, blocking or awaiting: the tokens of a stream. It ends when its future is done."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
+import msgspec
+from tinker_wire import models
+
+from tinker.types.results import SampleResponse
+
+#: The time between tokens, where the user does not say.
+SILENCE_SECONDS = 120.0
 T = TypeVar("T")
 
 
@@ -58,6 +65,32 @@ class Mailbox(Generic[T]):
         wakers, self._wakers = self._wakers, []
         for wake in wakers:
             wake()
+
+
+class TokenMailbox(msgspec.Struct, kw_only=True):
+    """Where the events with tokens go, and how many tokens they had. ``silence_seconds`` is the longest time between them."""
+
+    silence_seconds: float = SILENCE_SECONDS
+    received_tokens: int = 0
+    events: Mailbox[models.SampleStreamEvent] = msgspec.field(default_factory=Mailbox[models.SampleStreamEvent])
+
+    def put(self, event: models.SampleStreamEvent) -> None:
+        """Hand an event over."""
+        self.received_tokens += len(event.tokens)
+        self.events.put(event)
+
+    def put_response(self, response: SampleResponse) -> None:
+        """Hand a whole response over, one event for each of its sequences."""
+        for index, sequence in enumerate(response.sequences):
+            self.put(
+                models.SampleStreamEvent(
+                    type="tokens",
+                    index=index,
+                    tokens=list(sequence.tokens),
+                    logprobs=list(sequence.logprobs or ()),
+                    stop_reason=sequence.stop_reason,
+                )
+            )
 
 
 def _set_event(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
