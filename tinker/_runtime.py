@@ -106,7 +106,7 @@ def run(
     future: APIFuture[T] = APIFuture(operation)
     progress, observers = future.progress, runtime.transport.observers
     progress.queued = runtime.clock.monotonic()
-    progress.subject = subject
+    progress.subject, progress.reachability = subject, runtime.transport.reachability
     if parent is not None:
         progress.observers, progress.subject = parent.progress.observers, parent.progress.subject
     if runtime.config.trace_context and TRACING_MODULE in sys.modules:

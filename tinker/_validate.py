@@ -29,6 +29,12 @@ LOSS_INPUTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     for loss, inputs in limits.LOSS_FN_TYPE_INPUTS.items()
 }
 _TARGETS_DTYPE = limits.LOSS_FN_TYPE_INPUT_DTYPES["target_tokens"]
+_SAMPLING_LIMITS: Mapping[str, tuple[float, float]] = {
+    "max_tokens": (limits.SAMPLING_PARAMS_MAX_TOKENS_MINIMUM, math.inf),
+    "temperature": (limits.SAMPLING_PARAMS_TEMPERATURE_MINIMUM, math.inf),
+    "top_k": (limits.SAMPLING_PARAMS_TOP_K_MINIMUM, math.inf),
+    "top_p": (limits.SAMPLING_PARAMS_TOP_P_MINIMUM, limits.SAMPLING_PARAMS_TOP_P_MAXIMUM),
+}
 # A traced loss may take inputs that are not one value for each token; these are.
 _ALIGNED_OF_CUSTOM = frozenset({"target_tokens", "weights"})
 
@@ -145,6 +151,10 @@ def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None
     check_integer("num_samples", options.num_samples)
     if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
+    for name, (least, most) in _SAMPLING_LIMITS.items():
+        value = getattr(params, name)
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"sampling_params.{name} must be {_describe_range(least, most)}, got {value}")
     if options.num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {options.num_samples}")
     for name in options.COUNTS:
@@ -158,6 +168,10 @@ def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None
         _check_targets(prompt, options.target_prompt_logprobs)
     if longest is not None:
         _check_context_length("prompt", prompt, longest)
+
+
+def _describe_range(least: float, most: float) -> str:
+    return f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
 
 
 def _check_last_n(last_n: int, include_prompt_logprobs: bool) -> None:
@@ -242,7 +256,9 @@ def _is_unicode(text: str) -> bool:
 
 
 def check_model_path(path: str) -> None:
-    """Raise ValueError unless the path has a scheme; which schemes exist is the server's business."""
+    """Raise ValueError unless the path has a scheme; which schemes exist is the server's business. TypeError for no text."""
+    if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"model_path must be text, got {type(path).__name__}")
     if "://" not in path:
         raise ValueError(f"model_path must be a checkpoint path such as {SCHEME}<run>/sampler_weights/<name>, got {path!r}")
 

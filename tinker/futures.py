@@ -46,6 +46,12 @@ class APIFuture(concurrent.futures.Future[T]):
         self._thread = loop_thread()
         self._task: asyncio.Task[T] | None = None
 
+    def __repr__(self) -> str:
+        """Return the operation and how it stands."""
+        error = self._exception
+        state = "cancelled" if self.cancelled() else "pending" if not self.done() else type(error).__name__ if error else "done"
+        return f"<{type(self).__name__} {self.operation or 'without operation'}, {state}>"
+
     @property
     def request_id(self) -> str | None:
         """Return the server's id of the request; None before the server accepted it."""
@@ -284,7 +290,9 @@ class APIFuture(concurrent.futures.Future[T]):
         state = f", request {self.request_id}" if self.request_id else ", not yet accepted by the server"
         queue = f", queue state {self.queue_state}" if self.queue_state else ""
         reason = f" ({self.queue_state_reason})" if self.queue_state_reason else ""
-        return f"{self.operation or 'operation'} has no result after {timeout} s{state}{queue}{reason}"
+        reachability = self.progress.reachability
+        outage = f"; {reachability.failure}" if reachability is not None and reachability.failure else ""
+        return f"{self.operation or 'operation'} has no result after {timeout} s{state}{queue}{reason}{outage}"
 
 
 def _hide_frames(error: BaseException) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from tinker_wire import models
 from tinker_wire.api import service as service_api
@@ -145,6 +145,10 @@ class ServiceClient:
             return f"<ServiceClient, {type(error).__name__} in its settings>"
         state = ", closed" if self._closed else f", session {session}" if session else ""
         return f"<ServiceClient {where}{state}>"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: connections and threads belong to one process."""
+        raise TypeError("a ServiceClient cannot be pickled; make one in each process")
 
     # ------------------------------------------------------------------------------------------------------------- training
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tinker_wire import models
 
@@ -68,6 +68,13 @@ class TrainingClient(ReadyClient):
     def __repr__(self) -> str:
         run = getattr(self, "_run", None)  # absent in a subclass that does not call __init__
         return f"<TrainingClient {run.model.model_id if run and run.model else 'being created'}>"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: the order of the run's requests belongs to one process."""
+        raise TypeError(
+            "a TrainingClient cannot be pickled; save the state, and load it in the other process with "
+            "create_training_client_from_state"
+        )
 
     # ---------------------------------------------------------------------------------------------------------- operations
 

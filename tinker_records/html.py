@@ -44,10 +44,10 @@ def _table(values: Sequence[Any]) -> str:
     rest = f"<p>and {len(values) - len(shown)} more</p>" if len(values) > len(shown) else ""
     if any(type(one) is not type(shown[0]) for one in shown):
         return "".join(one._repr_html_() for one in shown) + rest
-    columns = list(shown[0]._fields())
+    columns = list(shown[0]._field_values())
     secret = getattr(shown[0], "_secret_fields", frozenset[str]())
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    body = "".join(_line(one._fields(), secret) for one in shown)
+    body = "".join(_line(one._field_values(), secret) for one in shown)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
 
 

@@ -55,6 +55,10 @@ class NamesChecked(type):
             except TypeError:
                 known = inspect.signature(cls.__init__).parameters
                 unknown = [name for name in values if name not in known]
+                by_name = [one.name for one in known.values() if one.kind is one.KEYWORD_ONLY]
+                if args and len(by_name) == len(known) - 1:
+                    message = f"{cls.__name__} takes no positional arguments: write {cls.__name__}({by_name[0]}=...)"
+                    raise TypeError(message) from None
                 if not unknown or any(one.kind is one.VAR_KEYWORD for one in known.values()):
                     raise
             raise TypeError(advise(cls.__name__, unknown[0], list(known)[1:]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
 import msgspec.structs
@@ -14,6 +14,7 @@ from tinker_records.names import NamesChecked
 from tinker_records.values import FieldInfo, Value
 
 if TYPE_CHECKING:
+    import inspect
     from typing import Self
 
 S = TypeVar("S")
@@ -47,6 +48,19 @@ def prepare(kind: type[S]) -> type[S]:
 class RecordType(msgspec.StructMeta, NamesChecked):
     """The type of the types of records, which are made as fast as msgspec makes them: their calls are not watched."""
 
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """Return the signature as people write it: a default that is made each time is shown by its value."""
+
+        factories = {
+            field.name: field.default_factory
+            for field in msgspec.structs.fields(cast("type[msgspec.Struct]", cls))
+            if field.default_factory is not msgspec.NODEFAULT
+        }
+        given: inspect.Signature = super().__signature__
+        shown = [one.replace(default=factories[name]()) if name in factories else one for name, one in given.parameters.items()]
+        return given.replace(parameters=shown)
+
 
 class Record(Value, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, metaclass=RecordType):
     """The base of every record of the contract."""
@@ -64,10 +78,11 @@ class Record(Value, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             yield FieldInfo(field.name, field.type, field.required, field.default, factory)
 
     def __repr__(self) -> str:
-        shown = {name: "***" if name in self._secret_fields and value else value for name, value in self._fields().items()}
+        secret, values = self._secret_fields, self._field_values()
+        shown = {name: "***" if name in secret and value else value for name, value in values.items()}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
-    def _fields(self) -> dict[str, Any]:
+    def _field_values(self) -> dict[str, Any]:
         config = self.__struct_config__
         tag: dict[str, Any] = {config.tag_field: config.tag} if config.tag_field is not None else {}
         return {**tag, **{name: getattr(self, name) for name in self.__struct_fields__}}

@@ -71,7 +71,7 @@ class Value(metaclass=_ValueType):
         """Return a table of the fields, which notebooks show."""
         from tinker_records.html import to_html
 
-        return to_html(type(self).__name__, self._fields(), getattr(self, "_secret_fields", frozenset[str]()))
+        return to_html(type(self).__name__, self._field_values(), getattr(self, "_secret_fields", frozenset[str]()))
 
     def model_dump(
         self,
@@ -88,7 +88,7 @@ class Value(metaclass=_ValueType):
         """
         return {
             name: _plain(value, mode, exclude_none)
-            for name, value in self._fields().items()
+            for name, value in self._field_values().items()
             if not (exclude_none and value is None)
             and (include is None or name in include)
             and (exclude is None or name not in exclude)
@@ -133,25 +133,25 @@ class Value(metaclass=_ValueType):
         return source._replace(dict(update or {}))
 
     def dict(self, **options: Any) -> Plain:
-        """Return what `model_dump` does, which it was called before."""
+        """Deprecated alias of `model_dump`."""
         return self.model_dump(**options)
 
     def json(self, **options: Any) -> str:
-        """Return what `model_dump_json` does, which it was called before."""
+        """Deprecated alias of `model_dump_json`."""
         return self.model_dump_json(**options)
 
     def copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return what `model_copy` does, which it was called before."""
+        """Deprecated alias of `model_copy`."""
         return self.model_copy(update=update, deep=deep)
 
     @classmethod
     def parse_obj(cls, obj: object) -> Self:
-        """Return what `model_validate` does, which it was called before."""
+        """Deprecated alias of `model_validate`."""
         return cls.model_validate(obj)
 
     @classmethod
     def parse_raw(cls, b: str | bytes | bytearray) -> Self:
-        """Return what `model_validate_json` does, which it was called before."""
+        """Deprecated alias of `model_validate_json`."""
         return cls.model_validate_json(b)
 
     @classmethod
@@ -174,7 +174,7 @@ class Value(metaclass=_ValueType):
         except AttributeError:
             return ()
 
-    def _fields(self) -> Plain:
+    def _field_values(self) -> Plain:
         raise NotImplementedError
 
     @classmethod
@@ -187,7 +187,7 @@ class Value(metaclass=_ValueType):
         return cls(**fields)
 
     def _replace(self, update: Plain) -> Self:
-        return type(self)._of_fields({**self._fields(), **update})
+        return type(self)._of_fields({**self._field_values(), **update})
 
 
 @cache

@@ -37,7 +37,7 @@ from import_graph import TYPES_ONLY, Graph, Import, draw_graph, find_imports, fi
 from naming import Definition, Function, find_functions, find_participles, python_files, repeated_types
 
 ROOT = Path(__file__).resolve().parents[1]
-APART = frozenset({"local", "testing", "cli"})
+APART = frozenset({"local", "testing", "cli", "__main__"})
 HANDING_ON = frozenset({"lib", "proto", "__init__"})
 DRAWING_TITLE = "What imports what in tinker: a room stands above all that it imports"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import pickle
 import traceback
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -88,12 +88,6 @@ def test_values_of_the_wrong_kind(make: Callable[[], object], error: type[Except
     """What is no example, no tokens or no metadata is refused where it is made, in words that say what to write."""
     with pytest.raises(error, match=message):
         make()
-
-
-def test_names_that_other_clients_use() -> None:
-    """An argument that has another name here is ignored with a warning that says which."""
-    with pytest.warns(FutureWarning, match="'url', did you mean 'base_url'"):
-        tinker.ServiceClient(url="http://localhost:8000")
 
 
 def test_arguments_of_scores(sampler: tinker.SamplingClient, wire: Any) -> None:
@@ -299,11 +293,50 @@ def test_models_that_another_server_refuses(service: tinker.ServiceClient, wire:
 
 
 def test_misspelled_arguments_of_the_service() -> None:
-    """An argument that has no effect is named in the warning, with the one that was meant."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        tinker.ServiceClient(base_ul="http://server", base_url="http://server")
-    assert str(caught[0].message).endswith("arguments: base_ul; by 'base_ul', did you mean 'base_url'?")
+    """The address or the key under another name is a TypeError; another argument without effect is named in a warning."""
+    for name, meant in (
+        ("base_ul", "base_url"),
+        ("url", "base_url"),
+        ("baseurl", "base_url"),
+        ("apikey", "api_key"),
+        ("token", "api_key"),
+    ):
+        with pytest.raises(TypeError, match=f"^ServiceClient has no argument '{name}'; did you mean '{meant}'"):
+            tinker.ServiceClient(base_url="http://server", **{name: "http://other"})
+    with pytest.warns(FutureWarning, match="arguments: telemetri; by 'telemetri', did you mean 'telemetry'"):
+        tinker.ServiceClient(telemetri=False, base_url="http://server")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"temperature": -1}, "temperature must be at least 0, got -1"),
+        ({"temperature": float("nan")}, "temperature must be at least 0, got nan"),
+        ({"top_p": 2}, "top_p must be from 0 to 1, got 2"),
+        ({"top_k": -5}, "top_k must be at least -1, got -5"),
+        ({"max_tokens": -3}, "max_tokens must be at least 0, got -3"),
+    ],
+)
+def test_sampling_parameters_that_cannot_be(sampler: tinker.SamplingClient, wire: Any, wrong: Any, words: str) -> None:
+    """What is outside the limits of the contract is refused on the line of the call, and nothing is sent."""
+    with pytest.raises(ValueError, match=f"^sampling_params.{words}"):
+        sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(**wrong))
+    assert wire.requests("asample") == []
+
+
+def test_a_custom_loss_that_returns_the_loss_alone(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """The error says what to return."""
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=r"must return \(loss, metrics\), got Tensor: return loss, \{\}"):
+        training.forward_backward_custom([datum()], lambda _, logprobs: -torch.cat(logprobs).sum()).result(30)
+
+
+def test_clients_that_cannot_be_pickled_say_what_to_do(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+    """A TypeError names the client and the way to the other process."""
+    with pytest.raises(TypeError, match="a ServiceClient cannot be pickled; make one in each process"):
+        pickle.dumps(service)
+    with pytest.raises(TypeError, match="create_training_client_from_state"):
+        pickle.dumps(training)
 
 
 # Tracebacks

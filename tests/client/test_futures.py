@@ -40,6 +40,33 @@ def test_callback(training: tinker.TrainingClient) -> None:
     assert called.wait(10)
 
 
+def test_repr_names_the_operation_and_how_it_stands(training: tinker.TrainingClient, wire: Any) -> None:
+    """Pending, done, cancelled, or the class of the error."""
+    wire.fail("optim_step", 422)
+    failed = training.optim_step(ADAM)
+    failed.exception(10)
+    assert repr(failed) == "<APIFuture optim_step, UnprocessableEntityError>"
+    done = training.optim_step(ADAM)
+    done.result(10)
+    assert repr(done) == "<APIFuture optim_step, done>"
+    waiting = tinker.APIFuture[None]("sample")
+    assert repr(waiting) == "<APIFuture sample, pending>"
+    waiting.cancel()
+    assert repr(waiting) == "<APIFuture sample, cancelled>"
+
+
+def test_time_out_tells_that_the_server_does_not_answer(training: tinker.TrainingClient, wire: Any) -> None:
+    """Why the last attempt failed is part of the message, until the server answers again."""
+    for operation in ("session_heartbeat", "optim_step"):
+        wire.drop(operation, apply=False, times=10**9)
+    future = training.optim_step(ADAM)
+    wire.wait_for("optim_step", 2)
+    with pytest.raises(TimeoutError, match=r"optim_step has no result after 0 s, not yet accepted by the server; .+"):
+        future.result(0)
+    wire.faults.clear()
+    future.result(10)
+
+
 def test_time_out_tells_what_is_waited_for(training: tinker.TrainingClient, wire: Any) -> None:
     """A time-out names operation, request and queue state, leaves the operation running, and the result comes later."""
     wire.fail("retrieve_future", 200, body=PENDING, times=10**9)

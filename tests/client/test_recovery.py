@@ -437,7 +437,7 @@ def test_no_failure_of_the_lost_run_is_logged(
             if taken == [0, 1, 2]:
                 restart()
             begin(client, step)
-    assert "never looked at" not in caplog.text
+    assert "never retrieved" not in caplog.text
 
 
 # Wrong use

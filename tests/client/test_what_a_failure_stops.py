@@ -465,7 +465,7 @@ def test_a_misspelt_loss_on_every_profile(tmp_path: Path, clock: Any, datum: Mak
 def unseen(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
     """What the log says about failures with this text that nobody looked at, once everything dropped is collected."""
     gc.collect()
-    return [record.getMessage() for record in caplog.records if text in record.getMessage() and "never looked" in record.msg]
+    return [record.getMessage() for record in caplog.records if text in record.getMessage() and "never retrieved" in record.msg]
 
 
 def test_an_error_nobody_looks_at_is_logged_once(
@@ -483,7 +483,7 @@ def test_an_error_nobody_looks_at_is_logged_once(
         training.forward([datum()], "cross_entropy").exception(10)  # let the queue and the I/O thread let go of it
         lines = unseen(caplog, "dropped unseen")
     assert len(lines) == 1
-    assert lines[0].startswith("forward_backward failed, and its error was never looked at: UnprocessableEntityError")
+    assert lines[0].startswith("forward_backward failed, and its error was never retrieved: UnprocessableEntityError")
 
 
 @pytest.mark.parametrize("collected", [True, False])
@@ -498,7 +498,7 @@ def test_an_error_nobody_looks_at_is_logged_at_exit(collected: bool) -> None:
     if not collected:
         script += "threading.Thread(target=lambda kept: threading.Event().wait(), args=(client,), daemon=True).start()\n"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stderr.count("create_lora_training_client failed, and its error was never looked at: BadRequestError") == 1
+    assert done.stderr.count("create_lora_training_client failed, and its error was never retrieved: BadRequestError") == 1
 
 
 def test_an_error_that_was_looked_at_is_not_logged(

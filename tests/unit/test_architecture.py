@@ -25,7 +25,7 @@ LAYERS = (
 LEVELS = {room: level for level, layer in enumerate(LAYERS) for room in layer}
 
 #: What is not part of the client, and what the client imports of it all the same.
-APART = ("local", "testing", "cli")
+APART = ("local", "testing", "cli", "__main__")
 ASKED_BY_CLIENT = {
     "tinker.local": "the server of base_url='local://' is imported by name when it is first used, and in one place"
 }

@@ -66,6 +66,12 @@ def test_fields_on_the_page() -> None:
     page = pydoc.plain(pydoc.render_doc(tinker.SamplingParams))
     for name in ("max_tokens", "temperature", "top_p", "model_dump"):
         assert name in page
+    assert " _field" not in page
+
+
+def test_defaults_in_the_signature() -> None:
+    """A signature shows each default by its value, also where records make it anew."""
+    assert "learning_rate: float = 0.0001, beta1: float = 0.9" in str(inspect.signature(tinker.AdamParams))
 
 
 @pytest.mark.parametrize("value", [tinker.SamplingParams(), tinker.ModelInput.from_ints([1])], ids=["record", "attrs"])

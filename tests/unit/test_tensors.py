@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
+import tinker
 from tinker.types import TensorData
 from tinker.types.tensor_data import dimensions, wire_nbytes
 
@@ -139,3 +140,37 @@ def test_torch_gets_the_same_cells() -> None:
     assert tensor.values.shape == (2,)
     assert tensor.to_torch().tolist() == [[0.0, 0.0], [7.0, 8.0]]
     assert tensor.to_torch(-1).tolist() == [[-1.0, -1.0], [7.0, 8.0]]
+
+
+def test_tensors_are_equal_by_what_they_hold() -> None:
+    """dtype, shape, indices and values decide; so do copies of a datum compare, and equal ones have one hash."""
+    one, same = (TensorData.from_numpy(np.asarray([[1.0, 2.0]], np.float32)) for _ in range(2))
+    assert one == same
+    assert hash(one) == hash(same)
+    others = [TensorData([1.0, 2.0], "float32"), TensorData([1, 2], "int64", [1, 2]), TensorData([1.0, 3.0], "float32", [1, 2])]
+    assert all(one != other for other in others)
+    assert one != "text"
+    sparse = [TensorData([1.0], "float32", [1, 2], [0, 1], [column]) for column in (0, 1)]
+    assert sparse[0] != sparse[1]
+
+
+def test_numpy_takes_a_tensor() -> None:
+    """`np.asarray` gives the dense array, of another dtype where that is asked for."""
+    tensor = TensorData([5.0], "float32", [1, 2], [0, 1], [1])
+    assert np.asarray(tensor).tolist() == [[0.0, 5.0]]
+    assert np.asarray(tensor, np.int64).dtype == np.int64
+    dense = TensorData.from_numpy(np.zeros(3, np.float32))
+    assert np.asarray(dense) is dense.values
+    assert np.array(dense) is not dense.values
+
+
+def test_what_cannot_be_a_tensor_is_said_in_words() -> None:
+    """A shape that does not fit, a list where torch is expected, floats where integers are needed."""
+    with pytest.raises(ValueError, match=r"a tensor of shape \[3\] has 3 values, got 2"):
+        TensorData([1, 2], "int64", [3])
+    with pytest.raises(TypeError, match="from_torch takes a torch tensor, got list"):
+        TensorData.from_torch([1, 2])  # type: ignore[arg-type]
+    tokens = tinker.ModelInput.from_ints([1, 2])
+    with pytest.raises(ValueError, match=r"target_tokens must be integers, got 2\.5 at position 1"):
+        tinker.Datum(tokens, {"target_tokens": [1.0, 2.5]})
+    assert tinker.Datum(tokens, {"target_tokens": [1.0, 2.0]}).loss_fn_inputs["target_tokens"].data == [1, 2]

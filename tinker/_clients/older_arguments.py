@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: What other clients call an argument.
 _OTHER_NAMES = {"url": "base_url", "endpoint": "base_url", "host": "base_url", "token": "api_key", "key": "api_key"}
+#: Which server, and as whom.
+_DESTINATION = frozenset({"base_url", "api_key"})
 
 
 def _no_headers() -> Mapping[str, str]:
@@ -42,7 +44,8 @@ class OlderArguments:
 def read_older_arguments(given: dict[str, object], *, known: Iterable[str], stacklevel: int) -> OlderArguments:
     """Read the arguments that older versions knew. Others are named in a FutureWarning, and have no effect.
 
-    The warning says which of the ``known`` arguments was probably meant.
+    The warning says which of the ``known`` arguments was probably meant. Where that is the address or the key, TypeError is
+    raised instead: the client would talk to another server than was meant.
 
     Raises TypeError or ValueError for an invalid one; the message names the argument.
     """
@@ -54,14 +57,14 @@ def read_older_arguments(given: dict[str, object], *, known: Iterable[str], stac
         transport=wrap_client(rest.pop("http_client", None)),
     )
     if rest:
-        text = f"ServiceClient ignores unsupported arguments: {', '.join(sorted(rest))}{_suggest(rest, known)}"
+        meant = {name: _OTHER_NAMES.get(name) or find_closest(name, known) for name in sorted(rest)}
+        for name, closest in meant.items():
+            if closest in _DESTINATION:
+                raise TypeError(f"ServiceClient has no argument {name!r}; did you mean {closest!r}?")
+        advice = "".join(f"; by {name!r}, did you mean {closest!r}?" for name, closest in meant.items() if closest)
+        text = f"ServiceClient ignores unsupported arguments: {', '.join(meant)}{advice}"
         warnings.warn(text, FutureWarning, stacklevel=stacklevel)
     return arguments
-
-
-def _suggest(unsupported: Iterable[str], known: Iterable[str]) -> str:
-    pairs = ((name, _OTHER_NAMES.get(name) or find_closest(name, known)) for name in sorted(unsupported))
-    return "".join(f"; by {name!r}, did you mean {closest!r}?" for name, closest in pairs if closest)
 
 
 def _seconds(timeout: object) -> float | None:

@@ -23,6 +23,12 @@ class Subject(msgspec.Struct, eq=False):
     user_metadata: Mapping[str, object] | None = None
 
 
+class Reachability(msgspec.Struct, eq=False):
+    """Whether the server answers, which all operations of a client share; ``failure`` is why it did not, the last time."""
+
+    failure: str | None = None
+
+
 class OperationProgress(msgspec.Struct, eq=False):
     """What is known of one request; times are those of the client's monotonic clock."""
 
@@ -33,6 +39,7 @@ class OperationProgress(msgspec.Struct, eq=False):
     observers: list[QueueCallback] = msgspec.field(default_factory=list[QueueCallback])
     subject: Subject | None = None
     trace_headers: Mapping[str, str] | None = None
+    reachability: Reachability | None = None
     _submitted: float | None = None
     _running: float | None = None
     _fetched: float | None = None

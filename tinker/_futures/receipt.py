@@ -53,7 +53,7 @@ class _Unseen:
     def report(self) -> None:
         text, self._text = self._text, None
         if text is not None:
-            logger.error("%s failed, and its error was never looked at: %s", self._operation, text)
+            logger.error("%s failed, and its error was never retrieved: %s", self._operation, text)
 
     def __del__(self) -> None:
         self.report()

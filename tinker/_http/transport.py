@@ -19,7 +19,7 @@ from tinker_wire.runtime import Binary, Request
 from tinker import errors
 from tinker._clock import Clock
 from tinker._config import Config
-from tinker._futures import PRESENT
+from tinker._futures import PRESENT, Reachability
 from tinker._http.auth import Auth, Credential
 from tinker._http.circuits import Circuits
 from tinker._http.closing import Closing
@@ -131,6 +131,7 @@ class Transport:
     circuits: Circuits | None = None
     refused: RefusedFields = attrs.field(factory=RefusedFields)
     findings: Findings = attrs.field(factory=Findings)
+    reachability: Reachability = attrs.field(factory=Reachability)
     dump: ExchangeSink | None = None
     _closing: Closing = attrs.field(factory=Closing, init=False)
     _secret_headers: frozenset[str] = attrs.field(
@@ -299,6 +300,7 @@ class Transport:
                 request = redirected
                 response = await self._exchange(request)
         except ExchangeFailed as failure:
+            self.reachability.failure = str(failure)
             error = connection_error(prepared, failure)
             if attempt is not None:
                 attempt.end(None, error)
@@ -307,6 +309,7 @@ class Transport:
             if attempt is not None:
                 attempt.end(None, None)
             raise
+        self.reachability.failure = None
         if attempt is not None:
             attempt.end(response, status_error(response) if response.status >= 400 else None)
         return response

@@ -87,7 +87,8 @@ def _by_torch(loss_fn: CustomLossFn, data: list[Datum], logprobs: Logprobs) -> E
     with torch.enable_grad():
         returned: Any = loss_fn(data, leaves)
         if not is_tuple(returned, 2):
-            raise ValueError("the custom loss must return (loss, metrics)")
+            advice = ": return loss, {}" if isinstance(returned, torch.Tensor) else ""
+            raise ValueError(f"the custom loss must return (loss, metrics), got {type(returned).__name__}{advice}")
         loss, metrics = cast("tuple[torch.Tensor, Mapping[str, float]]", returned)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError("the custom loss must return the loss as a tensor with one value")

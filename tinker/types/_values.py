@@ -23,7 +23,7 @@ class AttrsValue(Value):
 
     __slots__ = ()
 
-    def _fields(self) -> dict[str, Any]:
+    def _field_values(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in attrs.fields(cast("Any", type(self))) if field.init}
 
     def _replace(self, update: dict[str, Any]) -> Self:

@@ -86,8 +86,16 @@ def to_tensor_data(name: str, value: object) -> TensorData:
         if quick is not None:
             return TensorData.from_numpy(quick)
         array = rectangular(cast("list[object]", value), name)
-        return TensorData.from_numpy(wire_array(array) if dtype is None else array.astype(dtype))
+        return TensorData.from_numpy(wire_array(array) if dtype is None else _cast(name, array, dtype))
     raise TypeError(f"Unsupported loss_fn_inputs value for {name!r}: {type(value).__name__}")
+
+
+def _cast(name: str, array: NDArray[Any], dtype: TensorDtype) -> NDArray[Any]:
+    """Return the values of a list as its input needs them; ValueError where that would change them."""
+    if dtype == "int64" and array.dtype.kind == "f" and (changed := np.flatnonzero(array != np.trunc(array))).size:
+        at = int(changed[0])
+        raise ValueError(f"{name} must be integers, got {array.reshape(-1)[at]} at position {at}")
+    return array.astype(dtype)
 
 
 def _read_mask(name: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -153,7 +161,7 @@ class Datum(AttrsValue):
         spans = f"model_input_spans={self.model_input_spans!r}, loss_fn_input_spans={self.loss_fn_input_spans!r}"
         return f"{type(self).__name__}(model_input={self.model_input!r}, loss_fn_inputs={inputs}, {spans})"
 
-    def _fields(self) -> dict[str, Any]:
+    def _field_values(self) -> dict[str, Any]:
         spans = {name: _plain_spans(getattr(self, name)) for name in _SPANS}
         return {"model_input": self.model_input, "loss_fn_inputs": self.loss_fn_inputs, **spans}
 

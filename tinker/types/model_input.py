@@ -64,7 +64,7 @@ class EncodedTextChunk(Value):
         """Return the number of tokens."""
         return len(self._array)
 
-    def _fields(self) -> dict[str, Any]:
+    def _field_values(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "type": self.type}
 
     @classmethod

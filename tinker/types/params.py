@@ -84,7 +84,7 @@ class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
         convert_numbers(self)
 
 
-class SamplingParams(models.SamplingParams, frozen=True, metaclass=_NamesChecked):
+class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass=_NamesChecked):
     """Set how to sample. Raises ValueError for a value that is not a number, and for stops of the wrong type.
 
     Attributes:
@@ -111,8 +111,8 @@ class SamplingParams(models.SamplingParams, frozen=True, metaclass=_NamesChecked
         msgspec.structs.force_setattr(self, "extra", _extra(self.extra))
         convert_numbers(self)
 
-    def _fields(self) -> dict[str, Any]:
-        fields = super()._fields()
+    def _field_values(self) -> dict[str, Any]:
+        fields = super()._field_values()
         if self.extra is None:  # as what has the parameters that every server knows looks everywhere
             del fields["extra"]
         return fields

@@ -109,7 +109,7 @@ class OptimStepRequest(AttrsValue):
         """The parameters by their name on the wire, where they are those of another optimizer."""
         return None if isinstance(self.optim_params, AdamParams) else self.optim_params
 
-    def _fields(self) -> dict[str, Any]:
+    def _field_values(self) -> dict[str, Any]:
         name = "adam_params" if isinstance(self.optim_params, AdamParams) else "optimizer_params"
         return {"model_id": self.model_id, "seq_id": self.seq_id, "type": self.type, name: self.optim_params}
 

@@ -93,7 +93,7 @@ class TopkLogprobs(AttrsValue):
                 logprobs[index, column] = logprob
         return cls(token_ids, logprobs)
 
-    def _fields(self) -> dict[str, Any]:
+    def _field_values(self) -> dict[str, Any]:
         return {"token_ids": self.token_ids.tolist(), "logprobs": self.logprobs.tolist()}
 
     @classmethod
@@ -215,7 +215,7 @@ class SampledSequence(Value):
         """Return for each token the most likely alternatives as (id, log-probability); None when not asked for."""
         return None if self.topk_logprobs_np is None else self.topk_logprobs_np.tolist()
 
-    def _fields(self) -> dict[str, Any]:
+    def _field_values(self) -> dict[str, Any]:
         names = ("stop_reason", "sequence_id", "tokens", "logprobs", "topk_logprobs")
         return {name: getattr(self, name) for name in names}
 
@@ -292,7 +292,7 @@ class SampleResponse(AttrsValue):
         if self._topk_prompt_logprobs_list is not None:
             self.__dict__["topk_prompt_logprobs_np"] = TopkLogprobs.from_rows(self._topk_prompt_logprobs_list)
 
-    def _fields(self) -> dict[str, Any]:
+    def _field_values(self) -> dict[str, Any]:
         names = (
             "sequences",
             "prompt_logprobs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
     import torch
 
 
+_DESCRIPTION = ("dtype", "shape", "sparse_crow_indices", "sparse_col_indices")
+
+
 class TensorData(Value):
     """Hold a float32 or int64 tensor, dense or sparse (CSR, two-dimensional).
 
-    Two TensorData are equal only when they are the same object, as arrays have no single truth value.
+    Two TensorData are equal when dtype, shape and values are.
 
     Args:
         data: The values, a list or an array, cast to ``dtype``; None means no values. Of a sparse tensor only the listed
@@ -73,7 +77,7 @@ class TensorData(Value):
             array = array.reshape(-1)
             _check_csr(array, shape, sparse_crow_indices or (), sparse_col_indices or ())
         elif shape is not None:
-            array = array.reshape(tuple(shape))
+            array = _reshape(array, tuple(shape))
         _set(self, array, dtype, shape, sparse_crow_indices, sparse_col_indices)
 
     @classmethod
@@ -103,9 +107,12 @@ class TensorData(Value):
             The tensor, of the same shape.
 
         Raises:
+            TypeError: The values are no torch tensor.
             RuntimeError: The tensor requires grad.
             ValueError: The dtype is not one of numbers, or an unsigned value does not fit in int64.
         """
+        if not is_torch(tensor):
+            raise TypeError(f"from_torch takes a torch tensor, got {type(tensor).__name__}")
         return _wrap(wire_array(torch_to_numpy(tensor)))
 
     @classmethod
@@ -200,7 +207,7 @@ class TensorData(Value):
         """
         return self.to_numpy(pad_value).tolist()
 
-    def _fields(self) -> dict[str, Any]:
+    def _field_values(self) -> dict[str, Any]:
         return {
             "data": self.data,
             "dtype": self.dtype,
@@ -212,6 +219,20 @@ class TensorData(Value):
     @classmethod
     def _field_infos(cls) -> Iterable[FieldInfo]:
         return parameters(cls)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorData):
+            return NotImplemented
+        alike = all(getattr(self, name) == getattr(other, name) for name in _DESCRIPTION)
+        return alike and bool(np.array_equal(self._numpy, other._numpy))
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, self._numpy.size))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return what :meth:`to_numpy` does, for functions of numpy."""
+        array = self.to_numpy()
+        return array if dtype is None and not copy else np.array(array, dtype=dtype, copy=True)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise attrs.exceptions.FrozenInstanceError
@@ -229,6 +250,13 @@ class TensorData(Value):
         copy = TensorData.__new__(TensorData)
         _set(copy, self._numpy.copy(), self.dtype, self.shape, self.sparse_crow_indices, self.sparse_col_indices)
         return copy
+
+
+def _reshape(array: NumericArray, shape: tuple[int, ...]) -> NumericArray:
+    try:
+        return array.reshape(shape)
+    except ValueError:
+        raise ValueError(f"a tensor of shape {list(shape)} has {math.prod(shape)} values, got {array.size}") from None
 
 
 def _store(data: Sequence[float] | NDArray[Any] | None, dtype: np.dtype[Any]) -> NumericArray:
