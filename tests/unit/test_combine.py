@@ -79,6 +79,7 @@ def test_split_by_bytes_as_recorded() -> None:
     """Five datums of 24 bytes with a limit of 60 make chunks of 2, 2 and 1."""
     chunks = split([datum(2)] * 5, 1024, 60)
     assert [(len(data), nbytes) for data, nbytes in chunks] == [(2, 48), (2, 48), (1, 24)]
+    assert [len(data) for data, _ in split([datum(2)] * 3, 1024, 48)] == [2, 1]  # a limit may be reached
 
 
 def test_split_by_count() -> None:
@@ -91,6 +92,7 @@ def test_oversized_datum_goes_alone() -> None:
     small, large = datum(1), datum(100)
     chunks = [data for data, _ in split([small, large, small], 1024, 100)]
     assert chunks == [[small], [large], [small]]
+    assert [data for data, _ in split([large, small], 1024, 100)] == [[large], [small]]
 
 
 @pytest.mark.parametrize(
