@@ -8,21 +8,21 @@ from typing import Any
 
 HEAD = """# Packages that use the SDK
 
-`nox -s ecosystem` installs each of these packages, unchanged, in two environments: beside the client that it was written for, and
-beside this one. Both run the same steps against the local server: the package's own tests where its source distribution has
-some, and the calls that its users make. The session writes this page.
+These packages use the official SDK and run unchanged with this client. `nox -s ecosystem` installs each of them in two environments: one
+with the official SDK that it was written for, and one with this client. It then runs the same steps in both, against the local server: the
+package's own tests, if its source distribution contains some, and the calls that its users make. The command writes this page.
 
 """
 FOOT = """
 ## Run it yourself
 
 ```sh
-python -m nox -s ecosystem              # all of them
-python -m nox -s ecosystem -- tviz      # one of them; the page keeps the last results of the others
+python -m nox -s ecosystem  # all packages
+python -m nox -s ecosystem -- tviz  # one; the page keeps the other results
 ```
 
-PyTorch is a CPU build, the server has the small packaged model and serves it under every name, and no model hub is asked. The
-names that these packages use are held by an ordinary test, `tests/compat/test_names_used.py`.
+The runs use a CPU build of PyTorch and no model hub. The local server serves the small packaged model under every name. A regular test,
+`tests/compat/test_names_used.py`, checks that this client has every name that these packages use.
 """
 
 

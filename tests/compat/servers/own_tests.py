@@ -183,7 +183,10 @@ def section(servers: tuple[Server, ...]) -> Iterator[str]:
         return
     kept = json.loads(RECORDED.read_text())
     yield from (
-        "### Their own tests, with this package in place of the official one",
+        "## The servers' own tests",
+        "",
+        "These tests come with the servers. They run with the official client that the server requires, and with this package in its",
+        "place.",
         "",
         "| server | tests | official client | passed with it | passed with this package |",
         "|---|---|---|--:|--:|",
@@ -195,7 +198,7 @@ def section(servers: tuple[Server, ...]) -> Iterator[str]:
             yield f"| {server.title} {entry['version']} | {files} | {entry['official']} | {counts} |"
     yield ""
     lines = [line for server in servers if server.name in kept for line in unlike(server, kept[server.name]["results"])]
-    yield from lines or ["No test passes with one and fails with the other."]
+    yield from lines or ["Every test has the same result with both."]
     yield ""
 
 

@@ -1,4 +1,4 @@
-"""Make the tables of docs/servers.md from what the runs have recorded.
+"""Write the results on docs/servers.md and docs/conformance/servers-steps.md from what the runs have recorded.
 
 python tests/compat/servers/page.py [--check | --notes]
 """
@@ -11,25 +11,53 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import own_tests
 from servers import HERE, OFFICIAL_OF_TODAY, SERVERS, Server
 
 RECORDED = HERE / "recorded"
-PAGE = HERE.parents[2] / "docs" / "servers.md"
+DOCS = HERE.parents[2] / "docs"
+SUMMARY, STEPS = DOCS / "servers.md", DOCS / "conformance" / "servers-steps.md"
 BEGIN, END = "<!-- begin: made by nox -s servers -->", "<!-- end: made by nox -s servers -->"
 STATUSES = ("passed", "failed", "timeout", "not reached", "not offered")
 # How a server says that it does not have what is asked for.
 LACKING_CODES = (404, 405, 501)
 LONGEST_REASON = 220
+STEPS_HEAD = """# Server test results
+
+This page lists the result of every step of `nox -s servers`. [Servers](../servers.md#which-were-run) has a summary, and says what it
+means for your program.
+
+- *works*: the step passes.
+- *missing*: the server does not have the feature and says so.
+- *differs*: the server responds differently from the hosted service.
+- *timeout*: the server does not respond in time.
+- *blocked*: the step depends on another step that failed.
+
+The tables by feature show the results with this client. The messages are those that you get.
+"""
 
 Steps = dict[tuple[str, str], dict[str, Any]]
 
 
 def write_page() -> None:
-    """Write the section between the markers."""
-    PAGE.write_text(with_section(PAGE.read_text(), section()))
+    """Write the section of the summary, and the page of the steps."""
+    for path, text in made_pages().items():
+        path.write_text(text)
+
+
+def made_pages() -> dict[Path, str]:
+    """Both pages as the records have them."""
+    runs = recorded()
+    return {SUMMARY: with_section(SUMMARY.read_text(), summary(runs)), STEPS: all_steps(runs)}
+
+
+def stale_pages() -> list[str]:
+    """The pages that are not as recorded."""
+    made = made_pages().items()
+    return [f"docs/{path.relative_to(DOCS)}" for path, text in made if not path.exists() or path.read_text() != text]
 
 
 def with_section(page: str, made: str) -> str:
@@ -70,11 +98,86 @@ def steps_of(run: dict[str, Any]) -> Steps:
     return {(one["area"], one["title"]): one for one in run["steps"]}
 
 
-def section() -> str:
-    """The whole section."""
-    runs = recorded()
+def titles() -> dict[str, dict[str, str]]:
+    """How the page calls areas and steps whose name in the scenario is not plain."""
+    return tomllib.loads((HERE / "titles.toml").read_text())
+
+
+def area_title(area: str) -> str:
+    return titles()["areas"].get(area, area)
+
+
+def step_title(title: str) -> str:
+    return titles()["steps"].get(title, title)
+
+
+def summary(runs: dict[tuple[str, str], dict[str, Any]]) -> str:
+    """What a user needs: versions and totals, results by area, and the limits of each server."""
+    return "\n".join([*totals(runs), *areas(runs), *advice(runs)])
+
+
+def all_steps(runs: dict[tuple[str, str], dict[str, Any]]) -> str:
+    """The page with every step."""
     parts = [*versions(runs), *counts(runs), *features(runs), *reasons(runs), *better(runs), *own_tests.section(SERVERS)]
-    return "\n".join(parts) + "\n"
+    return "\n".join([STEPS_HEAD, *parts]).rstrip("\n") + "\n"
+
+
+def totals(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
+    """One row for each server: its version, and how many steps pass with each client."""
+    yield from (
+        f"| server | version | tested on | this client | official {OFFICIAL_OF_TODAY} | official SDK of its own age |",
+        "|---|---|---|--:|--:|---|",
+    )
+    for server in servers_in(runs):
+        ours, official, own = (
+            share(runs.get((server.name, client))) for client in ("ours", OFFICIAL_OF_TODAY, server.own_client)
+        )
+        own = "the same" if server.own_client == OFFICIAL_OF_TODAY else f"{server.own_client}: {own}"
+        day = runs[server.name, "ours"]["day"]
+        yield f"| {server.title} | {server.version or 'current'} | {day} | {ours} | {official} | {own} |"
+    yield ""
+
+
+def share(run: dict[str, Any] | None) -> str:
+    """How many steps of a run passed, of those that its client has."""
+    found = [one["status"] for one in run["steps"] if one["status"] != "not offered"] if run else []
+    return f"{found.count('passed')} of {len(found)}" if found else "not run"
+
+
+def areas(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
+    """How many steps of each area pass with this client."""
+    servers = servers_in(runs)
+    steps = {server.name: runs[server.name, "ours"]["steps"] for server in servers}
+    yield from (
+        "Steps that pass with this client, by area:",
+        "",
+        f"| area | {' | '.join(server.title for server in servers)} |",
+        "|---|" + "--:|" * len(servers),
+    )
+    for area in dict.fromkeys(one["area"] for found in steps.values() for one in found):
+        cells = (share({"steps": [one for one in found if one["area"] == area]}) for found in steps.values())
+        yield f"| {area_title(area)} | {' | '.join(cells)} |"
+    yield ""
+
+
+def advice(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
+    """What a user of each server must know, from the notes of the steps that do not pass."""
+    for server in servers_in(runs):
+        found = (note_on(server.name, one) for one in failed_steps(runs[server.name, "ours"]))
+        lines = [f"- {note['advice']}" for note in found if "advice" in note]
+        if lines:
+            yield from (f"### Limits of {server.title}", "", *lines, "")
+
+
+def note_on(server: str, one: dict[str, Any]) -> dict[str, Any]:
+    """What is known by hand of a step."""
+    note: dict[str, Any] = notes().get(server, {}).get(f"{one['area']}: {one['title']}", {})
+    return note
+
+
+def failed_steps(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps of a run that its client has and that do not pass."""
+    return [one for one in run["steps"] if one["status"] not in ("passed", "not offered")]
 
 
 def servers_in(runs: dict[tuple[str, str], dict[str, Any]]) -> list[Server]:
@@ -84,23 +187,23 @@ def servers_in(runs: dict[tuple[str, str], dict[str, Any]]) -> list[Server]:
 
 def versions(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
     yield from (
-        "### What was run",
+        "## Tested versions",
         "",
-        "| server | version | Python | day | what was replaced, as it cannot run on a CPU |",
+        "| server | version | Python | date | changes to run it on a CPU |",
         "|---|---|---|---|---|",
     )
     for server in servers_in(runs):
         run = runs[server.name, "ours"]
-        replaced = "; ".join(server.replaced) or "nothing"
-        yield f"| {server.title} | {server.version or 'this tree'} | {run['python']} | {run['day']} | {replaced} |"
+        replaced = "; ".join(server.replaced) or "none"
+        yield f"| {server.title} | {server.version or 'current'} | {run['python']} | {run['day']} | {replaced} |"
     yield ""
 
 
 def counts(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
     yield from (
-        "### How many steps pass",
+        "## Totals",
         "",
-        "| server | client | passed | failed | no end in time | not reached | not in this client |",
+        "| server | client | passed | failed | timeout | blocked | not in this client |",
         "|---|---|--:|--:|--:|--:|--:|",
     )
     for server in servers_in(runs):
@@ -114,7 +217,7 @@ def counts(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
 
 def client_name(client: str) -> str:
     """A client as the tables call it."""
-    return "this one" if client == "ours" else f"official {client}"
+    return "this client" if client == "ours" else f"official {client}"
 
 
 def features(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
@@ -124,49 +227,46 @@ def features(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
     titles = list(dict.fromkeys(key for steps in ours.values() for key in steps))
     for area in dict.fromkeys(area for area, _ in titles):
         yield from (
-            f"### {area}",
+            f"## {area_title(area)}",
             "",
-            f"| | {' | '.join(server.title for server in servers)} |",
+            f"| step | {' | '.join(server.title for server in servers)} |",
             "|---|" + "---|" * len(servers),
         )
         for title in (title for of, title in titles if of == area):
-            cells = (verdict(server.name, ours[server.name].get((area, title)), title) for server in servers)
-            yield f"| {title} | {' | '.join(cells)} |"
+            cells = (verdict(server.name, ours[server.name].get((area, title))) for server in servers)
+            yield f"| {step_title(title)} | {' | '.join(cells)} |"
         yield ""
 
 
-def verdict(server: str, one: dict[str, Any] | None, title: str) -> str:
-    """What a cell says: works, lacks it, differs, or why nothing is known."""
+def verdict(server: str, one: dict[str, Any] | None) -> str:
+    """What a cell says: works, missing, differs, or why nothing is known."""
     if one is None:
         return ""
-    if one["status"] == "passed":
-        return "works"
-    if one["status"] in ("not reached", "not offered"):
-        return one["status"]
-    note = notes().get(server, {}).get(f"{one['area']}: {title}", {})
-    lacking = note.get("lacks", one.get("code") in LACKING_CODES)
-    return "lacks it" if lacking else "no end" if one["status"] == "timeout" else "differs"
+    plain = {"passed": "works", "not reached": "blocked", "not offered": "not in this client"}
+    if one["status"] in plain:
+        return plain[one["status"]]
+    lacking = note_on(server, one).get("lacks", one.get("code") in LACKING_CODES)
+    return "missing" if lacking else "timeout" if one["status"] == "timeout" else "differs"
 
 
 def reasons(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
     """What is different, in words: those of a note, else those that the user of this client gets."""
     for server in servers_in(runs):
-        failed = [one for one in runs[server.name, "ours"]["steps"] if one["status"] not in ("passed", "not offered")]
-        if failed:
-            yield from (f"### What is different on {server.title}", "")
+        if failed := failed_steps(runs[server.name, "ours"]):
+            yield from (f"## Differences on {server.title}", "")
             for one in failed:
-                yield f"- *{one['area']}: {one['title']}*: {reason(server.name, one)}"
+                yield f"- *{area_title(one['area'])}: {step_title(one['title'])}*: {reason(server.name, one)}"
             yield ""
 
 
 def reason(server: str, one: dict[str, Any]) -> str:
     """Why a step did not pass."""
-    note = notes().get(server, {}).get(f"{one['area']}: {one['title']}", {})
+    note = note_on(server, one)
     if "because" in note:
         return str(note["because"])
     message = anonymous(one.get("message", "")).split("\n")[0]
     message = message if len(message) <= LONGEST_REASON else message[:LONGEST_REASON].rsplit(" ", 1)[0] + " ..."
-    kind = {"timeout": "", "not reached": "needs something that failed: "}.get(one["status"], f"{one.get('error', '')}: ")
+    kind = {"timeout": "", "not reached": "blocked by a step that failed: "}.get(one["status"], f"{one.get('error', '')}: ")
     return f"{kind}`{message.replace('`', chr(39)).strip()}`" if message.strip() else kind.strip(": ")
 
 
@@ -174,17 +274,18 @@ def anonymous(message: str) -> str:
     """A message without what differs from run to run."""
     message = re.sub(r"http://(127\.0\.0\.1|localhost):\d+", "SERVER", message)
     message = re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b", "ID", message)
+    message = re.sub(r"\bfut_[0-9a-f]{32}\b", "fut_ID", message)
     return re.sub(r"(/[\w.+-]+){3,}", "PATH", message)
 
 
 def better(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
     """What an official client passes and this one does not."""
     lines = [
-        f"- {server.title}, official {client}: *{area}: {title}*"
+        f"- {server.title}, official {client}: *{area_title(area)}: {step_title(title)}*"
         for server in servers_in(runs)
         for client, area, title in only_official(runs, server)
     ]
-    yield from ("### Steps that an official client passes and this one does not", "")
+    yield from ("## Steps that only an official client passes", "")
     yield from lines or ["None."]
     yield ""
 
@@ -199,7 +300,7 @@ def only_official(runs: dict[tuple[str, str], dict[str, Any]], server: Server) -
 
 
 def idle_notes() -> list[str]:
-    """The notes of servers or steps that are not there, or of steps that pass."""
+    """The notes and titles of servers or steps that are not there, and the notes of steps that pass."""
     runs = recorded()
     idle = []
     for server, known in notes().items():
@@ -207,7 +308,14 @@ def idle_notes() -> list[str]:
             continue
         steps = {f"{one['area']}: {one['title']}": one["status"] for one in runs[server, "ours"]["steps"]}
         idle += [f"{server}: {title}" for title in known if steps.get(title, "passed") == "passed"]
-    return idle
+    return idle + idle_titles()
+
+
+def idle_titles() -> list[str]:
+    """The areas and steps that have another title and are not there."""
+    steps = [one for run in recorded().values() for one in run["steps"]]
+    found = {"areas": {one["area"] for one in steps}, "steps": {one["title"] for one in steps}}
+    return [f"{kind}: {title}" for kind, named in titles().items() for title in named if title not in found[kind]]
 
 
 if __name__ == "__main__":
@@ -216,5 +324,5 @@ if __name__ == "__main__":
     if "--check" in sys.argv:
         if outdated():
             sys.exit(f"made with another version of the scenario: {', '.join(outdated())}")
-        sys.exit(0 if PAGE.read_text() == with_section(PAGE.read_text(), section()) else "docs/servers.md is not as recorded")
+        sys.exit(f"not as recorded: {', '.join(stale_pages())}" if stale_pages() else 0)
     write_page()

@@ -17,7 +17,7 @@ MODEL = "tiny-qwen3"
 KEY = "tml-comparison"
 LOG_LINES = 60
 OFFICIAL_OF_TODAY = "0.38.0"
-CPU_TORCH = "PyTorch 2.13.0 for CPUs, in place of the version that it pins"
+CPU_TORCH = "PyTorch 2.13.0 for CPUs instead of the version that it pins"
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ SERVERS = (
         "0.25.0",
         _host("skyrl_host.py", "serve", MODEL, "{port}", "."),
         (
-            "its engine is a process of the same environment, not one of `uv run`",
-            "where the Python is 3.11, `TypedDict` of typing_extensions, which pydantic wants there",
-            "it keeps 96 adapters, not 32",
+            "its engine is a process of the same environment instead of `uv run`",
+            "on Python 3.11, `TypedDict` of typing_extensions, which pydantic requires there",
+            "it keeps 96 adapters instead of 32",
         ),
         ready_text="Starting background engine",
         start_seconds=900,
@@ -77,9 +77,9 @@ SERVERS = (
         "0.25.0",
         _host("tuft_host.py", MODEL, "{port}", ".", KEY),
         (
-            "its training model runs on a thread, not in a Ray actor on a GPU",
-            "vLLM is a sampler in torch of this project; TuFT's code that calls it and reads its outputs is TuFT's",
-            "the count of a GPU's memory is left out",
+            "its training model runs on a thread instead of a Ray actor on a GPU",
+            "a sampler in torch from this project replaces vLLM; the code that calls it and reads its outputs is TuFT's",
+            "the GPU memory is not measured",
             CPU_TORCH,
         ),
     ),
@@ -90,10 +90,10 @@ SERVERS = (
         "0.18.2",
         _host("hatchery_host.py", MODEL, "{port}", KEY),
         (
-            'its gateway and its own worker are put together as its launcher does, with `device="cpu"`, where that would take '
-            "a scripted worker",
+            'its gateway and its own worker are combined as in its launcher, with `device="cpu"`; the launcher would use a scripted '
+            "worker",
             "its tracebacks are logged without the values of variables",
-            "its worker keeps 128 adapters, not 20, above which it drops adapters that it is about to use",
+            "its worker keeps 128 adapters instead of 20; above 20, it drops adapters that it is about to use",
             CPU_TORCH,
         ),
     ),

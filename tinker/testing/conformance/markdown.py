@@ -27,12 +27,13 @@ def _parts(report: Report, found: tuple[Finding, ...], badge: str) -> Iterator[l
     if badge:
         yield [f"![Tinker API: {message(report)}]({badge})"]
     yield [
-        f"Written by `tinker conformance` {DISTRIBUTION_VERSION} from a run against {_plain(label)}, by the contract"
-        f" `openapi.yaml` of version {report.contract}."
+        f"`tinker conformance` {DISTRIBUTION_VERSION} wrote this report on {_plain(label)}. It checks version"
+        f" {report.contract} of the contract, `openapi.yaml`."
     ]
     yield _counts(report)
     yield ["## Findings"]
-    yield ["Each is one cause; what one change of the server repairs is told once." if found else "There are none."]
+    grouped = "The findings group the checks by cause: one change of the server fixes one finding."
+    yield [grouped if found else "There are none."]
     for number, one in enumerate(found, 1):
         yield from _finding(number, one)
     yield from _absent(report)
@@ -48,11 +49,11 @@ def _counts(report: Report) -> list[str]:
 
 
 _MEANINGS = {
-    Outcome.SUPPORTED: "what the contract says holds",
-    Outcome.ABSENT: "not there, as the contract allows",
-    Outcome.BLOCKED: "not tried: what it needs fails in another check",
-    Outcome.DIFFERS: "there, and not as the contract says",
-    Outcome.CONTRADICTION: "against the contract, lost work, an unhandled error or no answer",
+    Outcome.SUPPORTED: "as the contract says",
+    Outcome.ABSENT: "missing, which the contract allows",
+    Outcome.BLOCKED: "not run, because a check that it depends on fails",
+    Outcome.DIFFERS: "present, but different from the contract",
+    Outcome.CONTRADICTION: "violates the contract, loses work, raises an unhandled error or does not respond",
 }
 
 
@@ -63,8 +64,8 @@ def _finding(number: int, one: Finding) -> Iterator[list[str]]:
     seen = [f"- {_plain(text)}" for text in one.observed[:_MOST_OBSERVED]]
     yield [*seen, *([f"- and {more} more of this kind"] if more > 0 else [])]
     places = [f"- in the contract: `{place}`" for place in one.places]
-    shown = [f"- the right form: [`{name}`](#{_anchor(name)}), recorded" for name in one.exchanges]
-    rows = [f"- seen by: {_codes(one.checks)}"]
+    shown = [f"- correct form: [`{name}`](#{_anchor(name)}), recorded" for name in one.exchanges]
+    rows = [f"- affected checks: {_codes(one.checks)}"]
     blocks = [f"- blocks: {_codes(one.blocked)}"] if one.blocked else []
     yield [*places, *shown, *rows, *blocks]
 
@@ -73,12 +74,12 @@ def _absent(report: Report) -> Iterator[list[str]]:
     rows = [row for row in report.checks if row.outcome is Outcome.ABSENT]
     if rows:
         yield ["## Not offered"]
-        yield ["A server may lack these."]
+        yield ["These are optional."]
         yield [f"- `{row.check}`: {_plain('; '.join(row.how))}" for row in rows]
 
 
 def _checks(report: Report) -> list[str]:
-    head = ["| check | outcome | what must hold |", "|---|---|---|"]
+    head = ["| check | outcome | requirement |", "|---|---|---|"]
     rows = [
         f"| `{row.check}` | {f'blocked by `{row.blocked_by}`' if row.blocked_by else row.outcome} | {_plain(row.statement)} |"
         for row in report.checks
@@ -91,7 +92,7 @@ def _exchanges(found: tuple[Finding, ...]) -> Iterator[list[str]]:
     shown = {name: exchange for one in found for name, exchange in one.exchanges.items()}
     if shown:
         yield ["## Recorded exchanges"]
-        yield ["What a real client sent, and an answer that it takes."]
+        yield ["What a real client sent, and a response that it accepts."]
     for name, exchange in sorted(shown.items()):
         yield [f'### <a id="{_anchor(name)}"></a>`{name}`']
         yield [f"`{exchange.request}`, status {exchange.status} (`{exchange.recording}`)"]
