@@ -7,103 +7,105 @@ from tinker.testing.conformance.outcome import Observation
 #: Causes that many checks meet: what is wrong, and what its author can do.
 KNOWN: dict[str, tuple[str, str]] = {
     "statuses": (
-        "Statuses are others than the document's.",
-        "Clients take any 2xx for a success; by the status of a refusal they decide what is raised and what is repeated.",
+        "Responses have other status codes than the contract.",
+        "Clients accept any 2xx as success; the status code of an error decides which exception is raised and whether the"
+        " request is retried.",
     ),
     "unknown ids": (
-        "Ids that were never given out are not refused with 404.",
-        "Look the id up first and answer 404 with a detail; clients repeat a request after 500 for minutes.",
+        "Unknown ids are not refused with 404.",
+        "Look up the id first and answer 404 with a detail; clients retry a request for minutes after a 500.",
     ),
     "numbers of training": (
-        "The numbers of training requests (`seq_id`) do not mean what the document says.",
+        "The sequence numbers of training requests (`seq_id`) are not handled as the contract says.",
         "Hold a request until those of the model with lower numbers are there, count those that were refused or failed, refuse"
         " a number that another request used with 409 at once: clients send requests of one model at the same time and"
         " repeat them.",
     ),
     "repetition": (
-        "Requests that are sent again are done again.",
-        "Clients repeat a request whose answer was lost, under the same number; answer the `request_id` of the first one.",
+        "A repeated request is executed again.",
+        "Clients repeat a request with the same number if its answer was lost; answer with the `request_id` of the first one.",
     ),
     "already so": (
-        "What is already so is done again, where 409 is due.",
-        "Refuse a name that exists unless `overwrite` is true, and to publish what is public; programs rely on it.",
+        "An operation that is already done succeeds again instead of failing with 409.",
+        "Refuse an existing name unless `overwrite` is true, and refuse to publish a public checkpoint; programs rely on it.",
     ),
     "body of refusal": (
-        'Refusals have no JSON body with "detail".',
-        'Answer every status of 400 and above with {"detail": ...}, as application/json; clients show it to their users.',
+        'Error responses have no JSON body with "detail".',
+        'Send {"detail": ...} as application/json with every status of 400 and above; clients show it to their users.',
     ),
     "crash for refusal": (
-        "What must be refused ends in an unhandled error.",
-        "Clients repeat a request after 500 for minutes. Refuse it with the status that the document lists.",
+        "Invalid requests cause an unhandled error.",
+        "Clients retry a request for minutes after a 500. Refuse it with the status code that the contract lists.",
     ),
     "failure as status": (
-        "A request that failed is told by the status of its poll.",
-        'Answer 200 with {"error": ..., "category": "user" | "server"}; clients take other statuses for failures of the poll.',
+        "A failed request is reported by the status code of the poll.",
+        'Answer 200 with {"error": ..., "category": "user" | "server"}; clients treat other status codes as failures of the'
+        " poll.",
     ),
     "time without a zone": (
-        "Times have no zone.",
-        "Write times as RFC 3339 does, with Z or an offset; without one clients cannot compare them.",
+        "Times have no time zone.",
+        "Write times as in RFC 3339, with Z or an offset; clients cannot compare them otherwise.",
     ),
     "name of the loss": (
         "The loss of a batch is not the metric `loss:sum`.",
-        "Answer the sum over all data as `loss:sum` in `metrics`; clients add it up over the parts of a batch.",
+        "Return the sum over all data as `loss:sum` in `metrics`; clients add it up over the parts of a batch.",
     ),
     "unknown fields": (
-        "Fields that the server does not know are refused.",
-        "Ignore unknown fields: the document says so, so that newer clients can speak to older servers.",
+        "Unknown fields are refused.",
+        "Ignore unknown fields, as the contract requires, so that newer clients work with older servers.",
     ),
     "missing operation": (
-        "Operations that no server may lack are not at the document's address.",
-        "Clients call these without asking first. Serve them under the path and the method of the document.",
+        "Required operations are missing.",
+        "Clients call these unconditionally. Serve them under the path and method of the contract.",
     ),
     "late": (
-        "There is no answer, or no result, in time.",
-        "Answer each poll within 45 s, with `try_again` while there is no result; clients ask again. Where the machine is slow,"
+        "A response or result does not arrive in time.",
+        "Answer each poll within 45 s, with `try_again` if there is no result yet; clients poll again. If the machine is slow,"
         " give the kit more time: --deadline.",
     ),
     "made names": (
-        "Ids and paths are made in another way than the document says.",
-        "Clients compute the id of a model from its session's, and take checkpoints apart by the words of their paths.",
+        "Ids or paths do not have the format of the contract.",
+        "Clients compute the id of a model from the id of its session, and parse the paths of checkpoints.",
     ),
     "seed": (
         "The seed of an adapter has no effect.",
-        "Begin the adapter from `lora_config.seed`, so that the same program gives the same result twice.",
+        "Initialize the adapter from `lora_config.seed`, so that a program gives the same result twice.",
     ),
     "protobuf": (
-        "Bodies in protobuf end in an unhandled error.",
-        "Read `application/x-protobuf`, or refuse it with 415: clients send JSON from then on. After a 500 they ask again.",
+        "Protobuf bodies cause an unhandled error.",
+        "Read `application/x-protobuf`, or refuse it with 415: clients then send JSON. After a 500 they retry.",
     ),
     "prompt logprobs": (
-        "The logprobs of a prompt are not one for each of its tokens.",
-        "Answer as many as the prompt has tokens, null for the first: clients count their places from the first token.",
+        "Prompt logprobs do not have one value per token.",
+        "Return as many as the prompt has tokens, null for the first: clients index them by token position.",
     ),
     "json results": (
-        "Results come as protobuf where only JSON is accepted.",
-        "Go by the `Accept` of the poll: clients of 2025, and every program without the schema, read JSON.",
+        "Results are sent as protobuf although only JSON is accepted.",
+        "Use the `Accept` header of the poll: clients of 2025, and every program without the schema, read JSON.",
     ),
     "forms of results": (
-        "Results are not in the form in which they are asked for.",
-        'Go by the `Accept` of a poll; answer a request that failed with status 200, {"error": ..., "category": ...}.',
+        "Results do not have the requested format.",
+        'Use the `Accept` header of a poll; answer a failed request with status 200 and {"error": ..., "category": ...}.',
     ),
     "values of losses": (
-        "Losses have other values than the document gives them.",
-        "Compute each loss and its `loss:sum` as its description says; programs compare and add up these numbers.",
+        "Losses have other values than the contract defines.",
+        "Compute each loss and its `loss:sum` by its description; programs compare and add up these numbers.",
     ),
     "misfits": (
-        "Answers have other fields or values than the document's.",
-        "Answer the records as the document describes them: each line below names an operation and what does not fit.",
+        "Responses have other fields or values than the contract.",
+        "Return the records as the contract describes them: each line below names an operation and what does not fit.",
     ),
     "refusals": (
-        "Requests that the document allows are refused.",
-        "Clients send what the kit sends. Take it, or answer 404 or 501 where there is no such operation.",
+        "Valid requests are refused.",
+        "Clients send the same requests. Accept them, or answer 404 or 501 if the operation is missing.",
     ),
     "failures": (
-        "Requests that the document allows are accepted and fail.",
-        "What the kit asked for is in the document. Do it, or refuse it when it comes.",
+        "Valid requests are accepted and then fail.",
+        "These requests follow the contract. Execute them, or refuse them at once.",
     ),
     "crashes": (
-        "Requests end in an unhandled error.",
-        "Find the exceptions in the server's log; clients repeat such a request for minutes before they give up.",
+        "Requests cause an unhandled error.",
+        "Look for the exceptions in the server's log; clients retry such a request for minutes before they give up.",
     ),
 }
 

@@ -32,7 +32,7 @@ def show(report: Report, to: Console) -> None:
     table = Table(box=None, pad_edge=False, show_header=True, header_style="bold")
     table.add_column("check", no_wrap=True)
     table.add_column("outcome", no_wrap=True)
-    table.add_column("what must hold, and where it does not")
+    table.add_column("requirement, and where it fails")
     for row in report.checks:
         table.add_row(row.check, Text(row.outcome, STYLES[row.outcome]), _describe(row))
     to.print(table)
@@ -62,7 +62,7 @@ def _describe_finding(number: int, finding: Finding) -> Text:
     told.append(f"\n   {finding.advice}", "default")
     places = [str(place) for place in finding.places]
     recorded = [f"{name}: {exchange.recording}" for name, exchange in finding.exchanges.items()]
-    rows = {"contract": places, "recorded": recorded, "seen by": finding.checks, "blocks": finding.blocked}
+    rows = {"contract": places, "recorded": recorded, "affected checks": finding.checks, "blocks": finding.blocked}
     for name, values in rows.items():
         if values:
             told.append(f"\n   {name}: {', '.join(values)}", "dim")
@@ -90,7 +90,7 @@ def show_checks(checks: tuple[Check, ...], to: Console) -> None:
     """Print what there is to check."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("check", no_wrap=True)
-    table.add_column("what must hold")
+    table.add_column("requirement")
     table.add_column("operations")
     for one in checks:
         table.add_row(one.name, one.statement, ", ".join(one.operations))
