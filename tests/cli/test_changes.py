@@ -49,7 +49,7 @@ def test_delete_by_path(ask: Ask, call: Call, run: Any, server: str) -> None:
     result = call("-f", "json", "checkpoint", "delete", "-y", run.training, run.training)
     assert (result.exit_code, result.stdout) == (0, '{"deleted_count": 1, "failed": []}\n')
     assert left(server, run) == {run.sampler, run.external}
-    assert call("checkpoint", "delete", "-y", run.sampler).stdout == "Deleted 1 checkpoint(s)\n"
+    assert call("checkpoint", "delete", "-y", run.sampler).stdout == "Deleted 1 checkpoint\n"
 
 
 def test_delete_in_part(call: Call, run: Any, server: str) -> None:
@@ -85,7 +85,7 @@ def test_delete_asks(answer: str, exit_code: int, deleted: bool, call: Call, run
     """Only a yes deletes; where nobody can answer, that is an error. The question is not among the output."""
     result = call("checkpoint", "delete", "--run-id", run.run_id, input=answer)
     assert result.exit_code == exit_code
-    assert result.stdout == ("Deleted 3 checkpoint(s)\n" if deleted else "")
+    assert result.stdout == ("Deleted 3 checkpoints\n" if deleted else "")
     assert run.training in result.stderr
     assert left(server, run) == (set() if deleted else {run.training, run.sampler, run.external})
 
@@ -231,10 +231,23 @@ def test_stored_keys_are_for_the_hosted_service(call: Call) -> None:
         assert "TINKER_API_KEY" in result.stderr
 
 
+NO_CREDENTIAL = """Error: There is no credential for the hosted service
+Run `tinker auth login`, or set TINKER_API_KEY.
+"""
+
+
+@pytest.mark.parametrize("arguments", [("run", "list"), ("checkpoint", "download", "tinker://r/weights/a"), ("auth", "whoami")])
+def test_a_command_without_a_credential(call: Call, hosted: str, arguments: tuple[str, ...]) -> None:
+    """Every command that needs a key says how to get one, in the words of ``auth status``."""
+    result = call(*arguments, base_url=hosted)
+    assert (result.exit_code, result.stderr) == (1, NO_CREDENTIAL)
+
+
 def test_status(call: Call, hosted: str, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lines; 1 when there is no credential where one is needed, or the server refuses it."""
     none = call("auth", "status", base_url=hosted)
     assert (none.exit_code, none.stdout) == (1, "Credentials available: no\nTinker accessible: no\n")
+    assert none.stderr == NO_CREDENTIAL
     other = call("auth", "status", base_url=server)
     assert (other.exit_code, other.stdout) == (0, "Credentials available: no\nTinker accessible: yes\n")
     monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")

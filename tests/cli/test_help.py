@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.commands import command_paths
 
-from tinker import __version__
+from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli import main
 from tinker.cli.errors import CommandFailed, convert_errors
 from tinker.cli.lazy import LazyGroup
@@ -65,17 +65,18 @@ def test_help_imports_little(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_module_form() -> None:
-    """``python -m tinker.cli`` is the same command."""
-    done = subprocess.run([sys.executable, "-m", "tinker.cli", "version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"tinker {__version__}\n"
+@pytest.mark.parametrize("module", ["tinker", "tinker.cli"])
+def test_module_form(module: str) -> None:
+    """``python -m tinker`` and ``python -m tinker.cli`` are the same command."""
+    done = subprocess.run([sys.executable, "-m", module, "version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"tinker {DISTRIBUTION_VERSION}\n"
 
 
 @pytest.mark.parametrize("arguments", [["version"], ["-f", "json", "version"]])
 def test_version(arguments: list[str]) -> None:
     """The version is a line of text in either form; --version says it too."""
-    assert CliRunner().invoke(main, arguments).stdout == f"tinker {__version__}\n"
-    assert __version__ in CliRunner().invoke(main, ["--version"]).stdout
+    assert CliRunner().invoke(main, arguments).stdout == f"tinker {DISTRIBUTION_VERSION}\n"
+    assert DISTRIBUTION_VERSION in CliRunner().invoke(main, ["--version"]).stdout
 
 
 @pytest.mark.parametrize(
@@ -171,14 +172,12 @@ def test_completion_is_installed_once(shell: str, file: str, call: Callable[...,
 @pytest.mark.parametrize(
     ("status", "title"),
     [
-        (400, "Invalid request"),
         (401, "Authentication failed"),
         (402, "Billing issue"),
         (403, "Permission denied"),
         (404, "Resource not found"),
         (409, "Conflict"),
         (418, "API error (status 418)"),
-        (422, "Invalid data provided"),
         (429, "Rate limit exceeded"),
         (503, "Internal server error"),
     ],
@@ -188,7 +187,33 @@ def test_refusals(status: int, title: str, call: Callable[..., Result], scripted
     result = call("run", "info", "x", base_url=scripted("training_runs/x", status))
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr.startswith(f"Error: {title}\nDetails: Error code: {status} - {{'detail': 'scripted {status}'}}")
+    assert result.stderr.startswith(f"Error: {title}\nDetails: scripted {status}\n")
+
+
+FAULTS = [
+    {"type": "missing", "loc": ["body", "model_id"], "msg": "Field required"},
+    {"msg": "Value error"},
+    {"type": "int_type", "loc": ["body", "data", 0, "rank"], "msg": "Input should be an integer"},
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (400, {"detail": "'tyo' is not offered;\n did you mean 'toy'?"}, "'tyo' is not offered; did you mean 'toy'?"),
+        (422, {"detail": FAULTS}, "body.model_id: Field required; Value error; body.data.0.rank: Input should be an integer"),
+        (400, {"error": {"message": "no such model"}}, "no such model"),
+        (400, {"message": "red \x1b[31m text"}, "red \\x1b[31m text"),
+        (400, {"detail": [5]}, "Invalid request\nDetails: Error code: 400 - {'detail': [5]}"),
+        (422, ["a list"], "Invalid data provided\nDetails: Error code: 422 - ['a list']"),
+    ],
+)
+def test_a_refusal_of_what_was_given(
+    status: int, body: object, said: str, call: Callable[..., Result], scripted: Callable[..., str]
+) -> None:
+    """The sentence of the server is the whole message, on one line and without what a terminal obeys."""
+    result = call("run", "info", "x", base_url=scripted("training_runs/x", status, body))
+    assert (result.exit_code, result.stderr) == (1, f"Error: {said}\n")
 
 
 def test_nobody_there(call: Callable[..., Result]) -> None:

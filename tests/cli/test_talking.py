@@ -31,15 +31,17 @@ def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
         "/model nobody/nothing",
         "more",
         "/save chat.jsonl",
-        "/what",
+        "/what now",
+        "/save",
         "/quit",
         "no",
     ]
     result = call("chat", "--max-tokens", "4", "--temperature", "0", input="\n".join(lines))
     assert result.exit_code == 0, result.output
     assert f"now {run.sampler}" in result.stderr
-    assert "'nobody/nothing' is not offered" in result.stderr
-    assert "/save FILE" in result.stderr
+    assert "\nError: base model 'nobody/nothing' is not offered; this server has 'tinker/toy'\n" in result.stderr
+    assert "\nunknown command /what\n/system TEXT " in result.stderr
+    assert result.stderr.endswith("Ctrl-C stops an answer\n/save needs a file name\n")
     saved = json.loads((tmp_path / "chat.jsonl").read_text())["messages"]
     assert [turn["role"] for turn in saved] == ["system", "user", "assistant", "user", "assistant"]
     assert (saved[0]["content"], saved[3]["content"]) == ("Be short.", "more")
@@ -47,6 +49,16 @@ def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
     reset = call("chat", "--max-tokens", "4", input="hi\n/reset\n/save empty.jsonl\n")
     assert reset.exit_code == 0
     assert json.loads((tmp_path / "empty.jsonl").read_text())["messages"] == []
+
+
+@pytest.mark.parametrize("command", ["sample", "chat", "train"])
+@pytest.mark.parametrize("option", [("--max-tokens", "0"), ("--temperature", "-1"), ("--top-k", "-5"), ("--top-p", "1.5")])
+def test_options_out_of_range(call: Call, tmp_path: Path, command: str, option: tuple[str, str]) -> None:
+    """A value that no server takes is a wrong call."""
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a"}\n')
+    if command == "sample" or not option[0].startswith("--top"):  # which the others lack
+        result = call(command, *(["data.jsonl"] if command == "train" else []), *option, base_url="http://127.0.0.1:1")
+        assert (result.exit_code, f"Invalid value for '{option[0]}'" in result.stderr) == (2, True), result.stderr
 
 
 ARGUMENTS = ("--file", "prompts.jsonl", "--out", "answers.jsonl", "--max-tokens", "3", "--temperature", "0")

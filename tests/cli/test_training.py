@@ -105,7 +105,7 @@ def test_a_run_that_fails_is_saved_and_goes_on(call: Call, disturbed: Any, data:
     with disturbed("/forward_backward", 9, lambda: 422) as url:
         first = call("-f", "json", "train", data, *TRAIN, base_url=url)
         assert first.exit_code == 1
-        assert "Error: Invalid data provided" in first.stderr
+        assert "Error: disturbed\n" in first.stderr
         assert [line["step"] for line in lines_of(first.stdout, "save")] == [4]
         second = call("-f", "json", "train", data, "--resume", base_url=url)
         assert losses_of(first.stdout) | losses_of(second.stdout) == whole
@@ -131,6 +131,8 @@ def test_a_resumed_run_is_the_same_run(call: Call, disturbed: Any, data: str) ->
         refused = call("train", data, "--resume", "--batch-size", "3", base_url=url)
         assert refused.exit_code == 1
         assert refused.stderr.startswith("Error: --batch-size was 2 when the run began, and is 3 now\n")
+        unset = call("train", data, "--resume", "--max-steps", "3", "--stop", "x", base_url=url)
+        assert unset.stderr.startswith("Error: --max-steps was not given when the run began, and is 3 now\n")
         assert "nothing to resume" in call("train", data, "--resume", "--name", "other", base_url=url).stderr
         Path(data).write_text(Path(data).read_text() * 2)
         assert "has changed since the run began" in call("train", data, "--resume", base_url=url).stderr
@@ -167,6 +169,8 @@ def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data
         ('{"promt": "a"}', "line 2: an example has"),
         ("{a", "line 2: not JSON: Expecting property name enclosed in double quotes (column 2)"),
         ('{"tokens": [1], "weights": [1]}', "nothing to learn"),
+        ('{"tokens": [1, 99999]}', "line 2: there is no token id 99999; ids run from 0 to 257"),
+        ('{"tokens": [1, -1]}', "line 2: there is no token id -1"),
     ],
 )
 def test_nothing_is_created_for_a_file_that_is_wrong(call: Call, ask: Ask, data: str, line: str, words: str) -> None:
@@ -281,8 +285,9 @@ def test_what_is_reported(call: Call, data: str, tmp_path: Path) -> None:
     evaluations = {line["step"]: line["loss"] for line in lines_of(log, "evaluation")}
     assert list(evaluations) == [0, 4, 8, 9]
     assert evaluations[9] < evaluations[0]
-    assert "step 1/9 loss " in result.stderr
-    assert "tokens/s" in result.stderr
+    assert re.search(r"^step 1/9 loss [\d.]+, [\d,]+ tokens/s$", result.stderr, re.MULTILINE)
+    assert re.findall(r"^step (\d)/9 evaluation loss", result.stderr, re.MULTILINE) == ["0", "4", "8", "9"]
+    assert result.stderr.count("evaluation") == 4
     assert "* loss   o evaluation" in result.stdout
     drawn = ElementTree.parse(tmp_path / "loss.svg")
     titles = [title.text for title in drawn.iter("{http://www.w3.org/2000/svg}title")]
@@ -368,6 +373,9 @@ def test_options_that_do_not_fit(call: Call, data: str, tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(REWARD)
     assert call("train", data, "--eval-every", "2").exit_code == 2
     assert call("train", data, "--grpo", "reward.py", "--eval-file", data).exit_code == 2
+    for option, value in (("--stop", "x"), ("--group-size", "8"), ("--max-tokens", "9"), ("--temperature", "1")):
+        useless = call("train", data, option, value)
+        assert (useless.exit_code, useless.stderr.endswith(f"Error: {option} needs --grpo.\n")) == (2, True), useless.stderr
     assert "There is no folder" in call("train", data, "--log", "nowhere/log.jsonl", base_url="http://127.0.0.1:1").stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,21 @@ def test_doctor_of_a_whole_server(ask: Ask, call: Call, server: str) -> None:
         "operations",
     ]
     assert {status for status, _ in found.values()} == {"ok", "note"}
+    assert re.fullmatch(r"responds in [\d.]+ ms \(first request, with connection: [\d.]+ ms\)", found["connection"][1])
+    assert found["settings"][1] == "received; all at their defaults"
     assert found["wire"][1] == "training requests go as protobuf"
     assert value["operations"] == dict.fromkeys(OPERATIONS, "yes")
     assert tinker.RestClient(base_url=server).list_sessions(limit=1000).result(10).sessions == before
     table = call("doctor", "--operations")
     assert table.exit_code == 0
     assert "asample" in table.stdout
+
+
+def test_doctor_names_settings(ask: Ask, tmp_path: Path) -> None:
+    """What the server sets otherwise than by default is named."""
+    settings = Settings(data_dir=tmp_path / "set", client_config=tinker.types.ClientConfigResponse(fwdbwd_max_chunk_len=512))
+    with running_server(settings) as url:
+        assert checks(ask("doctor", base_url=url))["settings"][1] == "received; not at their defaults: fwdbwd_max_chunk_len"
 
 
 def test_doctor_of_a_server_that_knows_less(ask: Ask, scripted: Callable[..., str], tmp_path: Path) -> None:
@@ -179,7 +189,7 @@ def test_sample_reads_and_writes_files(ask: Ask, call: Call, tmp_path: Path) -> 
     assert (first["prompt"], second["prompt"], len(second["tokens"])) == ("a", [5, 6, 7], 2)
     (tmp_path / "ids.json").write_text("[5, 6, 7]")
     assert ask("sample", "--prompt-file", "ids.json", *arguments)["samples"] == [second]
-    assert call("sample", "-o", "samples.txt", "a", *arguments).stdout == "Saved 1 sample(s) to samples.txt\n"
+    assert call("sample", "-o", "samples.txt", "a", *arguments).stdout == "Saved 1 sample to samples.txt\n"
 
 
 @pytest.mark.parametrize(
@@ -328,7 +338,7 @@ def test_what_is_learned(tmp_path: Path) -> None:
         ({"prompt": 1, "completion": "a"}, "must be strings"),
         ({"text": 1}, "must be a string"),
         ({"tokens": [1.5]}, "integers"),
-        ({"tokens": [1, 2], "weights": [1]}, "2 tokens and 1 weights"),
+        ({"tokens": [1, 2], "weights": [1]}, "2 tokens and 1 weight"),
         ({"tokens": [1, 2], "weights": [1, 0]}, "nothing to learn"),
         ({"messages": [{"role": "user", "content": "a"}]}, "nothing to learn"),
         ({"messages": [{"content": "a"}]}, "role"),

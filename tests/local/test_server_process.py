@@ -308,8 +308,21 @@ def test_a_server_that_cannot_start_says_why() -> None:
     """A taken port is one line of text, not a traceback."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = CliRunner().invoke(main, ["serve", "--engine", "toy", "--port", str(taken.getsockname()[1])])
+        port = taken.getsockname()[1]
     assert result.exit_code == 1
-    assert result.output.startswith("Error: ")
+    assert result.stderr == f"Error: port {port} is in use; choose another with --port, or --port 0\n"
+
+
+def test_a_model_that_the_hub_would_have_is_one_line(tmp_path: Path) -> None:
+    """Without a connection the error names the model and what to do, and the hub's own warnings are not among it."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    pytest.importorskip("peft")
+    command = [sys.executable, "-m", "tinker.cli", "serve", "--model", "some/model", "--port", "0", "--data", str(tmp_path)]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=offline, check=False)
+    absence = "no connection to huggingface.co, and it is not in the cache"
+    assert (done.returncode, done.stderr) == (1, f"Error: cannot load 'some/model': {absence}; give a directory\n")
 
 
 def test_serve_holds_polls_as_long_as_it_is_told(tmp_path: Path) -> None:
@@ -327,6 +340,21 @@ def test_serve_holds_polls_as_long_as_it_is_told(tmp_path: Path) -> None:
             answer = client.post(path("retrieve_futures"), json={"target": target, "prev_cursor": 0})
         process.terminate()
     assert answer.json()["completions"] == []
+
+
+def test_serve_logs_requests_with_their_time(tmp_path: Path) -> None:
+    """A line of the log begins with the date and the time."""
+    command = [sys.executable, "-m", "tinker.cli", "serve", "--engine", "toy", "--port", "0", "--log-level", "info"]
+    with subprocess.Popen(
+        [*command, "--data", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        found = re.search(r"http://[^ )]+", process.stdout.readline())
+        assert found is not None
+        httpx.get(found[0] + path("healthz"))
+        process.terminate()
+        _, log = process.communicate(timeout=30)
+    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO tinker\.\S+: \S+ GET /", log, re.MULTILINE), log
 
 
 def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:

@@ -59,6 +59,12 @@ def test_pages_and_files_come_from_here_alone(make_api: MakeApi) -> None:
             assert ask(api, f"/{name}").status_code == 200, name
 
 
+def test_the_icon_is_where_browsers_look_for_it(make_api: MakeApi) -> None:
+    """What asks before it has read a page gets the icon that pages name, without a key."""
+    icon = ask(make_api(api_key=KEY), "/favicon.ico")
+    assert (icon.status_code, icon.headers["content-type"]) == (200, "image/svg+xml")
+
+
 def test_metrics_count_requests_tokens_and_clients(make_api: MakeApi) -> None:
     """A monitor sees what was asked, how it was answered, what was computed and who is connected."""
     pytest.importorskip("prometheus_client")

@@ -188,10 +188,30 @@ def test_faults_that_do_not_happen_are_named(server: FaultyServer) -> None:
     server.verify()
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (200, ValueError, "200 is not a failure: give one of 300 to 599, or the body of the answer"),
+        (103, ValueError, "status must be from 200 to 599, got 103"),
+        ("503", TypeError, "status must be an int, got '503'"),
+        (True, TypeError, "status must be an int, got True"),
+    ],
+)
+def test_statuses_that_are_no_failure(server: FaultyServer, status: Any, error: type[Exception], words: str) -> None:
+    """A status that fails nothing is refused on the line of the test, and nothing is scripted; a success needs its body."""
+    with pytest.raises(error, match=words):
+        server.fail_next("asample", status)
+    server.verify()
+    server.fail_next("healthz", 200, body={"status": "scripted"})
+    assert get(server).json() == {"status": "scripted"}
+
+
 def test_unknown_operations_are_refused(server: FaultyServer) -> None:
     """A misspelt operation fails at once and names the ones it may mean."""
     with pytest.raises(ValueError, match=r"did you mean .*retrieve_future"):
         server.fail_next("retrieve_futur")
+    with pytest.raises(ValueError, match="did you mean asample or"):
+        server.fail_next("sample")
     server.fail_next("*")
     assert get(server).status_code == 503
 

@@ -95,7 +95,7 @@ def test_what_the_script_lacks_fails(server: FaultyServer, sampler: tinker.Sampl
         say(sampler)
     server.script_losses([1.0])
     server.script_samples({"x": ["1", "2"]})
-    with pytest.raises(AssertionError, match="never asked for: 2 samples for 'x'; 1 losses"):
+    with pytest.raises(AssertionError, match=r"never asked for: 2 samples for 'x'; 1 loss\b"):
         server.verify()
     server.forget()
     server.verify()
@@ -109,6 +109,13 @@ def test_one_answer_is_no_list(server: FaultyServer, wrong: Any) -> None:
         server.script_samples(wrong)
     with pytest.raises(ValueError, match="2 tokens and 1 logprobs"):
         ScriptedSample("ab", logprobs=[0.0])
+
+
+@pytest.mark.parametrize("wrong", [5, None, [1.5], ["a"]])
+def test_what_is_no_answer(server: FaultyServer, wrong: Any) -> None:
+    """An answer that is neither text nor token ids is refused on the line of the test."""
+    with pytest.raises(TypeError, match="an answer must be text, token ids or a ScriptedSample, got"):
+        server.script_samples([wrong])
 
 
 def test_a_server_without_a_model_of_its_own(server: FaultyServer) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tinker._version import __version__
+from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli.errors import convert_errors
 from tinker.cli.lazy import Entry, LazyGroup
 from tinker.cli.options import PATIENCE_SECONDS, Format, GlobalOptions
@@ -56,7 +56,7 @@ class Main(LazyGroup):
     help="How long a request is retried before the command fails; 0: no retries.",
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
-@click.version_option(__version__, prog_name="tinker")
+@click.version_option(DISTRIBUTION_VERSION, prog_name="tinker")
 @click.pass_context
 def main(ctx: click.Context, format: Format, base_url: str | None, patience: float, debug: bool) -> None:
     """Train and sample models through the Tinker API, or serve it from this machine.

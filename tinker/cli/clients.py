@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions
 
 if TYPE_CHECKING:
@@ -35,12 +36,23 @@ def config_of(options: GlobalOptions, api_key: str | None = None) -> Config:
     return load_config(base_url=options.base_url, api_key=api_key, patience_seconds=options.patience_seconds)
 
 
+def check_credential(config: Config) -> None:
+    """CommandFailed where the server is the hosted service, which needs a credential, and there is none."""
+    from tinker._http import default_key
+
+    given = config.api_key or config.credential_cmd
+    if config.is_hosted and given is None and default_key(config.credentials_file) is None:
+        advice = "Run `tinker auth login`, or set TINKER_API_KEY."
+        raise CommandFailed("There is no credential for the hosted service", advice)
+
+
 def connect(options: GlobalOptions, api_key: str | None = None) -> Runtime:
-    """Open connections without a session, closed with the command. TinkerError when a key is needed and missing."""
+    """Open connections without a session, closed with the command. CommandFailed when a key is needed and missing."""
     from tinker._runtime import open_runtime
     from tinker._session import Description
 
-    runtime = open_runtime(config_of(options, api_key), Description(user_metadata={}), observers=_observers(options))
+    check_credential(config := config_of(options, api_key))
+    runtime = open_runtime(config, Description(user_metadata={}), observers=_observers(options))
     click.get_current_context().call_on_close(partial(_close, runtime))
     return runtime
 
@@ -93,6 +105,7 @@ def service_client(options: GlobalOptions, *, interactive: bool = False) -> Gene
     from tinker.errors import TinkerError
     from tinker.service_client import ServiceClient
 
+    check_credential(config_of(options))
     patience = options.patience_seconds if interactive else None
     observers = _observers(options)
     service = ServiceClient(

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import traceback
 from collections.abc import Generator, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
@@ -35,6 +35,9 @@ _ADVICE = {
     "BillingError": "Nothing runs until the account can pay for it.",
     "NotFoundError": "Either it does not exist, or this server cannot do this; `tinker doctor` lists what it can.",
 }
+_SHOWN_CHARACTERS = 2000  # of what the server says
+# Of these, what the server says is the whole message: it is about what the user gave.
+_SELF_EXPLAINING = ("BadRequestError", "UnprocessableEntityError")
 _UNSUPPORTED = "This server cannot do this; `tinker doctor` lists what it can."
 
 
@@ -106,4 +109,31 @@ def _describe_status(error: APIStatusError) -> tuple[str, Sequence[str]]:
     advice = next((_ADVICE[name] for name in classes if name in _ADVICE), None)
     if advice is None and error.status_code in ABSENT_STATUSES:
         advice = _UNSUPPORTED
-    return title, [f"Details: {error}", *([advice] if advice else [])]
+    said = say(error)
+    if said != str(error) and any(name in _SELF_EXPLAINING for name in classes):
+        return said, []
+    return title, [f"Details: {said}", *([advice] if advice else [])]
+
+
+def say(error: Exception) -> str:
+    """Return the sentence in which the server refuses a request, in one line; the text of any other error."""
+    body: object = getattr(error, "body", None)
+    fields = cast("dict[str, object]", body) if isinstance(body, dict) else {}
+    said = fields.get("detail") or fields.get("error") or fields.get("message")
+    if isinstance(said, dict):
+        said = cast("dict[str, object]", said).get("message")
+    if isinstance(said, list):
+        said = "; ".join(filter(None, map(_describe_fault, cast("list[object]", said))))
+    return (isinstance(said, str) and _escape(" ".join(said[:_SHOWN_CHARACTERS].split()))) or str(error)
+
+
+def _escape(text: str) -> str:
+    """Return text of the server without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def _describe_fault(fault: object) -> str:
+    """Return a fault that a server found in a body, as ``body.seed: Input should be an integer``; empty for anything else."""
+    fields = cast("dict[str, Any]", fault) if isinstance(fault, dict) else {}
+    message, place = str(fields.get("msg") or ""), fields.get("loc")
+    return f"{'.'.join(map(str, cast('list[object]', place)))}: {message}" if message and isinstance(place, list) else message

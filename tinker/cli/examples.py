@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 
 from tinker.cli.capacity import Capacity
 from tinker.cli.errors import CommandFailed
+from tinker.cli.output import format_count
 from tinker.types import Datum, ModelInput
 
 _ANSWERS = ("completion", "answer", "response")
@@ -42,15 +43,19 @@ class ExampleRow(NamedTuple):
 
 
 def read_examples(file: Path, tokenizer: Any, max_length: int | None, capacity: Capacity | None = None) -> list[ExampleRow]:
-    """Read every line of the file. CommandFailed naming the line that is not an example, has nothing to learn or is too long.
+    """Read every line of the file.
+
+    CommandFailed naming the line that is not an example, has nothing to learn, has an id of no token or is too long.
 
     Examples longer than ``max_length`` tokens are cut at the end.
     """
     examples: list[ExampleRow] = []
+    ids = _count_ids(tokenizer)
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 examples.append(_cut(_read_line(file, number, line, tokenizer), max_length, file, number))
+                _check_ids(examples[-1], ids, file, number)
                 _check_length(examples[-1], capacity, file, number)
     if not examples:
         raise CommandFailed(f"{file} has no examples")
@@ -115,6 +120,17 @@ def _cut(example: ExampleRow, max_length: int | None, file: Path, number: int) -
     return example
 
 
+def _count_ids(tokenizer: Any) -> int | None:
+    """Return the size of the vocabulary, added tokens included; None where the tokenizer does not say it."""
+    return max(tokenizer.get_vocab().values()) + 1 if hasattr(tokenizer, "get_vocab") else None
+
+
+def _check_ids(example: ExampleRow, count: int | None, file: Path, number: int) -> None:
+    wrong = None if count is None else next((token for token in example.tokens if not 0 <= token < count), None)
+    if count is not None and wrong is not None:
+        raise CommandFailed(f"{file}, line {number}: there is no token id {wrong}; ids run from 0 to {count - 1}")
+
+
 def _check_length(example: ExampleRow, capacity: Capacity | None, file: Path, number: int) -> None:
     count = len(example.tokens) - 1  # the last token is predicted, not read
     if capacity is not None and capacity.is_exceeded(count):
@@ -162,7 +178,8 @@ def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> Exampl
     if not all(isinstance(token, int) for token in tokens):
         raise ValueError('"tokens" must be a list of integers')
     if weights is not None and len(weights) != len(tokens):
-        raise ValueError(f"there are {len(tokens)} tokens and {len(weights)} weights")
+        counts = f"{format_count(len(tokens), 'token')} and {format_count(len(weights), 'weight')}"
+        raise ValueError(f"each token has a weight, and there are {counts}")
     return ExampleRow(list(tokens), [1.0] * len(tokens) if weights is None else [float(weight) for weight in weights])
 
 

@@ -161,6 +161,15 @@ def _bar(description: str, total: float | None, nbytes: bool) -> Generator[Advan
 # Values for people
 
 
+def format_count(count: int, noun: str) -> str:
+    """Format a number of things.
+
+    >>> format_count(1, "step"), format_count(2000, "step")
+    ('1 step', '2,000 steps')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_size(nbytes: float | None) -> str:
     """Format a number of bytes with a unit, in steps of 1024; ``N/A`` for None and negative numbers.
 

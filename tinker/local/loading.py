@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 from tinker.local.engines import Engine
@@ -11,6 +12,18 @@ from tinker.local.scheduling import OpenEngine
 
 #: Told in the engine's thread what loads now, None once nothing does.
 Listener: TypeAlias = Callable[[str | None], object]
+
+
+@contextmanager
+def explain_absence_offline(model: str | None) -> Generator[None]:
+    """Raise an OSError that names the model where a block fails to load it because the hub cannot be reached."""
+    try:
+        yield
+    except OSError as error:
+        if type(error.__cause__).__name__ != "LocalEntryNotFoundError":  # of huggingface_hub, which need not be installed
+            raise
+        absence = "no connection to huggingface.co, and it is not in the cache"
+        raise OSError(f"cannot load {model!r}: {absence}; give a directory") from error
 
 
 class Loading:

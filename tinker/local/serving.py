@@ -18,6 +18,7 @@ from tinker.local.app import create_app
 from tinker.local.engines import DEFAULT_PLACEMENT, Engine, EngineName, Placement, check_distinct, choose_engine, open_engine
 from tinker.local.guard import guard_app
 from tinker.local.hosts import is_this_machine
+from tinker.local.loading import explain_absence_offline
 from tinker.local.scheduling import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
@@ -203,8 +204,13 @@ def _is_torch(engine: Engine | EngineName | None, model: str | None) -> bool:
 
 def _engine_opener(engine: Engine | EngineName | None, model: str | None, placement: Placement) -> OpenEngine:
     if engine is None or isinstance(engine, str):
-        return functools.partial(open_engine, engine, model, placement)
+        return functools.partial(_open_engine, engine, model, placement)
     return functools.partial(_return_engine, engine)
+
+
+def _open_engine(engine: EngineName | None, model: str | None, placement: Placement) -> Engine:
+    with explain_absence_offline(model):
+        return open_engine(engine, model, placement)
 
 
 def _return_engine(engine: Engine) -> Engine:

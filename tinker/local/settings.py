@@ -49,7 +49,7 @@ class Settings:
     activations again instead of keeping them: ``always``, ``never``, or ``auto``, where they would take half of what is free.
     ``profile``: which server to pass for: ``official`` (all of the contract), ``skyrl`` or ``minimal-json``.
 
-    ``strict``: True refuses JSON bodies with fields that nobody reads (422); False names them in the log and in the answer's
+    ``strict``: True refuses JSON bodies with unknown fields (422); False names them in the log and in the answer's
     header ``X-Tinker-Unread-Fields``.
 
     ``hold_seconds``: how long ``retrieve_future`` waits for a result before it says "try again"; 0 never waits. Clients

@@ -1,4 +1,4 @@
-"""Fields of JSON bodies that nobody reads: a warning in the log and a header of the answer, or a refusal.
+"""Unknown fields of JSON bodies: a warning in the log and a header of the answer, or a refusal.
 
 A misspelled option, or one of another server, would otherwise be ignored in silence. Null asks for nothing, ``type`` only names
 a record, and maps with keys of the client's choice are left alone.
@@ -27,7 +27,7 @@ log: logging.Logger = logging.getLogger("tinker.local")
 
 
 class UnreadFields:
-    """What one server does about fields that nobody reads; ``strict`` refuses them."""
+    """What one server does about unknown fields; ``strict`` refuses them."""
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
@@ -40,8 +40,7 @@ class UnreadFields:
             return {}
         if self._strict:
             faults = [
-                {"loc": ["body", *field.split(".")], "msg": "nobody reads this field", "type": "extra_forbidden"}
-                for field in found
+                {"loc": ["body", *field.split(".")], "msg": "unknown field", "type": "extra_forbidden"} for field in found
             ]
             raise APIProblem(422, [*faults])
         for field in found:
@@ -51,7 +50,7 @@ class UnreadFields:
     def _warn(self, name: str, field: str) -> None:
         if (name, field) not in self._warned and len(self._warned) < MAX_WARNINGS:
             self._warned.add((name, field))
-            log.warning("%s: nobody reads the field %s; it changes nothing here", name, field)
+            log.warning("%s: unknown field %s was ignored", name, field)
 
 
 def find_unread(content: bytes, kind: type[msgspec.Struct]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +14,10 @@ END_OF_TEXT = 256  # of the toy's vocabulary, whose ids below are bytes
 
 
 def _read_tokens(said: str | Sequence[int]) -> tuple[int, ...]:
-    tokens = tuple(said.encode()) if isinstance(said, str) else tuple(said)
+    try:
+        tokens = tuple(said.encode()) if isinstance(said, str) else tuple(map(operator.index, said))
+    except TypeError:
+        raise TypeError(f"an answer must be text, token ids or a ScriptedSample, got {said!r}") from None
     return tokens or (END_OF_TEXT,)
 
 
@@ -114,9 +118,14 @@ class ModelScript:
     def list_pending(self) -> list[str]:
         """Return what of the script nobody asked for."""
         with self._lock:
-            pending = [f"{len(self._answers)} samples"] if self._answers else []
-            pending += [f"{len(left)} samples for {prompt!r}" for prompt, left in self._by_prompt.items() if left]
-            return pending + ([f"{len(self._losses)} losses"] if self._losses else [])
+            pending = [_count_samples(self._answers)] if self._answers else []
+            pending += [f"{_count_samples(left)} for {prompt!r}" for prompt, left in self._by_prompt.items() if left]
+            losses = "1 loss" if len(self._losses) == 1 else f"{len(self._losses)} losses"
+            return pending + ([losses] if self._losses else [])
+
+
+def _count_samples(samples: Sequence[ScriptedSample]) -> str:
+    return f"{len(samples)} sample{'' if len(samples) == 1 else 's'}"
 
 
 def _to_sample(answer: Answer) -> ScriptedSample:

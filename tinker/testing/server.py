@@ -54,7 +54,7 @@ class ReceivedRequest:
 
     @property
     def json(self) -> Any:
-        """The body as JSON."""
+        """Return the body as JSON."""
         return json.loads(self.body)
 
 
@@ -116,7 +116,9 @@ class FaultyServer:
         reads; that counts as the same request, and is answered alike.
 
         Header values may be any bytes. With ``applied`` the server carries the request out first, and its own answer is lost.
+        TypeError for a status that is no int; ValueError for one that is no answer, and for a success without a ``body``.
         """
+        _check_status(status, body)
         self._script.add(operation, faults.status_fault(status, headers, body, applied=applied), times)
 
     def drop_next(self, operation: str, *, applied: bool = False, times: int = 1) -> None:
@@ -177,7 +179,7 @@ class FaultyServer:
         hang_seconds: float | None = None,
         longest_seconds: float = 1.0,
     ) -> None:
-        """From now on let a share ``rate`` of all exchanges fail, each of ``kinds`` as often as the others.
+        """Let a share ``rate`` of all exchanges fail, each of ``kinds`` as often as the others.
 
         The fate of the n-th exchange of an operation depends on ``seed`` only. ``hang_seconds`` is when hanging connections
         break after all, ``longest_seconds`` what a delay, or an answer that comes slowly, takes at most. A rate of 0 ends it.
@@ -192,7 +194,7 @@ class FaultyServer:
             self.model_script.forget()
 
     def verify(self) -> None:
-        """AssertionError when a scripted fault has not happened, or a scripted answer was not asked for; it names each."""
+        """Raise AssertionError if a scripted fault has not happened, or a scripted answer was not asked for; it names each."""
         unused = self._script.list_pending()
         assert not unused, f"scripted faults that never happened: {'; '.join(unused)}"
         unheard = [] if self.model_script is None else self.model_script.list_pending()
@@ -258,12 +260,12 @@ class FaultyServer:
     # --------------------------------------------------------------------------------------------------------------- the log
 
     def requests(self, operation: str) -> list[ReceivedRequest]:
-        """The requests of an operation that arrived, oldest first."""
+        """Return the requests of an operation that arrived, oldest first."""
         with self._arrived:
             return [exchange for exchange in self.exchanges if exchange.operation == operation]
 
     def wait_for(self, operation: str, count: int = 1) -> list[ReceivedRequest]:
-        """The requests of an operation, as soon as there are so many; AssertionError after ten real seconds."""
+        """Return the requests of an operation as soon as there are so many; raise AssertionError after ten real seconds."""
         with self._arrived:
             there = self._arrived.wait_for(lambda: len(self.requests(operation)) >= count, _PATIENCE_SECONDS)
         assert there, f"{operation}: {len(self.requests(operation))} requests arrived, not {count}"
@@ -273,11 +275,11 @@ class FaultyServer:
 
     @property
     def transport(self) -> httpx.AsyncBaseTransport:
-        """The way to this server without a network, for ``ServiceClient(transport=...)`` and any httpx client."""
+        """Return the way to this server without a network, for ``ServiceClient(transport=...)`` and any httpx client."""
         return _InProcess(self)
 
     def service(self, **arguments: Any) -> tinker.ServiceClient:
-        """A client of this server, in the process and under its clock. It is closed with the server."""
+        """Make a client of this server, in the process and under its clock. It is closed with the server."""
         given: dict[str, Any] = {"base_url": "http://server", "api_key": "tml-test", "transport": self.transport}
         if self._clock is not None:
             given["clock"] = self._clock.clock()
@@ -304,7 +306,7 @@ class FaultyServer:
 
     @property
     def mode(self) -> Mode:
-        """Whether the server answers."""
+        """Return whether the server answers: ``up``, ``down`` or ``silent``."""
         return self._mode
 
     def _note(self, request: httpx.Request, body: bytes) -> ReceivedRequest:
@@ -322,7 +324,7 @@ class FaultyServer:
         return exchange
 
     def _next_fault(self, operation: str, request: httpx.Request, body: bytes) -> Fault | None:
-        """The fault of this exchange. A refusal is about a request, also where the client tries that in another form."""
+        """Return the fault of this exchange. A refusal is about a request, also where the client tries that in another form."""
         fault = self._forms.of(operation, body) or self._script.take(operation)
         if fault is not None:
             self._forms.note(request.headers, body, fault)
@@ -346,7 +348,7 @@ class FaultyServer:
         return Delivery(answer, fault)
 
     def _note_refusal(self, exchange: ReceivedRequest, answer: ServerResponse | None) -> None:
-        """A server that refuses a request of a run has read its number, so the run does not wait for that."""
+        """Skip the number of a refused request of a run: its server has read it, so the run does not wait for that."""
         if self.state is not None and answer is not None and answer.status in REJECTED_STATUSES:
             from tinker.local.scheduling import skip_rejected
 
@@ -357,8 +359,18 @@ class FaultyServer:
             return await call_app(self._app, request, body)
 
 
+def _check_status(status: object, body: object) -> None:
+    """Raise TypeError for a status that is no int, ValueError for one that is no answer, or a success that says nothing."""
+    if not isinstance(status, int) or isinstance(status, bool):
+        raise TypeError(f"status must be an int, got {status!r}")
+    if not 200 <= status <= 599:
+        raise ValueError(f"status must be from 200 to 599, got {status}")
+    if status < 300 and body is None:
+        raise ValueError(f"{status} is not a failure: give one of 300 to 599, or the body of the answer")
+
+
 def _check_ends(count: int | None, seconds: float) -> None:
-    """What never ends must take time, or simulated time would stand still."""
+    """Raise ValueError for what never ends and takes no time: simulated time would stand still."""
     if count is None and seconds <= 0:
         raise ValueError("count None needs seconds greater than 0")
 
@@ -423,7 +435,7 @@ class _Transit:
 def toy_server(
     data_dir: Path | None = None, *, clock: SteppedClock | None = None, keep: bool = True, **settings: Any
 ) -> Generator[FaultyServer]:
-    """A local server with the toy engine behind a faulty wire; needs the extra ``server``.
+    """Run a local server with the toy engine behind a faulty wire; needs the extra ``server``.
 
     ``data_dir`` None is a folder of its own, removed at the end. ``settings`` are those of ``tinker.local.Settings``;
     ``clock`` is the server's as well. The end of the block closes the clients and the server; it does not

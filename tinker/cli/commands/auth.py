@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import click
 
 from tinker.cli.clients import config_of, connect, rest_client
-from tinker.cli.errors import CommandFailed, to_failure
+from tinker.cli.errors import CommandFailed, say, to_failure
 from tinker.cli.lazy import Entry, LazyGroup
 from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.output import format_optional, show, show_properties
@@ -127,7 +127,7 @@ def logout(options: GlobalOptions) -> None:
     if stored.organization is not None:
         click.echo(f"Its organization: {stored.organization}")
     if refusal is not None:
-        raise CommandFailed("The key could not be revoked", str(refusal))
+        raise CommandFailed("The key could not be revoked", say(refusal))
 
 
 def _revoke(options: GlobalOptions, stored: StoredKey) -> TinkerError | None:
@@ -153,7 +153,7 @@ def status(options: GlobalOptions) -> None:
     from tinker.auth import tinker_has_credentials
 
     has = tinker_has_credentials()
-    failure = _no_credential() if not has and config_of(options).is_hosted else _check_access(options)
+    failure = _check_access(options)
     accessible = failure is None
     value = {"credentials_available": has, "tinker_accessible": accessible}
     show(options, value, lambda: click.echo(f"Credentials available: {_word(has)}\nTinker accessible: {_word(accessible)}"))
@@ -165,15 +165,13 @@ def _word(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def _no_credential() -> CommandFailed:
-    return CommandFailed("There is no credential for the hosted service", "Run `tinker auth login`, or set TINKER_API_KEY.")
-
-
 def _check_access(options: GlobalOptions) -> CommandFailed | None:
     from tinker.errors import TinkerError
 
     try:
         rest_client(options).get_server_capabilities().result()
+    except CommandFailed as failure:
+        return failure
     except TinkerError as error:
         return to_failure(error)
     return None

@@ -14,7 +14,7 @@ import click
 from tinker.cli.clients import admin_client
 from tinker.cli.lazy import Entry, LazyGroup
 from tinker.cli.options import GlobalOptions, pass_options
-from tinker.cli.output import show, show_table
+from tinker.cli.output import format_count, show, show_table
 
 _UsageRow: TypeAlias = Mapping[str, object]
 
@@ -65,7 +65,7 @@ def usage(
     if sessions_csv_path is not None:
         _write_csv(sessions_csv_path, ("session_id", "user_metadata"), _sessions(value["sessions"]))
     if csv_path is None and sessions_csv_path is None:
-        show(options, value, lambda: _show_rows(rows, f"{len(rows)} hourly usage row(s)"))
+        show(options, value, lambda: _show_rows(rows, format_count(len(rows), "hourly usage row")))
 
 
 def _sessions(sessions: Mapping[str, Mapping[str, Any]]) -> list[_UsageRow]:

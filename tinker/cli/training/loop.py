@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import click
 
-from tinker.cli.errors import INTERRUPTED
+from tinker.cli.errors import INTERRUPTED, say
 from tinker.cli.training.position import Position
 from tinker.cli.training.stopping import watch_signals
 from tinker.cli.training.supervised import mean_loss
@@ -173,7 +173,7 @@ class Loop:
         try:
             self._save()
         except TinkerError as error:
-            click.echo(f"The weights could not be saved: {error}", err=True)
+            click.echo(f"The weights could not be saved: {say(error)}", err=True)
         self._tell_resume("" if is_exact else " A later step is partly in the checkpoint.")
 
     def _receive_rest(self) -> bool:

@@ -75,3 +75,13 @@ class Plan(NamedTuple):
     def _orders(self, count: int) -> Iterator[list[int]]:
         shuffle = random.Random(self.seed)  # noqa: S311  (an order, not a secret)
         return (shuffle.sample(range(count), count) for _ in range(self.epochs))
+
+
+def option_of(name: str) -> str:
+    """Return the option that sets a field of the plan.
+
+    >>> option_of("learning_rate"), option_of("start")
+    ('--learning-rate', '--from')
+    """
+    odd = {"start": "--from", "tokenizer_id": "--tokenizer"}
+    return odd.get(name, f"--{name.replace('_', '-')}")

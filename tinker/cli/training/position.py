@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from tinker.cli.errors import CommandFailed
-from tinker.cli.training.plan import Plan
+from tinker.cli.training.plan import Plan, option_of
 
 _FORM = 1
 
@@ -59,7 +59,7 @@ class Bookmark:
         for name in sorted(given):
             if (was := getattr(began, name)) != (now := getattr(plan, name)):
                 raise CommandFailed(
-                    f"{option_of(name)} was {was} when the run began, and is {now} now",
+                    f"{option_of(name)} was {_show(was)} when the run began, and is {_show(now)} now",
                     f"Leave {option_of(name)} out to resume, or leave --resume out to begin anew.",
                 )
         if value["data"] != digest(self._data):
@@ -96,6 +96,13 @@ class Bookmark:
             self.path.unlink(missing_ok=True)
 
 
+def _show(value: object) -> str:
+    """Return the value of an option, as in ``--stop was . when the run began``."""
+    if value is None or value == ():
+        return "not given"
+    return " and ".join(map(repr, cast("tuple[str, ...]", value))) if isinstance(value, tuple) else str(value)
+
+
 def _position_of(value: Mapping[str, Any]) -> Position:
     return Position(value["step"], value["checkpoint"], value.get("steps"))
 
@@ -104,13 +111,3 @@ def digest(file: Path) -> str:
     """Return a digest of what is in a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def option_of(name: str) -> str:
-    """Return the option that sets a field of the plan.
-
-    >>> option_of("learning_rate"), option_of("start")
-    ('--learning-rate', '--from')
-    """
-    odd = {"start": "--from", "tokenizer_id": "--tokenizer"}
-    return odd.get(name, f"--{name.replace('_', '-')}")

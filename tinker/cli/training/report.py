@@ -28,7 +28,6 @@ class RunReport:
         self._advance: Advance | None = None
         self._begun = time.monotonic()
         self._tokens = 0
-        self._evaluated = ""
         self.curve: list[tuple[float, float]] = []
         self.evaluations: list[tuple[float, float]] = []
 
@@ -47,7 +46,7 @@ class RunReport:
         self.curve.append((done, value))
         record = {"step": done, "steps": self._steps, **result.metrics, "learning_rate": learning_rate, "tokens": result.tokens}
         self._record("step", {**record, "tokens_per_second": round(rate, 1), "seconds": round(seconds, 3)})
-        text = f"{self.metric} {value:.4f}, {rate:,.0f} tokens/s{self._evaluated}"
+        text = f"{self.metric} {value:.4f}, {rate:,.0f} tokens/s"
         if self._advance is not None:
             self._advance(done, description=text)
         if not self._on_screen():
@@ -56,7 +55,6 @@ class RunReport:
     def add_evaluation(self, done: int, loss: float) -> None:
         """Report the loss on the evaluation file."""
         self.evaluations.append((done, loss))
-        self._evaluated = f", evaluation {loss:.4f}"
         self._record("evaluation", {"step": done, "loss": loss})
         self._say(f"step {done}/{self._steps} evaluation loss {loss:.4f}")
 

@@ -61,6 +61,7 @@ def web_routes(state: State, traffic: Traffic) -> list[Route]:
     return [
         Route("/", _page("index.html"), methods=["GET"]),
         Route("/docs", _page("docs.html", DOCS_POLICY), methods=["GET"]),
+        Route("/favicon.ico", _page("icon.svg"), methods=["GET"]),  # for what asks before it reads a page
         Route("/openapi.json", _page("openapi.json"), methods=["GET"]),
         *(Route(f"/assets/{file.name}", _page(file.name), methods=["GET"]) for file in sorted(ASSETS.iterdir())),
         Route("/overview", answer_problems(overview), methods=["GET"]),

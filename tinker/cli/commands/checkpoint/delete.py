@@ -12,9 +12,9 @@ import click
 
 from tinker.cli.clients import rest_client
 from tinker.cli.commands.checkpoint.paths import parse_path
-from tinker.cli.errors import CommandFailed
+from tinker.cli.errors import CommandFailed, say
 from tinker.cli.options import GlobalOptions, pass_options
-from tinker.cli.output import format_size, format_timestamp, progress, show_json
+from tinker.cli.output import format_count, format_size, format_timestamp, progress, show_json
 
 if TYPE_CHECKING:
     from tinker.rest_client import RestClient
@@ -111,7 +111,7 @@ def _show_none_found(options: GlobalOptions, run_id: str, *, filtered: bool) -> 
 
 def _confirm(lines: Sequence[str], size: int | None) -> bool:
     """Ask the user; CommandFailed when the input ends without an answer."""
-    click.echo(f"{len(lines)} checkpoint(s) would be deleted:", err=True)
+    click.echo(f"{format_count(len(lines), 'checkpoint')} would be deleted:", err=True)
     for line in lines:
         click.echo(f"  - {line}", err=True)
     if size is not None:
@@ -136,9 +136,9 @@ def _delete(options: GlobalOptions, rest: RestClient, paths: Sequence[str]) -> N
     if options.format == "json":
         show_json({"deleted_count": deleted, "failed": failed}, indent=None)
     else:
-        click.echo(f"Deleted {deleted} checkpoint(s)")
+        click.echo(f"Deleted {format_count(deleted, 'checkpoint')}")
     if failed:
         raise CommandFailed(
-            f"{len(failed)} checkpoint(s) could not be deleted",
-            *(f"{deletion['tinker_path']}: {deletion['error']}" for deletion in failed),
+            f"{format_count(len(failed), 'checkpoint')} could not be deleted",
+            *(f"{path}: {say(error)}" for path, error in errors if isinstance(error, Exception)),
         )

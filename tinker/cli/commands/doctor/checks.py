@@ -76,7 +76,7 @@ async def _check_connection(prober: Prober, results: list[CheckResult]) -> Mappi
         results.append(CheckResult("connection", "FAIL", str(error)))
         return None
     first, *others = seconds
-    detail = f"answers in {_ms(statistics.median(others))}, the first one, which connects, in {_ms(first)}"
+    detail = f"responds in {_ms(statistics.median(others))} (first request, with connection: {_ms(first)})"
     results.append(CheckResult("connection", "ok", detail))
     return headers
 
@@ -125,7 +125,8 @@ async def _check_settings(prober: Prober) -> CheckResult:
         return CheckResult("settings", "note", "the server gives clients none, so they speak JSON to it first")
     default = models.ClientConfigResponse()
     changed = [name for name, value in facts.config.model_dump().items() if value != getattr(default, name)]
-    return CheckResult("settings", "ok", f"given; other than by default: {', '.join(changed) or 'none'}")
+    differing = f"not at their defaults: {', '.join(changed)}" if changed else "all at their defaults"
+    return CheckResult("settings", "ok", f"received; {differing}")
 
 
 async def _check_models(prober: Prober) -> CheckResult:

@@ -101,7 +101,8 @@ function Tiles({ facts, rates }) {
     ["sessions", facts.sessions.filter((one) => one.alive).length],
     ["memory of the server", bytes(facts.memory_bytes)],
     ["checkpoints on disk", bytes(facts.stored_bytes)],
-    ["requests, of these refused", `${short.format(facts.requests.total)}, ${short.format(facts.requests.refused)}`],
+    ["requests", short.format(facts.requests.total)],
+    ["requests refused", short.format(facts.requests.refused)],
   ];
   return html`<div class="tiles">${tiles.map(([name, value]) => html`<div class="tile"><b>${value}</b><span>${name}</span></div>`)}</div>`;
 }
