@@ -42,7 +42,7 @@ def read_facts(wheel: Path) -> Facts:
 
 
 def _paths(module: ast.Module) -> Iterator[str]:
-    """Every call of a method of HTTP with a path of the API, as ``POST /api/v1/sessions/{}/finish``."""
+    """Yield every call of a method of HTTP with a path of the API, as ``POST /api/v1/sessions/{}/finish``."""
     for node in ast.walk(module):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
             continue

@@ -65,6 +65,6 @@ class NamesChecked(type):
 
         @property
         def __signature__(cls) -> inspect.Signature:
-            """The parameters of the constructor, for `help` and the like; those of the call above say nothing."""
+            """Return the parameters of the constructor, for `help` and the like; those of the call above say nothing."""
             signature = inspect.signature(cls.__init__)
             return signature.replace(parameters=list(signature.parameters.values())[1:])

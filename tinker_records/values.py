@@ -192,7 +192,7 @@ class Value(metaclass=_ValueType):
 
 @cache
 def _dataclass_of(kind: Any) -> Any:
-    """A dataclass with the fields of a class of values, which says of them what there is to say."""
+    """Return a dataclass with the fields of a class of values, which says of them what there is to say."""
     import dataclasses
 
     same = kind.__eq__ is not object.__eq__

@@ -103,18 +103,18 @@ class Circuit:
 
     @property
     def state(self) -> CircuitState:
-        """The state now; an open circuit that would let a call pass is half open."""
+        """Return the state now; an open circuit that would let a call pass is half open."""
         with self._lock:
             return "half_open" if self._is_due(self._rules.monotonic()) else self._state
 
     @property
     def failures(self) -> int:
-        """The failures in a row."""
+        """Return the failures in a row."""
         return self._failures
 
     @property
     def retry_after(self) -> float:
-        """The seconds until a call may pass."""
+        """Return the seconds until a call may pass."""
         now = self._rules.monotonic()
         with self._lock:
             if self._state == "open":
@@ -144,7 +144,7 @@ class Circuit:
         return self._state == "open" and now - self._changed_at >= self._rules.reset_seconds
 
     def _has_room(self, now: float) -> bool:
-        """Whether another probe may go; one that has no outcome for as long as a circuit stays open does not count."""
+        """Return whether another probe may go; one that has no outcome for as long as a circuit stays open does not count."""
         recent = [one for one in self._probing if now - one.given < self._rules.reset_seconds]
         return len(recent) < self._rules.probes
 
@@ -180,7 +180,7 @@ class CircuitRegistry:
 
     @property
     def circuits(self) -> list[Circuit]:
-        """All circuits that were used."""
+        """Return all circuits that were used."""
         with self._lock:
             return list(self._circuits.values())
 

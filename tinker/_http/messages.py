@@ -42,7 +42,7 @@ class Purpose(enum.Enum):
 
     @property
     def pool(self) -> Purpose:
-        """The purpose whose connections are used: what starts a session warms those for what follows."""
+        """Return the purpose whose connections are used: what starts a session warms those for what follows."""
         return Purpose.SESSION if self is Purpose.START else self
 
 

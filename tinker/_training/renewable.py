@@ -34,7 +34,7 @@ class TrackedCall(msgspec.Struct, eq=False):
 
     @property
     def error(self) -> BaseException | None:
-        """The error of the request; None for success, and for one that is under way or cancelled."""
+        """Return the error of the request; None for success, and for one that is under way or cancelled."""
         return failure_of(self.future)
 
 
@@ -50,17 +50,17 @@ class RenewableRun:
 
     @property
     def runtime(self) -> Runtime:
-        """What the clients of the session share."""
+        """Return what the clients of the session share."""
         return self.present.runtime
 
     @property
     def model(self) -> Model | None:
-        """The model of the present run."""
+        """Return the model of the present run."""
         return self.present.model
 
     @property
     def created(self) -> APIFuture[None]:
-        """The creation of the present run."""
+        """Return the creation of the present run."""
         return self.present.created
 
     def info(self) -> models.GetInfoResponse:
@@ -91,7 +91,7 @@ class RenewableRun:
 
     @property
     def tracked(self) -> list[TrackedCall]:
-        """What is under way and what has failed, in the order of the calls."""
+        """Return what is under way and what has failed, in the order of the calls."""
         with self._lock:
             return list(self._tracked.values())
 

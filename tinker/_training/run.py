@@ -44,17 +44,17 @@ class Run(Protocol):
 
     @property
     def runtime(self) -> Runtime:
-        """What the clients of the session share."""
+        """Return what the clients of the session share."""
         ...
 
     @property
     def model(self) -> Model | None:
-        """The model, None before it exists."""
+        """Return the model, None before it exists."""
         ...
 
     @property
     def created(self) -> APIFuture[None]:
-        """The creation of the run."""
+        """Return the creation of the run."""
         ...
 
     def info(self) -> models.GetInfoResponse:

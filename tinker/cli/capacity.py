@@ -15,7 +15,7 @@ class Capacity(NamedTuple):
     tokens: int | None
 
     def is_exceeded(self, count: int) -> bool:
-        """Whether so many tokens are too many."""
+        """Return whether so many tokens are too many."""
         return 0 < (self.tokens or 0) < count
 
     def __str__(self) -> str:

@@ -38,7 +38,7 @@ class ExampleRow(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """What the loss of this example is divided by."""
+        """Return what the loss of this example is divided by."""
         return sum(self.weights[1:])
 
 

@@ -38,22 +38,22 @@ class APICall:
 
     @property
     def name(self) -> str:
-        """The operation id."""
+        """Return the operation id."""
         return self.operation.operation_id
 
     @property
     def credential(self) -> bytes:
-        """The bytes of ``X-API-Key`` as they came; empty without one."""
+        """Return the bytes of ``X-API-Key`` as they came; empty without one."""
         return read_credential(self.headers)
 
     @property
     def is_proto(self) -> bool:
-        """Whether the body is protobuf."""
+        """Return whether the body is protobuf."""
         return self.headers.get("content-type", "").startswith(proto.MEDIA_TYPE)
 
     @property
     def accepts_proto(self) -> bool:
-        """Whether the answer may be protobuf."""
+        """Return whether the answer may be protobuf."""
         return proto.MEDIA_TYPE in self.headers.get("accept", "")
 
     def read(self, kind: type[T]) -> T:
@@ -134,7 +134,7 @@ def _find_base_url(request: Request) -> str:
 
 
 def _is_local_client(request: Request) -> bool:
-    """Whether the request comes from this process or by way of this machine's own address, and from nobody behind a proxy."""
+    """Return whether the request comes from this process or this machine's own address, and from nobody behind a proxy."""
     forwarded = any(name in request.headers for name in _PROXY_HEADERS)
     return not forwarded and request.client is not None and is_this_machine(request.client.host)
 

@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_this_machine(name: str) -> bool:
-    """Whether a name or an address reaches nothing but this machine."""
+    """Return whether a name or an address reaches nothing but this machine."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
@@ -16,7 +16,7 @@ def is_this_machine(name: str) -> bool:
 
 
 def is_address(name: str) -> bool:
-    """Whether it is an address: no page can come from one and have its name led elsewhere."""
+    """Return whether it is an address: no page can come from one and have its name led elsewhere."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -149,13 +149,13 @@ class _Restart:
             self._state.former_runs = self._state.ledger.former_runs(live)
 
     def _is_kept(self, request_id: str) -> bool:
-        """Whether a result without its request counts. Of a run only up to its last step: later ones were never accepted."""
+        """Return whether a result without its request counts; of a run only up to its last step: later ones were refused."""
         subject, number = split_request_key(request_id)
         run = self._runs.get(subject)
         return ":train:" not in subject or (run is not None and number is not None and number <= run.number)
 
     def _must_run(self, request: JournalRequest, results: Mapping[str, JournalResult]) -> bool:
-        """Whether a request is run again though it has a result: its gradient is lost, or the server's own knowledge."""
+        """Return whether a request is run again though it has a result: its gradient is lost, or the server's own knowledge."""
         if request.operation in _ALWAYS:
             return True
         run = self._runs.get(request.subject)

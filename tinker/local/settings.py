@@ -122,7 +122,7 @@ class Settings:
 
     @property
     def placement(self) -> Placement:
-        """Where the engine computes. Raises ValueError for settings that exclude one another."""
+        """Return where the engine computes. Raises ValueError for settings that exclude one another."""
         return Placement(device=self.device, dtype=self.dtype, device_map=self.device_map, recompute=self.recompute)
 
     def __attrs_post_init__(self) -> None:

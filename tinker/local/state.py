@@ -133,7 +133,7 @@ class State:
 
     @property
     def is_open(self) -> bool:
-        """Whether closing has not begun."""
+        """Return whether closing has not begun."""
         return not self._closed
 
     def require_open(self) -> None:

@@ -74,7 +74,7 @@ def _records(kind: inspect.Type) -> _Members:
 
 
 def _is_open(kind: inspect.Type) -> bool:
-    """Whether a value may be a map with any keys."""
+    """Return whether a value may be a map with any keys."""
     members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     return any(isinstance(member, (inspect.DictType, inspect.AnyType)) for member in members)
 

@@ -26,7 +26,7 @@ class SaveCall:
 
     @property
     def save(self) -> SavePoint | None:
-        """What was saved; None before it is, and when it failed."""
+        """Return what was saved; None before it is, and when it failed."""
         future = self.future
         if not future.done() or future.cancelled() or failure_of(future) is not None:
             return None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 async def call_app(app: ASGIApp, request: httpx.Request, body: bytes) -> ServerResponse:
-    """What the application answers; whatever it raises is raised here."""
+    """Return what the application answers; whatever it raises is raised here."""
     exchange = _ASGIExchange(body)
     await app(make_scope(request), exchange.receive, exchange.send)
     return ServerResponse(status=exchange.status, headers=httpx.Headers(exchange.headers), content=b"".join(exchange.parts))
@@ -32,7 +32,7 @@ class _ASGIExchange:
         self.parts: list[bytes] = []
 
     async def receive(self) -> dict[str, Any]:
-        """The whole body; later nothing, as the client stays."""
+        """Return the whole body; later nothing, as the client stays."""
         if self._body is None:
             await asyncio.Event().wait()
         body, self._body = self._body, None

@@ -57,11 +57,11 @@ class SteppedClock:
         self._clock = Clock(monotonic=self, wall=self, sleep=self.sleep, random=lambda: random, timer=self._timer)
 
     def clock(self) -> Clock:
-        """The clock as a client takes it; clients that share it share their time."""
+        """Return the clock as a client takes it; clients that share it share their time."""
         return self._clock
 
     def __call__(self) -> float:
-        """The time, for the ``clock`` and ``now`` of a local server's state."""
+        """Return the time, for the ``clock`` and ``now`` of a local server's state."""
         return self.now
 
     async def sleep(self, seconds: float) -> None:

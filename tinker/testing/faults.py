@@ -85,7 +85,7 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """A word for totals and messages."""
+        """Return a word for totals and messages."""
         status = "" if self.answer is None else f" {self.answer.status}"
         return f"{self.kind}{status}{' after' if self.applied and self.kind in ('drop', 'hang', 'status') else ''}"
 
@@ -98,7 +98,7 @@ def status_fault(
     applied: bool = False,
     kind: FaultKind = "status",
 ) -> Fault:
-    """An answer instead of the server's; ``body`` is bytes as they are, anything else JSON, None a detail that says so."""
+    """Return an answer in place of the server's; ``body`` is bytes as they are, other JSON, or None for a detail."""
     media: dict[str, HeaderValue]
     if isinstance(body, bytes):
         content, media = body, {}
@@ -111,7 +111,7 @@ def status_fault(
 
 
 def apply_fault(answer: ServerResponse | None, fault: Fault | None) -> ServerResponse | None:
-    """What becomes of the server's answer; None is no answer at all."""
+    """Return what becomes of the server's answer; None is no answer at all."""
     if fault is not None and (fault.answer is not None or fault.kind in ("drop", "hang")):
         return fault.answer
     if answer is None or fault is None:
@@ -124,7 +124,7 @@ def apply_fault(answer: ServerResponse | None, fault: Fault | None) -> ServerRes
 
 
 def pauses(answer: ServerResponse | None, fault: Fault | None) -> Iterator[float]:
-    """How long the client waits for each piece of the answer, or for each of what comes before it."""
+    """Return how long the client waits for each piece of the answer, or for each of what comes before it."""
     if fault is None or answer is None:
         return iter(())
     if fault.kind == "slow":
@@ -135,7 +135,7 @@ def pauses(answer: ServerResponse | None, fault: Fault | None) -> Iterator[float
 
 
 def repeat(value: T, count: int | None) -> Iterator[T]:
-    """The value so many times; None is forever."""
+    """Return the value so many times; None is forever."""
     return itertools.repeat(value) if count is None else itertools.repeat(value, count)
 
 
@@ -169,7 +169,7 @@ class OtherForms:
         self._refused[call.model_id] = call.seq_id, attrs.evolve(fault, applied=False)
 
     def of(self, operation: str, body: bytes) -> Fault | None:
-        """The fault of a JSON request that was refused as protobuf."""
+        """Return the fault of a JSON request that was refused as protobuf."""
         if operation not in self.OPERATIONS or not self._refused:
             return None
         try:
@@ -214,7 +214,7 @@ class FaultScript:
             self._chance = chance
 
     def take(self, operation: str) -> Fault | None:
-        """The fault of the exchange that begins now."""
+        """Return the fault of the exchange that begins now."""
         with self._lock:
             for scripted in self._pending:
                 if scripted.left > 0 and scripted.operation in (operation, ANY):
@@ -225,7 +225,7 @@ class FaultScript:
             return self._chance(operation, number)
 
     def list_pending(self) -> list[str]:
-        """The scripted faults that have not happened."""
+        """Return the scripted faults that have not happened."""
         with self._lock:
             return [f"{one.operation}: {one.fault.name}, {one.left} left" for one in self._pending if one.left > 0]
 
@@ -288,7 +288,7 @@ def garble(content: bytes) -> bytes:
 
 
 def pieces(content: bytes, count: int = SLOW_PIECES) -> list[bytes]:
-    """The content in at most ``count`` parts."""
+    """Return the content in at most ``count`` parts."""
     size = max(1, -(-len(content) // count))
     return [content[start : start + size] for start in range(0, len(content), size)]
 
@@ -307,7 +307,7 @@ _OPEN = [
 
 
 def operation_of(method: str, path: str) -> str:
-    """The operation id of a request; method and path where the contract has none."""
+    """Return the operation id of a request; method and path where the contract has none."""
     found = _FIXED.get((method, path))
     if found is not None:
         return found

@@ -39,7 +39,7 @@ class Port:
 
     @property
     def url(self) -> str:
-        """The base URL; the same all the time."""
+        """Return the base URL; the same all the time."""
         return f"http://127.0.0.1:{self._number}"
 
     def open_listener(self) -> None:

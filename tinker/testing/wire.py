@@ -11,7 +11,7 @@ OF_THE_CONNECTION = frozenset({"content-length", "transfer-encoding", "connectio
 
 
 def is_plain(answer: ServerResponse, fault: Fault | None) -> bool:
-    """Whether any HTTP library can send it."""
+    """Return whether any HTTP library can send it."""
     is_special = fault is not None and fault.kind in ("trickle", "inform")
     return not is_special and all(value.isascii() for _, value in answer.headers.raw)
 
@@ -40,7 +40,7 @@ def _status_line(status: int) -> bytes:
 
 
 def _headers(answer: ServerResponse) -> bytes:
-    """The headers and the empty line."""
+    """Return the headers and the empty line."""
     kept = [(name, value) for name, value in answer.headers.raw if name.decode("latin-1").lower() not in OF_THE_CONNECTION]
     lines = [*kept, (b"content-length", str(len(answer.content)).encode()), (b"connection", b"close")]
     return b"".join(name + b": " + value + b"\r\n" for name, value in lines) + b"\r\n"

@@ -101,12 +101,12 @@ class OptimStepRequest(AttrsValue):
 
     @property
     def adam_params(self) -> AdamParams | None:
-        """The parameters by their name on the wire and in older versions, where they are Adam's."""
+        """Return the parameters by their name on the wire and in older versions, where they are Adam's."""
         return self.optim_params if isinstance(self.optim_params, AdamParams) else None
 
     @property
     def optimizer_params(self) -> OptimParams | None:
-        """The parameters by their name on the wire, where they are those of another optimizer."""
+        """Return the parameters by their name on the wire, where they are those of another optimizer."""
         return None if isinstance(self.optim_params, AdamParams) else self.optim_params
 
     def _field_values(self) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def conformance(
 
 
 def _run(base_url: str | None, api_key: str | None, *, only: tuple[str, ...], deadline: float | None, **options: Any) -> Report:
-    """The report of a run; NotRun when nothing could be checked."""
+    """Return the report of a run; NotRun when nothing could be checked."""
     from tinker.testing.conformance import runner
 
     try:

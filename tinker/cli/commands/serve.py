@@ -170,7 +170,7 @@ def _set_up_logs(level: str) -> None:
 
 
 def _key(given: str | None, file: Path | None) -> str | None:
-    """The key: the one given, else the file's, else the environment's. UsageError for two, or for an empty one."""
+    """Return the key: the one given, else the file's, else the environment's. UsageError for two, or for an empty one."""
     if given is not None and file is not None:
         raise click.UsageError("--api-key and --api-key-file exclude each other")
     if given is None and file is None:

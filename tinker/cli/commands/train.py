@@ -139,7 +139,7 @@ class _TrainingJob(NamedTuple):
 
     @property
     def base_model(self) -> str:
-        """The name of the model that is trained."""
+        """Return the name of the model that is trained."""
         return self.capacity.model
 
     @classmethod

@@ -95,7 +95,7 @@ class GRPO:
 
     @property
     def steps(self) -> int:
-        """The number of steps."""
+        """Return the number of steps."""
         return len(self._prompts)
 
     def send(self, training: TrainingClient, step: int) -> Rollout:

@@ -44,7 +44,7 @@ class Recipe(Protocol):
 
     @property
     def steps(self) -> int:
-        """The number of steps."""
+        """Return the number of steps."""
         ...
 
     def send(self, training: TrainingClient, step: int) -> Sent:
@@ -59,11 +59,11 @@ class Cadence(NamedTuple):
     evaluate: int | None = None
 
     def is_save_due(self, done: int) -> bool:
-        """Whether to save after so many steps."""
+        """Return whether to save after so many steps."""
         return bool(self.save) and done % (self.save or 1) == 0
 
     def is_evaluation_due(self, done: int, steps: int) -> bool:
-        """Whether to evaluate after so many steps."""
+        """Return whether to evaluate after so many steps."""
         return done == steps or (bool(self.evaluate) and done % (self.evaluate or 1) == 0)
 
 

@@ -19,7 +19,7 @@ class StopRequest:
 
     @property
     def is_made(self) -> bool:
-        """Whether it was."""
+        """Return whether it was."""
         return self.signal_number is not None
 
     def take(self, number: int, _: FrameType | None) -> None:

@@ -54,7 +54,7 @@ class Supervised:
 
     @property
     def steps(self) -> int:
-        """The number of steps."""
+        """Return the number of steps."""
         return len(self.batches)
 
     def send(self, training: TrainingClient, step: int) -> SentStep:

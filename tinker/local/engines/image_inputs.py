@@ -12,7 +12,7 @@ class EngineImage(Protocol):
 
     @property
     def length(self) -> int:
-        """How many positions it takes."""
+        """Return how many positions it takes."""
         ...
 
 
@@ -25,7 +25,7 @@ class PlacedImage:
 
     @property
     def end(self) -> int:
-        """The position behind it."""
+        """Return the position behind it."""
         return self.start + self.image.length
 
 
@@ -34,7 +34,7 @@ class ImageReader(Protocol):
 
     @property
     def token(self) -> int:
-        """The token id that stands at each position of an image."""
+        """Return the token id that stands at each position of an image."""
         ...
 
     def read(self, data: bytes, image_format: str) -> EngineImage:

@@ -42,7 +42,7 @@ def choose_engine(engine: EngineName | None, model: str | None) -> EngineName:
 
 
 def is_path(model: str) -> bool:
-    """Whether it cannot be a name on the hub, which has one slash at most, between two words."""
+    """Return whether it cannot be a name on the hub, which has one slash at most, between two words."""
     return model.count("/") > 1 or model.startswith((".", "/", "~"))
 
 

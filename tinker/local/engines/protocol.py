@@ -155,7 +155,7 @@ class SampleBatch(Protocol):
 
     @property
     def tokens(self) -> int:
-        """How many tokens the samples hold now, prompts and what was drawn; the size of the key-value cache."""
+        """Return how many tokens the samples hold now, prompts and what was drawn; the size of the key-value cache."""
         ...
 
     def add(self, ticket: object, job: SampleJob) -> None:
@@ -185,7 +185,7 @@ class Engine(Protocol):
 
     @property
     def base_model(self) -> str:
-        """The name users pass as ``base_model``."""
+        """Return the name users pass as ``base_model``."""
         ...
 
     @property
@@ -195,7 +195,7 @@ class Engine(Protocol):
 
     @property
     def tokenizer_id(self) -> str:
-        """What ``AutoTokenizer.from_pretrained`` loads on this machine: a directory or a hub name."""
+        """Return what ``AutoTokenizer.from_pretrained`` loads on this machine: a directory or a hub name."""
         ...
 
     @property
@@ -205,12 +205,12 @@ class Engine(Protocol):
 
     @property
     def losses(self) -> frozenset[str]:
-        """The loss names :meth:`forward_backward` accepts."""
+        """Return the loss names :meth:`forward_backward` accepts."""
         ...
 
     @property
     def image_reader(self) -> ImageReader | None:
-        """What reads images for the model; None where it reads text only."""
+        """Return what reads images for the model; None where it reads text only."""
         ...
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
@@ -256,7 +256,7 @@ class Engine(Protocol):
 
     @property
     def adapter_files(self) -> frozenset[str]:
-        """The names of the files that :meth:`import_adapter` reads."""
+        """Return the names of the files that :meth:`import_adapter` reads."""
         ...
 
     def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:

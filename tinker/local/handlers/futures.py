@@ -91,7 +91,7 @@ async def cancel_future(state: State, call: APICall) -> None:
 
 
 def _is_old_client(call: APICall) -> bool:
-    """Whether the client knows fewer fields than the contract has; such clients read a queue state from 408 only."""
+    """Return whether the client knows fewer fields than the contract has; such clients read a queue state from 408 only."""
     sent = msgspec.json.decode(call.content, type=dict[str, object])
     return not sent.keys() >= set(models.FutureRetrieveRequest.__struct_fields__)
 

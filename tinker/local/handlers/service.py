@@ -138,7 +138,7 @@ def _matches(session: SessionRecord, request: models.SessionSearchRequest) -> bo
 
 
 def _has_status(session: SessionRecord, wanted: models.SessionStatusQuery) -> bool:
-    """Whether a session has this status. Sessions do not fail here; requests do."""
+    """Return whether a session has this status. Sessions do not fail here; requests do."""
     if isinstance(wanted, models.ActiveSessionStatusQuery):
         return session.end is None
     if isinstance(wanted, models.CancelledSessionStatusQuery):

@@ -89,7 +89,7 @@ class Profile:
 
     @property
     def can_repeat(self) -> bool:
-        """Whether a request is known again by the number that its client gave it."""
+        """Return whether a request is known again by the number that its client gave it."""
         return self.ids.by_number and self.ordered and not self.numbered_requests
 
     def rewrite_request(self, operation: str, content: bytes) -> bytes:

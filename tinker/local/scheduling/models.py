@@ -45,7 +45,7 @@ class ModelQueue:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether nothing but the model's creation has been submitted."""
+        """Return whether nothing but the model's creation has been submitted."""
         return self._next <= 1 and not self._waiting.keys() - {0}
 
     def start_at(self, number: int) -> None:

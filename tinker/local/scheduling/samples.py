@@ -63,12 +63,12 @@ class SampleQueue:
 
     @property
     def waiting(self) -> int:
-        """How many requests have not begun."""
+        """Return how many requests have not begun."""
         return len(self._queue)
 
     @property
     def running(self) -> int:
-        """How many requests are being sampled."""
+        """Return how many requests are being sampled."""
         return len(self._running)
 
     def take(self, now: float) -> Step | None:
@@ -124,7 +124,7 @@ class SampleQueue:
             return self._queue.popleft()
 
     def _has_room(self, sampling: SampleTask) -> bool:
-        """Whether it fits: beside the tokens that are held now, or, where samples cannot leave, all tokens there may be."""
+        """Return whether it fits beside the tokens that are held now, or, where samples cannot leave, all that there may be."""
         if isinstance(self._batch, TogetherBatch):
             return sum(one.tokens for one in self._running) + sampling.tokens <= self._batch_tokens
         held = 0 if self._batch is None else self._batch.tokens
@@ -139,7 +139,7 @@ class SampleQueue:
                 self._batch.drop(sampling)
 
     def _is_over(self, sampling: SampleTask, until: float, now: float) -> bool:
-        """Whether nobody wants the request any more; its future has an outcome then."""
+        """Return whether nobody wants the request any more; its future has an outcome then."""
         failure = sampling.end()
         if failure is None and now > until:
             failure = RequestFailure(f"the sample took more than {self._seconds:g} s (sample_seconds)", "user")

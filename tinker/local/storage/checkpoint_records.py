@@ -44,7 +44,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checkpoint_id(self) -> str:
-        """What clients call it within its run."""
+        """Return what clients call it within its run."""
         return f"{self.kind}/{self.name}"
 
 

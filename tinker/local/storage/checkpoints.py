@@ -54,7 +54,7 @@ class Checkpoints:
         self._recover()
 
     def exists(self, run: str, kind: CheckpointKind, name: str) -> bool:
-        """Whether a checkpoint of that name is there and has not expired; a damaged one is there."""
+        """Return whether a checkpoint of that name is there and has not expired; a damaged one is there."""
         try:
             return self._read(self._folder(run, kind, name)) is not None
         except EngineError:
@@ -250,7 +250,7 @@ def _ignore_record(record: CheckpointRecord) -> None:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Whether a folder is in place: not one that is being written or removed."""
+    """Return whether a folder is in place: not one that is being written or removed."""
     return not folder.name.startswith(".") and folder.parent.name in CHECKPOINT_KINDS
 
 

@@ -31,7 +31,7 @@ class CompletionLog:
 
     @property
     def cursor(self) -> int:
-        """The number of the last one."""
+        """Return the number of the last one."""
         return self._count
 
     def restore(self, count: int, completions: Iterable[Completion]) -> None:

@@ -33,7 +33,7 @@ class TraceExports:
         self._exports: dict[str, TraceExport] = {}
 
     def is_ready(self, session: SessionRecord) -> bool:
-        """Whether the trace exists. Begins to make it unless that was asked for lately."""
+        """Return whether the trace exists. Begins to make it unless that was asked for lately."""
         with self._lock:
             now = self._clock()
             self._exports = {name: export for name, export in self._exports.items() if export.until > now}

@@ -220,7 +220,7 @@ class Journal:
     # SQLite
 
     def _is_over(self, request: JournalRequest) -> bool:
-        """Whether a sample has its result: then it came here before its request did."""
+        """Return whether a sample has its result: then it came here before its request did."""
         found = self._database.execute("select 1 from results where request_id = ? and kind = ?", (request.request_id, SAMPLE))
         return found.fetchone() is not None
 

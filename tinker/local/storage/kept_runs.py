@@ -26,7 +26,7 @@ class KeptRuns:
 
     @property
     def snapshots(self) -> Path:
-        """Where the weights of sampling sessions are kept."""
+        """Return where the weights of sampling sessions are kept."""
         return self._root.with_name("snapshots")
 
     def save(self, engine: Engine, model: ModelRecord, number: int, future: ServerFuture, result: RequestResult) -> None:

@@ -18,7 +18,7 @@ class Notifier:
 
     @property
     def waiters(self) -> int:
-        """How many wait."""
+        """Return how many wait."""
         return len(self._wakers)
 
     def notify_all(self) -> None:

@@ -46,7 +46,7 @@ class Owner:
                 os.close(held)
 
     def is_dead(self, tag: str) -> bool:
-        """Whether the server of a tag has ended; False where the system cannot tell. A tag that was never claimed is dead."""
+        """Return whether the server of a tag has ended; False where the system cannot tell. An unclaimed tag is dead."""
         return tag != self.tag and fcntl is not None and not _is_locked(self._folder / tag)
 
     def forget_dead(self) -> None:
@@ -70,7 +70,7 @@ def _lock_file(file: Path) -> int:
 
 
 def _is_locked(file: Path) -> bool:
-    """Whether a process holds the lock of a file; also where the file system cannot tell."""
+    """Return whether a process holds the lock of a file; also where the file system cannot tell."""
     assert fcntl is not None
     try:
         descriptor = os.open(file, os.O_RDWR)

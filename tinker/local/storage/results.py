@@ -69,7 +69,7 @@ class ServerFuture:
 
     @property
     def waiters(self) -> int:
-        """How many wait for it now."""
+        """Return how many wait for it now."""
         return self._notifier.waiters
 
     def resolve(self, outcome: RequestOutcome) -> bool:

@@ -52,7 +52,7 @@ class Signer:
 
 
 def is_token(text: str) -> bool:
-    """Whether a text has the form of a token, by whomever it was written."""
+    """Return whether a text has the form of a token, by whomever it was written."""
     return text.startswith("eyJ") and text.count(".") == 2
 
 

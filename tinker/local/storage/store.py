@@ -111,12 +111,12 @@ class Store:
         return sum(len(session.samplers) for session in self._live.values())
 
     def is_live(self, session_id: str) -> bool:
-        """Whether there is such a session that has not ended."""
+        """Return whether there is such a session that has not ended."""
         return session_id in self._live
 
     @property
     def has_sessions(self) -> bool:
-        """Whether any session lives."""
+        """Return whether any session lives."""
         return bool(self._live)
 
     def end_idle(self) -> None:

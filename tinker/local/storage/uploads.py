@@ -39,7 +39,7 @@ class AdapterUpload:
 
     @property
     def missing(self) -> Sequence[str]:
-        """The files that have not arrived."""
+        """Return the files that have not arrived."""
         return sorted(name for name in self.names if not (self.folder / name).is_file())
 
     def new_part(self) -> Path:
@@ -63,7 +63,7 @@ class Uploads:
 
     @property
     def open_count(self) -> int:
-        """How many are not finished."""
+        """Return how many are not finished."""
         self._forget_expired()
         return sum(upload.tinker_path is None for upload in self._uploads.values())
 

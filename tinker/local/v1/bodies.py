@@ -38,12 +38,12 @@ class GenerationBody(msgspec.Struct, kw_only=True):
 
     @property
     def stops(self) -> list[str]:
-        """The texts that end a sample."""
+        """Return the texts that end a sample."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     @property
     def samples(self) -> int:
-        """How many samples of each prompt are wanted."""
+        """Return how many samples of each prompt are wanted."""
         return 1 if self.n is None else self.n
 
     @property
@@ -62,7 +62,7 @@ class CompletionBody(GenerationBody, kw_only=True):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Every prompt, as text or tokens. Raises APIProblem 400 for a mixture."""
+        """Return every prompt, as text or tokens. Raises APIProblem 400 for a mixture."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if numbers := [item for item in self.prompt if isinstance(item, int)]:

@@ -19,7 +19,7 @@ class Texts(Protocol):
 
     @property
     def ends(self) -> Mapping[int, str]:
-        """The tokens that end a text, and how they are written."""
+        """Return the tokens that end a text, and how they are written."""
         ...
 
     def encode(self, text: str) -> list[int]:

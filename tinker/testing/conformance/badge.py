@@ -14,7 +14,7 @@ _CHARACTER_WIDTH, _PADDING, _HEIGHT = 6.6, 12, 20
 
 
 def message(report: Report) -> str:
-    """How many of the checks that say something about the server are supported; what it may lack is not counted."""
+    """Return how many of the checks that say something about the server are supported; what it may lack is not counted."""
     counts = report.counts
     tried = len(report.checks) - counts[Outcome.ABSENT]
     return f"{counts[Outcome.SUPPORTED]} of {tried} checks"
@@ -28,13 +28,13 @@ def color(report: Report) -> str:
 
 
 def as_endpoint(report: Report) -> bytes:
-    """The badge as the JSON of a shields.io endpoint."""
+    """Return the badge as the JSON of a shields.io endpoint."""
     shown = {"schemaVersion": 1, "label": LABEL, "message": message(report), "color": color(report)}
     return msgspec.json.encode(shown) + b"\n"
 
 
 def as_svg(report: Report) -> bytes:
-    """The badge as an image."""
+    """Return the badge as an image."""
     told = message(report)
     left, right = (round(len(text) * _CHARACTER_WIDTH + _PADDING) for text in (LABEL, told))
     parts = [

@@ -125,7 +125,7 @@ _KINDS = {
 
 
 def group_of(one: Observation, check: str, blocking: frozenset[str]) -> str:
-    """What an observation is told under: its cause, or unless that blocks checks with others of its kind; else its check."""
+    """Return what an observation is grouped by: its cause (with its kind where that blocks nothing), else its check."""
     if not one.cause:
         return f"check: {check}"
     kind = _KINDS.get(one.cause.partition(": ")[0])

@@ -74,7 +74,7 @@ class SentRequest:
 
     @property
     def is_protobuf(self) -> bool:
-        """Whether its body is protobuf."""
+        """Return whether its body is protobuf."""
         return self.headers.get("Content-Type") == proto.MEDIA_TYPE
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class ReceivedResponse:
 
     @property
     def excerpt(self) -> str:
-        """The beginning of the body as text, for reports."""
+        """Return the beginning of the body as text, for reports."""
         return self.content[:200].decode(errors="replace")
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ class Connection:
         self._once(SentRequest("GET", "/api/v1/healthz"), CheckDeadline(seconds, self.clock))
 
     def send(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
-        """The answer, of any status below 500. Contradiction for 5xx and for none; 429 and 503 are waited out as asked.
+        """Return the answer, of any status below 500. Contradiction for 5xx and for none; 429 and 503 are waited out as asked.
 
         Blocked when 429 lasts longer than the check may; after that the same operation is not waited for any more.
         """
@@ -152,7 +152,7 @@ class Connection:
         return answer
 
     def _send_twice(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
-        """The answer; asked for once more where the connection was closed, which clients do too."""
+        """Return the answer; asked for once more where the connection was closed, which clients do too."""
         try:
             return self._once(message, deadline)
         except Broken:
@@ -182,11 +182,11 @@ class Connection:
             self._once(message, CheckDeadline(_LONGEST_HEARTBEAT_SECONDS, self.clock))
 
     def fetch(self, url: str, deadline: CheckDeadline) -> ReceivedResponse:
-        """The answer of another address, asked without the credential."""
+        """Return the answer of another address, asked without the credential."""
         return self._once(SentRequest("GET", url), deadline)
 
     def put(self, url: str, content: bytes, deadline: CheckDeadline) -> ReceivedResponse:
-        """The answer of another address to a file, sent without the credential."""
+        """Return the answer of another address to a file, sent without the credential."""
         return self._once(SentRequest("PUT", url, content=content), deadline)
 
     def _once(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
@@ -219,7 +219,7 @@ def _read(response: httpx.Response, message: SentRequest, deadline: CheckDeadlin
 
 
 def _retry_after(answer: ReceivedResponse) -> float:
-    """The delay that is asked for in seconds; dates and nonsense count as a second."""
+    """Return the delay that is asked for in seconds; dates and nonsense count as a second."""
     try:
         return max(0.0, float(answer.headers.get("retry-after", "")))
     except ValueError:

@@ -41,7 +41,7 @@ class PendingResult(Generic[T]):
 
     @property
     def request_id(self) -> str:
-        """What to ask ``retrieve_future`` for."""
+        """Return what to ask ``retrieve_future`` for."""
         return self.future.request_id
 
 
@@ -62,11 +62,11 @@ class CheckContext(Dialogue):
         return self.accept(request, self.send(request, **options), kind)
 
     def accept(self, request: Request[models.UntypedAPIFuture], answer: ReceivedResponse, kind: type[T]) -> PendingResult[T]:
-        """What was promised by the answer to a submission."""
+        """Return what was promised by the answer to a submission."""
         return PendingResult(request.operation, self.decode_accepted(request, answer), kind)
 
     def result(self, promise: PendingResult[T], *, protobuf: bool = True) -> T:
-        """The result, waited for until the deadline. Failed when the request failed."""
+        """Return the result, waited for until the deadline. Failed when the request failed."""
         answer = self.wait_for_response(promise, protobuf=protobuf)
         if promise.kind is ForwardBackwardOutput:
             return decoding.loss_output(answer)  # type: ignore[return-value]
@@ -77,7 +77,7 @@ class CheckContext(Dialogue):
     def wait_for_response(
         self, promise: PendingResult[Any], *, protobuf: bool = True, metadata: bool = False
     ) -> ReceivedResponse:
-        """The answer that holds the result. Failed when the request failed, Contradiction when it is lost."""
+        """Return the answer that holds the result. Failed when the request failed, Contradiction when it is lost."""
         answer = self._poll_until_done(promise, protobuf=protobuf, metadata=metadata)
         if _is_failure(answer):
             how = f"a failed request is a poll with status {answer.status}, not a body with error and category"
@@ -115,7 +115,7 @@ class CheckContext(Dialogue):
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _poll_again_where_late(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
-        """The answer of a poll, which clients ask for again when it is held too long."""
+        """Return the answer of a poll, which clients ask for again when it is held too long."""
         while True:
             try:
                 return self.poll(promise.request_id, protobuf=protobuf, metadata=metadata)
@@ -131,7 +131,7 @@ class CheckContext(Dialogue):
         return self.send(attrs.evolve(request, accepts=accepts))
 
     def is_pending(self, answer: ReceivedResponse) -> bool:
-        """Whether the answer of a poll says that there is no result yet."""
+        """Return whether the answer of a poll says that there is no result yet."""
         if answer.status in PENDING_STATUSES:
             return True
         if answer.status >= 300 or _small_object(answer).get("type") != "try_again":
@@ -142,7 +142,7 @@ class CheckContext(Dialogue):
     # ------------------------------------------------------------------------------------------------------------ a session
 
     def base_model(self) -> str:
-        """The base model of the run: the one that was asked for, else the first that can be trained."""
+        """Return the base model of the run: the one that was asked for, else the first that can be trained."""
         memory = self.connection.memory
         if memory.base_model is None:
             self.need("service.capabilities")
@@ -154,7 +154,7 @@ class CheckContext(Dialogue):
         return memory.base_model
 
     def session(self) -> str:
-        """The check's session: its own, or where sessions cannot be finished the one of all checks."""
+        """Return the check's session: its own, or where sessions cannot be finished the one of all checks."""
         memory = self.connection.memory
         if self._session_id is None and "finish_session" in memory.lacking:
             memory.shared_session = memory.shared_session or self.new_session()
@@ -164,7 +164,7 @@ class CheckContext(Dialogue):
         return self._session_id
 
     def number(self, number: int) -> int:
-        """The number of a model or sampler in the check's session, where other checks have used some."""
+        """Return the number of a model or sampler in the check's session, where other checks have used some."""
         self.session()
         return self._first_number + number
 
@@ -203,7 +203,7 @@ class CheckContext(Dialogue):
 
 
 def _is_failure(answer: ReceivedResponse) -> bool:
-    """Whether the status of a poll tells that the request failed, and not that its result is lost."""
+    """Return whether the status of a poll tells that the request failed, and not that its result is lost."""
     explained = answer.status in _MAY_BE_FAILURE and "detail" in _small_object(answer) and not is_without_route(answer)
     return answer.status in FAILED_STATUSES or explained
 
@@ -212,7 +212,7 @@ _MAY_BE_FAILURE = frozenset({404, 409, 422})
 
 
 def is_announced(answer: ReceivedResponse) -> bool:
-    """Whether the answer of a poll says only that the result is there, and how large it is."""
+    """Return whether the answer of a poll says only that the result is there, and how large it is."""
     body = _small_object(answer)  # a result may have a status, too
     return answer.status < 300 and "status" in body and "request_id" in body and "response_payload_size" in body
 
@@ -221,7 +221,7 @@ _SMALL_NBYTES = 1 << 16
 
 
 def _small_object(answer: ReceivedResponse) -> dict[str, Any]:
-    """A small JSON object; an empty one for everything else."""
+    """Return a small JSON object; an empty one for everything else."""
     if answer.media_type != json.MEDIA_TYPE or len(answer.content) > _SMALL_NBYTES:
         return {}
     try:

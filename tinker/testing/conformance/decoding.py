@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def record(answer: ReceivedResponse, kind: type[T]) -> T:
-    """The JSON body as a record. Contradiction when it is something else, or does not fit."""
+    """Return the JSON body as a record. Contradiction when it is something else, or does not fit."""
     if answer.media_type != json.MEDIA_TYPE:
         how = f"{answer.message}: a body as {answer.media_type or 'nothing'}, not as {json.MEDIA_TYPE}"
         raise Contradiction(how, operation=answer.message.operation)
@@ -37,7 +37,7 @@ def _misfit(answer: ReceivedResponse, kind: type[Any], how: str, error: Exceptio
 
 
 def events(answer: ReceivedResponse, kind: type[T]) -> list[T]:
-    """The data of each event of a stream as a record. Contradiction when it is something else, or does not fit."""
+    """Return the data of each event of a stream as a record. Contradiction when it is something else, or does not fit."""
     if answer.media_type != EVENT_STREAM:
         raise Contradiction(f"{answer.message}: a body as {answer.media_type or 'nothing'}, not as {EVENT_STREAM}")
     try:
@@ -47,7 +47,7 @@ def events(answer: ReceivedResponse, kind: type[T]) -> list[T]:
 
 
 def loss_output(answer: ReceivedResponse) -> ForwardBackwardOutput:
-    """The result of a loss, in either form. Contradiction when it does not fit."""
+    """Return the result of a loss, in either form. Contradiction when it does not fit."""
     try:
         if answer.media_type == proto.MEDIA_TYPE:
             return proto.decode_loss_output(answer.content)
@@ -59,7 +59,7 @@ def loss_output(answer: ReceivedResponse) -> ForwardBackwardOutput:
 
 
 def sample_response(answer: ReceivedResponse) -> SampleResponse:
-    """The result of a sample, in either form. Contradiction when it does not fit."""
+    """Return the result of a sample, in either form. Contradiction when it does not fit."""
     try:
         if answer.media_type == proto.MEDIA_TYPE:
             return proto.decode_sample(answer.content)
@@ -69,7 +69,7 @@ def sample_response(answer: ReceivedResponse) -> SampleResponse:
 
 
 def anomalies(value: object, where: str = "") -> Iterator[tuple[str, str]]:
-    """What clients survive and the document does not say, each with its cause: unlisted values, times without a zone."""
+    """Yield what clients survive and the document does not say, each with its cause: unlisted values, times without a zone."""
     if isinstance(value, msgspec.Struct):
         for field in _fields(type(value)):
             found = getattr(value, field.name)
@@ -94,14 +94,14 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
 
 
 def _find_unlisted(value: object, kind: inspect.Type, where: str) -> Iterator[tuple[str, str]]:
-    """A text that an open enum does not list."""
+    """Yield a text that an open enum does not list."""
     listed = [one for one in kind.types if isinstance(one, inspect.LiteralType)] if isinstance(kind, inspect.UnionType) else []
     if isinstance(value, str) and listed and value not in listed[0].values:
         yield f"unlisted: {where}: {value}", f"{where}: {value!r} is none of {', '.join(map(str, listed[0].values))}"
 
 
 def detail(answer: ReceivedResponse) -> str:
-    """What a refusal says, for the report; its beginning where it is not in the form of the contract."""
+    """Return what a refusal says, for the report; its beginning where it is not in the form of the contract."""
     try:
         body: Any = msgspec.json.decode(answer.content)
         told = body["detail"]
@@ -111,6 +111,6 @@ def detail(answer: ReceivedResponse) -> str:
 
 
 def first_line(told: str) -> str:
-    """What an error says without its traceback: its first line, or where it begins with a traceback its last."""
+    """Return what an error says without its traceback: its first line, or where it begins with a traceback its last."""
     lines = told.strip().splitlines() or [""]
     return lines[-1] if lines[0].startswith("Traceback") else lines[0]

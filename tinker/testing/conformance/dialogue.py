@@ -74,7 +74,7 @@ class Dialogue:
         headers: Mapping[str, str] | None = None,
         key: str | None = "",
     ) -> ReceivedResponse:
-        """The answer of any status below 500. ``content`` replaces the body, ``key`` the credential (None: none)."""
+        """Return the answer of any status below 500. ``content`` replaces the body, ``key`` the credential (None: none)."""
         credential = self.connection.api_key if key == "" else key
         if content is not None:
             return self._send_content(request, content, headers or {}, credential)
@@ -95,7 +95,7 @@ class Dialogue:
         return self.connection.send(message, self.deadline)
 
     def _is_about_defaults(self, request: Request[Any], answer: ReceivedResponse) -> bool:
-        """Whether fields that say nothing new are refused: noted, and left out from now on, as clients do."""
+        """Return whether fields that say nothing new are refused: noted, and left out from now on, as clients do."""
         if answer.status < 400 or not isinstance(request.body, msgspec.Struct):
             return False
         if not self.connection.memory.refused.learn(request.operation, request.body, answer.content):
@@ -111,7 +111,7 @@ class Dialogue:
         return attrs.evolve(request, body=self.connection.memory.refused.without(request.operation, body))
 
     def call(self, request: Request[T], **options: Any) -> T:
-        """The typed answer of a request that must be accepted. Absent when there is no such operation, Refused otherwise."""
+        """Return the typed answer of a request that must be accepted; Absent without such an operation, Refused otherwise."""
         answer = self.send(request, **options)
         while answer.status == _TOO_EARLY:
             self.deadline.pause(1.0, str(answer))
@@ -119,7 +119,7 @@ class Dialogue:
         return self.decode_accepted(request, answer)
 
     def decode_accepted(self, request: Request[T], answer: ReceivedResponse) -> T:
-        """The typed answer, once it is there."""
+        """Return the typed answer, once it is there."""
         self.require_acceptance(request, answer)
         self.connection.memory.statuses.setdefault(request.operation, set()).add(answer.status)
         if request.reply is None:
@@ -132,11 +132,11 @@ class Dialogue:
             self._raise_refusal(request, answer)
 
     def decode(self, answer: ReceivedResponse, kind: type[T]) -> T:
-        """The record of an answer; what is unusual about it is noted."""
+        """Return the record of an answer; what is unusual about it is noted."""
         return self._note_anomalies(answer, decoding.record(answer, kind), kind)
 
     def decode_events(self, answer: ReceivedResponse, kind: type[T]) -> list[T]:
-        """The records of a stream of events; what is unusual about them is noted."""
+        """Return the records of a stream of events; what is unusual about them is noted."""
         return self._note_anomalies(answer, decoding.events(answer, kind), kind)
 
     def _note_anomalies(self, answer: ReceivedResponse, found: T, kind: type[Any]) -> T:
@@ -162,7 +162,7 @@ class Dialogue:
     def expect_refusal(
         self, request: Request[Any], *statuses: int, cause: str = "", about: str = "", **options: Any
     ) -> ReceivedResponse:
-        """The answer to a request that must be refused with one of these statuses. Contradiction when it is not refused.
+        """Return the answer to a request that must be refused with one of these statuses. Contradiction when it is not refused.
 
         ``cause`` is the one of a request that is not refused, ``about`` what is wrong with it.
         """
@@ -204,12 +204,12 @@ class Dialogue:
 
 
 def is_without_route(answer: ReceivedResponse) -> bool:
-    """Whether it is the address that the server does not know, or its method, and not what the request names."""
+    """Return whether it is the address that the server does not know, or its method, and not what the request names."""
     return answer.status in ABSENT_STATUSES and decoding.detail(answer) in _NO_ROUTE
 
 
 def encode_body(request: Request[Any]) -> bytes:
-    """The body of a request as it goes out, not compressed."""
+    """Return the body of a request as it goes out, not compressed."""
     if isinstance(request.body, Binary):
         return b"".join(request.body.content)
     return b"" if request.body is None else json.encode(request.body)

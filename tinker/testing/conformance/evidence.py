@@ -50,24 +50,24 @@ class Place:
 
 
 def place_of_operation(name: str) -> Place:
-    """Where an operation is described."""
+    """Return where an operation is described."""
     operation = OPERATIONS[name]
     path = operation.path.replace("~", "~0").replace("/", "~1")
     return Place(_evidence().operations[name], f"#/paths/{path}/{operation.method.lower()}")
 
 
 def place_of_schema(name: str) -> Place | None:
-    """Where a record is described; None for what is no record of the document."""
+    """Return where a record is described; None for what is no record of the document."""
     line = _evidence().schemas.get(name)
     return None if line is None else Place(line, f"#/components/schemas/{name}")
 
 
 def exchange_of(operation: str) -> RecordedExchange | None:
-    """The recorded exchange of an operation, or with ``retrieve_future:`` before it of its result; None without one."""
+    """Return the recorded exchange of an operation, or with ``retrieve_future:`` before it of its result; None without one."""
     return _evidence().exchanges.get(operation)
 
 
 def exchanges_of(operation: str) -> dict[str, RecordedExchange]:
-    """The recorded exchanges of an operation: of the request, and where it is answered by a future of its result."""
+    """Return the recorded exchanges of an operation: of the request, and where it is answered by a future of its result."""
     found = {name: exchange_of(name) for name in (operation, _RESULT + operation)}
     return {name: exchange for name, exchange in found.items() if exchange is not None}

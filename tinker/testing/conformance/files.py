@@ -55,7 +55,7 @@ def _contents(
 
 
 def as_json(report: Report) -> bytes:
-    """The report as JSON: server, contract, counts, findings, operations, checks, left_out."""
+    """Return the report as JSON: server, contract, counts, findings, operations, checks, left_out."""
     whole = {
         "server": report.server,
         "label": report.label,

@@ -37,7 +37,7 @@ class Finding:
 
 
 def findings(report: Report) -> tuple[Finding, ...]:
-    """What is not as the document says, one for each cause; contradictions first, then what explains most rows."""
+    """Return what is not as the document says, one for each cause; contradictions first, then what explains most rows."""
     groups: dict[str, list[tuple[Row, Observation]]] = {}
     blockers = {row.blocked_by for row in report.checks}
     blocking = frozenset(row.observations[0].cause for row in report.checks if row.check in blockers and row.observations)
@@ -75,7 +75,7 @@ def _finding(cause: str, seen: list[tuple[Row, Observation]], report: Report) ->
 
 
 def _title(observation: Observation, row: Row) -> str:
-    """What was seen, where it is a cause of its own; else what does not hold."""
+    """Return what was seen, where it is a cause of its own; else what does not hold."""
     kind, _, rest = observation.cause.partition(": ")
     if kind == "misfit":
         return f"An answer of `{observation.operation}` does not fit its record: {rest}"
@@ -88,7 +88,7 @@ def _title(observation: Observation, row: Row) -> str:
 
 
 def _shorten(text: str) -> str:
-    """The text as a title: whole, or what stands before its first colon; nothing where that is too long, too."""
+    """Return the text as a title: whole, or what stands before its first colon; nothing where that is too long, too."""
     return next((one for one in (text, text.partition(": ")[0]) if len(one) <= _LONGEST_TITLE), "")
 
 
@@ -108,7 +108,7 @@ def _advice(observation: Observation, row: Row) -> str:
 
 
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
-    """Each text once, where ids and numbers do not count."""
+    """Return each text once, where ids and numbers do not count."""
     return tuple({normalize(text): text for text in reversed(list(texts))}.values())[::-1]
 
 

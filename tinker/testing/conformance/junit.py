@@ -50,5 +50,5 @@ def _case(suite: ElementTree.Element, check: str, seconds: float) -> ElementTree
 
 
 def _printable(text: str) -> str:
-    """The text without what XML cannot hold: answers of servers are quoted in it."""
+    """Return the text without what XML cannot hold: answers of servers are quoted in it."""
     return "".join(char for char in text if char.isprintable() or char == "\n")

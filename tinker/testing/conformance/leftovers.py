@@ -66,6 +66,6 @@ def _ask(request: Request[Any], send: Send, memory: RunMemory) -> None:
 
 
 def checkpoint_parts(path: str) -> dict[str, str]:
-    """The parts of a checkpoint's URL."""
+    """Return the parts of a checkpoint's URL."""
     run, _, checkpoint = path.removeprefix("tinker://").partition("/")
     return {"training_run_id": run, "checkpoint_id": checkpoint}

@@ -16,7 +16,7 @@ _LONGEST_TEXT, _MOST_OBSERVED = 300, 8
 
 
 def as_markdown(report: Report, *, badge: str = "") -> bytes:
-    """The whole report; ``badge`` is the address of its image."""
+    """Return the whole report; ``badge`` is the address of its image."""
     found = findings(report)
     return "\n".join(line for part in _parts(report, found, badge) for line in (*part, "")).encode()
 

@@ -61,7 +61,7 @@ class CheckEnd(Exception):
         self.schema: str = schema
 
     def observation(self, outcome: Outcome | None = None) -> Observation:
-        """What is reported."""
+        """Return what is reported."""
         return Observation(str(self), self.cause, outcome or self.outcome, self.operation, self.schema)
 
 
@@ -128,7 +128,7 @@ _ACCIDENTAL = re.compile(r"conformance-[0-9a-f]+|[0-9a-f]{8}[0-9a-f-]*|[\d.]+")
 
 
 def normalize(text: str) -> str:
-    """The text without ids, numbers and times, which are other ones in each check."""
+    """Return the text without ids, numbers and times, which are other ones in each check."""
     return _ACCIDENTAL.sub("#", text)
 
 
@@ -149,7 +149,7 @@ class Row:
 
     @property
     def how(self) -> tuple[str, ...]:
-        """The texts of what was observed."""
+        """Return the texts of what was observed."""
         return tuple(one.text for one in self.observations)
 
 
@@ -184,16 +184,16 @@ class Report:
 
     @property
     def counts(self) -> dict[Outcome, int]:
-        """How many checks came out which way."""
+        """Return how many checks came out which way."""
         return {outcome: sum(row.outcome is outcome for row in self.checks) for outcome in Outcome}
 
     @property
     def was_cut_short(self) -> bool:
-        """Whether something could not be tried although nothing that it needs is known to fail: the server was full, or
+        """Return whether something could not be tried although nothing that it needs is known to fail: the server was full, or
         the run was interrupted."""
         return any(row.blocked_by == LIMITS for row in self.checks) or any(one.reason == "interrupted" for one in self.left_out)
 
     def passed(self, *, strict: bool = False) -> bool:
-        """Whether nothing contradicts the document; with ``strict`` also whether nothing differs from it."""
+        """Return whether nothing contradicts the document; with ``strict`` also whether nothing differs from it."""
         bad = {Outcome.CONTRADICTION, Outcome.DIFFERS} if strict else {Outcome.CONTRADICTION}
         return not any(row.outcome in bad for row in self.checks)

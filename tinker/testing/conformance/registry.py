@@ -84,7 +84,7 @@ def check(
 
 @cache
 def all_checks() -> tuple[Check, ...]:
-    """Every check, in the order of a run: first those on which others rest."""
+    """Return every check, in the order of a run: first those on which others rest."""
     for module in MODULES:
         import_module(f"{__package__}.checks.{module}")
     order = {module: index for index, module in enumerate(MODULES)}

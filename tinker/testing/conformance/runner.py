@@ -41,7 +41,7 @@ class Nonconformance(AssertionError):
 
 
 def check_ids(*, slow: bool = False, destructive: bool = False) -> tuple[str, ...]:
-    """The names of the checks, in the order of a run.
+    """Return the names of the checks, in the order of a run.
 
     ``slow`` adds those that wait on purpose, minutes each on a server with usual settings; ``destructive`` those that
     take something from the user that was there before (they revoke the API key).

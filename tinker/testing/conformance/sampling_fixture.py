@@ -26,14 +26,14 @@ class SamplingFixture:
 
     @classmethod
     def on_base(cls, context: CheckContext, number: int = 0) -> SamplingFixture:
-        """A session on the base model."""
+        """Return a session on the base model."""
         return cls.open(context, number, base_model=context.base_model())
 
     @classmethod
     def open(
         cls, context: CheckContext, number: int = 0, *, base_model: str | None = None, model_path: str | None = None
     ) -> SamplingFixture:
-        """A session on a base model or on saved weights."""
+        """Return a session on a base model or on saved weights."""
         context.need("sampling.session")
         body = models.CreateSamplingSessionRequest(
             session_id=context.session(),
@@ -44,7 +44,7 @@ class SamplingFixture:
         return cls(context, context.call(api.create_sampling_session(body)).sampling_session_id)
 
     def body(self, prompt: Sequence[int] = PROMPT, *, number: int | None = None, **fields: Any) -> models.SampleRequest:
-        """A request; ``fields`` may be those of the request and those of its sampling parameters."""
+        """Return a request; ``fields`` may be those of the request and those of its sampling parameters."""
         if number is None:
             number, self.number = self.number, self.number + 1
         params: dict[str, Any] = {"max_tokens": 5, "stop": [], **{name: fields.pop(name) for name in _PARAMS & fields.keys()}}
@@ -63,12 +63,12 @@ class SamplingFixture:
         return self.context.submit(request, SampleResponse)
 
     def sample(self, *args: Any, **fields: Any) -> SampleResponse:
-        """The result of :meth:`submit`."""
+        """Return the result of :meth:`submit`."""
         return self.context.result(self.submit(*args, **fields))
 
 
 def prompt_scores(context: CheckContext, found: Sequence[float | None] | None) -> Sequence[float | None]:
-    """The logprobs of the tokens of ``PROMPT``: one for each, None for the first. Contradiction where they are not."""
+    """Return the logprobs of the tokens of ``PROMPT``: one for each, None for the first. Contradiction where they are not."""
     if found is None or len(found) != len(PROMPT):
         count = "none" if found is None else len(found)
         how = f"the prompt has {len(PROMPT)} tokens and {count} logprobs; there is one for each, null for the first"

@@ -53,7 +53,7 @@ def _describe(row: Row) -> Text:
 
 
 def _describe_finding(number: int, finding: Finding) -> Text:
-    """What is wrong, what was seen, what to do, and where to look."""
+    """Return what is wrong, what was seen, what to do, and where to look."""
     told = Text(f"{number}. {finding.title}", STYLES[finding.outcome])
     for seen in finding.observed[:_MOST_OBSERVED]:
         told.append(f"\n   - {seen}", "default")
@@ -70,7 +70,7 @@ def _describe_finding(number: int, finding: Finding) -> Text:
 
 
 def summary(report: Report) -> Text:
-    """How many checks came out which way, what the worst is for operations, and what was left out."""
+    """Return how many checks came out which way, what the worst is for operations, and what was left out."""
     counts = ", ".join(f"{count} {outcome}" for outcome, count in report.counts.items() if count)
     told = Text(f"{report.label or report.server}: {counts or 'nothing was checked'}")
     found = len(findings(report))

@@ -40,7 +40,7 @@ _CALIBRATION_MODELS = range(900, 905)
 
 
 def datum(tokens: Sequence[int] = (5, 6, 7, 8), targets: Sequence[int] | None = None, **inputs: Any) -> Datum:
-    """A datum whose target at each place is the next token, unless ``targets`` are given.
+    """Return a datum whose target at each place is the next token, unless ``targets`` are given.
 
     As in the data of most programs each token has its weight, 1.0; other ``inputs`` stand in place of the weights.
     """
@@ -49,7 +49,7 @@ def datum(tokens: Sequence[int] = (5, 6, 7, 8), targets: Sequence[int] | None = 
 
 
 def targets_alone(one: Datum) -> Datum:
-    """The same datum with its targets alone."""
+    """Return the same datum with its targets alone."""
     return Datum(one.model_input, {"target_tokens": one.loss_fn_inputs["target_tokens"]})
 
 
@@ -127,7 +127,7 @@ class TrainingFixture:
         *,
         backward: bool = True,
     ) -> Request[models.UntypedAPIFuture]:
-        """The request of a loss in one of its forms."""
+        """Return the request of a loss in one of its forms."""
         if form == "proto":
             parts = proto.encode_forward_backward(self.model_id, number, data, loss_fn, config or {}, forward_only=not backward)
             return training_api.forward_backward(Binary(proto.MEDIA_TYPE, parts))
@@ -140,11 +140,11 @@ class TrainingFixture:
         return training_api.forward(models.ForwardRequest(forward_input=what, model_id=self.model_id, seq_id=number))
 
     def output(self, *args: Any, **options: Any) -> ForwardBackwardOutput:
-        """The result of :meth:`loss` with the same arguments."""
+        """Return the result of :meth:`loss` with the same arguments."""
         return self.context.result(self.loss(*args, **options))
 
     def logprobs(self, data: Sequence[Datum] = DATA) -> Floats:
-        """The log-probability of each target of the data, in one row; computed without a gradient."""
+        """Return the log-probability of each target of the data, in one row; computed without a gradient."""
         return logprobs_of(self.output(data, backward=False), data)
 
     # ---------------------------------------------------------------------------------------------------------------- steps
@@ -172,13 +172,13 @@ class TrainingFixture:
         return self.context.submit(weights_api.save_weights(models.SaveWeightsRequest(**given)), models.SaveWeightsResponse)
 
     def save_and_wait(self, name: str, **fields: Any) -> str:
-        """The path of a finished save."""
+        """Return the path of a finished save."""
         path = self.context.result(self.save(name, **fields)).path
         self.context.leftovers.checkpoints.append(path)
         return path
 
     def save_for_sampler(self, **fields: Any) -> models.SaveWeightsForSamplerResponseInternal:
-        """A finished save to sample from: with ``path`` under a name, with ``sampling_session_seq_id`` as a session."""
+        """Return a finished save to sample from: with ``path`` under a name, with ``sampling_session_seq_id`` as a session."""
         given: dict[str, Any] = {"model_id": self.model_id, "seq_id": self._take_number(None), **fields}
         body = models.SaveWeightsForSamplerRequest(**given)
         kind = models.SaveWeightsForSamplerResponseInternal
@@ -187,7 +187,7 @@ class TrainingFixture:
         return saved
 
     def export(self, name: str) -> str:
-        """The path of weights that are saved as files. Absent when the server does not do that."""
+        """Return the path of weights that are saved as files. Absent when the server does not do that."""
         body = models.SaveWeightsExternalRequest(model_id=self.model_id, path=name, seq_id=self._take_number(None))
         kind = models.SaveWeightsExternalResponseInternal
         try:
@@ -206,12 +206,12 @@ class TrainingFixture:
 
 
 def fresh_name() -> str:
-    """A name that no checkpoint has."""
+    """Return a name that no checkpoint has."""
     return f"conformance-{uuid.uuid4().hex[:8]}"
 
 
 def creation(context: CheckContext, number: int = 0, **fields: Any) -> Request[models.UntypedAPIFuture]:
-    """The request that creates model ``number`` of the check's session."""
+    """Return the request that creates model ``number`` of the check's session."""
     given: dict[str, Any] = {
         "session_id": context.session(),
         "model_seq_id": context.number(number),
@@ -224,14 +224,14 @@ def creation(context: CheckContext, number: int = 0, **fields: Any) -> Request[m
 
 
 def create(context: CheckContext, number: int = 0, **fields: Any) -> TrainingFixture:
-    """A model that exists."""
+    """Return a model that exists."""
     context.need("training.model")
     promise = context.submit(creation(context, number, **fields), models.CreateModelResponse)
     return adopt(context, context.result(promise).model_id)
 
 
 def borrow(context: CheckContext) -> TrainingFixture:
-    """A model that only computes, and takes no step: a new one, or where models cannot be freed one for many checks."""
+    """Return a model that only computes, and takes no step: a new one, or where models cannot be freed one for many checks."""
     memory = context.connection.memory
     if "unload_model" not in memory.lacking:
         return create(context)
@@ -242,13 +242,13 @@ def borrow(context: CheckContext) -> TrainingFixture:
 
 
 def adopt(context: CheckContext, model_id: str) -> TrainingFixture:
-    """A model that the check has made, and frees."""
+    """Return a model that the check has made, and frees."""
     context.leftovers.models.append(model_id)
     return TrainingFixture(context, model_id)
 
 
 def measure_learning(context: CheckContext, number: int, script: TrainingScript) -> tuple[Floats, Floats]:
-    """The logprobs of the data before and after what ``script`` does with a new model.
+    """Return the logprobs of the data before and after what ``script`` does with a new model.
 
     Those of two models can be compared where adapters of equal seed begin equal, which ``training.seed`` is about.
     """
@@ -259,7 +259,7 @@ def measure_learning(context: CheckContext, number: int, script: TrainingScript)
 
 
 def gradient_params(context: CheckContext, **fields: float) -> models.AdamParams:
-    """A step as long as the gradient, where Adam's usual step has one length: gradients that count twice, or not, show.
+    """Return a step as long as the gradient, where Adam's usual step has one length: gradients that count twice, or not, show.
 
     Its rate is found once for a server, so that one step moves the logprobs visibly and not too far.
     """
@@ -295,7 +295,7 @@ def _calibrate(context: CheckContext) -> float:
 
 
 def logprobs_of(output: ForwardBackwardOutput, data: Sequence[Datum] = DATA) -> Floats:
-    """The ``logprobs`` of a result in one row. Contradiction when there are not as many as targets, or not finite ones."""
+    """Return the ``logprobs`` of a result in one row. Contradiction unless there are as many as targets, all finite."""
     rows: list[Floats] = []
     for index, fields in enumerate(output.loss_fn_outputs):
         if "logprobs" not in fields:
@@ -313,7 +313,7 @@ def logprobs_of(output: ForwardBackwardOutput, data: Sequence[Datum] = DATA) -> 
 
 
 def loss_of(context: CheckContext, output: ForwardBackwardOutput) -> float:
-    """The loss of a result. Differs when the server sends none; another name than the document's is noted."""
+    """Return the loss of a result. Differs when the server sends none; another name than the document's is noted."""
     for name in _LOSSES:
         if name in output.metrics:
             how = f"the loss is the metric {name}, not {_LOSSES[0]}, which custom losses need"
@@ -326,12 +326,12 @@ def loss_of(context: CheckContext, output: ForwardBackwardOutput) -> float:
 
 
 def distance(one: Floats, other: Floats) -> float:
-    """The largest difference."""
+    """Return the largest difference."""
     return float(np.max(np.abs(one - other)))
 
 
 def effect(before: Floats, after: Floats) -> float:
-    """How far training moved the logprobs. Contradiction when a gradient and a step moved nothing: the step is lost."""
+    """Return how far training moved the logprobs. Contradiction when a gradient and a step moved nothing: the step is lost."""
     moved = distance(before, after)
     if moved < 1e-5:
         raise Contradiction("a loss with a gradient and a step with a rate changed nothing: the step is lost")
@@ -339,10 +339,10 @@ def effect(before: Floats, after: Floats) -> float:
 
 
 def are_near(one: Floats, other: Floats, moved: float) -> bool:
-    """Whether two models are the same, where one was saved and loaded: what is saved may be rounded to half precision."""
+    """Return whether a model and the one that was saved and loaded are the same; saves may be rounded to half precision."""
     return distance(one, other) <= min(0.25 * moved + 0.05, 0.5 * moved) + 1e-5
 
 
 def are_alike(one: Floats, other: Floats, moved: float) -> bool:
-    """Whether two results of training are the same, but for rounding, where training moved them by ``moved``."""
+    """Return whether two results of training are the same, but for rounding, where training moved them by ``moved``."""
     return distance(one, other) <= 0.05 * moved + 1e-5

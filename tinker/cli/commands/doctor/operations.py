@@ -46,7 +46,7 @@ async def _probe(prober: Prober, path: str) -> Support:
 
 
 def _example_path(operation: Operation) -> str:
-    """The path with names that belong to nothing."""
+    """Return the path with names that belong to nothing."""
     return re.sub(r"\{[^}]*\}", "doctor", operation.path.replace("{checkpoint_id}", "weights/doctor"))
 
 

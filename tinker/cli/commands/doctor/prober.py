@@ -23,7 +23,7 @@ class Prober:
 
     @property
     def runtime(self) -> Runtime:
-        """The connections to the server."""
+        """Return the connections to the server."""
         return self._runtime
 
     async def read(self, request: Request[T]) -> T:

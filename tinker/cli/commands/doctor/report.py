@@ -31,5 +31,5 @@ class DoctorReport(NamedTuple):
 
     @property
     def failures(self) -> list[str]:
-        """The names of the checks that failed."""
+        """Return the names of the checks that failed."""
         return [result.name for result in self.results if result.status == "FAIL"]

@@ -55,7 +55,7 @@ async def _find_refusal(prober: Prober, form: WireFormat) -> APIStatusError | No
 
 
 def _request_for_unknown_model(form: WireFormat) -> Request[Any]:
-    """A training request; its protobuf body is not valid text, like those of clients."""
+    """Return a training request; its protobuf body is not valid text, like those of clients."""
     datum = Datum(ModelInput.from_ints([1_000_000]), {"target_tokens": [1_000_000], "weights": [1.0]})
     if form.media == "proto":
         body = proto.encode_forward_backward(_UNKNOWN_MODEL, 1, [datum], "cross_entropy")
@@ -67,5 +67,5 @@ def _request_for_unknown_model(form: WireFormat) -> Request[Any]:
 
 
 def _is_about_the_format(error: APIStatusError) -> bool:
-    """Whether a refusal may be about the format of the body. A server that names the model has read it."""
+    """Return whether a refusal may be about the format of the body. A server that names the model has read it."""
     return (is_format_refused(error) or is_unexplained(error)) and _UNKNOWN_MODEL not in str(error.body)

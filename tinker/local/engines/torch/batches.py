@@ -9,7 +9,7 @@ FREE_PADDING = 64  # cells of padding that cost less than one more pass over the
 
 
 def is_alike(lengths: Sequence[int], free: int = FREE_PADDING) -> bool:
-    """Whether rows of these lengths, padded to the longest, hold little padding."""
+    """Return whether rows of these lengths, padded to the longest, hold little padding."""
     real, padded = sum(lengths), len(lengths) * max(lengths)
     return real >= REAL_SHARE * padded or padded - real <= free
 

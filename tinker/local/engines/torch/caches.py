@@ -36,12 +36,12 @@ def check_cache(cache: Any, model: str) -> None:
 
 
 def has_columns(cache: Any) -> bool:
-    """Whether every layer holds one column for each token, so that columns can be cut off and kept."""
+    """Return whether every layer holds one column for each token, so that columns can be cut off and kept."""
     return all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 def has_states(cache: Any) -> bool:
-    """Whether some layer is no attention over columns."""
+    """Return whether some layer is no attention over columns."""
     return any(hasattr(layer, _STATES[0]) for layer in cache.layers)
 
 

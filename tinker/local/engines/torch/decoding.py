@@ -30,7 +30,7 @@ class Stops:
         self._decode = decode
 
     def is_reached(self, tokens: list[int]) -> bool:
-        """Whether the last of these tokens completes a stop."""
+        """Return whether the last of these tokens completes a stop."""
         if tokens[-1] in self._ids:
             return True
         return bool(self._texts) and self._in_text(self._decode(tokens[-self._reach :]))
@@ -56,24 +56,24 @@ class DecodingRun:
 
     @property
     def weights(self) -> LoraWeights | None:
-        """What it is drawn with; None is the base model."""
+        """Return what it is drawn with; None is the base model."""
         weights = self.job.weights
         assert weights is None or isinstance(weights, LoraWeights)
         return weights
 
     @property
     def images(self) -> Sequence[PlacedImage]:
-        """The images of its prompt."""
+        """Return the images of its prompt."""
         return self.job.images
 
     @property
     def is_over(self) -> bool:
-        """Whether it draws no further token."""
+        """Return whether it draws no further token."""
         return self.stop_reason is not None or self.error is not None
 
     @property
     def length(self) -> int:
-        """How many tokens it has, the prompt's included."""
+        """Return how many tokens it has, the prompt's included."""
         return len(self.job.tokens) + len(self.tokens)
 
     def history(self) -> Int32:

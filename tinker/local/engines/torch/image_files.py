@@ -18,7 +18,7 @@ FORMATS = {"png": "PNG", "jpeg": "JPEG"}  # what Pillow calls those of the contr
 
 
 def can_open() -> bool:
-    """Whether Pillow is installed; nothing is imported."""
+    """Return whether Pillow is installed; nothing is imported."""
     return find_spec("PIL") is not None
 
 

@@ -44,12 +44,12 @@ class TorchImage:
 
     @property
     def length(self) -> int:
-        """How many positions it takes."""
+        """Return how many positions it takes."""
         return self.rows * self.columns
 
     @property
     def nbytes(self) -> int:
-        """The memory of its states."""
+        """Return the memory of its states."""
         return sum(tensor.nbytes for tensor in (self.states, *self.deep))
 
 
@@ -130,7 +130,7 @@ class TorchImages:
 
 
 def reads_images(config: Any) -> bool:
-    """Whether models of this kind are run here with their tower for images."""
+    """Return whether models of this kind are run here with their tower for images."""
     return config.model_type in IMAGE_KINDS
 
 

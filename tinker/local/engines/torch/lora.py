@@ -37,7 +37,7 @@ class LoraWeights:
     experts: Mapping[str, int]
 
     def is_finite(self) -> bool:
-        """Whether every number is one; it is not after training has diverged."""
+        """Return whether every number is one; it is not after training has diverged."""
         return all(bool(tensor.isfinite().all()) for tensor in self.tensors.values())
 
     def freeze_copy(self) -> LoraWeights:

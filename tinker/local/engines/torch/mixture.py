@@ -109,7 +109,7 @@ def _pair(weights: LoraWeights, key: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def can_mix(rows: Sequence[LoraWeights | None]) -> bool:
-    """Whether the adapters of these rows together are small enough for one pass."""
+    """Return whether the adapters of these rows together are small enough for one pass."""
     adapters = {id(one): one for one in rows if one is not None}.values()
     return len(adapters) <= 1 or sum(one.spec.rank for one in adapters) <= MAX_RANK
 

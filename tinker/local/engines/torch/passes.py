@@ -63,7 +63,7 @@ class LossRun:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of all that was added."""
+        """Return the metrics of all that was added."""
         return self._tally.metrics()
 
     def add(self, indices: list[int], device: torch.device) -> None:

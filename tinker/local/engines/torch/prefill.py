@@ -39,12 +39,12 @@ class PendingPrompt:
 
     @property
     def names(self) -> TokenNames:
-        """What tells it, and each beginning of it, from others."""
+        """Return what tells it, and each beginning of it, from others."""
         return name_tokens(self.tokens, self.images)
 
     @property
     def fresh(self) -> Int32:
-        """The tokens that are still to be computed."""
+        """Return the tokens that are still to be computed."""
         return self.tokens[self.known :]
 
 
@@ -105,12 +105,12 @@ class Prefill:
 
     @property
     def runs(self) -> list[DecodingRun]:
-        """The runs that begin with these prompts."""
+        """Return the runs that begin with these prompts."""
         return [run for prompt in self.prompts for run in prompt.runs]
 
     @property
     def is_done(self) -> bool:
-        """Whether the last column was computed; ``logits`` are those after it then."""
+        """Return whether the last column was computed; ``logits`` are those after it then."""
         return self._at == self._tokens.shape[1]
 
     def _find_positions(self) -> torch.Tensor:

@@ -68,7 +68,7 @@ class Prefixes:
 
     @property
     def nbytes(self) -> int:
-        """The bytes held now."""
+        """Return the bytes held now."""
         return sum(node.nbytes for _, node in self._nodes())
 
     def find(self, weights: LoraWeights | None, tokens: TokenNames) -> tuple[int, KeysAndValues]:

@@ -37,7 +37,7 @@ def recompute_layers(model: Any, is_wanted: bool) -> Generator[None]:
 
 
 def is_useful(model: Any, cells: int) -> bool:
-    """Whether what the layers keep of so many tokens would take much of the memory that is free."""
+    """Return whether what the layers keep of so many tokens would take much of the memory that is free."""
     free = free_bytes(model.device)
     return free is not None and estimate_bytes(model.config.get_text_config(), cells) > SHARE * free
 
@@ -62,7 +62,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on any device."""
+    """Return whether an allocation failed, on any device."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()

@@ -38,12 +38,12 @@ class RowGroup:
 
     @property
     def weights(self) -> list[LoraWeights | None]:
-        """The weights of each row."""
+        """Return the weights of each row."""
         return [run.weights for run in self.runs]
 
     @property
     def mixture(self) -> Mixture:
-        """The weights of all rows, put together once for as long as the rows stay."""
+        """Return the weights of all rows, put together once for as long as the rows stay."""
         if self._mixture is None:
             self._mixture = Mixture.make(self.weights)
         return self._mixture

@@ -48,7 +48,7 @@ class Parts:
 
     @property
     def config(self) -> Any:
-        """The settings of the text model."""
+        """Return the settings of the text model."""
         return self.model.config.get_text_config(decoder=True)
 
 
@@ -165,7 +165,7 @@ class TorchBatch:
 
     @property
     def _score_cells(self) -> int:
-        """How many tokens of several scored prompts are computed together."""
+        """Return how many tokens of several scored prompts are computed together."""
         return min(MAX_PREFILL_TOKENS, WHOLE_LOGITS // int(self._parts.config.vocab_size))
 
     def _next_prefill(self) -> Prefill | None:

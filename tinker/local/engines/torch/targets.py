@@ -105,6 +105,6 @@ def _is_router(model: Any, name: str) -> bool:
 
 
 def _is_stack_of_its_own(model: Any, name: str, parameter: torch.nn.Parameter) -> bool:
-    """Whether this is no matrix, nor the kernel of a convolution."""
+    """Return whether this is no matrix, nor the kernel of a convolution."""
     owner = model.get_submodule(name.rpartition(".")[0])
     return parameter.dim() == 3 and not isinstance(owner, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d)

@@ -12,7 +12,7 @@ from tinker.local.engines.toy.losses import Float64
 
 
 def has_stopped(tokens: list[int], stop: Sequence[str] | Sequence[int] | None) -> bool:
-    """Whether the last token completed a stop: an id, or a text among the bytes generated."""
+    """Return whether the last token completed a stop: an id, or a text among the bytes generated."""
     if stop is None:
         return tokens[-1] == END_OF_TEXT
     return any(_ends_with(tokens, piece) for piece in stop)

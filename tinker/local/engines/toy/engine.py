@@ -97,7 +97,7 @@ class ToyEngine:
 
     @property
     def tokenizer_id(self) -> str:
-        """The byte-level tokenizer that comes with the package: token ids below 256 are bytes."""
+        """Return the byte-level tokenizer that comes with the package: token ids below 256 are bytes."""
         return str(PACKAGED_FOLDER)
 
     @property
