@@ -3,8 +3,9 @@
 A place is taken in the order of the user's calls. Its turn comes when every earlier place is done submitting; results are
 not waited for.
 
-A failure stops the later requests of the run until the user has received its error: no optimizer step runs without its
-gradient, whether it was called ahead or by a loop that looks at nothing, and no run ends because of one refusal. A request
+A failure stops the later requests of the run until the user has received its error: no optimizer step is sent after a failed
+gradient, also by a loop that looks at nothing, and no run ends because of one refusal. A step that the server has accepted when
+the failure arrives is not stopped. A request
 that was called before the error was received fails with PrecedingRequestFailed and is not sent; receiving that error counts as
 receiving the failure. A request that is called afterwards is sent.
 """
