@@ -18,7 +18,7 @@
     │       └── APITimeoutError             not in time
     ├── RequestFailedError              an accepted request failed on the server
     │   └── RefusedResultError              the server said so with an error status
-    ├── PrecedingRequestFailed          not sent, because an earlier request failed
+    ├── PrecedingRequestFailed          not carried out, because an earlier request failed
     ├── LossTermError                   a term of a regularized loss failed
     ├── CircuitOpenError                the call was not made: the server failed repeatedly
     ├── UnknownIdentityError            nothing says whose the credential is
@@ -226,12 +226,13 @@ class SampleStreamError(TinkerError, RuntimeError):
 
 
 class PrecedingRequestFailed(TinkerError):
-    """The request was not sent, because an earlier request of the same training run failed and its error was not received.
+    """The request was not carried out, because an earlier one of its training run failed and that error was not yet received.
 
-    ``__cause__`` is that error. Requests made after this error or that one was received are sent.
+    It was not sent, or the server did not run it. ``__cause__`` is the earlier error. Requests made after this error or that one
+    was received are carried out.
 
     Attributes:
-        operation: The name of the operation that was not sent.
+        operation: The name of the operation that was not carried out.
         failed_operation: The name of the operation that failed.
 
     Example::

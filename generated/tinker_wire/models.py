@@ -250,6 +250,10 @@ class RequestFailedResponse(_Record, frozen=True, kw_only=True, omit_defaults=Tr
     """A text for the user."""
     category: RequestErrorCategory
     """Whose fault it is."""
+    failed_operation: str | None = None
+    """The operation before this request that failed, for which it was not run; see `X-Tinker-Known-Failure`. Missing
+    where the request failed by itself.
+    """
 
 
 class HealthResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -2102,6 +2106,8 @@ class FutureStatus(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """What went wrong."""
     category: str | None = None
     """Whose fault it is."""
+    failed_operation: str | None = None
+    """The operation before it for whose failure it was not run."""
     detail: JSONValue | None = None
     """What was wrong, from servers that answer failures as a status."""
 

@@ -261,6 +261,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
             response_media_types=("application/json",),
             headers={
                 "content-encoding": str,
+                "x-tinker-known-failure": Annotated[int, msgspec.Meta(ge=0)],
             },
             deprecated=False,
         ),
@@ -275,6 +276,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
             optional=True,
             request_media_types=("application/json",),
             response_media_types=("application/json",),
+            headers={
+                "x-tinker-known-failure": Annotated[int, msgspec.Meta(ge=0)],
+            },
             deprecated=True,
         ),
         "optim_step": Operation(
@@ -288,6 +292,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
             optional=False,
             request_media_types=("application/json",),
             response_media_types=("application/json",),
+            headers={
+                "x-tinker-known-failure": Annotated[int, msgspec.Meta(ge=0)],
+            },
             deprecated=False,
         ),
         "create_custom_loss": Operation(
@@ -353,6 +360,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
             optional=False,
             request_media_types=("application/json",),
             response_media_types=("application/json",),
+            headers={
+                "x-tinker-known-failure": Annotated[int, msgspec.Meta(ge=0)],
+            },
             deprecated=False,
         ),
         "save_weights_for_sampler": Operation(
@@ -366,6 +376,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
             optional=False,
             request_media_types=("application/json",),
             response_media_types=("application/json",),
+            headers={
+                "x-tinker-known-failure": Annotated[int, msgspec.Meta(ge=0)],
+            },
             deprecated=False,
         ),
         "save_weights_external": Operation(
@@ -379,6 +392,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
             optional=True,
             request_media_types=("application/json",),
             response_media_types=("application/json",),
+            headers={
+                "x-tinker-known-failure": Annotated[int, msgspec.Meta(ge=0)],
+            },
             deprecated=False,
         ),
         "load_weights": Operation(
@@ -392,6 +408,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
             optional=False,
             request_media_types=("application/json",),
             response_media_types=("application/json",),
+            headers={
+                "x-tinker-known-failure": Annotated[int, msgspec.Meta(ge=0)],
+            },
             deprecated=False,
         ),
         "weights_info": Operation(

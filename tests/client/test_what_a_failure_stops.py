@@ -459,6 +459,115 @@ def test_a_misspelt_loss_on_every_profile(tmp_path: Path, clock: Any, datum: Mak
     state.close()
 
 
+# What the server has accepted when the failure arrives -------------------------------------------------------------------
+
+# Gradients that every server accepts, and that fail when they run.
+ACCEPTED: dict[str, Operation] = {
+    "token": lambda training, datum: training.forward_backward([attrs.evolve(datum, model_input=FAR)], "cross_entropy"),
+    "loss": lambda training, datum: training.forward_backward([datum], "no_such_loss"),
+    "load": lambda training, datum: training.load_state("tinker://some-run/weights/kept"),
+    "step": lambda training, datum: training.optim_step(tinker.AdamParams(learning_rate=0.01, beta1=2.0)),
+}
+FAR = tinker.ModelInput.from_ints([10**6, 1, 2])
+
+
+@pytest.mark.parametrize("failing", ACCEPTED)
+def test_requests_that_were_accepted_behind_a_failure(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, failing: str
+) -> None:
+    """A step, a save and a gradient that were sent before their failure arrived are not run; each says what failed."""
+    release = wire.hold("retrieve_future")
+    failed = ACCEPTED[failing](training, datum())
+    calls = {
+        "optim_step": training.optim_step(ADAM),
+        "save_state": training.save_state("early"),
+        "forward_backward": training.forward_backward([datum()], "cross_entropy"),
+        "save_weights_for_sampler": training.save_weights_for_sampler("early"),
+    }
+    wire.wait_for("save_weights_for_sampler")
+    release()
+    finish(failed, *calls.values())
+    cause = failed.exception(10)
+    assert isinstance(cause, tinker.RequestFailedError)
+    for called, future in calls.items():
+        with pytest.raises(tinker.PrecedingRequestFailed) as caught:
+            future.result(10)
+        assert str(caught.value).startswith(f"{called} was not run, because the {failed.operation} before it failed: ")
+        assert (type(caught.value.__cause__), str(caught.value.__cause__)) == (type(cause), str(cause))
+    goes_on(training, datum())
+
+
+def test_no_weights_change_behind_a_failed_gradient(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A loop that calls both at once, and looks only at its steps, trains nothing while its gradients fail."""
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    training.optim_step(ADAM).result(10)
+    before = training.forward([datum()], "cross_entropy").result(10).loss
+    for _ in range(10):
+        training.forward_backward([datum()], "no_such_loss")
+        with pytest.raises(tinker.PrecedingRequestFailed):
+            training.optim_step(ADAM).result(10)
+    assert training.forward([datum()], "cross_entropy").result(10).loss == before
+
+
+def test_an_accepted_request_tells_of_the_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Receiving the error of an accepted step counts as receiving the gradient's: what is called then is done."""
+    release = wire.hold("retrieve_future")
+    training.forward_backward([datum()], "no_such_loss")
+    step = training.optim_step(ADAM)
+    wire.wait_for("optim_step")
+    release()
+    assert isinstance(step.exception(10), tinker.PrecedingRequestFailed)
+    goes_on(training, datum())
+
+
+def test_what_runs_behind_a_received_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A step that is called when its error is received runs, and every request says which failure its caller knew of."""
+    assert training.forward_backward([datum()], "no_such_loss").exception(10)
+    assert training.optim_step(ADAM).result(10)
+    goes_on(training, datum())
+    assert training.forward_backward([datum()], "no_such_loss").exception(10)
+    assert training.save_state("kept").result(10).path
+    sent = [request for request in wire.exchanges if request.operation in ("forward_backward", "optim_step", "save_weights")]
+    assert [request.request.headers["x-tinker-known-failure"] for request in sent] == ["0", "2", "2", "2", "2", "2", "7"]
+
+
+def test_a_failure_whose_future_was_cancelled(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A gradient that failed after its future was cancelled stops the step behind it, whose error tells what failed, once."""
+    release = wire.hold("retrieve_future")
+    cancelled = training.forward_backward([datum()], "no_such_loss")
+    wire.wait_for("retrieve_future")
+    assert cancelled.cancel()
+    release()
+    step, save = training.optim_step(ADAM), training.save_state("early")
+    finish(step, save)
+    for future in (step, save):
+        with pytest.raises(tinker.PrecedingRequestFailed, match=r"was not .*, because the .* before it failed"):
+            future.result(10)
+    goes_on(training, datum())
+
+
+def test_a_part_of_a_batch_that_fails(wire: Any, connect: Any, state: State, datum: MakeDatum) -> None:
+    """Of a batch in several requests, one fails by itself, the later ones are not run, and the error is that of the first."""
+    state.settings = in_chunks(state.settings, together=True)
+    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
+    bad = attrs.evolve(datum(), model_input=FAR)
+    with pytest.raises(tinker.RequestFailedError, match="1000000") as caught:
+        training.forward_backward([datum(), bad, datum(), datum()], "cross_entropy").result(10)
+    assert "before it failed" not in str(caught.value)
+    goes_on(training, datum())
+
+
+def test_a_failed_evaluation_stops_nothing_accepted(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A forward pass that fails on the server changes nothing, so what was sent behind it runs."""
+    release = wire.hold("retrieve_future")
+    failed = training.forward([datum()], "no_such_loss")
+    step = training.optim_step(ADAM)
+    wire.wait_for("optim_step")
+    release()
+    assert step.result(10)
+    assert isinstance(failed.exception(10), tinker.RequestFailedError)
+
+
 # Failures that nobody looks at -------------------------------------------------------------------------------------------
 
 

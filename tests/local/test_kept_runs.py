@@ -9,6 +9,7 @@ import pytest
 from support.api import Api, Clock, MakeApi
 
 from tinker.local.app import HANDLERS
+from tinker.local.call import KNOWN_FAILURE
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.recovery import recover
 from tinker.local.settings import Settings
@@ -89,6 +90,24 @@ def test_what_was_accepted_and_not_done_is_done(kept: Api, make_api: MakeApi) ->
     assert again.state.futures.find(late["request_id"]).outcome is None
     done(again, again.loss(model, 1))
     assert "error" not in done(again, late)
+
+
+def test_a_step_behind_a_failed_gradient_is_not_run_after_a_kill(kept: Api, make_api: MakeApi) -> None:
+    """What the client of a request knew of is kept: its step fails where it knew of no failure, and runs where it did."""
+    model = kept.model()
+    done(kept, kept.loss(model, 1, loss_fn="no_such_loss"))
+    steps = [_step(kept, model, number, known) for number, known in ((3, 0), (4, 1))]
+    again = restart(kept, make_api)
+    done(again, again.loss(model, 2))
+    behind, received = (done(again, step) for step in steps)
+    assert behind["failed_operation"] == "forward_backward"
+    assert "before it failed" in behind["error"]
+    assert "error" not in received
+
+
+def _step(api: Api, model: str, number: int, known_failure: int) -> Any:
+    body = {"model_id": model, "seq_id": number, "adam_params": {"learning_rate": RATE}}
+    return api.ok("optim_step", body, headers={KNOWN_FAILURE: str(known_failure)})
 
 
 def test_a_gradient_that_was_never_accepted_is_computed_when_it_comes(kept: Api, make_api: MakeApi) -> None:

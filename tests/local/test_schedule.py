@@ -64,7 +64,7 @@ def work(futures: FutureStore, name: str, log: list[str] | None = None, error: E
             raise error
         return Done(name)
 
-    return ModelTask(futures.open(name, name.encode()), run)
+    return ModelTask(futures.open(name, name.encode()), run, "optim_step", 1)
 
 
 def taken(queue: Any, now: float) -> bool:

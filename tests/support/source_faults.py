@@ -62,8 +62,8 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "S3 a category in capitals": (
         "tinker/local/handlers/futures.py",
-        "category=outcome.category)",
-        "category=outcome.category.upper())",
+        "category=outcome.category,",
+        "category=outcome.category.upper(),",
         f"{KIT}[futures.failure]",
     ),
     "S4 no sample_sequence_ids": (

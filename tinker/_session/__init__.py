@@ -5,7 +5,7 @@ from __future__ import annotations
 from tinker._session.metering import count_tokens, meter, prompt_use, training_use
 from tinker._session.misspelled import suggest_losses, suggest_models
 from tinker._session.negotiation import Negotiation, Trial, WireFormat
-from tinker._session.results import ResultSpec, json_only, loss_output, report_pause, sample_response
+from tinker._session.results import NotRunError, ResultSpec, json_only, loss_output, report_pause, sample_response
 from tinker._session.server_config import ServerConfig, ServerSettings
 from tinker._session.session import Description, Session, SessionContext, shut_down
 from tinker._session.session_poller import SessionPoller
@@ -18,6 +18,7 @@ __all__ = [
     "ServerConfig",
     "WireFormat",
     "Negotiation",
+    "NotRunError",
     "ServerSettings",
     "Session",
     "SessionContext",

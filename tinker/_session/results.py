@@ -53,6 +53,12 @@ _RUNNING = "active"
 NOTICE_SECONDS = 60.0
 
 
+class NotRunError(RequestFailedError):
+    """The server did not run a request, because ``failed_operation`` had failed before it."""
+
+    failed_operation: str = ""
+
+
 class ResultSpec(msgspec.Struct, Generic[T], frozen=True):
     """What a future promises: the kind named to the server, the record of its JSON form, and the public form of both."""
 
@@ -229,7 +235,11 @@ class _Poll(Generic[T]):
     async def _not_yet(self, status: models.FutureStatus, started: float) -> bool:
         """Return whether another poll is needed; raises when the request failed."""
         if status.error is not None:
-            raise self._result_error(status.error, status.category)
+            kind = RequestFailedError if status.failed_operation is None else NotRunError
+            error = self._result_error(status.error, status.category, kind)
+            if isinstance(error, NotRunError):
+                error.failed_operation = status.failed_operation or ""
+            raise error
         if status.type == _TRY_AGAIN or status.status in _PENDING_STATUSES:
             self.failures.reset()
             self._tell(status)

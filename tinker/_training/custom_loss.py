@@ -26,7 +26,7 @@ from tinker._runtime import Runtime
 from tinker._session import SessionContext, json_only
 from tinker._training.evaluation import Evaluate, Evaluated, Logprobs, evaluate_with_reports, evaluator
 from tinker._training.loss_requests import LossJob, LossRequests, Submission, prepare_loss_requests
-from tinker._training.numbers import Numbers
+from tinker._training.numbers import Numbers, RunTarget
 from tinker._training.tracing import LOGPROBS, TracedLoss
 from tinker._validate import check_data
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
@@ -127,15 +127,15 @@ class CustomStep(msgspec.Struct, frozen=True):
     forward: LossRequests
     future: APIFuture[ForwardBackwardOutput]
 
-    async def submit(self, numbers: Numbers, model_id: str) -> SubmittedStep:
+    async def submit(self, numbers: Numbers, target: RunTarget) -> SubmittedStep:
         """Do everything but waiting for the last results; holds the turn meanwhile."""
-        output = await self.forward.result(await self.forward.submit(numbers, model_id, self.future), self.future)
+        output = await self.forward.result(await self.forward.submit(numbers, target, self.future), self.future)
         logprobs = _logprobs(self.prepared.reduced, output)
         evaluated = await self._evaluate(logprobs)
         weighted = [_set_weights(*pair) for pair in zip(self.prepared.reduced, evaluated.gradients, strict=True)]
         backward = self.forward.again(weighted, _BACKWARD)
         await backward.encode()
-        return SubmittedStep(evaluated, backward, await backward.submit(numbers, model_id, self.future))
+        return SubmittedStep(evaluated, backward, await backward.submit(numbers, target, self.future))
 
     async def _evaluate(self, logprobs: Logprobs) -> Evaluated:
         """Call the user's function, on a thread beside the loop; observers hear of its begin, what it reports, and its end."""

@@ -19,10 +19,10 @@ from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
 
 from tinker._http import SUBMIT, PreparedRequest, Purpose, Reply, Transport
-from tinker._session import SessionContext, Trial, WireFormat, loss_output, meter, training_use
+from tinker._session import NotRunError, SessionContext, Trial, WireFormat, loss_output, meter, training_use
 from tinker._training.chunks import split
 from tinker._training.combine import combine
-from tinker._training.numbers import Numbers
+from tinker._training.numbers import Numbers, RunTarget
 from tinker._wire import BUFFERS, datum_nbytes, json, proto, slices
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture
@@ -85,14 +85,15 @@ class _Chunk(msgspec.Struct):
             BUFFERS.release(self._encoded)
         self._encoded = None
 
-    def json_request(self, job: LossJob, model_id: str, number: int) -> Request[models.UntypedAPIFuture]:
+    def json_request(self, job: LossJob, target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
         """Return the JSON request; forward only is an operation of its own there."""
         inputs = models.ForwardBackwardInput(data=json.wire_data(self.data), loss_fn=job.loss_fn, loss_fn_config=job.config)
+        model_id, known = target.model_id, target.known_failure
         if job.forward_only:
-            return training_api.forward(models.ForwardRequest(forward_input=inputs, model_id=model_id, seq_id=number))
-        return training_api.forward_backward(
-            models.ForwardBackwardRequest(forward_backward_input=inputs, model_id=model_id, seq_id=number)
-        )
+            forward = models.ForwardRequest(forward_input=inputs, model_id=model_id, seq_id=number)
+            return training_api.forward(forward, x_tinker_known_failure=known)
+        both = models.ForwardBackwardRequest(forward_backward_input=inputs, model_id=model_id, seq_id=number)
+        return training_api.forward_backward(both, x_tinker_known_failure=known)
 
 
 class LossRequests(msgspec.Struct, frozen=True):
@@ -103,16 +104,16 @@ class LossRequests(msgspec.Struct, frozen=True):
     job: LossJob
     chunks: list[_Chunk]
 
-    async def submit(self, numbers: Numbers, model_id: str, future: APIFuture[Any]) -> list[Submission]:
+    async def submit(self, numbers: Numbers, target: RunTarget, future: APIFuture[Any]) -> list[Submission]:
         """Number and send every chunk; only whose turn it is may call this."""
         accepted: list[_Chunk] = []
         submissions: list[Submission] = []
         try:
             if len(self.chunks) > 1 and self.context.config.parallel_fwdbwd_chunks:
-                submissions = await self._submit_together(numbers, model_id, accepted)
+                submissions = await self._submit_together(numbers, target, accepted)
             else:
                 for chunk in self.chunks:
-                    submissions.append(await numbers.send(partial(self._send_chunk, chunk, model_id, accepted)))
+                    submissions.append(await numbers.send(partial(self._send_chunk, chunk, target, accepted)))
         except Exception as error:
             self._note_accepted(error, len(accepted))
             self._tell_possible_use(accepted, future)
@@ -121,10 +122,10 @@ class LossRequests(msgspec.Struct, frozen=True):
             self._tell_possible_use(accepted, future)
         return submissions
 
-    async def _submit_together(self, numbers: Numbers, model_id: str, accepted: list[_Chunk]) -> list[Submission]:
+    async def _submit_together(self, numbers: Numbers, target: RunTarget, accepted: list[_Chunk]) -> list[Submission]:
         """Submit the first chunk last: the server starts when it has that one, and the others are there by then."""
         first = numbers.take(len(self.chunks))
-        head, *rest = (partial(self._send_chunk, chunk, model_id, accepted, first + i) for i, chunk in enumerate(self.chunks))
+        head, *rest = (partial(self._send_chunk, chunk, target, accepted, first + i) for i, chunk in enumerate(self.chunks))
         later = await asyncio.gather(*(send() for send in rest), return_exceptions=True)
         outcomes: list[Submission | BaseException | None] = [None, *later]
         if not any(isinstance(one, BaseException) for one in later):
@@ -166,7 +167,13 @@ class LossRequests(msgspec.Struct, frozen=True):
         if len(accepted) == 1:
             return combine([await self._result(self.chunks[0], accepted[0], future)])
         pairs = zip(self.chunks, accepted, strict=True)
-        return combine(await asyncio.gather(*(self._result(chunk, one, future) for chunk, one in pairs)))
+        results = [asyncio.ensure_future(self._result(chunk, one, future)) for chunk, one in pairs]
+        try:
+            return combine(await asyncio.gather(*results))
+        except NotRunError:
+            for result in results:  # the error of the chunk that failed by itself
+                await result
+            raise
 
     def _result(self, chunk: _Chunk, accepted: Submission, future: APIFuture[Any]) -> Awaitable[ForwardBackwardOutput]:
         expected = loss_output("Forward" if self.job.forward_only else "ForwardBackward")
@@ -176,9 +183,9 @@ class LossRequests(msgspec.Struct, frozen=True):
         use = _use(future, [chunk])
         return meter(observers, future, use, lambda _: use, result)
 
-    async def _send_chunk(self, chunk: _Chunk, model_id: str, accepted: list[_Chunk], number: int) -> Submission:
+    async def _send_chunk(self, chunk: _Chunk, target: RunTarget, accepted: list[_Chunk], number: int) -> Submission:
         """Submit one chunk; one that is refused is tried in the other forms the server may read, under the same number."""
-        submission = _ChunkSubmission(self, chunk, model_id, number)
+        submission = _ChunkSubmission(self, chunk, target, number)
         async with self.context.limits.training_nbytes.take(chunk.nbytes):
             reply = await self.transport.send_variants(submission, SUBMIT)
         accepted.append(chunk)
@@ -196,8 +203,8 @@ class _ChunkSubmission:
     operation: str = training_api.forward_backward.__name__
     reply: type[models.UntypedAPIFuture] = models.UntypedAPIFuture
 
-    def __init__(self, requests: LossRequests, chunk: _Chunk, model_id: str, number: int) -> None:
-        self._requests, self._chunk, self._model_id, self._number = requests, chunk, model_id, number
+    def __init__(self, requests: LossRequests, chunk: _Chunk, target: RunTarget, number: int) -> None:
+        self._requests, self._chunk, self._target, self._number = requests, chunk, target, number
         self._trial = Trial(requests.context.wire, has_sparse=chunk.has_sparse)
         self._prepared: dict[WireFormat, PreparedRequest] = {}
 
@@ -227,12 +234,12 @@ class _ChunkSubmission:
         job, written, transport = self._requests.job, self._chunk.in_format(form), self._requests.transport
         if form.media == "proto":
             head = proto.forward_backward_head(
-                self._model_id, self._number, job.loss_fn, job.config, forward_only=job.forward_only
+                self._target.model_id, self._number, job.loss_fn, job.config, forward_only=job.forward_only
             )
             body = Binary(proto.MEDIA_TYPE, [*head, *slices(await written.encode())])
-            request = training_api.forward_backward(body)
+            request = training_api.forward_backward(body, x_tinker_known_failure=self._target.known_failure)
         else:
-            request = written.json_request(job, self._model_id, self._number)
+            request = written.json_request(job, self._target, self._number)
         compress = self._requests.context.config.proto_compress_fwdbwd and form.media == "proto"
         if written.nbytes > _LARGE_NBYTES and (compress or form.media != "proto"):
             return await asyncio.to_thread(transport.prepare, request, Purpose.UPLOAD, compress=compress)

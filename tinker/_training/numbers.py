@@ -12,6 +12,8 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from tinker._http import Fate, Findings, fate_of
 from tinker.errors import APIStatusError
 
@@ -19,6 +21,13 @@ T = TypeVar("T")
 
 FIRST_NUMBER = 1  # creation is implicitly 0
 _EXPECTED = re.compile(r"expected\D{0,20}(\d+)\D{1,20}got\D{0,20}(\d+)", re.IGNORECASE)
+
+
+class RunTarget(msgspec.Struct, frozen=True):
+    """Which model a request is for, and the number of the last failure of the run that its caller knew of; 0 for none."""
+
+    model_id: str
+    known_failure: int = 0
 
 
 class Numbers:
@@ -29,6 +38,11 @@ class Numbers:
         self._next = FIRST_NUMBER
         self._refused: set[int] = set()  # read by the server, and not carried out as far as is known
         self._reused: set[int] = set()  # in use again, as the server seemed not to have seen them
+
+    @property
+    def next(self) -> int:
+        """Return the number that the next request gets."""
+        return self._next
 
     def take(self, count: int = 1) -> int:
         """Return the first of the next ``count`` numbers, which are used now."""

@@ -3,11 +3,13 @@
 A place is taken in the order of the user's calls. Its turn comes when every earlier place is done submitting; results are
 not waited for.
 
-A failure stops the later requests of the run until the user has received its error: no optimizer step is sent after a failed
-gradient, also by a loop that looks at nothing, and no run ends because of one refusal. A step that the server has accepted when
-the failure arrives is not stopped. A request
-that was called before the error was received fails with PrecedingRequestFailed and is not sent; receiving that error counts as
-receiving the failure. A request that is called afterwards is sent.
+A failure stops the later requests of the run until the user has received its error: no optimizer step runs after a failed
+gradient, also in a loop that looks at nothing, and no run ends because of one refusal. A request that was called before the
+error was received fails with PrecedingRequestFailed and is not sent; receiving that error counts as receiving the failure. A
+request that is called afterwards is sent.
+
+A request that is sent before the failure arrives is stopped by the server: each says which failure its caller knew of, and a
+server that reads this does not run it behind a later one.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from tinker._http import Findings
+from tinker._session import NotRunError
 from tinker._training.numbers import Numbers
 from tinker.errors import PrecedingRequestFailed, copy_error
 from tinker.futures import APIFuture
@@ -34,12 +38,17 @@ class Sequencer:
         #: Returns the moment of a call or of a receipt, to compare with others; from any thread.
         self.now: Callable[[], int] = itertools.count().__next__
         self._blocks: list[Block] = []
+        self._turns: weakref.WeakSet[Turn] = weakref.WeakSet()  # of operations that are not over
+        #: The last number under which a request failed and the user has the error; 0 for none.
+        self.known_failure = 0
         self._ended: tuple[APIFuture[Any], BaseException] | None = None
 
     def take_turn(self, future: APIFuture[Any], called: int) -> Turn:
         """Return the next place in the queue, of an operation that was called at the moment ``called``."""
         turn = self._last = _Turn(self._last)
-        return Turn(self, turn, future, next(self._positions), called)
+        place = Turn(self, turn, future, next(self._positions), called)
+        self._turns.add(place)
+        return place
 
     def end(self, creation: APIFuture[Any], error: BaseException) -> None:
         """Fail every later turn with ``error``: there is no run."""
@@ -50,6 +59,9 @@ class Sequencer:
         block = Block(self, turn, error)
         self._blocks.append(block)
         turn.future.receipt.add_action(block.receive)
+        for later in self._turns:
+            if later.position > turn.position and (later.behind is None or later.behind.position > turn.position):
+                later.behind = block
 
     def check(self, turn: Turn) -> None:
         """Raise what keeps the request whose turn it is from being sent."""
@@ -57,11 +69,29 @@ class Sequencer:
             creation, error = self._ended
             turn.future.receipt.add_action(creation.receipt.mark_received)
             raise _add_note(copy_error(error))
-        self._blocks = [block for block in self._blocks if block.received is None or turn.called < block.received]
+        received = [block for block in self._blocks if block.received is not None and block.received <= turn.called]
+        self.known_failure = max([self.known_failure, *(block.number for block in received)])
+        self._blocks = [block for block in self._blocks if block not in received]
         block = next((block for block in self._blocks if block.position < turn.position), None)
         if block is not None:
             turn.future.receipt.add_action(block.receive)
-            raise block.error_for(turn.future.operation)
+            raise block.error_for(turn.future.operation, "sent")
+
+    async def explain_stop(self, turn: Turn, reason: NotRunError) -> PrecedingRequestFailed:
+        """Return the error of a request that the server did not run, once everything before it is over.
+
+        Without a failure before it, that one's future was cancelled, and the request itself stops later ones.
+        """
+        for earlier in [one for one in self._turns if one.position < turn.position]:
+            await earlier.future.wait()
+        if turn.behind is not None:
+            turn.future.receipt.add_action(turn.behind.receive)
+            return turn.behind.error_for(turn.future.operation, "run")
+        operation, failed = turn.future.operation, reason.failed_operation
+        error = PrecedingRequestFailed(f"{operation} was not run, because the {failed} before it failed", operation, failed)
+        error.__cause__ = reason
+        self.block(turn, error)
+        return error
 
 
 def _add_note(error: BaseException) -> BaseException:
@@ -114,6 +144,15 @@ class Turn:
         self.future = future
         self.position = position
         self.called = called
+        self.behind: Block | None = None
+        self._first_number: int | None = None
+        self._last_number = 0
+
+    @property
+    def last_number(self) -> int:
+        """Return the last number that it has taken; 0 while there is none."""
+        following = self._sequencer.numbers.next
+        return following - 1 if self._first_number is not None and self._first_number < following else self._last_number
 
     async def __aenter__(self) -> Numbers:
         try:
@@ -122,6 +161,7 @@ class Turn:
         except BaseException:
             self.leave()
             raise
+        self._first_number = self._sequencer.numbers.next
         return self._sequencer.numbers
 
     async def __aexit__(self, *_: object) -> None:
@@ -129,6 +169,7 @@ class Turn:
 
     def leave(self) -> None:
         """Let the next place have its turn, as soon as every earlier one is done."""
+        self._last_number, self._first_number = self.last_number, None
         self._turn.end()
 
 
@@ -141,6 +182,7 @@ class Block:
         self._error = copy_error(error)  # without the traceback, which holds the future and the data
         self._lock = threading.Lock()
         self.position = turn.position
+        self.number = turn.last_number
         self.received: int | None = None
 
     def receive(self) -> None:
@@ -149,10 +191,10 @@ class Block:
             if self.received is None:
                 self.received = self._sequencer.now()
 
-    def error_for(self, operation: str) -> PrecedingRequestFailed:
-        """Return the error of a request that this stops."""
+    def error_for(self, operation: str, not_done: str) -> PrecedingRequestFailed:
+        """Return the error of a request that this stops, which was not ``sent`` or not ``run``."""
         first_line = (str(self._error) or type(self._error).__name__).splitlines()[0]
-        message = f"{operation} was not sent, because the {self._operation} before it failed: {first_line}"
+        message = f"{operation} was not {not_done}, because the {self._operation} before it failed: {first_line}"
         error = PrecedingRequestFailed(message, operation, self._operation)
         error.__cause__ = self._error
         return error

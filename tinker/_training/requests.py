@@ -6,7 +6,7 @@ Which model it is for and which number it carries is filled in when its turn has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from tinker_wire import models
@@ -16,6 +16,7 @@ from tinker_wire.runtime import Request
 
 from tinker._http import SUBMIT, Reply, Transport
 from tinker._session import ResultSpec, json_only
+from tinker._training.numbers import RunTarget
 from tinker.types.params import AdamParams, DimuonParams
 from tinker.types.results import SaveWeightsExternalResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse
 
@@ -28,21 +29,23 @@ class RunRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """One request of a run. Where it ``changes_run``, its failure stops later ones until the user has the error."""
 
     operation: str
-    build: Callable[[Any], Request[models.UntypedAPIFuture]]
+    build: Callable[..., Request[models.UntypedAPIFuture]]
     body: msgspec.Struct
     spec: ResultSpec[T]
     changes_run: bool = True
     is_numbered: bool = True
     sampler_numbers: Iterator[int] | None = None
 
-    async def submit(self, transport: Transport, model_id: str, number: int) -> Reply[models.UntypedAPIFuture]:
+    async def submit(self, transport: Transport, target: RunTarget, number: int) -> Reply[models.UntypedAPIFuture]:
         """Send it under this number."""
-        filled: dict[str, object] = {"model_id": model_id}
+        filled: dict[str, object] = {"model_id": target.model_id}
+        headers: dict[str, int] = {}
         if self.is_numbered:
             filled["seq_id"] = number
+            headers["x_tinker_known_failure"] = target.known_failure
         if self.sampler_numbers is not None:
             filled["sampling_session_seq_id"] = next(self.sampler_numbers)
-        return await transport.send(self.build(msgspec.structs.replace(self.body, **filled)), SUBMIT)
+        return await transport.send(self.build(msgspec.structs.replace(self.body, **filled), **headers), SUBMIT)
 
 
 def optim_step(params: AdamParams | DimuonParams) -> RunRequest[models.OptimStepResponse]:

@@ -17,11 +17,11 @@ from tinker_wire.api import training as training_api
 from tinker._futures import Subject
 from tinker._http import SUBMIT, Fate, fate_of
 from tinker._runtime import Runtime, run
-from tinker._session import SessionContext, suggest_losses
+from tinker._session import NotRunError, SessionContext, suggest_losses
 from tinker._training.creation import Creation
 from tinker._training.custom_loss import CustomStep, PreparedLoss
 from tinker._training.loss_requests import LossJob, prepare_loss_requests
-from tinker._training.numbers import Numbers
+from tinker._training.numbers import Numbers, RunTarget
 from tinker._training.order import Sequencer, Turn
 from tinker._training.requests import RunRequest, save_for_sampling_session
 from tinker.errors import SessionLostError
@@ -162,8 +162,8 @@ class TrainingRun:
 
     async def _send(self, future: APIFuture[T], request: RunRequest[T], called: int) -> T:
         turn = self._order.take_turn(future, called)
-        async with self._turn(turn, changes_run=request.changes_run) as (numbers, model_id):
-            submit = partial(request.submit, self.runtime.transport, model_id)
+        async with self._turn(turn, changes_run=request.changes_run) as (numbers, target):
+            submit = partial(request.submit, self.runtime.transport, target)
             submission = await (numbers.send(submit) if request.is_numbered else submit(0))
         context = await self.runtime.session.ensure_started()
         async with self._result_of(turn, changes_run=request.changes_run):
@@ -176,8 +176,8 @@ class TrainingRun:
         async with self._preparation_of(turn, changes_run=changes_run) as context:
             requests = await prepare_loss_requests(self.runtime.transport, context, data, job)
         with suggest_losses(job.loss_fn):
-            async with self._turn(turn, changes_run=changes_run) as (numbers, model_id):
-                accepted = await requests.submit(numbers, model_id, future)
+            async with self._turn(turn, changes_run=changes_run) as (numbers, target):
+                accepted = await requests.submit(numbers, target, future)
             async with self._result_of(turn, changes_run=changes_run):
                 return await requests.result(accepted, future)
 
@@ -188,8 +188,8 @@ class TrainingRun:
         async with self._preparation_of(turn) as context:
             forward = await prepared.forward(self.runtime.transport, context)
             step = CustomStep(self.runtime.thread, prepared, forward, future)
-        async with self._turn(turn) as (numbers, model_id):
-            submitted = await step.submit(numbers, model_id)
+        async with self._turn(turn) as (numbers, target):
+            submitted = await step.submit(numbers, target)
         async with self._result_of(turn):
             return await step.result(submitted)
 
@@ -207,13 +207,13 @@ class TrainingRun:
             raise
 
     @asynccontextmanager
-    async def _turn(self, turn: Turn, *, changes_run: bool = True) -> AsyncGenerator[tuple[Numbers, str]]:
+    async def _turn(self, turn: Turn, *, changes_run: bool = True) -> AsyncGenerator[tuple[Numbers, RunTarget]]:
         """Hold what is sent in the turn. What has begun to be sent is sent to the end, also when the future is cancelled."""
         async with turn as numbers:
             assert self.model is not None
             with turn.future.shield():
                 try:
-                    yield numbers, self.model.model_id
+                    yield numbers, RunTarget(self.model.model_id, self._order.known_failure)
                 except Exception as error:
                     await self._fail(turn, error, stops=changes_run or fate_of(error) is Fate.UNKNOWN)
                     raise
@@ -230,8 +230,10 @@ class TrainingRun:
     async def _fail(self, turn: Turn, error: Exception, *, stops: bool) -> None:
         """Note a failure, which, if it ``stops`` later requests, does so until the user has its error.
 
-        Raises SessionLostError in the place of ``error`` where that is what it means.
+        Raises SessionLostError or PrecedingRequestFailed in the place of ``error`` where that is what it means.
         """
+        if isinstance(error, NotRunError):
+            raise await self._order.explain_stop(turn, error)
         lost: SessionLostError | None = None
         if self._session_id is not None:
             lost = await self.runtime.session.explain_loss(self._session_id, error)

@@ -16,6 +16,7 @@ from tinker.local.hosts import is_this_machine
 from tinker.local.profiles import Profile, read_body
 
 T = TypeVar("T", bound=msgspec.Struct)
+KNOWN_FAILURE = "x-tinker-known-failure"
 _PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 Offload: TypeAlias = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
 
@@ -25,7 +26,7 @@ class APICall:
     """What was asked: the operation, the parts of the path, the query, the headers (lower case) and the plain body.
 
     ``base_url`` is where the client found this server, without a trailing slash. ``is_local_client`` says that the client runs
-    on     this machine, as far as the connection tells: through a tunnel it seems to.
+    on this machine, as far as the connection tells: through a tunnel it seems to.
     """
 
     operation: Operation
@@ -50,6 +51,11 @@ class APICall:
     def is_proto(self) -> bool:
         """Return whether the body is protobuf."""
         return self.headers.get("content-type", "").startswith(proto.MEDIA_TYPE)
+
+    @property
+    def known_failure(self) -> int | None:
+        """Return the number of the last failure of the run that the caller knows; None from a client that does not say."""
+        return int(self.headers[KNOWN_FAILURE]) if KNOWN_FAILURE in self.headers else None
 
     @property
     def accepts_proto(self) -> bool:

@@ -16,7 +16,7 @@ from tinker_wire import models
 from tinker_wire.api import sampling, service, training, weights
 from tinker_wire.operations import OPERATIONS
 
-from tinker.local.call import APICall
+from tinker.local.call import KNOWN_FAILURE, APICall
 from tinker.local.engines import Engine
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
@@ -87,6 +87,7 @@ def write_down(state: State, journal: Journal, call: APICall, answer: object) ->
             created_at=state.now(),
             request_id=about.request_id,
             number=number,
+            known_failure=call.known_failure,
         )
     )
 
@@ -203,6 +204,8 @@ class _Restart:
         assert request.number is not None
         with self._state.lock:
             model.queue.skip(request.number, self._state.clock())
+            if isinstance(result.outcome, RequestFailure):
+                model.queue.note_failure(request.number, request.operation, result.outcome)
         if request.operation == _SAMPLER_SAVE and not _is_failure(result):
             body = msgspec.json.decode(request.content, type=models.SaveWeightsForSamplerRequest)
             if body.path is None and body.sampling_session_seq_id is not None:
@@ -245,10 +248,11 @@ class _Restart:
 
 
 def _to_call(request: JournalRequest) -> APICall:
+    known = {} if request.known_failure is None else {KNOWN_FAILURE: str(request.known_failure)}
     return APICall(
         operation=OPERATIONS[request.operation],
         path=msgspec.json.decode(request.path, type=dict[str, str]),
-        headers={"content-type": request.content_type},
+        headers={"content-type": request.content_type, **known},
         content=request.content,
     )
 

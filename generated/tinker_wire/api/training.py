@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+import msgspec
 
 from .. import models
 from ..runtime import Binary, Request, header_values, path_value, query_string
@@ -45,7 +47,10 @@ def get_info(body: models.GetInfoRequest) -> Request[models.GetInfoResponse]:
 
 
 def forward_backward(
-    body: models.ForwardBackwardRequest | Binary, *, content_encoding: str | None = None
+    body: models.ForwardBackwardRequest | Binary,
+    *,
+    content_encoding: str | None = None,
+    x_tinker_known_failure: Annotated[int, msgspec.Meta(ge=0)] | None = None,
 ) -> Request[models.UntypedAPIFuture]:
     """Compute a loss and add its gradient to the model's accumulated gradient.
 
@@ -63,18 +68,25 @@ def forward_backward(
 
     - `content_encoding`: `zstd` where the client configuration says `proto_compress_fwdbwd`; one frame that states
       its content size.
+    - `x_tinker_known_failure`: The last `seq_id` under which a request of the run failed and the caller has received
+      the error; 0 for none. A server that reads it does not run the request where a gradient, an optimizer step or a
+      load with a later number failed before it: the request fails, with `failed_operation`.
     """
     return Request(
         operation="forward_backward",
         method="POST",
         path="/api/v1/forward_backward",
         reply=models.UntypedAPIFuture,
-        headers=header_values(("Content-Encoding", content_encoding)),
+        headers=header_values(
+            ("Content-Encoding", content_encoding), ("X-Tinker-Known-Failure", x_tinker_known_failure)
+        ),
         body=body,
     )
 
 
-def forward(body: models.ForwardRequest) -> Request[models.UntypedAPIFuture]:
+def forward(
+    body: models.ForwardRequest, *, x_tinker_known_failure: Annotated[int, msgspec.Meta(ge=0)] | None = None
+) -> Request[models.UntypedAPIFuture]:
     """Compute a loss without a gradient, in JSON.
 
     Deprecated.
@@ -83,28 +95,40 @@ def forward(body: models.ForwardRequest) -> Request[models.UntypedAPIFuture]:
     numbering of `seq_id` with the other requests of the model.
 
     `POST /api/v1/forward`; servers may lack it.
+
+    - `x_tinker_known_failure`: The last `seq_id` under which a request of the run failed and the caller has received
+      the error; 0 for none. A server that reads it does not run the request where a gradient, an optimizer step or a
+      load with a later number failed before it: the request fails, with `failed_operation`.
     """
     return Request(
         operation="forward",
         method="POST",
         path="/api/v1/forward",
         reply=models.UntypedAPIFuture,
+        headers=header_values(("X-Tinker-Known-Failure", x_tinker_known_failure)),
         body=body,
     )
 
 
-def optim_step(body: models.OptimStepRequest) -> Request[models.UntypedAPIFuture]:
+def optim_step(
+    body: models.OptimStepRequest, *, x_tinker_known_failure: Annotated[int, msgspec.Meta(ge=0)] | None = None
+) -> Request[models.UntypedAPIFuture]:
     """Apply the accumulated gradient and clear it.
 
     Exactly one of `adam_params` and `optimizer_params` is sent.
 
     `POST /api/v1/optim_step`.
+
+    - `x_tinker_known_failure`: The last `seq_id` under which a request of the run failed and the caller has received
+      the error; 0 for none. A server that reads it does not run the request where a gradient, an optimizer step or a
+      load with a later number failed before it: the request fails, with `failed_operation`.
     """
     return Request(
         operation="optim_step",
         method="POST",
         path="/api/v1/optim_step",
         reply=models.UntypedAPIFuture,
+        headers=header_values(("X-Tinker-Known-Failure", x_tinker_known_failure)),
         body=body,
     )
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+import msgspec
 
 from .. import models
 from ..runtime import Request, header_values, path_value, query_string
@@ -11,24 +13,35 @@ from ..runtime import Request, header_values, path_value, query_string
 T = TypeVar("T")
 
 
-def save_weights(body: models.SaveWeightsRequest) -> Request[models.UntypedAPIFuture]:
+def save_weights(
+    body: models.SaveWeightsRequest, *, x_tinker_known_failure: Annotated[int, msgspec.Meta(ge=0)] | None = None
+) -> Request[models.UntypedAPIFuture]:
     """Save weights and optimizer state, to train on later.
 
     Runs in the order of `seq_id` with the other requests of the model. A name that exists is 409 unless `overwrite`
     is true.
 
     `POST /api/v1/save_weights`.
+
+    - `x_tinker_known_failure`: The last `seq_id` under which a request of the run failed and the caller has received
+      the error; 0 for none. A server that reads it does not run the request where a gradient, an optimizer step or a
+      load with a later number failed before it: the request fails, with `failed_operation`.
     """
     return Request(
         operation="save_weights",
         method="POST",
         path="/api/v1/save_weights",
         reply=models.UntypedAPIFuture,
+        headers=header_values(("X-Tinker-Known-Failure", x_tinker_known_failure)),
         body=body,
     )
 
 
-def save_weights_for_sampler(body: models.SaveWeightsForSamplerRequest) -> Request[models.UntypedAPIFuture]:
+def save_weights_for_sampler(
+    body: models.SaveWeightsForSamplerRequest,
+    *,
+    x_tinker_known_failure: Annotated[int, msgspec.Meta(ge=0)] | None = None,
+) -> Request[models.UntypedAPIFuture]:
     """Save weights to sample from, under a name or straight into a sampling session.
 
     With `path` a named checkpoint is stored, and the result holds its `path`. With `sampling_session_seq_id` instead
@@ -36,33 +49,47 @@ def save_weights_for_sampler(body: models.SaveWeightsForSamplerRequest) -> Reque
     "inflight" makes a sampling session whose weights later inflight saves of the model replace while it runs.
 
     `POST /api/v1/save_weights_for_sampler`.
+
+    - `x_tinker_known_failure`: The last `seq_id` under which a request of the run failed and the caller has received
+      the error; 0 for none. A server that reads it does not run the request where a gradient, an optimizer step or a
+      load with a later number failed before it: the request fails, with `failed_operation`.
     """
     return Request(
         operation="save_weights_for_sampler",
         method="POST",
         path="/api/v1/save_weights_for_sampler",
         reply=models.UntypedAPIFuture,
+        headers=header_values(("X-Tinker-Known-Failure", x_tinker_known_failure)),
         body=body,
     )
 
 
-def save_weights_external(body: models.SaveWeightsExternalRequest) -> Request[models.UntypedAPIFuture]:
+def save_weights_external(
+    body: models.SaveWeightsExternalRequest, *, x_tinker_known_failure: Annotated[int, msgspec.Meta(ge=0)] | None = None
+) -> Request[models.UntypedAPIFuture]:
     """Save weights as files to download, encrypted where recipients are given.
 
     The files are listed by `get_external_weights_urls`.
 
     `POST /api/v1/save_weights_external`; servers may lack it.
+
+    - `x_tinker_known_failure`: The last `seq_id` under which a request of the run failed and the caller has received
+      the error; 0 for none. A server that reads it does not run the request where a gradient, an optimizer step or a
+      load with a later number failed before it: the request fails, with `failed_operation`.
     """
     return Request(
         operation="save_weights_external",
         method="POST",
         path="/api/v1/save_weights_external",
         reply=models.UntypedAPIFuture,
+        headers=header_values(("X-Tinker-Known-Failure", x_tinker_known_failure)),
         body=body,
     )
 
 
-def load_weights(body: models.LoadWeightsRequest) -> Request[models.UntypedAPIFuture]:
+def load_weights(
+    body: models.LoadWeightsRequest, *, x_tinker_known_failure: Annotated[int, msgspec.Meta(ge=0)] | None = None
+) -> Request[models.UntypedAPIFuture]:
     """Load a checkpoint into a model.
 
     Two addressings. `model_id` with `seq_id` loads into a model just created. `session_id` with `model_seq_id`
@@ -71,12 +98,17 @@ def load_weights(body: models.LoadWeightsRequest) -> Request[models.UntypedAPIFu
     `seq_id` 1.
 
     `POST /api/v1/load_weights`.
+
+    - `x_tinker_known_failure`: The last `seq_id` under which a request of the run failed and the caller has received
+      the error; 0 for none. A server that reads it does not run the request where a gradient, an optimizer step or a
+      load with a later number failed before it: the request fails, with `failed_operation`.
     """
     return Request(
         operation="load_weights",
         method="POST",
         path="/api/v1/load_weights",
         reply=models.UntypedAPIFuture,
+        headers=header_values(("X-Tinker-Known-Failure", x_tinker_known_failure)),
         body=body,
     )
 

@@ -135,5 +135,9 @@ def _encode_or_fail(outcome: RequestOutcome, media_type: str) -> bytes:
 
 def _encode_outcome(outcome: RequestOutcome, media_type: str) -> bytes:
     if isinstance(outcome, RequestFailure):
-        return json.encode(models.RequestFailedResponse(error=outcome.error, category=outcome.category))
+        return json.encode(
+            models.RequestFailedResponse(
+                error=outcome.error, category=outcome.category, failed_operation=outcome.failed_operation
+            )
+        )
     return encode_result(outcome, media_type)

@@ -126,8 +126,7 @@ async def _enqueue_protobuf(state: State, call: APICall) -> models.UntypedAPIFut
         raise APIProblem(422, f"the body is not a ForwardBackwardRequest: {error}") from error
     state.settings.profile.check_loss(request.loss_fn, request.loss_fn_config, request.data)
     loss = LossRequest(request.loss_fn, request.loss_fn_config, backward=not request.forward_only)
-    operation = call.name if loss.backward else "forward"
-    return _enqueue_loss(state, operation, request.model_id, request.seq_id, request_fingerprint, loss, lambda: request.data)
+    return _enqueue_loss(state, call, request.model_id, request.seq_id, request_fingerprint, loss, lambda: request.data)
 
 
 def _enqueue_json(
@@ -143,12 +142,12 @@ def _enqueue_json(
     loss = LossRequest(what.loss_fn, what.loss_fn_config or {}, backward=backward)
     state.settings.profile.check_loss(loss.name, loss.options, what.data)
     data = lambda: [decode_datum(index, datum) for index, datum in enumerate(what.data)]  # noqa: E731
-    return _enqueue_loss(state, call.name, model_id, seq_id, request_fingerprint, loss, data)
+    return _enqueue_loss(state, call, model_id, seq_id, request_fingerprint, loss, data)
 
 
 def _enqueue_loss(
     state: State,
-    operation: str,
+    call: APICall,
     model_id: str,
     seq_id: int | None,
     request_fingerprint: bytes,
@@ -156,12 +155,14 @@ def _enqueue_loss(
     data: Callable[[], list[Datum]],
 ) -> models.UntypedAPIFuture:
     def run(engine: Engine) -> ForwardBackwardOutput:
-        model.require_created()
+        model.require_ready()
         return compute_loss(state, engine, model, loss, data())
 
     with state.lock:
         model = state.store.model(model_id)
-        return enqueue_idempotent(state, operation, model, model.queue.assign_number(seq_id), request_fingerprint, run)
+        operation = call.name if loss.backward else "forward"
+        number, known = model.queue.assign_number(seq_id), call.known_failure
+        return enqueue_idempotent(state, operation, model, number, request_fingerprint, run, known_failure=known)
 
 
 async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -189,7 +190,7 @@ async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
     request = call.read(models.OptimStepRequest)
 
     def run(engine: Engine) -> models.OptimStepResponse:
-        model.require_created()
+        model.require_ready()
         metrics = engine.optim_step(model.model_id, step_params(model, request))
         with state.lock:
             model.history.add_step(metrics, state.now())
@@ -197,7 +198,8 @@ async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
 
     with state.lock:
         model = state.store.model(request.model_id)
-        return enqueue_idempotent(state, call.name, model, model.queue.assign_number(request.seq_id), fingerprint(request), run)
+        number, known = model.queue.assign_number(request.seq_id), call.known_failure
+        return enqueue_idempotent(state, call.name, model, number, fingerprint(request), run, known_failure=known)
 
 
 async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:

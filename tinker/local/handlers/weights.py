@@ -88,7 +88,7 @@ def _save_as_session(
 
     def run(engine: Engine) -> models.SaveWeightsForSamplerResponseInternal:
         try:
-            model.require_created()
+            model.require_ready()
             if request.kind == "inflight":
                 model.inflight = engine.snapshot(model.model_id)
                 sampler.weights = model.inflight_weights
@@ -103,7 +103,9 @@ def _save_as_session(
         return models.SaveWeightsForSamplerResponseInternal(sampling_session_id=sampler.sampler_id)
 
     prepare: Callable[[], None] = lambda: state.store.add_sampler(sampler_number, sampler)  # noqa: E731
-    return enqueue_idempotent(state, call.name, model, number, fingerprint(request), run, prepare=prepare)
+    return enqueue_idempotent(
+        state, call.name, model, number, fingerprint(request), run, known_failure=call.known_failure, prepare=prepare
+    )
 
 
 async def load_weights(state: State, call: APICall) -> models.UntypedAPIFuture:

@@ -69,7 +69,7 @@ def load_into_model(state: State, call: APICall, request: models.LoadWeightsRequ
     """Queue the load of a checkpoint into an existing model."""
 
     def run(engine: Engine) -> models.LoadWeightsResponse:
-        model.require_created()
+        model.require_ready()
         _load_checkpoint(state, engine, model, request)
         return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
 
@@ -81,7 +81,9 @@ def load_into_model(state: State, call: APICall, request: models.LoadWeightsRequ
         model = state.store.model(model_id)
         number = model.queue.assign_number(request.seq_id)
         request_fingerprint = _fingerprint_load(request)
-        return enqueue_idempotent(state, call.name, model, number, request_fingerprint, run, prepare=check_first)
+        return enqueue_idempotent(
+            state, call.name, model, number, request_fingerprint, run, known_failure=call.known_failure, prepare=check_first
+        )
 
 
 async def load_into_new_model(

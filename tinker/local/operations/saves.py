@@ -65,7 +65,16 @@ class Save:
 
     def enqueue(self, run: Callable[[Engine], msgspec.Struct], prepare: Callable[[], None]) -> models.UntypedAPIFuture:
         same = fingerprint(cast("msgspec.Struct", self.request))
-        return enqueue_idempotent(self.state, self.call.name, self.model, self.number, same, run, prepare=prepare)
+        return enqueue_idempotent(
+            self.state,
+            self.call.name,
+            self.model,
+            self.number,
+            same,
+            run,
+            known_failure=self.call.known_failure,
+            prepare=prepare,
+        )
 
     def check(self) -> None:
         """Raise APIProblem 400 for a time to live that is out of range."""
@@ -83,7 +92,7 @@ class Save:
     def run(self, engine: Engine, *, overwrite: bool) -> CheckpointRecord:
         """Write the checkpoint."""
         try:
-            self.model.require_created()
+            self.model.require_ready()
             check_name(self.name)
             training = self.kind == "weights"
             record = self.state.checkpoints.write(

@@ -54,6 +54,7 @@ def enqueue_idempotent(
     request_fingerprint: bytes,
     run: Callable[[Engine], RequestResult],
     *,
+    known_failure: int | None = None,
     prepare: Callable[[], None] | None = None,
 ) -> models.UntypedAPIFuture:
     """Queue request ``number`` of a model and return its future.
@@ -74,7 +75,8 @@ def enqueue_idempotent(
         position = number if number == 0 or state.settings.profile.ordered else model.queue.assign_number(None)
         if state.runs is not None and operation in CHANGES:
             run = _keep_after(state, state.runs, model, number, future, run)
-        _enqueue(state, model.queue, position, ModelTask(future, run), prepare)
+        known = known_failure if state.settings.profile.ordered else None  # it is by number
+        _enqueue(state, model.queue, position, ModelTask(future, run, operation, number, known), prepare)
         request_id = future.request_id
     return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
 

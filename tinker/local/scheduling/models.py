@@ -5,28 +5,48 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import attrs
+from tinker_wire.api import training, weights
 
 from tinker.local.engines import Engine
 from tinker.local.errors import conflict
-from tinker.local.scheduling.steps import OpenEngine, Step, to_failure
+from tinker.local.scheduling.steps import OpenEngine, PrecedingFailure, Step, to_failure
 from tinker.local.storage import FutureStore, RequestFailure, RequestResult, ServerFuture
+
+#: Operations that change a run: a later request counts on them.
+TRAINING = frozenset(one.__name__ for one in (training.forward_backward, training.optim_step, weights.load_weights))
 
 
 @attrs.frozen(eq=False)
 class ModelTask:
-    """One request of a model: what to do with the engine, and the future its result goes to."""
+    """One request of a model: what to do with the engine, and the future its result goes to.
+
+    ``number`` is the client's own; ``known_failure`` is that of the last failure that it knew of, None where it did not say.
+    """
 
     future: ServerFuture
     run: Callable[[Engine], RequestResult]
+    operation: str
+    number: int
+    known_failure: int | None = None
 
-    def step(self, futures: FutureStore, open_engine: OpenEngine) -> None:
+    def step(self, queue: ModelQueue, futures: FutureStore, open_engine: OpenEngine) -> None:
         """Run and resolve."""
         futures.start(self.future)
         try:
             outcome: RequestResult | RequestFailure = self.run(open_engine())
         except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to this request alone
             outcome = to_failure(error)
+            queue.note_failure(self.number, self.operation, outcome)
         futures.resolve(self.future, outcome)
+
+
+@attrs.frozen
+class _Failure:
+    """The last request that changes the run and failed by itself."""
+
+    number: int
+    operation: str
+    reason: str
 
 
 class ModelQueue:
@@ -42,6 +62,8 @@ class ModelQueue:
         self._gap_ends: float | None = None
         self._failure: RequestFailure | None = None
         self._last_step: Step | None = None
+        self._running: ModelTask | None = None
+        self._last_failure: _Failure | None = None
 
     @property
     def is_fresh(self) -> bool:
@@ -83,8 +105,22 @@ class ModelQueue:
             self._update_gap(now)
             if work is not None:
                 self._futures.choose(work.future)
-                return lambda open_engine: work.step(self._futures, open_engine)
+                self._running = work
+                return lambda open_engine: work.step(self, self._futures, open_engine)
         return self._end() if self._last_step is not None else None
+
+    def note_failure(self, number: int, operation: str, failure: RequestFailure) -> None:
+        """Note that a request failed. One that changes the run stops those behind it whose caller does not know of it."""
+        if operation in TRAINING and failure.failed_operation is None:
+            self._last_failure = _Failure(number, operation, failure.error)
+
+    def require_success(self) -> None:
+        """Raise PrecedingFailure when the request that runs now is behind a failure that its caller does not know of."""
+        running, failure = self._running, self._last_failure
+        if running is None or running.known_failure is None or failure is None:
+            return
+        if running.known_failure < failure.number < running.number:
+            raise PrecedingFailure(failure.operation, failure.reason)
 
     def next_wake(self) -> float | None:
         return self._gap_ends

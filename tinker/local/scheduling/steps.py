@@ -30,10 +30,20 @@ class StepQueue(Protocol):
         ...
 
 
+class PrecedingFailure(Exception):
+    """A request is not run, because ``operation`` failed before it."""
+
+    def __init__(self, operation: str, reason: str) -> None:
+        super().__init__(f"the {operation} before it failed: {reason}")
+        self.operation = operation
+
+
 def to_failure(error: Exception) -> RequestFailure:
     """Return what the user reads; an unexpected error is logged with its traceback."""
     if isinstance(error, EngineError):
         return RequestFailure(str(error), "user")
+    if isinstance(error, PrecedingFailure):
+        return RequestFailure(str(error), "user", error.operation)
     if isinstance(error, ModelNotLoaded):
         log.error("%s", error)
         return RequestFailure(str(error), "server")

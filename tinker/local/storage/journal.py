@@ -14,7 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 import msgspec
@@ -40,12 +40,15 @@ create table if not exists results (
 create table if not exists runs (model_id text primary key, number integer not null, optimizer text not null);
 create table if not exists completions (log text primary key, count integer not null);
 """
+_ADD_KNOWN_FAILURE = "alter table requests add column known_failure integer"  # to a file of an earlier version
 _ADD_REQUEST = """
-insert or ignore into requests (subject, operation, path, content_type, content, created_at, request_id, number)
-values (?, ?, ?, ?, ?, ?, ?, ?)
+insert or ignore into requests
+(subject, operation, path, content_type, content, created_at, request_id, number, known_failure)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _REQUESTS = """
-select subject, operation, path, content_type, content, created_at, request_id, number from requests order by position
+select subject, operation, path, content_type, content, created_at, request_id, number, known_failure
+from requests order by position
 """
 
 
@@ -56,7 +59,8 @@ class JournalInUseError(OSError):
 class JournalRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request that was accepted, as its row is. ``subject`` is the run, sampler or session that it belongs to.
 
-    ``path`` is the JSON of the parts of the path. ``number`` is that of a request of a run or sampler, which has an id, too.
+    ``path`` is the JSON of the parts of the path. ``number`` is that of a request of a run or sampler, which has an id, too;
+    ``known_failure`` is the last failure of its run that its client knew of, where the client said so.
     """
 
     subject: str
@@ -67,6 +71,7 @@ class JournalRequest(msgspec.Struct, frozen=True, array_like=True):
     created_at: float
     request_id: str | None
     number: int | None
+    known_failure: int | None
 
 
 @attrs.frozen
@@ -121,6 +126,8 @@ class Journal:
             self._database.execute("pragma journal_mode = wal")
             self._database.execute("pragma synchronous = normal")
             self._database.executescript(_SCHEMA)
+            if not any(column[1] == "known_failure" for column in self._database.execute("pragma table_info(requests)")):
+                self._database.execute(_ADD_KNOWN_FAILURE)
         except sqlite3.OperationalError as error:
             self._database.close()
             raise JournalInUseError(f"another server keeps its runs in {root}; choose another data folder ({error})") from error
@@ -260,7 +267,7 @@ def _result_row(future: ServerFuture, outcome: RequestOutcome) -> tuple[str, tup
 
 def _encode(outcome: RequestOutcome) -> tuple[str, bytes]:
     if isinstance(outcome, RequestFailure):
-        return FAILURE, msgspec.json.encode((outcome.error, outcome.category))
+        return FAILURE, msgspec.json.encode(attrs.astuple(outcome))
     if isinstance(outcome, ForwardBackwardOutput):
         return LOSS, proto.encode_loss_output(outcome)
     if isinstance(outcome, SampleResponse):
@@ -271,7 +278,7 @@ def _encode(outcome: RequestOutcome) -> tuple[str, bytes]:
 
 def _decode(kind: str, content: bytes) -> RequestOutcome:
     if kind == FAILURE:
-        return RequestFailure(*msgspec.json.decode(content, type=tuple[str, str]))
+        return RequestFailure(*msgspec.json.decode(content, type=list[Any]))
     if kind == LOSS:
         return proto.decode_loss_output(content)
     if kind == SAMPLE:

@@ -26,10 +26,14 @@ MAX_REMEMBERED = 100_000  # identifiers of results that are gone; beyond these a
 
 @attrs.frozen
 class RequestFailure:
-    """A request that was accepted and failed; ``category`` names the cause (``user`` or ``server``)."""
+    """A request that was accepted and failed; ``category`` names the cause (``user`` or ``server``).
+
+    ``failed_operation`` is that of an earlier request because of whose failure this one was not run.
+    """
 
     error: str
     category: str
+    failed_operation: str | None = None
 
 
 RequestResult: TypeAlias = ForwardBackwardOutput | SampleResponse | msgspec.Struct

@@ -96,10 +96,11 @@ class ModelRecord:
     history: RunHistory = attrs.field(factory=RunHistory)
     reserved_paths: set[str] = attrs.field(factory=lambda: set[str]())
 
-    def require_created(self) -> None:
-        """Raise EngineError when its creation failed."""
+    def require_ready(self) -> None:
+        """Raise EngineError when its creation failed, PrecedingFailure when the request that runs now is behind a failure."""
         if self.creation_error is not None:
             raise EngineError(f"model {self.model_id!r} was not created: {self.creation_error}")
+        self.queue.require_success()
 
     def inflight_weights(self, engine: Engine) -> object:
         """Return the present weights of inflight samplers. Raises EngineError once the model is gone."""
