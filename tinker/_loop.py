@@ -21,12 +21,13 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from functools import partial
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from tinker._clock import Clock
 
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 TICK_SECONDS = 0.5
 LONG_SECONDS = 2.0
@@ -36,6 +37,17 @@ STARVED = (
     "this process got little processor time: the machine is busy or was suspended, or a blocking call held the interpreter"
 )
 _IMPORT_SYSTEM = "<frozen importlib"
+
+
+class _TaskOwner(Protocol[T]):
+    """The future that the outcome of a task goes to."""
+
+    operation: str
+    _task: asyncio.Task[T] | None
+
+    def cancelled(self) -> bool: ...
+
+    def _settle(self, task: asyncio.Task[T]) -> None: ...
 
 
 class LoopThread:
@@ -64,6 +76,15 @@ class LoopThread:
         else:
             loop.call_soon_threadsafe(self._drain)
         self._woken_for = drains
+
+    def start(self, owner: _TaskOwner[T], function: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> None:
+        """Run the coroutine ``function(*args)``, after everything handed over before; its outcome goes to the owner."""
+        self.call(partial(self._begin, owner, function, args))
+
+    def _begin(self, owner: _TaskOwner[T], function: Callable[[*Ts], Coroutine[Any, Any, T]], args: tuple[*Ts]) -> None:
+        if not owner.cancelled():
+            task = self.task(function(*args), owner.operation, owner._settle)  # pyright: ignore[reportPrivateUsage]
+            owner._task = task  # pyright: ignore[reportPrivateUsage]
 
     def task(
         self,

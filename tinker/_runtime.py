@@ -29,7 +29,7 @@ from tinker._http import (
 )
 from tinker._loop import LoopThread, loop_thread
 from tinker._session import Description, ServerSettings, Session, Telemetry, shut_down
-from tinker.futures import APIFuture, failure_of, on_done, start
+from tinker.futures import APIFuture, failure_of, on_done
 from tinker.observing import ExchangeSink, FutureSettled, FutureStarted, Observer, open_log
 
 if TYPE_CHECKING:
@@ -113,9 +113,11 @@ def run(
         progress.trace_headers = read_trace_headers()
     if observers:
         on_done(future, partial(_tell_outcome, observers, future))
-    elif progress.trace_headers is None:
-        return start(future, function, future, *args)
-    return start(future, _run_seen, observers, future, function, *args)
+    if observers or progress.trace_headers is not None:
+        runtime.thread.start(future, _run_seen, observers, future, function, *args)
+    else:
+        runtime.thread.start(future, function, future, *args)
+    return future
 
 
 async def _run_seen(

@@ -228,8 +228,8 @@ class SampleStreamError(TinkerError, RuntimeError):
 class PrecedingRequestFailed(TinkerError):
     """The request was not carried out, because an earlier one of its training run failed and that error was not yet received.
 
-    It was not sent, or the server did not run it. ``__cause__`` is the earlier error. Requests made after this error or that one
-    was received are carried out.
+    It was not sent, or the server did not run it. ``__cause__`` is the earlier error. Requests made after you
+    received this error or that one are carried out.
 
     Attributes:
         operation: The name of the operation that was not carried out.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
@@ -252,10 +252,6 @@ class APIFuture(concurrent.futures.Future[T]):
                 message += f": it is the future of {operation}; call .result() or await it for the result"
             raise AttributeError(message, name=name, obj=self)
 
-    def _begin(self, function: Callable[[*Ts], Coroutine[Any, Any, T]], args: tuple[*Ts]) -> None:
-        if not self.cancelled():
-            self._task = self._thread.task(function(*args), self.operation, self._settle)
-
     def _settle(self, task: asyncio.Task[T]) -> None:
         self._task = None
         if task.cancelled():
@@ -301,12 +297,6 @@ def _hide_frames(error: BaseException) -> None:
         error.__traceback__ = None
         if (cause := error.__cause__) is not None and type(cause).__module__.partition(".")[0] == "tinker":
             cause.__traceback__ = None
-
-
-def start(future: APIFuture[T], function: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> APIFuture[T]:
-    """Run the coroutine ``function(*args)`` as a task of the loop thread; its outcome becomes the future's."""
-    loop_thread().call(partial(future._begin, function, args))  # pyright: ignore[reportPrivateUsage]
-    return future
 
 
 def failure_of(future: APIFuture[Any]) -> BaseException | None:

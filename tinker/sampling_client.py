@@ -96,7 +96,7 @@ class SamplingClient(ReadyClient):
             TypeError: At once, for an argument of the wrong type.
         """
         options = SampleOptions.from_arguments(locals())
-        check_sample(prompt, options, self._sampler.find_context_length())
+        check_sample(prompt, options, self._sampler.context_length)
         return self._sampler.sample(prompt, options)
 
     def sample_stream(
@@ -129,7 +129,7 @@ class SamplingClient(ReadyClient):
             TypeError: At once, for an argument of the wrong type.
         """
         options = SampleOptions(num_samples=num_samples, sampling_params=sampling_params)
-        check_sample(prompt, options, self._sampler.find_context_length())
+        check_sample(prompt, options, self._sampler.context_length)
         check_number("silence_seconds", silence_seconds, positive=True)
         mailbox = TokenMailbox(silence_seconds=silence_seconds)
         chosen = self._sampler.find_tokenizer() if tokenizer is None else tokenizer
@@ -156,7 +156,7 @@ class SamplingClient(ReadyClient):
             include_prompt_logprobs=True,
             prompt_logprobs_last_n=prompt_logprobs_last_n,
         )
-        check_sample(prompt, options, self._sampler.find_context_length())
+        check_sample(prompt, options, self._sampler.context_length)
         return self._sampler.compute_logprobs(prompt, options)
 
     def get_base_model(self) -> str:

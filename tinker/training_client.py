@@ -178,7 +178,7 @@ class TrainingClient(ReadyClient):
             if loss_fn.loss_id is not None:
                 return self._loss("forward_backward_custom", data, "custom", {"loss_id": loss_fn.loss_id})
         prepared = prepare_loss(data, loss_fn)
-        check_context_lengths(data, self._run.find_context_length())
+        check_context_lengths(data, self._run.context_length)
         return self._run.compute_custom_loss(prepared)
 
     def optim_step(
@@ -516,7 +516,7 @@ class TrainingClient(ReadyClient):
     def _loss(
         self, operation: str, data: Sequence[Datum], loss_fn: str, config: LossConfig
     ) -> APIFuture[ForwardBackwardOutput]:
-        longest = self._run.find_context_length()
+        longest = self._run.context_length
         batch = read_batch(data, loss_fn)
         check_data(batch, loss_fn)
         check_context_lengths(batch, longest)

@@ -378,6 +378,14 @@ def test_an_unknown_fate_leaves_a_gap(wire: Any, training: tinker.TrainingClient
     assert wire.requests("optim_step")[-1].seq_id == 3
 
 
+def test_an_unknown_fate_that_was_a_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A gradient that the server accepted and failed, of which the caller has another error, is known: what is called then runs."""
+    wire.drop("forward_backward", apply=True)
+    wire.fail("forward_backward", 401)
+    assert isinstance(training.forward_backward([datum()], "no_such_loss").exception(10), tinker.AuthenticationError)
+    goes_on(training, datum())
+
+
 def in_chunks(settings: Settings, *, together: bool) -> Settings:
     config = models.ClientConfigResponse(fwdbwd_max_chunk_len=1, parallel_fwdbwd_chunks=together)
     return attrs.evolve(settings, client_config=config)

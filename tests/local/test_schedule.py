@@ -121,6 +121,40 @@ def test_a_gap_ends_at_its_time(futures: FutureStore, queue: ModelQueue) -> None
     assert queue.next_wake() is None
 
 
+@pytest.mark.parametrize(
+    ("operation", "known", "runs"),
+    [
+        ("forward_backward", 0, False),
+        ("optim_step", 0, False),
+        ("load_weights", 0, False),
+        ("optim_step", 1, True),
+        ("optim_step", None, True),
+        ("forward", 0, True),
+        ("save_weights", 0, True),
+    ],
+)
+def test_what_runs_behind_a_failure(
+    futures: FutureStore, queue: ModelQueue, operation: str, known: int | None, runs: bool
+) -> None:
+    """A request is not run behind one that changes the run and failed, unless its caller knew of that or does not say."""
+    log: list[str] = []
+
+    def run(engine: Any) -> Any:
+        queue.require_success()
+        log.append("ran")
+        return Done("2")
+
+    failing = attrs.evolve(work(futures, "1", error=EngineError("broken")), operation=operation)
+    future = futures.open("2", b"2")
+    queue.put(0, work(futures, "0"), 0.0)
+    queue.put(1, failing, 0.0)
+    queue.put(2, ModelTask(future, run, "optim_step", 2, known), 0.0)
+    drain(queue, 0.0)
+    assert log == ["ran"] * runs
+    if not runs:
+        assert future.outcome == RequestFailure(f"the {operation} before it failed: broken", "user", operation)
+
+
 def test_numbers_that_were_refused_hold_nobody_back(futures: FutureStore, queue: ModelQueue) -> None:
     """A skipped number is used up; one that waits already, or is over, cannot be skipped."""
     log: list[str] = []

@@ -19,7 +19,7 @@ import pytest
 from tinker._clock import Clock
 from tinker._http.observers import Observers
 from tinker._loop import LoopThread, loop_thread
-from tinker.futures import APIFuture, immediate, start
+from tinker.futures import APIFuture, immediate
 from tinker.observing import QueueChange
 
 SECONDS = 10.0
@@ -177,7 +177,7 @@ def test_done_callbacks_that_raise(error: BaseException, caplog: pytest.LogCaptu
     called = threading.Event()
     future.add_done_callback(fail)
     future.add_done_callback(lambda _: called.set())
-    start(future, value)
+    loop_thread().start(future, value)
     assert called.wait(SECONDS)
     assert runs(loop_thread())
     assert "a done callback of a test failed" in caplog.text
@@ -307,7 +307,8 @@ def test_functions_of_the_user_run_beside_the_loop(ending: BaseException | None)
             raise ending
         return loop_thread().is_current()
 
-    future = start(APIFuture("a test"), partial(loop_thread().run_in_user_thread, work))
+    future: APIFuture[bool] = APIFuture("a test")
+    loop_thread().start(future, partial(loop_thread().run_in_user_thread, work))
     if ending is None:
         assert future.result(SECONDS) is False
     else:

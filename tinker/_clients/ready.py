@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from tinker._loop import loop_thread
 from tinker.errors import copy_error
-from tinker.futures import APIFuture, failure_of, start
+from tinker.futures import APIFuture, failure_of
 from tinker.observing import QueueObserver, Timings
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class ReadyClient:
         """Return a future whose result is the client, for ``concurrent.futures.wait`` and code that asks for one."""
         future: APIFuture[Self] = APIFuture(self._ready.operation)
         future.receipt = self._ready.receipt  # whoever receives the error of the one has received that of the other
-        return start(future, self._follow)
+        loop_thread().start(future, self._follow)
+        return future
 
     async def _follow(self) -> Self:
         await self._ready.wait()

@@ -22,12 +22,13 @@ class SamplerSource(Protocol):
         """Return the run that the weights are of; None for a base model, and where it is not known yet."""
         ...
 
-    async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
-        """Return the id of the sampling session."""
+    @property
+    def base_model(self) -> str | None:
+        """Return the base model, where it is known without asking."""
         ...
 
-    def find_context_length(self, runtime: Runtime) -> int | None:
-        """Return the most tokens that the model takes; None where that is not known yet."""
+    async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
+        """Return the id of the sampling session."""
         ...
 
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
@@ -62,10 +63,6 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
         with suggest_models(self.base_model, runtime.server.known_models):
             return (await runtime.transport.send(api.create_sampling_session(body), SUBMIT)).value.sampling_session_id
 
-    def find_context_length(self, runtime: Runtime) -> int | None:
-        """Return what the server said of the base model that was given."""
-        return runtime.server.find_context_length(self.base_model)
-
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
         """Return what was given, else ask the server."""
         return await ask_base_model(runtime, sampling_session_id) if self.base_model is None else self.base_model
@@ -81,10 +78,6 @@ class SharedSession(msgspec.Struct, frozen=True, kw_only=True):
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
         """Return the id, which is known."""
         return self.sampling_session_id
-
-    def find_context_length(self, runtime: Runtime) -> int | None:
-        """Return what the server said of the base model, where that is known."""
-        return runtime.server.find_context_length(self.base_model)
 
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
         """Return what is known, else ask the server."""

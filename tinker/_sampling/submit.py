@@ -100,9 +100,10 @@ class Sampler:
             known = self._base_model = run(self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created)
         return known
 
-    def find_context_length(self) -> int | None:
+    @property
+    def context_length(self) -> int | None:
         """Return the most tokens that the model takes; None where the server has not said so yet."""
-        return self._source.find_context_length(self.runtime)
+        return self.runtime.server.context_lengths.get(self._source.base_model)
 
     def tokenizer(self) -> APIFuture[_tokenizers.TokenizerSource]:
         """Find the tokenizer; asked for until there is an answer."""
@@ -204,15 +205,17 @@ class Sampler:
 
     async def _sample(self, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions) -> SampleResponse:
         """Sample, again where the promise expired before it was fetched: nothing is lost then but the time of it."""
-        await wait_before(self.created, future)
+        if self.session_id is None:
+            await wait_before(self.created, future)
         session = self.runtime.session
         context = await session.ensure_started()
         async with context.limits.samples.take():
+            admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
             submissions = 0
             while True:
                 submissions += 1
                 try:
-                    return _check_answer(options, await self._submit(context, future, prompt, options))
+                    return _check_answer(options, await self._submit(context, admit, future, prompt, options))
                 except APIStatusError as error:
                     if (lost := await session.explain_loss(self._client_session_id, error)) is not None:
                         raise lost from error
@@ -267,12 +270,16 @@ class Sampler:
         )
 
     async def _submit(
-        self, context: SessionContext, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions
+        self,
+        context: SessionContext,
+        admit: SampleAdmission,
+        future: APIFuture[Any],
+        prompt: ModelInput,
+        options: SampleOptions,
     ) -> SampleResponse:
         if (observers := self.runtime.transport.observers).given:
             await self._note_base_model()
         request = api.asample(self._to_wire(prompt, options), x_tinker_sampling_backpressure="1")
-        admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
         completions = self.completions
         with nullcontext(0) if completions is None else completions.submission() as number:
             submission = await self.runtime.transport.send(request, self._policy, purpose=Purpose.SAMPLE, admit=admit)

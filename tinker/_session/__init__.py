@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinker._session.metering import count_tokens, meter, prompt_use, training_use
-from tinker._session.misspelled import suggest_losses, suggest_models
+from tinker._session.misspelled import suggest_loss, suggest_models
 from tinker._session.negotiation import Negotiation, Trial, WireFormat
 from tinker._session.results import NotRunError, ResultSpec, json_only, loss_output, report_pause, sample_response
 from tinker._session.server_config import ServerConfig, ServerSettings
@@ -33,7 +33,7 @@ __all__ = [
     "report_pause",
     "sample_response",
     "shut_down",
-    "suggest_losses",
+    "suggest_loss",
     "suggest_models",
     "training_use",
 ]

@@ -17,14 +17,10 @@ from tinker_records import find_closest
 LOSSES: tuple[str, ...] = get_args(get_args(models.LossFnType)[0])
 
 
-@contextmanager
-def suggest_losses(loss_fn: str) -> Generator[None]:
-    """Note on an error of the block that names this loss which loss was meant."""
-    try:
-        yield
-    except (APIStatusError, RequestFailedError) as error:
+def suggest_loss(error: Exception, loss_fn: str) -> None:
+    """Note on an error that names this loss which loss was meant."""
+    if isinstance(error, (APIStatusError, RequestFailedError)):
         _note(error, "loss function", loss_fn, LOSSES)
-        raise
 
 
 @contextmanager

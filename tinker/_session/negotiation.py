@@ -107,26 +107,26 @@ def _may_be_unread(error: APIStatusError, form: WireFormat) -> bool:
     return is_unexplained(error) or judge(error) is Verdict.FATAL
 
 
-class Trial:
+class Trial(msgspec.Struct):
     """The submission of one request: each attempt is made in the form in use, and where that may not be read in others."""
 
-    def __init__(self, wire: Negotiation, *, has_sparse: bool) -> None:
-        self._wire, self._has_sparse = wire, has_sparse
-        self._rounds = 0
-        self._form = wire.form
-        self._failures_before = 0
-        self._refusals: list[tuple[WireFormat, APIStatusError]] = []
-        self._others: Iterator[WireFormat] = iter(())
-        self._is_unanswered = False
+    wire: Negotiation
+    has_sparse: bool
+    _form: WireFormat = WireFormat("proto")  # that of the last attempt
+    _rounds: int = 0
+    _failures_before: int = 0
+    _refusals: list[tuple[WireFormat, APIStatusError]] = []
+    _others: Iterator[WireFormat] = iter(())
+    _is_unanswered: bool = False
 
     def begin(self) -> WireFormat:
         """Return the form that an attempt begins with: the one in use, or another one that the last attempt broke off in.
 
         Frameworks that fail close the connection after their answer, so the next request may get none.
         """
-        if self._is_unanswered and not self._wire.is_settled:
+        if self._is_unanswered and not self.wire.is_settled:
             return self._form
-        self._form, self._failures_before = self._wire.form, self._wire.failures
+        self._form, self._failures_before = self.wire.form, self.wire.failures
         self._refusals = []
         return self._form
 
@@ -136,7 +136,7 @@ class Trial:
         if not self._refusals:
             if self._rounds == ROUNDS:
                 raise error
-            self._others = self._wire.alternatives(error, self._form, has_sparse=self._has_sparse)
+            self._others = self.wire.alternatives(error, self._form, has_sparse=self.has_sparse)
         self._refusals.append((self._form, error))
         other = next(self._others, None)
         if other is None:
@@ -150,11 +150,11 @@ class Trial:
         """Note that the server took the last form."""
         refusal = self._refusals[0][1] if self._refusals else None
         if refusal is not None and is_unexplained(refusal):
-            self._wire.note_accepted_after_failure(
-                self._form, self._failures_before, sparse_seen=self._has_sparse, failure=refusal
+            self.wire.note_accepted_after_failure(
+                self._form, self._failures_before, sparse_seen=self.has_sparse, failure=refusal
             )
         else:
-            self._wire.settle(self._form, sparse_seen=self._has_sparse, refusal=refusal)
+            self.wire.settle(self._form, sparse_seen=self.has_sparse, refusal=refusal)
 
     def _most_telling(self, refusals: list[tuple[WireFormat, APIStatusError]]) -> APIStatusError:
         """Return the refusal that says most. One without a reason is believed first: the other forms may really be unread."""

@@ -40,18 +40,15 @@ class ServerSettings:
         self._thread = thread
         self._asking: asyncio.Task[ServerConfig] | None = None
         self._refreshing: asyncio.Task[None] | None = None
-        self._context_lengths: dict[str, int] = {}
+        #: How many tokens a model takes, of those whose length the server has said; by the name of the model.
+        self.context_lengths: dict[str | None, int] = {}
         self.known_models: tuple[str, ...] = ()
 
     def note_capabilities(self, capabilities: models.GetServerCapabilitiesResponse) -> None:
         """Note which models there are, and how many tokens each takes, where the server says so."""
         self.known_models = tuple(model.model_name for model in capabilities.supported_models if model.model_name)
         told = ((model.model_name, model.max_context_length) for model in capabilities.supported_models)
-        self._context_lengths = {name: length for name, length in told if name and length is not None and length > 0}
-
-    def find_context_length(self, base_model: str | None) -> int | None:
-        """Return the most tokens that a model takes; None where the server has not said so, or was not asked."""
-        return None if base_model is None else self._context_lengths.get(base_model)
+        self.context_lengths = {name: length for name, length in told if name and length is not None and length > 0}
 
     async def config(self) -> ServerConfig:
         """Return the settings, requested by the first caller; after a failure the next caller tries again."""

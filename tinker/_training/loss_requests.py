@@ -205,7 +205,7 @@ class _ChunkSubmission:
 
     def __init__(self, requests: LossRequests, chunk: _Chunk, target: RunTarget, number: int) -> None:
         self._requests, self._chunk, self._target, self._number = requests, chunk, target, number
-        self._trial = Trial(requests.context.wire, has_sparse=chunk.has_sparse)
+        self._trial = Trial(requests.context.wire, chunk.has_sparse)
         self._prepared: dict[WireFormat, PreparedRequest] = {}
 
     async def first(self) -> PreparedRequest:

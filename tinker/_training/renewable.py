@@ -67,9 +67,10 @@ class RenewableRun:
         """Return what the model of the present run is."""
         return self.present.info()
 
-    def find_context_length(self) -> int | None:
+    @property
+    def context_length(self) -> int | None:
         """Return the most tokens that the model of the present run takes."""
-        return self.present.find_context_length()
+        return self.present.context_length
 
     def send(self, request: RunRequest[T]) -> APIFuture[T]:
         """Send one request in its turn and wait for its result."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from tinker_wire import models
@@ -17,7 +17,7 @@ from tinker_wire.api import training as training_api
 from tinker._futures import Subject
 from tinker._http import SUBMIT, Fate, fate_of
 from tinker._runtime import Runtime, run
-from tinker._session import NotRunError, SessionContext, suggest_losses
+from tinker._session import NotRunError, SessionContext, suggest_loss
 from tinker._training.creation import Creation
 from tinker._training.custom_loss import CustomStep, PreparedLoss
 from tinker._training.loss_requests import LossJob, prepare_loss_requests
@@ -61,7 +61,8 @@ class Run(Protocol):
         """Return what the model is."""
         ...
 
-    def find_context_length(self) -> int | None:
+    @property
+    def context_length(self) -> int | None:
         """Return the most tokens that the model takes; None where the server has not said so yet."""
         ...
 
@@ -124,18 +125,14 @@ class TrainingRun:
             raise LookupError("this server does not describe its models (it has no get_info)")
         return self.model.info
 
-    def find_context_length(self) -> int | None:
+    @property
+    def context_length(self) -> int | None:
         """Return the most tokens that the model takes; None where the server has not said so yet."""
-        return self.runtime.server.find_context_length(self._base_model())
+        return self.runtime.server.context_lengths.get(self.base_model)
 
-    async def base_model(self) -> str:
-        """Return the name of the base model, once the model is created. LookupError when nobody has said it."""
-        await self.created
-        if (name := self._base_model()) is None:
-            raise LookupError("this server does not say which base model the run has")
-        return name
-
-    def _base_model(self) -> str | None:
+    @property
+    def base_model(self) -> str | None:
+        """Return the name of the base model, where it was given or told."""
         info = None if self.model is None else self.model.info
         told = None if info is None else info.model_data.model_name or info.model_name
         return told or self.creation.base_model
@@ -152,7 +149,7 @@ class TrainingRun:
             self.model = Model(model_id)
             self._subject.training_run_id = model_id
         self.model = Model(model_id, await self._get_info(model_id))
-        self._subject.base_model = self._base_model()
+        self._subject.base_model = self.base_model
 
     async def _get_info(self, model_id: str) -> models.GetInfoResponse | None:
         request = training_api.get_info(models.GetInfoRequest(model_id=model_id))
@@ -172,20 +169,22 @@ class TrainingRun:
     async def _compute_loss(
         self, future: APIFuture[ForwardBackwardOutput], data: Sequence[Datum], job: LossJob, called: int
     ) -> ForwardBackwardOutput:
-        turn, changes_run = self._order.take_turn(future, called), not job.forward_only
-        async with self._preparation_of(turn, changes_run=changes_run) as context:
+        changes_run = not job.forward_only
+        async with self._preparation(future, called, changes_run=changes_run) as (turn, context):
             requests = await prepare_loss_requests(self.runtime.transport, context, data, job)
-        with suggest_losses(job.loss_fn):
+        try:
             async with self._turn(turn, changes_run=changes_run) as (numbers, target):
                 accepted = await requests.submit(numbers, target, future)
             async with self._result_of(turn, changes_run=changes_run):
                 return await requests.result(accepted, future)
+        except Exception as error:
+            suggest_loss(error, job.loss_fn)
+            raise
 
     async def _compute_custom_loss(
         self, future: APIFuture[ForwardBackwardOutput], prepared: PreparedLoss, called: int
     ) -> ForwardBackwardOutput:
-        turn = self._order.take_turn(future, called)
-        async with self._preparation_of(turn) as context:
+        async with self._preparation(future, called) as (turn, context):
             forward = await prepared.forward(self.runtime.transport, context)
             step = CustomStep(self.runtime.thread, prepared, forward, future)
         async with self._turn(turn) as (numbers, target):
@@ -196,10 +195,13 @@ class TrainingRun:
     # ------------------------------------------------------------------------------------------ turns, and what failures stop
 
     @asynccontextmanager
-    async def _preparation_of(self, turn: Turn, *, changes_run: bool = True) -> AsyncGenerator[SessionContext]:
-        """Hold what is done ahead of the turn, in the session; when it fails, the turn is given up."""
+    async def _preparation(
+        self, future: APIFuture[Any], called: int, *, changes_run: bool = True
+    ) -> AsyncGenerator[tuple[Turn, SessionContext]]:
+        """Hold what is done ahead of the operation's turn, in the session; when it fails, the turn is given up."""
+        turn = self._order.take_turn(future, called)
         try:
-            yield await self.runtime.session.ensure_started()
+            yield turn, await self.runtime.session.ensure_started()
         except BaseException as error:
             if changes_run and isinstance(error, Exception):
                 self._order.block(turn, error)
@@ -254,14 +256,18 @@ class SavedForSampling(msgspec.Struct, frozen=True):
         """Return the run, once it is created."""
         return None if self.run.model is None else self.run.model.model_id
 
+    @property
+    def base_model(self) -> str | None:
+        """Return the base model of the run, where it is known."""
+        return self.run.base_model
+
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
         """Return the id of the sampling session, when the weights are saved."""
         return await take_over(self.saved)
 
-    def find_context_length(self, runtime: Runtime) -> int | None:
-        """Return what is known of the run's model."""
-        return self.run.find_context_length()
-
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
-        """Return the base model of the run."""
-        return await self.run.base_model()
+        """Return the base model of the run, once it is created. LookupError when nobody has said it."""
+        await self.run.created
+        if self.base_model is None:
+            raise LookupError("this server does not say which base model the run has")
+        return self.base_model

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    import tinker
+    from tinker.sampling_client import SamplingClient
+    from tinker.service_client import ServiceClient
     from tinker.testing import FaultyServer, SteppedClock
+    from tinker.training_client import TrainingClient
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,19 +56,19 @@ def tinker_server(tinker_clock: SteppedClock, tmp_path: Path) -> Iterator[Faulty
 
 
 @pytest.fixture
-def tinker_service(tinker_server: FaultyServer) -> tinker.ServiceClient:
+def tinker_service(tinker_server: FaultyServer) -> ServiceClient:
     """A client of that server."""
     return tinker_server.service()
 
 
 @pytest.fixture
-def tinker_training(tinker_service: tinker.ServiceClient) -> tinker.TrainingClient:
+def tinker_training(tinker_service: ServiceClient) -> TrainingClient:
     """A new training client of that server, rank 4. It may be awaited in async tests: clients belong to no event loop."""
     return tinker_service.create_lora_training_client("tinker/toy", rank=4, seed=0)
 
 
 @pytest.fixture
-def tinker_sampler(tinker_service: tinker.ServiceClient) -> tinker.SamplingClient:
+def tinker_sampler(tinker_service: ServiceClient) -> SamplingClient:
     """A sampling client of that server's base model."""
     return tinker_service.create_sampling_client(base_model="tinker/toy")
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import attrs
 import httpx
 
-import tinker
 from tinker._http import REJECTED_STATUSES
+from tinker.service_client import ServiceClient
 from tinker.testing import faults
 from tinker.testing.asgi import call_app
 from tinker.testing.clock import SteppedClock
@@ -92,7 +92,7 @@ class FaultyServer:
         self._mode: Mode = "up"
         self._life = 0
         self._port: Port | None = None
-        self._services: list[tinker.ServiceClient] = []
+        self._services: list[ServiceClient] = []
         self.state: State | None = None
         self.model_script: ModelScript | None = None
         self.exchanges: list[ReceivedRequest] = []
@@ -278,12 +278,12 @@ class FaultyServer:
         """Return the way to this server without a network, for ``ServiceClient(transport=...)`` and any httpx client."""
         return _InProcess(self)
 
-    def service(self, **arguments: Any) -> tinker.ServiceClient:
+    def service(self, **arguments: Any) -> ServiceClient:
         """Make a client of this server, in the process and under its clock. It is closed with the server."""
         given: dict[str, Any] = {"base_url": "http://server", "api_key": "tml-test", "transport": self.transport}
         if self._clock is not None:
             given["clock"] = self._clock.clock()
-        self._services.append(tinker.ServiceClient(**{**given, **arguments}))
+        self._services.append(ServiceClient(**{**given, **arguments}))
         return self._services[-1]
 
     @contextmanager
