@@ -65,6 +65,14 @@ def test_the_icon_is_where_browsers_look_for_it(make_api: MakeApi) -> None:
     assert (icon.status_code, icon.headers["content-type"]) == (200, "image/svg+xml")
 
 
+def test_health_is_where_monitors_look_for_it(make_api: MakeApi) -> None:
+    """`/health` answers what the contract's health check does, without a key."""
+    api = make_api(api_key="tml-secret")
+    answer = api.runner.run(api.client.get("/health"))
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    assert answer.json() == api.ok("healthz")
+
+
 def test_metrics_count_requests_tokens_and_clients(make_api: MakeApi) -> None:
     """A monitor sees what was asked, how it was answered, what was computed and who is connected."""
     pytest.importorskip("prometheus_client")

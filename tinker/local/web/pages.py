@@ -11,6 +11,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from tinker_wire import models
 
 from tinker._wire import json
 from tinker.local.errors import APIProblem
@@ -51,6 +52,9 @@ def web_routes(state: State, traffic: Traffic) -> list[Route]:
         content, media_type = await state.offload_always(lambda: write_metrics(state, traffic))
         return Response(content, media_type=media_type)
 
+    async def health(_: Request) -> Response:
+        return Response(json.encode(models.HealthResponse(status="ok")), media_type=json.MEDIA_TYPE)
+
     async def overview(request: Request) -> Response:
         state.accounts.admit("overview", read_any_credential(request.headers))
         engines = await state.engines()
@@ -64,6 +68,7 @@ def web_routes(state: State, traffic: Traffic) -> list[Route]:
         Route("/favicon.ico", _page("icon.svg"), methods=["GET"]),  # for what asks before it reads a page
         Route("/openapi.json", _page("openapi.json"), methods=["GET"]),
         *(Route(f"/assets/{file.name}", _page(file.name), methods=["GET"]) for file in sorted(ASSETS.iterdir())),
+        Route("/health", health, methods=["GET"]),  # where load balancers and containers look
         Route("/overview", answer_problems(overview), methods=["GET"]),
         Route("/metrics", answer_problems(metrics), methods=["GET"]),
     ]
