@@ -94,7 +94,7 @@ def test_delete_asks(answer: str, exit_code: int, deleted: bool, call: Call, run
     ("arguments", "message"),
     [
         ([], "Nothing to delete"),
-        (["--type", "weights"], "give --run-id"),
+        (["--type", "weights"], "need --run-id"),
         (["--run-id", "r", "tinker://r/weights/x"], "either checkpoint paths or --run-id"),
         (["garbage", "-y"], "Invalid checkpoint path: garbage"),
         (["--run-id", "r", "--type", "zzz"], "Valid types: weights, sampler_weights, external_weights"),
@@ -214,7 +214,7 @@ def test_logout_revokes_what_was_made_for_this_machine(call: Call, hosted: str, 
     generated = {"type": "generated", "key": "tml-key", "name": "g"}
     file.write_text(json.dumps({**content, "keys": {"7": generated, "8": other}}))
     result = call("auth", "logout", base_url=hosted)
-    assert (result.exit_code, result.stdout) == (0, "The key 'g' is forgotten and revoked.\n")
+    assert (result.exit_code, result.stdout) == (0, "The key 'g' is removed and revoked.\n")
     assert stored(tmp_path) == {"version": 1, "new": True, "keys": {"8": other}}
     file.write_text(json.dumps({**content, "keys": {"7": generated}}))
     again = call("auth", "logout", base_url=hosted)
@@ -231,7 +231,7 @@ def test_stored_keys_are_for_the_hosted_service(call: Call) -> None:
         assert "TINKER_API_KEY" in result.stderr
 
 
-NO_CREDENTIAL = """Error: There is no credential for the hosted service
+NO_CREDENTIAL = """Error: No credential for the hosted service
 Run `tinker auth login`, or set TINKER_API_KEY.
 """
 

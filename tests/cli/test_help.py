@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner, Result
+from starlette.responses import JSONResponse
 from support.commands import command_paths
 
 from tinker._version import DISTRIBUTION_VERSION
@@ -102,7 +106,7 @@ def test_a_closed_pipe_is_left_to_click() -> None:
 
 def test_an_unexpected_error(capsys: pytest.CaptureFixture[str]) -> None:
     """A defect is told as such, with its kind; its traceback is shown with --debug only."""
-    with pytest.raises(CommandFailed, match="Unexpected error occurred: ZeroDivisionError"), convert_errors():
+    with pytest.raises(CommandFailed, match="Unexpected error: ZeroDivisionError"), convert_errors():
         raise ZeroDivisionError("x")
     assert "Traceback" not in capsys.readouterr().err
     with pytest.raises(CommandFailed), convert_errors(debug=True):
@@ -217,11 +221,26 @@ def test_a_refusal_of_what_was_given(
 
 
 def test_nobody_there(call: Callable[..., Result]) -> None:
-    """Without a server it ends with 1 and says where it looked."""
+    """Without a server it ends with 1, the cause once, the request, and last what to do."""
     result = call("run", "list", base_url="http://127.0.0.1:9")
     assert result.exit_code == 1
-    assert "Error: Connection failed" in result.stderr
-    assert "http://127.0.0.1:9" in result.stderr
+    assert result.stderr.splitlines()[1:] == [
+        "Error: Cannot connect to 127.0.0.1:9: Connection refused",
+        "Request: POST http://127.0.0.1:9/api/v1/client/config",
+        CONNECTION_ADVICE,
+    ]
+
+
+CONNECTION_ADVICE = "Check the network, that the server runs, and its address: --base-url or TINKER_BASE_URL."
+
+
+def test_nobody_there_for_a_while(call: Callable[..., Result]) -> None:
+    """After retries the number of attempts comes before the advice."""
+    result = call("--patience", "0.3", "run", "list", base_url="http://127.0.0.1:9")
+    assert result.exit_code == 1
+    *_, attempts, advice = result.stderr.splitlines()
+    assert re.fullmatch(r"session start: \d+ attempts in [\d.]+ s; this was the last error", attempts)
+    assert advice == CONNECTION_ADVICE
 
 
 def test_a_base_url_that_is_none(call: Callable[..., Result]) -> None:
@@ -229,6 +248,43 @@ def test_a_base_url_that_is_none(call: Callable[..., Result]) -> None:
     result = call("run", "list", base_url="nonsense")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "Error: base_url must start with http://, https:// or local://, got 'nonsense'\n"
+
+
+@pytest.mark.parametrize("name", ["nothing", "tyo", "some/model"])
+def test_a_local_server_of_an_unknown_model(name: str, tmp_path: Path) -> None:
+    """A model that cannot be loaded is one line, at once, for commands, in Python and for `tinker serve`."""
+    pytest.importorskip("torch")
+    pytest.importorskip("peft")
+    away = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    script = (
+        f"import tinker\nservice = tinker.ServiceClient(base_url='local://{name}')\n"
+        "try: service.get_server_capabilities()\nexcept OSError as e: exit(f'Error: {e}')"
+    )
+    absence = f"Error: cannot load '{name}': no connection to 127.0.0.1:9, and it is not in the cache; give a directory"
+    for words, meant in (
+        (["-m", "tinker.cli", "--base-url", f"local://{name}", "model", "list"], "local://toy"),
+        (["-m", "tinker.cli", "--base-url", f"local://{name}", "sample", "hi"], "local://toy"),
+        (["-m", "tinker.cli", "serve", "--model", name, "--port", "0"], "tinker/toy"),
+        (["-c", script], "local://toy"),
+    ):
+        done = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, env=away, timeout=60, stdin=subprocess.DEVNULL
+        )
+        meant = f"; did you mean {meant}?" if name == "tyo" else ""
+        assert (done.returncode, done.stderr) == (1, f"{absence}{meant}\n"), words
+
+
+def test_a_local_server_of_a_model_that_the_hub_lacks(tmp_path: Path, serve_app: Any) -> None:
+    """A name that the hub answers with 404 is said to be unknown there, or private."""
+    pytest.importorskip("torch")
+    pytest.importorskip("peft")
+    missing = JSONResponse({"error": "Repository not found"}, 404, {"x-error-code": "RepoNotFound"})
+    with serve_app(missing) as url:
+        there = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
+        words = [sys.executable, "-m", "tinker.cli", "--base-url", "local://nothing", "model", "list"]
+        done = subprocess.run(words, capture_output=True, text=True, env=there, timeout=60)
+    host = url.removeprefix("http://")
+    assert done.stderr == f"Error: cannot load 'nothing': {host} has no such model, or it is private; give a directory\n"
 
 
 def test_no_key_for_the_hosted_service(tmp_path: Path, call: Callable[..., Result]) -> None:

@@ -90,7 +90,7 @@ def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> 
         ("hello\n", None, "prompts.jsonl, line 1: not JSON: Expecting value (column 1)"),
         ("\n", None, "has no prompts"),
         ('{"prompt": "a"}\n', '{"index": 0, "prompt": "b"}\n', "has answers to other prompts"),
-        ('{"prompt": "a"}\n', "hello\n", "holds something else than answers"),
+        ('{"prompt": "a"}\n', "hello\n", "does not contain answers of this command"),
     ],
 )
 def test_files_that_are_wrong(call: Call, tmp_path: Path, prompts: str, answers: str | None, words: str) -> None:
@@ -125,6 +125,49 @@ def test_the_end_of_a_sample_is_no_text(ask: Ask, ended: str, tmp_path: Path) ->
     assert answer["text"] == f"hi{special}!"
 
 
+def test_a_stop_replaces_the_end_of_the_text(ask: Ask, ended: str, tmp_path: Path) -> None:
+    """With --stop the model may go on after the token that ends a text, which is not shown as text."""
+    arguments = ("--max-tokens", "8", "--stop", "x")
+    (sample,) = ask("sample", "2 + 2 =", *arguments, base_url=ended)["samples"]
+    assert sample["text"] == "hi!"
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    ask("sample", "--file", "prompts.jsonl", "--out", "answers.jsonl", *arguments, base_url=ended)
+    (answer,) = json.loads((tmp_path / "answers.jsonl").read_text())["samples"]
+    assert answer["text"] == "hi!"
+
+
+@pytest.mark.parametrize(
+    ("typed", "sent"),
+    [(r"\n", "\n"), (r"a\tb", "a\tb"), (r"\\n", r"\n"), ("\n", "\n"), (r"\d", r"\d"), ("\\", "\\"), (r"\\\n", "\\\n")],
+)
+def test_escapes_in_a_stop(call: Call, tmp_path: Path, typed: str, sent: str) -> None:
+    """What a shell cannot type is written as in Python: newline, tab, backslash; anything else stands for itself."""
+    pytest.importorskip("transformers")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return 1.0\n")
+    with toy_server() as server, server.on_port() as url:
+        server.script_samples(lambda prompt: "hi")
+        assert call("sample", "a", "--stop", typed, base_url=url).exit_code == 0
+        trained = call("train", "prompts.jsonl", "--grpo", "reward.py", "--group-size", "2", "--stop", typed, base_url=url)
+        assert trained.exit_code == 0, trained.stderr
+        stops = [one.json["sampling_params"]["stop"] for one in server.requests("asample")]
+    assert stops == [[sent]] * 2
+
+
+def test_a_training_checkpoint_is_not_sampled(call: Call, run: Any) -> None:
+    """The error says what kind of checkpoint it is and which command makes one to sample from, and that command does."""
+    advice = f"Weights to sample from are made by: tinker checkpoint create --from {run.training} --sampler\n"
+    sampled = call("sample", "hi", "--model", run.training)
+    assert sampled.exit_code == 1
+    assert f"Error: {run.training} is a training checkpoint, which cannot be sampled\n" in sampled.stderr
+    assert sampled.stderr.endswith(advice)
+    talked = call("chat", input=f"/model {run.training}\n")
+    assert (talked.exit_code, talked.stderr.endswith(advice)) == (0, True)
+    made = call("-f", "json", "checkpoint", "create", "--from", run.training, "--sampler")
+    path = json.loads(made.stdout)["sampler_path"]
+    assert call("sample", "hi", "--model", path, "--max-tokens", "1").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("drawn", "shown"),
     [
@@ -153,7 +196,7 @@ def test_an_answer_fits_behind_the_conversation(call: Call, tmp_path: Path) -> N
         long = "a very long message that leaves no room"
         result = call("chat", "--temperature", "0", base_url=url, input=f"hi\n{long}\n/reset\nhi\n")
     assert result.exit_code == 0, result.output
-    assert "; tinker/toy takes 40; /reset begins anew" in result.stderr
+    assert "; tinker/toy takes 40; /reset starts over" in result.stderr
     first, last = result.stdout.splitlines()[0], result.stdout.splitlines()[-1]
     assert first == last
 
@@ -205,7 +248,7 @@ def test_runs_are_compared(ask: Ask, call: Call, logs: tuple[str, str], tmp_path
     assert (tmp_path / "both.svg").read_text().count("<polyline") == 2
     assert "There are: " in call("run", "compare", *logs, "--metric", "reward").stderr
     (tmp_path / "no.jsonl").write_text("hello\n")
-    assert "no.jsonl is no log of a run" in call("run", "compare", "no.jsonl").stderr
+    assert "no.jsonl is not a log of a run" in call("run", "compare", "no.jsonl").stderr
 
 
 def test_a_run_is_watched_to_its_end(call: Call, logs: tuple[str, str], tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     with disturbed("/optim_step", 3, lambda: os.kill(os.getpid(), number)) as url:
         first = call("-f", "json", "train", data, *TRAIN, base_url=url)
         assert first.exit_code == code, first.output
-        assert "add --resume to the same command" in first.stderr
+        assert "run the same command with --resume" in first.stderr
         second = call("-f", "json", "train", data, "--resume", base_url=url)
         assert second.exit_code == 0, second.output
         before, after = losses_of(first.stdout), losses_of(second.stdout)
@@ -146,9 +146,9 @@ def test_an_unfinished_run_is_not_lost_silently(call: Call, disturbed: Any, data
         place = f"(step {save['step']} of 9, {save['checkpoint_path']})"
         new = call("train", data, *TRAIN, "--max-steps", "2", base_url=url)
         assert new.exit_code == 0, new.output
-        assert f"An unfinished run of this name {place} is replaced when this one is saved" in new.stderr
+        assert f"replaces an unfinished run of this name {place}.\nTo continue that run instead, use --resume.\n" in new.stderr
         resumed = call("train", data, "--resume", base_url=url)
-        assert f"\nGoing on after step {save['step']} of 9\n" in resumed.stderr
+        assert f"\nContinuing after step {save['step']} of 9\n" in resumed.stderr
         assert "An unfinished run" not in resumed.stderr
         assert "Creating a run" not in resumed.stderr
         assert "nothing to resume" in call("train", data, "--resume", base_url=url).stderr
@@ -171,6 +171,9 @@ def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data
         ('{"tokens": [1], "weights": [1]}', "nothing to learn"),
         ('{"tokens": [1, 99999]}', "line 2: there is no token id 99999; ids run from 0 to 257"),
         ('{"tokens": [1, -1]}', "line 2: there is no token id -1"),
+        ('{"prompt": "a", "completion": ""}', "line 2: the completion is empty\n"),
+        ('{"prompt": "a", "answer": ""}', "line 2: the answer is empty\n"),
+        ('{"text": ""}', "line 2: the text is empty\n"),
     ],
 )
 def test_nothing_is_created_for_a_file_that_is_wrong(call: Call, ask: Ask, data: str, line: str, words: str) -> None:
@@ -226,9 +229,20 @@ def test_a_model_whose_context_is_not_known(ask: Ask, scripted: Callable[..., st
 
 def test_a_model_that_the_server_lacks(call: Call, data: str) -> None:
     """The server's refusal is told, with the model that was meant, and no other tokenizer is looked for."""
+    refusal = "base model 'tinker/tyo' is not offered; this server has 'tinker/toy'; did you mean 'tinker/toy'?"
     result = call("train", data, "--model", "tinker/tyo")
-    assert result.exit_code == 1
-    assert "base model 'tinker/tyo' is not offered; this server has 'tinker/toy'; did you mean 'tinker/toy'?" in result.stderr
+    assert (result.exit_code, result.stderr) == (1, f"Error: {refusal}\n")
+    result = call("sample", "hi", "--model", "tinker/tyo")
+    assert (result.exit_code, result.stderr) == (1, f"Error: {refusal}\n")
+
+
+def test_a_misspelled_model_that_the_server_only_refuses(call: Call, scripted: Callable[..., str], data: str) -> None:
+    """Where the server does not say which model was meant, the command finds it in the server's list."""
+    url = scripted("/create_sampling_session", 400, {"detail": "no such model"}, method="POST")
+    for command in (("train", data), ("sample", "hi")):
+        result = call(*command, "--model", "tinker/tyo", base_url=url)
+        assert (result.exit_code, result.stderr) == (1, "Error: no such model\nDid you mean tinker/toy?\n")
+        assert call(*command, "--model", "other", base_url=url).stderr == "Error: no such model\n"
 
 
 LISTS = ([], [{"model_name": "tinker/toy"}])
@@ -344,19 +358,45 @@ def test_grpo_learns_what_is_rewarded(call: Call, disturbed: Any, prompts: str, 
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("x = 1", "has no function reward"),
-        ("1 / 0", "cannot be run: ZeroDivisionError: division by zero (line 1)"),
-        ("def reward(answer, example):\n    return example['no']", "reward failed: KeyError: 'no' (line 2)"),
-        ("def reward(answer, example):\n    return float('nan')", "must be a finite number, got nan"),
-        ("def reward(answer):\n    return 1.0", "reward failed: TypeError: reward() takes 1 positional argument"),
+        ("x = 1", "reward.py has no function reward\nDefine: def reward(answer: str, example: dict) -> float\n"),
+        ("1 / 0", "reward.py:1: ZeroDivisionError: division by zero\n"),
+        ("x = 1\ndef f(:", "reward.py:2: SyntaxError: invalid syntax\n"),
+        ("\ndef reward(answer):\n    return 1.0", "reward.py:2: reward(answer) cannot be called as reward(answer, example)\n"),
+        (
+            "def reward(a, b, *, c):\n    return 1",
+            "reward.py:1: reward(a, b, *, c) cannot be called as reward(answer, example)\n",
+        ),
+    ],
+)
+def test_a_reward_is_checked_before_anything_is_created(call: Call, tmp_path: Path, data: str, code: str, words: str) -> None:
+    """A file that does not run, or whose function takes other arguments, is named with the line before any request."""
+    (tmp_path / "reward.py").write_text(code)
+    result = call("train", data, "--grpo", "reward.py", *GRPO, base_url="http://127.0.0.1:1")
+    assert (result.exit_code, result.stderr) == (1, f"Error: {words}")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def reward(answer, example):\n    return example['no']", "reward.py:2: KeyError: 'no'"),
+        ("def reward(answer, example):\n    raise ValueError('a\\nb')", "reward.py:2: ValueError: a b"),
+        ("def reward(answer, example):\n    return float('nan')", "reward.py:1: reward must return a finite number, got nan"),
+        ("\ndef reward(answer, example):\n    return 'no'", "reward.py:2: reward must return a number, got 'no' of type str"),
+        ("def reward(answer, example):\n    pass", "reward.py:1: reward must return a number, got None"),
     ],
 )
 def test_rewards_that_fail(call: Call, prompts: str, tmp_path: Path, code: str, words: str) -> None:
-    """What is wrong with a reward is told in a line, with the line of the user's file."""
+    """A reward that raises, or returns something else than a number, ends the run with the line of the file."""
     (tmp_path / "reward.py").write_text(code)
     result = call("train", prompts, "--grpo", "reward.py", *GRPO)
-    assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
+    assert (result.exit_code, f"Error: {words}\nThe answer was " in result.stderr) == (1, True), result.stderr
     assert "Traceback" not in result.output
+
+
+def test_rewards_that_are_numbers_of_other_types(ask: Ask, prompts: str, tmp_path: Path) -> None:
+    """A reward may be any number, such as a bool or one of numpy."""
+    (tmp_path / "reward.py").write_text("import numpy\ndef reward(a, b):\n    return numpy.float32(1) if 'a' in a else True")
+    assert ask("train", prompts, "--grpo", "reward.py", *GRPO, "--max-steps", "1")["rewards"] == [1.0]
 
 
 def test_prompts_that_are_none(call: Call, tmp_path: Path) -> None:
@@ -376,7 +416,26 @@ def test_options_that_do_not_fit(call: Call, data: str, tmp_path: Path) -> None:
     for option, value in (("--stop", "x"), ("--group-size", "8"), ("--max-tokens", "9"), ("--temperature", "1")):
         useless = call("train", data, option, value)
         assert (useless.exit_code, useless.stderr.endswith(f"Error: {option} needs --grpo.\n")) == (2, True), useless.stderr
-    assert "There is no folder" in call("train", data, "--log", "nowhere/log.jsonl", base_url="http://127.0.0.1:1").stderr
+    assert "There is no directory" in call("train", data, "--log", "nowhere/log.jsonl", base_url="http://127.0.0.1:1").stderr
+
+
+def test_nothing_but_steps_is_said_into_a_pipe(call: Call, data: str) -> None:
+    """The title of the result's table, which only a terminal shows, is on neither stream."""
+    result = call("train", data, "--max-steps", "1")
+    assert result.stderr.splitlines()[-1].startswith("step 1/1 loss ")
+    assert result.stdout.splitlines()[0].split() == ["Property", "Value"]
+
+
+def test_the_name_of_a_run_is_listed(call: Call, ask: Ask, data: str) -> None:
+    """A name given to a run is stored with it, and shown in the list once a run has one."""
+    assert call("train", data, "--max-steps", "1", "--name", "plus-one").exit_code == 0
+    assert ask("run", "list", "--limit", "1")["runs"][0]["user_metadata"] == {"name": "plus-one"}
+    listed = call("run", "list", "--limit", "1").stdout.splitlines()
+    assert listed[0].split() == ["Run", "ID", "Name", "Base", "Model", "LoRA", "Last", "Update", "Status"]
+    assert listed[1].split()[1] == "plus-one"
+    assert call("train", data, "--max-steps", "1").exit_code == 0
+    assert "Name" not in call("run", "list", "--limit", "1").stdout
+    assert call("run", "list", "--limit", "2", "-c", "name").stdout.split() == ["Name", "plus-one"]
 
 
 def test_the_short_name_of_the_learning_rate(call: Call, data: str, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_doctor_without_a_server(call: Call) -> None:
     found = checks(json.loads(result.stdout))
     assert found["connection"][0] == "FAIL"
     assert found["versions"][0] == "ok"
-    assert "Fix this first: connection" in result.stderr
+    assert "Fix these first: connection" in result.stderr
 
 
 def test_doctor_with_a_wrong_key(
@@ -169,9 +169,11 @@ def test_sample(ask: Ask, call: Call, run: Any) -> None:
 
 
 def test_sample_of_nothing(call: Call) -> None:
-    """An unknown model and an empty prompt end with 1."""
+    """An unknown model ends with 1; an empty input is a wrong call, answered with the ways to give a prompt."""
     assert call("sample", "a", "--model", "nobody/nothing").exit_code == 1
-    assert call("sample", input="").exit_code == 1
+    result = call("sample", input="", base_url="http://127.0.0.1:1")
+    ways = "Error: The standard input is empty. Give a PROMPT, pipe one in, or use --prompt-file or --file.\n"
+    assert (result.exit_code, result.stderr.endswith(ways)) == (2, True), result.stderr
 
 
 def test_sample_reads_and_writes_files(ask: Ask, call: Call, tmp_path: Path) -> None:
@@ -209,7 +211,7 @@ def test_prompts_that_are_none(call: Call, tmp_path: Path, content: str, words: 
     result = call("sample", "--prompt-file", "prompts.json", base_url="http://127.0.0.1:1")
     assert (result.exit_code, words in result.stderr) == (1, True)
     assert call("sample", "a", "--prompt-file", "prompts.json").exit_code == 2
-    assert "There is no folder" in call("sample", "a", "-o", "nowhere/x.json", base_url="http://127.0.0.1:1").stderr
+    assert "There is no directory" in call("sample", "a", "-o", "nowhere/x.json", base_url="http://127.0.0.1:1").stderr
 
 
 def test_a_checkpoint_is_created(ask: Ask, call: Call) -> None:

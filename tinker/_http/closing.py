@@ -14,7 +14,7 @@ T = TypeVar("T")
 def check_open(closed: bool) -> None:
     """Raise ClientClosedError once the client is closed."""
     if closed:
-        raise ClientClosedError("the client was closed while there was something to send or to wait for")
+        raise ClientClosedError("the client is closed")
 
 
 class Closing:

@@ -43,23 +43,21 @@ class Main(LazyGroup):
 
 
 @click.group(cls=Main, entries=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "-f", "--format", "format", type=click.Choice(["table", "json"]), default="table", help="What to print: table or json."
-)
-@click.option("--base-url", metavar="URL", help="The server. Default: TINKER_BASE_URL, else the hosted service.")
+@click.option("-f", "--format", "format", type=click.Choice(["table", "json"]), default="table", help="Output format.")
+@click.option("--base-url", metavar="URL", help="Base URL of the server. Default: TINKER_BASE_URL, else the hosted service.")
 @click.option(
     "--patience",
     type=click.FloatRange(min=0),
     default=PATIENCE_SECONDS,
     show_default=True,
     metavar="SECONDS",
-    help="How long a request is retried before the command fails; 0: no retries.",
+    help="How long to retry a request before the command fails; 0 disables retries.",
 )
-@click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(DISTRIBUTION_VERSION, prog_name="tinker")
 @click.pass_context
 def main(ctx: click.Context, format: Format, base_url: str | None, patience: float, debug: bool) -> None:
-    """Train and sample models through the Tinker API, or serve it from this machine.
+    """Train and sample models with the Tinker API, or serve it from this machine.
 
     \b
     Examples:

@@ -77,7 +77,7 @@ def _read_answer(out: Path, line: str) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(line)
         return {"index": int(answer["index"]), "prompt": answer["prompt"]}
     except (ValueError, KeyError, TypeError):
-        raise CommandFailed(f"{out} holds something else than answers", "Give another --out.") from None
+        raise CommandFailed(f"{out} does not contain answers of this command", "Give another --out.") from None
 
 
 def write_answers(lines: list[PromptLine], out: Path, ask: Ask, read: Read, advance: Advance, done: int) -> None:

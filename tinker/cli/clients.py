@@ -43,7 +43,7 @@ def check_credential(config: Config) -> None:
     given = config.api_key or config.credential_cmd
     if config.is_hosted and given is None and default_key(config.credentials_file) is None:
         advice = "Run `tinker auth login`, or set TINKER_API_KEY."
-        raise CommandFailed("There is no credential for the hosted service", advice)
+        raise CommandFailed("No credential for the hosted service", advice)
 
 
 def connect(options: GlobalOptions, api_key: str | None = None) -> Runtime:

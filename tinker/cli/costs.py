@@ -23,7 +23,7 @@ def prices_option(command: Command) -> Command:
         "prices_path",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="A price list, TOML or JSON: for each model train, prefill and sample per million tokens. Default: TINKER_PRICES.",
+        help="Price list (TOML or JSON): prices per million tokens by model. Default: TINKER_PRICES.",
     )(command)
 
 

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import traceback
 from collections.abc import Generator, Sequence
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
@@ -31,14 +31,15 @@ _TITLES = {
     "InternalServerError": "Internal server error",
 }
 _ADVICE = {
-    "AuthenticationError": "Check the key: `tinker auth status` says which one is used.",
-    "BillingError": "Nothing runs until the account can pay for it.",
-    "NotFoundError": "Either it does not exist, or this server cannot do this; `tinker doctor` lists what it can.",
+    "AuthenticationError": "Check the key with `tinker auth status`.",
+    "BillingError": "Nothing can run until the account has credit.",
+    "NotFoundError": "It does not exist, or this server does not support the operation; see `tinker doctor`.",
 }
+_CONNECTION_ADVICE = "Check the network, that the server runs, and its address: --base-url or TINKER_BASE_URL."
 _SHOWN_CHARACTERS = 2000  # of what the server says
 # Of these, what the server says is the whole message: it is about what the user gave.
 _SELF_EXPLAINING = ("BadRequestError", "UnprocessableEntityError")
-_UNSUPPORTED = "This server cannot do this; `tinker doctor` lists what it can."
+_UNSUPPORTED = "This server does not support the operation; see `tinker doctor`."
 
 
 class CommandFailed(click.ClickException):
@@ -74,34 +75,42 @@ def convert_errors(*, debug: bool = False) -> Generator[None]:
         raise to_failure(error) from error
 
 
+class _Description(NamedTuple):
+    """What failed, more about it, and what to do."""
+
+    message: str
+    details: Sequence[str] = ()
+    advice: str | None = None
+
+
 def to_failure(error: Exception) -> CommandFailed:
     """Convert an exception to the failure of the command."""
-    message, details = _describe(error)
-    return CommandFailed(message, *details, *getattr(error, "__notes__", ()))
+    message, details, advice = _describe(error)
+    return CommandFailed(message, *details, *getattr(error, "__notes__", ()), *([advice] if advice else []))
 
 
-def _describe(error: Exception) -> tuple[str, Sequence[str]]:
+def _describe(error: Exception) -> _Description:
     from tinker import errors
     from tinker._http import NO_API
 
     if isinstance(error, errors.APIError) and NO_API in str(error):
-        return str(error).rpartition(" - ")[2], []
+        return _Description(str(error).rpartition(" - ")[2])
     if isinstance(error, errors.APIStatusError):
         return _describe_status(error)
     if isinstance(error, errors.APITimeoutError):
-        return "Request timeout", [f"Details: {error}"]
+        return _Description("Request timeout", [f"Details: {error}"])
     if isinstance(error, errors.APIConnectionError):
-        return "Connection failed", [f"Details: {error}", "Check the network, and TINKER_BASE_URL where it is set."]
+        cause, request = str(error.__cause__ or error), error.request
+        return _Description(cause[:1].upper() + cause[1:], [f"Request: {request.method} {request.url}"], _CONNECTION_ADVICE)
     if isinstance(error, errors.RequestFailedError):
-        return "The server could not carry out a request", [f"Details: {error}", f"Request: {error.request_id}"]
+        return _Description("The request failed on the server", [f"Details: {error}", f"Request: {error.request_id}"])
     if isinstance(error, (errors.TinkerError, ValueError, ImportError, OSError)):
-        return str(error) or type(error).__name__, []
-    return f"Unexpected error occurred: {type(error).__name__}: {error}", [
-        "This is a defect; `tinker --debug ...` shows where."
-    ]
+        return _Description(str(error) or type(error).__name__)
+    told = f"Unexpected error: {type(error).__name__}: {error}"
+    return _Description(told, advice="This is a bug; `tinker --debug ...` shows the traceback.")
 
 
-def _describe_status(error: APIStatusError) -> tuple[str, Sequence[str]]:
+def _describe_status(error: APIStatusError) -> _Description:
     from tinker._http import ABSENT_STATUSES
 
     classes = [kind.__name__ for kind in type(error).__mro__]
@@ -111,8 +120,8 @@ def _describe_status(error: APIStatusError) -> tuple[str, Sequence[str]]:
         advice = _UNSUPPORTED
     said = say(error)
     if said != str(error) and any(name in _SELF_EXPLAINING for name in classes):
-        return said, []
-    return title, [f"Details: {said}", *([advice] if advice else [])]
+        return _Description(said)
+    return _Description(title, [f"Details: {said}"], advice)
 
 
 def say(error: Exception) -> str:

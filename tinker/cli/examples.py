@@ -68,10 +68,14 @@ def check_lines(file: Path) -> None:
 
 
 class TextDecoder:
-    """Decodes samples for people: the special tokens at their end, which say only that a sample is over, are left out."""
+    """Decodes samples for people: the special tokens at their end, which say only that a sample is over, are left out.
 
-    def __init__(self, tokenizer: Any) -> None:
+    ``skip_special`` leaves all special tokens out: where a stop replaces the end of a text, the model may go on behind it.
+    """
+
+    def __init__(self, tokenizer: Any, *, skip_special: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._skip_special = skip_special
         self._special: frozenset[int] = frozenset(getattr(tokenizer, "all_special_ids", ()))
 
     def decode(self, token_ids: Sequence[int], /) -> str:
@@ -79,7 +83,7 @@ class TextDecoder:
         tokens = list(token_ids)
         while tokens and tokens[-1] in self._special:
             tokens.pop()
-        return str(self._tokenizer.decode(tokens)) if tokens else ""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special)) if tokens else ""
 
 
 class _NoTokenizer:
@@ -143,7 +147,7 @@ def _example(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
     if "messages" in line:
         return _chat_example(tokenizer, line["messages"])
     if "prompt" in line and answer is not None:
-        return _prompt_example(tokenizer, line["prompt"], line[answer])
+        return _prompt_example(tokenizer, line["prompt"], answer, line[answer])
     if "text" in line:
         tokens = _with_end(tokenizer, tokenizer.encode(_require_text(line, "text")))
         return ExampleRow(tokens, [1.0] * len(tokens))
@@ -157,12 +161,16 @@ def _require_text(line: dict[str, Any], name: str) -> str:
     value = line[name]
     if not isinstance(value, str):
         raise ValueError(f'"{name}" must be a string, got {type(value).__name__}')
+    if not value:
+        raise ValueError(f"the {name} is empty")
     return value
 
 
-def _prompt_example(tokenizer: Any, prompt: object, answer: object) -> ExampleRow:
+def _prompt_example(tokenizer: Any, prompt: object, name: str, answer: object) -> ExampleRow:
     if not isinstance(prompt, str) or not isinstance(answer, str):
-        raise ValueError("a prompt and its answer must be strings")
+        raise ValueError(f"the prompt and the {name} must be strings")
+    if not answer:
+        raise ValueError(f"the {name} is empty")
     before: list[int] = tokenizer.encode(prompt)
     after = _with_end(tokenizer, tokenizer.encode(answer, add_special_tokens=False))
     return ExampleRow(before + after, [0.0] * len(before) + [1.0] * len(after))

@@ -90,7 +90,7 @@ def read_file(file: Path) -> RunMetrics:
     records = [_read_line(file, line) for line in lines if line.endswith("\n") and line.strip()]
     steps, total = _read_steps(records), None
     if records and not steps and records[0].get("type") is None:
-        raise CommandFailed(f"{file} is no log of a run: its lines have no numbers", _ADVICE)
+        raise CommandFailed(f"{file} is not a log of a run: its lines have no numbers", _ADVICE)
     for record in records:
         total = _find(record, TOTAL_NAMES, total)
     return RunMetrics(str(file), records, steps, total, _has_ended(records))
@@ -105,7 +105,7 @@ def _read_line(file: Path, line: str) -> LogLine:
     except ValueError:
         record = None
     if not isinstance(record, dict):
-        raise CommandFailed(f"{file} is no log of a run", _ADVICE)
+        raise CommandFailed(f"{file} is not a log of a run", _ADVICE)
     return cast("LogLine", record)
 
 

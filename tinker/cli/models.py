@@ -1,11 +1,15 @@
-"""The model that a command takes where none is named."""
+"""The model that a command takes where none is named, and the one that was meant by a name that is none."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from tinker.cli.errors import CommandFailed
+from tinker.cli.errors import CommandFailed, say
+
+if TYPE_CHECKING:
+    from tinker.service_client import ServiceClient
 
 
 def first_sampleable(models: Sequence[Any]) -> str:
@@ -14,3 +18,22 @@ def first_sampleable(models: Sequence[Any]) -> str:
         if entry.model_name is not None and entry.sampleable is not False:
             return str(entry.model_name)
     raise CommandFailed("The server offers no model to sample from", "Give a checkpoint with --model.")
+
+
+@contextmanager
+def explain_refusal(service: ServiceClient, model: str) -> Generator[None]:
+    """Explain the refusal of a sampling client: a training checkpoint, or the model that was meant."""
+    from tinker.errors import APIStatusError, RequestFailedError
+    from tinker_records import find_closest
+
+    try:
+        yield
+    except (APIStatusError, RequestFailedError) as error:
+        if model.startswith("tinker://") and "/weights/" in model:
+            advice = f"Weights to sample from are made by: tinker checkpoint create --from {model} --sampler"
+            raise CommandFailed(f"{model} is a training checkpoint, which cannot be sampled", advice) from error
+        names = [one.model_name for one in service.get_server_capabilities().supported_models if one.model_name]
+        closest = None if model in names else find_closest(model, names)
+        if closest is not None and closest not in "\n".join([say(error), *getattr(error, "__notes__", ())]):
+            error.add_note(f"Did you mean {closest}?")
+        raise

@@ -27,9 +27,9 @@ ACCESS_SCOPE = click.option(
     type=click.Choice(["owned", "accessible"]),
     default="owned",
     show_default=True,
-    help="Yours, or everything that you may see.",
+    help="Only your own, or everything you can access.",
 )
-OFFSET = click.option("--offset", type=click.IntRange(min=0), default=0, help="How many to leave out at the beginning.")
+OFFSET = click.option("--offset", type=click.IntRange(min=0), default=0, help="Number of items to skip.")
 
 
 def pass_options(command: Callable[Concatenate[GlobalOptions, P], R]) -> Callable[P, R]:

@@ -116,9 +116,9 @@ def _show_records(columns: Sequence[str], lines: Sequence[Sequence[str]], title:
 
 
 def show_properties(title: str, properties: Mapping[str, str] | Sequence[tuple[str, str]]) -> None:
-    """Print one object, a line for each of its properties."""
+    """Print one object, a line for each of its properties; its title on a terminal only."""
     pairs = properties.items() if isinstance(properties, Mapping) else properties
-    show_table(("Property", "Value"), list(pairs), title)
+    show_table(("Property", "Value"), list(pairs), title if sys.stdout.isatty() else None)
 
 
 @contextlib.contextmanager

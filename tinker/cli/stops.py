@@ -1,8 +1,20 @@
-"""Where an answer ends that comes in pieces: before the first of some texts."""
+"""Where an answer ends: the texts of the command line, and the first of them in an answer that comes in pieces."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+_ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}
+
+
+def read_stops(given: Sequence[str]) -> list[str]:
+    r"""Return the stops of a command line, in which ``\n``, ``\t`` and ``\\`` are a newline, a tab and a backslash.
+
+    >>> read_stops([r"\n", r"\d"])
+    ['\n', '\\d']
+    """
+    return [re.sub(r"\\[nt\\]", lambda found: _ESCAPES[found[0]], stop) for stop in given]
 
 
 class StopCutter:

@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl
 from starlette.types import ASGIApp
 
 from tinker.local.app import create_app
-from tinker.local.engines import PACKAGED_MODEL, EngineName, check_directory, choose_engine, open_engine
-from tinker.local.loading import Loading
+from tinker.local.engines import PACKAGED_MODEL, TOY_MODEL, EngineName, choose_engine, open_engine
+from tinker.local.loading import Loading, check_source
 from tinker.local.scheduling import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
@@ -33,11 +33,14 @@ def in_process_app(url: str, data_dir: Path | None = None) -> ASGIApp:
     ``local:///absolute/path`` and ``local://org/name`` load that model with torch. A query sets what the server passes for,
     as in ``local://toy?profile=skyrl``, and where it computes, as in ``local://org/name?device=cuda:1&dtype=float16``, each
     as in :class:`Settings`. ``data_dir`` None means ``~/.tinker/local``. A child process made by ``fork`` starts
-    with none. ValueError for another scheme or query, FileNotFoundError for a path where there is no directory.
+    with none. ValueError for another scheme or query, FileNotFoundError for a path where there is no directory, OSError for a
+    name that neither the hub nor its cache has.
     """
     name, options = _parse_url(url)
     settings = Settings(data_dir=data_dir, **options)
     key = (url, settings.data_dir)
+    if key not in _running:
+        _check_model(name)
     with _lock:
         if key not in _running:
             loading = Loading()
@@ -68,10 +71,17 @@ def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
     return name, given
 
 
+def _choose_model(name: str) -> tuple[EngineName | None, str | None]:
+    return ("toy", None) if name == TOY else (None, name or None)
+
+
+def _check_model(name: str) -> None:
+    """Raise OSError for a model that cannot be loaded, FileNotFoundError where it is a path."""
+    check_source(*_choose_model(name), {known: f"{SCHEME}{known}" for known in (TOY, TOY_MODEL, PACKAGED_MODEL)})
+
+
 def _engine_opener(name: str, settings: Settings, loading: Loading) -> OpenEngine:
-    engine: EngineName | None = "toy" if name == TOY else None
-    model = None if engine else name or None
-    check_directory(model)
+    engine, model = _choose_model(name)
     opener = functools.partial(open_engine, engine, model, settings.placement)
     if choose_engine(engine, model) == "toy":
         return opener

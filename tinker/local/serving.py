@@ -15,15 +15,27 @@ from contextlib import contextmanager
 import uvicorn
 
 from tinker.local.app import create_app
-from tinker.local.engines import DEFAULT_PLACEMENT, Engine, EngineName, Placement, check_distinct, choose_engine, open_engine
+from tinker.local.engines import (
+    DEFAULT_PLACEMENT,
+    PACKAGED_MODEL,
+    TOY_MODEL,
+    Engine,
+    EngineName,
+    Placement,
+    check_distinct,
+    choose_engine,
+    open_engine,
+)
 from tinker.local.guard import guard_app
 from tinker.local.hosts import is_this_machine
-from tinker.local.loading import explain_absence_offline
+from tinker.local.loading import check_source, explain_absence_offline
 from tinker.local.scheduling import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
 
 log: logging.Logger = logging.getLogger("tinker.local")
+#: What users may mean by a name that is no model's.
+MEANT = {TOY_MODEL: TOY_MODEL, "toy": TOY_MODEL, PACKAGED_MODEL: PACKAGED_MODEL}
 FORCE_EXIT_SECONDS = 0.2  # between two looks whether a second Ctrl-C has come
 KEEP_ALIVE_SECONDS = 75  # longer than clients pause between requests; a shorter one cuts connections under them
 
@@ -209,6 +221,7 @@ def _engine_opener(engine: Engine | EngineName | None, model: str | None, placem
 
 
 def _open_engine(engine: EngineName | None, model: str | None, placement: Placement) -> Engine:
+    check_source(engine, model, MEANT)
     with explain_absence_offline(model):
         return open_engine(engine, model, placement)
 

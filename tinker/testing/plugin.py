@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def tinker_clock() -> SteppedClock:
-    """The time as the server's clients see it: retries take no time, heartbeats come when time has passed."""
+    """The simulated clock that the server and its clients use: retries take no real time."""
     from tinker.testing import SteppedClock
 
     return SteppedClock()
@@ -44,9 +44,9 @@ def tinker_clock() -> SteppedClock:
 
 @pytest.fixture
 def tinker_server(tinker_clock: SteppedClock, tmp_path: Path) -> Iterator[FaultyServer]:
-    """A server with the toy engine in this process, on a wire that fails where the test scripts it.
+    """An in-process toy server with scriptable faults.
 
-    More clients come from ``tinker_server.service()``, each with a session of its own.
+    ``tinker_server.service()`` makes more clients, each with its own session.
     """
     from tinker.testing import toy_server
 
@@ -63,13 +63,13 @@ def tinker_service(tinker_server: FaultyServer) -> ServiceClient:
 
 @pytest.fixture
 def tinker_training(tinker_service: ServiceClient) -> TrainingClient:
-    """A new training client of that server, rank 4. It may be awaited in async tests: clients belong to no event loop."""
+    """A new training client of that server, with rank 4. Async tests can await it: clients are not tied to an event loop."""
     return tinker_service.create_lora_training_client("tinker/toy", rank=4, seed=0)
 
 
 @pytest.fixture
 def tinker_sampler(tinker_service: ServiceClient) -> SamplingClient:
-    """A sampling client of that server's base model."""
+    """A sampling client for that server's base model."""
     return tinker_service.create_sampling_client(base_model="tinker/toy")
 
 

@@ -203,12 +203,11 @@ class FaultyServer:
     # -------------------------------------------------------------------------------------------------------------- the model
 
     def script_samples(self, answers: Iterable[Answer] | Mapping[str, Iterable[Answer]] | AnswerRule) -> None:
-        """Let the model say this, from the next sample on.
+        """Script the model's next samples.
 
-        A list is said in the order in which samples are asked for, each element once. Where several requests are under way at
-        once, give a mapping of prompts (as text) to lists, or a function of the prompt, so that their order does not matter.
-        An answer is a text, token ids, or a :class:`ScriptedSample` with log-probabilities. A sample for which the script has
-        no answer left fails.
+        A list is used in request order, one element per sample. For concurrent requests, give a mapping of prompts (as text) to
+        lists, or a function of the prompt, so that the order of the requests does not matter. An answer is a text, token ids,
+        or a :class:`ScriptedSample` with log-probabilities. A sample fails if the script has no answer left.
 
         >>> import tinker
         >>> from tinker.testing import toy_server
@@ -223,11 +222,11 @@ class FaultyServer:
         self._model_script().add_samples(answers)
 
     def script_logprobs(self, rule: LogprobRule) -> None:
-        """Let ``compute_logprobs`` return what ``rule(tokens)`` gives for each token of a prompt after the first."""
+        """Script ``compute_logprobs``: ``rule(tokens)`` returns the log-probability of each prompt token after the first."""
         self._model_script().logprob_rule = rule
 
     def script_losses(self, losses: Iterable[float] | LossRule) -> None:
-        """Let the next ``forward`` and ``forward_backward`` requests report these losses; the gradients stay the toy's.
+        """Script the losses that the next ``forward`` and ``forward_backward`` requests report; gradients do not change.
 
         A function is called with the name of the loss and the number of the request, from 0.
         """
@@ -241,14 +240,14 @@ class FaultyServer:
     # ------------------------------------------------------------------------------------------------------------ up and down
 
     def go_down(self) -> None:
-        """Refuse connections and break those there are; the server's state stays. What it does is lost on the way back."""
+        """Refuse new connections and break existing ones. The server keeps its state; answers under way are lost."""
         self._mode = "down"
         self._life += 1
         if self._port is not None:
             self._port.close_listener()
 
     def go_silent(self) -> None:
-        """Accept requests and answer nothing at all any more, as a server does whose machine hangs."""
+        """Accept requests without answering, like a server whose machine hangs."""
         self._mode = "silent"
 
     def come_up(self) -> None:
@@ -265,7 +264,7 @@ class FaultyServer:
             return [exchange for exchange in self.exchanges if exchange.operation == operation]
 
     def wait_for(self, operation: str, count: int = 1) -> list[ReceivedRequest]:
-        """Return the requests of an operation as soon as there are so many; raise AssertionError after ten real seconds."""
+        """Return the requests of an operation once ``count`` have arrived; raise AssertionError after ten real seconds."""
         with self._arrived:
             there = self._arrived.wait_for(lambda: len(self.requests(operation)) >= count, _PATIENCE_SECONDS)
         assert there, f"{operation}: {len(self.requests(operation))} requests arrived, not {count}"
@@ -275,11 +274,11 @@ class FaultyServer:
 
     @property
     def transport(self) -> httpx.AsyncBaseTransport:
-        """Return the way to this server without a network, for ``ServiceClient(transport=...)`` and any httpx client."""
+        """Return an in-process transport to this server, for ``ServiceClient(transport=...)`` and any httpx client."""
         return _InProcess(self)
 
     def service(self, **arguments: Any) -> ServiceClient:
-        """Make a client of this server, in the process and under its clock. It is closed with the server."""
+        """Create a client that reaches this server in the process and uses its clock. It is closed with the server."""
         given: dict[str, Any] = {"base_url": "http://server", "api_key": "tml-test", "transport": self.transport}
         if self._clock is not None:
             given["clock"] = self._clock.clock()
@@ -288,7 +287,7 @@ class FaultyServer:
 
     @contextmanager
     def on_port(self) -> Generator[str]:
-        """Listen on a free port of this machine; yields the base URL. For real time only."""
+        """Listen on a free port of this machine and yield the base URL; for real time only."""
         self._port = Port(self._serve)
         try:
             yield self._port.url

@@ -38,15 +38,15 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, entries=COMMANDS)
 def auth() -> None:
-    """Log in and out, and see whose credential is used."""
+    """Log in and out, and show the credential in use."""
 
 
 @click.command()
 @pass_options
 def login(options: GlobalOptions) -> None:
-    """Store a key of the hosted service on this machine, which clients then use by default.
+    """Store an API key of the hosted service on this machine. Clients use it by default.
 
-    Prints where to create one and asks for it; the key is not shown. It may also come from a pipe.
+    Prints where to create a key and asks for it without showing it. You can also pipe the key in.
     """
     from tinker_wire.api import auth as api
 
@@ -55,7 +55,7 @@ def login(options: GlobalOptions) -> None:
 
     config = _load_hosted_config(options)
     if default_key(config.credentials_file) is not None:
-        raise CommandFailed("Already logged in", "`tinker auth logout` forgets the stored key first.")
+        raise CommandFailed("Already logged in", "To replace the stored key, run `tinker auth logout` first.")
     query = urlencode({"new_key": "true", "key_name": f"tinker-cli-{platform.node()}"})
     click.echo(f"Create an API Key: {_link(f'{CONSOLE}/keys?{query}')}\n", err=True)
     key = _read_key()
@@ -108,22 +108,24 @@ async def _send(_: APIFuture[T], runtime: Runtime, request: Request[T], key: str
 @click.command()
 @pass_options
 def logout(options: GlobalOptions) -> None:
-    """Forget the stored key. A key that was made for this machine is revoked, too; another one stays good elsewhere."""
+    """Remove the stored key. A key that was created for this machine is revoked, too; any other key stays valid elsewhere."""
     from tinker._http import default_key, remove_default
     from tinker.types.console import CONSOLE
 
     config = _load_hosted_config(options)
     entry = default_key(config.credentials_file)
     if entry is None:
-        raise CommandFailed("No key is stored", "`tinker auth login` stores one.")
+        raise CommandFailed("No key is stored", "To store one, run `tinker auth login`.")
     key_id, stored = entry
     refusal = _revoke(options, stored) if stored.type == "generated" else None
     remove_default(config.credentials_file)
     name = stored.name or key_id
     if stored.type == "generated" and refusal is None:
-        click.echo(f"The key {name!r} is forgotten and revoked.")
+        click.echo(f"The key {name!r} is removed and revoked.")
         return
-    click.echo(f"The key {name!r} is forgotten here. It is still good; delete it at {_link(f'{CONSOLE}/keys/{key_id}')}")
+    click.echo(
+        f"The key {name!r} is removed from this machine. It is still valid; delete it at {_link(f'{CONSOLE}/keys/{key_id}')}"
+    )
     if stored.organization is not None:
         click.echo(f"Its organization: {stored.organization}")
     if refusal is not None:
@@ -146,9 +148,9 @@ def _revoke(options: GlobalOptions, stored: StoredKey) -> TinkerError | None:
 @click.command()
 @pass_options
 def status(options: GlobalOptions) -> None:
-    """Say whether there is a credential, and whether the server takes it. Exits with 1 where not.
+    """Show whether a credential is set and accepted. Exits with 1 if not.
 
-    Servers other than the hosted one may do without a credential.
+    Servers other than the hosted service may not need a credential.
     """
     from tinker.auth import tinker_has_credentials
 
@@ -180,7 +182,7 @@ def _check_access(options: GlobalOptions) -> CommandFailed | None:
 @click.command()
 @pass_options
 def whoami(options: GlobalOptions) -> None:
-    """Show the user and the organization of the credential, where the server gives tokens that say it."""
+    """Show the user and the organization of the credential, if the server reports them."""
     identity = rest_client(options).whoami().result()
     value = {"user_urn": identity.user_urn, "org_urn": identity.org_urn, "email": identity.email}
     properties = {"User": identity.user_urn, "Organization": identity.org_urn, "Email": format_optional(identity.email)}

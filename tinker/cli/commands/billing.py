@@ -32,30 +32,32 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, entries=COMMANDS)
 def billing() -> None:
-    """What was used and what it costs, for those who may see the bills of their organization."""
+    """Show usage and cost. This needs permission to see the bills of your organization."""
 
 
 @click.command()
 @click.argument("starting_on")
 @click.argument("ending_before")
-@click.option("--csv", "csv_path", type=_CSV_FILE, metavar="FILE", help="Write the rows there as CSV instead; - is the output.")
+@click.option(
+    "--csv", "csv_path", type=_CSV_FILE, metavar="FILE", help="Write the rows as CSV to this file; - is standard output."
+)
 @click.option(
     "--sessions-csv",
     "sessions_csv_path",
     type=_CSV_FILE,
     metavar="FILE",
-    help="Write the sessions' metadata there as CSV, too.",
+    help="Also write the metadata of the sessions as CSV to this file.",
 )
 @pass_options
 def usage(
     options: GlobalOptions, starting_on: str, ending_before: str, csv_path: str | None, sessions_csv_path: str | None
 ) -> None:
-    """What was used from STARTING_ON until before ENDING_BEFORE, by the hour.
+    """Show the hourly usage from STARTING_ON until before ENDING_BEFORE.
 
-    Both are full hours with a time zone, such as 2026-07-13T00:00:00Z, and at most 14 days apart. There is a row for each hour,
-    kind of use, model, session and user. Costs are estimates before credits, not invoices: they come from invoiced rates up
-    to cost_data_through, which JSON says, and from the price list after it. `null` is a cost that is not known (yet); CSV
-    leaves it empty. The data may be some hours late.
+    Both are full hours with a time zone, such as 2026-07-13T00:00:00Z, and at most 14 days apart. There is one row per hour,
+    kind of usage, model, session and user. Costs are estimates before credits, not invoices: up to cost_data_through (in the
+    JSON output) they use invoiced rates, after it the price list. An unknown cost is `null` in JSON and empty in CSV. The data
+    can be several hours late.
     """
     answer = admin_client(options).get_billing_usage(starting_on, ending_before).result()
     value: dict[str, Any] = answer.model_dump(mode="json")
@@ -77,13 +79,15 @@ def _sessions(sessions: Mapping[str, Mapping[str, Any]]) -> list[_UsageRow]:
 
 
 @click.command("checkpoint-storage")
-@click.option("--project-id", metavar="ID", help="Only what belongs to this project.")
-@click.option("--csv", "csv_path", type=_CSV_FILE, metavar="FILE", help="Write the rows there as CSV instead; - is the output.")
+@click.option("--project-id", metavar="ID", help="Only this project.")
+@click.option(
+    "--csv", "csv_path", type=_CSV_FILE, metavar="FILE", help="Write the rows as CSV to this file; - is standard output."
+)
 @pass_options
 def checkpoint_storage(options: GlobalOptions, project_id: str | None, csv_path: str | None) -> None:
-    """How much the checkpoints of the organization take now, by project and user, and what a month of that costs.
+    """Show the storage that the organization's checkpoints use now, by project and user, and its monthly cost.
 
-    A month is 720 hours at today's price, before credits. The data may be an hour or two late.
+    A month is 720 hours at today's price, before credits. The data can be an hour or two late.
     """
     value = admin_client(options).get_current_checkpoint_storage_usage(project_id).result().model_dump(mode="json")
     rate = {_STORAGE_RATE: value[_STORAGE_RATE]}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tinker.cli.capacity import Capacity
-from tinker.cli.errors import to_failure
-from tinker.cli.models import first_sampleable
+from tinker.cli.errors import CommandFailed, to_failure
+from tinker.cli.models import explain_refusal, first_sampleable
 from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.stops import StopCutter
 
@@ -23,20 +23,29 @@ if TYPE_CHECKING:
 
 _YOUR_TURN = "\nUser:"
 _HELP = """\
-/system TEXT   set what the model is told at the beginning; without a text: nothing
-/model NAME    go on with another model or checkpoint
-/save FILE     save the conversation as a line of JSON, as `tinker train` reads it
-/reset         begin anew
-/quit          leave, as Ctrl-D does; Ctrl-C stops an answer"""
+/system TEXT   set the system message; without a text, remove it
+/model NAME    switch to another model or checkpoint
+/save FILE     append the conversation to a file that `tinker train` reads
+/reset         start over
+/quit          quit, like Ctrl-D; Ctrl-C stops an answer"""
 _ARGUMENTS = {"/save": "a file name", "/model": "the name of a model or a checkpoint"}
 
 
 @click.command()
 @click.option("-m", "--model", metavar="NAME_OR_PATH", help="A base model or checkpoint. Default: the first model.")
-@click.option("--system", metavar="TEXT", help="What the model is told at the beginning.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Longest answer.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.7, show_default=True, help="0: the likeliest token.")
-@click.option("--tokenizer", "tokenizer_id", metavar="NAME", help="A name on the hub, or a folder. Default: the model's own.")
+@click.option("--system", metavar="TEXT", help="System message.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Maximum number of tokens to generate."
+)
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), default=0.7, show_default=True, help="Sampling temperature; 0 is greedy."
+)
+@click.option(
+    "--tokenizer",
+    "tokenizer_id",
+    metavar="NAME",
+    help="Hugging Face name or directory of the tokenizer. Default: the model's own.",
+)
 @pass_options
 def chat(
     options: GlobalOptions,
@@ -47,10 +56,10 @@ def chat(
     temperature: float,
     tokenizer_id: str | None,
 ) -> None:
-    """Talk to a model or a checkpoint; each answer appears as it is written.
+    """Chat with a model or a checkpoint. Answers are streamed.
 
-    The model's chat template is used; a model without one gets the conversation as plain text. /help shows what else can be
-    typed: /system, /model, /save, /reset, /quit. Lines can be piped in, one turn each.
+    This uses the model's chat template; a model without one gets the conversation as plain text. Type /help for the commands
+    /system, /model, /save, /reset and /quit. You can also pipe lines in, one per turn.
 
     \b
     Examples:
@@ -63,7 +72,7 @@ def chat(
     model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
     with service_client(options, interactive=True) as service:
         talk = _Talk(service, model, system, max_tokens, temperature, tokenizer_id)
-        click.echo(f"{model}. /help shows what else can be typed.", err=True)
+        click.echo(f"{model}. /help lists the commands.", err=True)
         while (line := _read()) is not None:
             if line.startswith("/"):
                 if not talk.obey(*line.partition(" ")[::2]):
@@ -103,7 +112,8 @@ class _Talk:
         from tinker.cli.examples import TextDecoder
 
         path, base = (model, None) if model.startswith("tinker://") else (None, model)
-        sampler: SamplingClient = self._service.create_sampling_client(model_path=path, base_model=base).result()
+        with explain_refusal(self._service, model):
+            sampler: SamplingClient = self._service.create_sampling_client(model_path=path, base_model=base).result()
         self._tokenizer: Any = load(self._tokenizer_id) if self._tokenizer_id else sampler.get_tokenizer()
         self._decoder = TextDecoder(self._tokenizer)
         self._capacity = self._find_capacity(sampler.get_base_model())
@@ -130,6 +140,8 @@ class _Talk:
             try:
                 self._open(rest)
                 click.echo(f"now {rest}", err=True)
+            except CommandFailed as failure:
+                failure.show()
             except (TinkerError, ValueError, OSError) as error:
                 to_failure(error).show()
         elif command in _ARGUMENTS:
@@ -154,7 +166,7 @@ class _Talk:
         prompt, said = self._prompt(), ""
         if self._capacity.is_exceeded(prompt.length + 1):
             self._turns.pop()
-            click.echo(f"the conversation has {prompt.length:,} tokens; {self._capacity}; /reset begins anew", err=True)
+            click.echo(f"the conversation has {prompt.length:,} tokens; {self._capacity}; /reset starts over", err=True)
             return
         try:
             for piece in self._stream(prompt):

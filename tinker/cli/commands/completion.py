@@ -19,9 +19,9 @@ _FILES = {"bash": ".bashrc", "zsh": ".zshrc", "fish": ".config/fish/completions/
 
 @click.command()
 @click.argument("shell", type=click.Choice(list(_LINES)), required=False)
-@click.option("--install", is_flag=True, help="Add the line to the start-up file of the shell.")
+@click.option("--install", is_flag=True, help="Add the line to the startup file of the shell.")
 def completion(shell: str | None, install: bool) -> None:
-    """Print the line that completes commands and options in SHELL, by default yours; --install adds it.
+    """Print the line that enables completion in SHELL (default: your shell), or add it with --install.
 
     \b
     Examples:
@@ -30,7 +30,7 @@ def completion(shell: str | None, install: bool) -> None:
     """
     shell = shell or login_shell()
     if shell not in _LINES:
-        raise CommandFailed(f"Completion is there for {', '.join(_LINES)}", "Name one: tinker completion bash")
+        raise CommandFailed(f"Completion is available for {', '.join(_LINES)}", "Name one: tinker completion bash")
     if not install:
         click.echo(_LINES[shell])
         return
@@ -39,4 +39,4 @@ def completion(shell: str | None, install: bool) -> None:
     before = file.read_text() if file.exists() else ""
     if _LINES[shell] not in before:
         file.write_text(f"{before}{'' if before.endswith(chr(10)) or not before else chr(10)}{_LINES[shell]}\n")
-    click.echo(f"Completion is in {file}; it works in every new {shell}.")
+    click.echo(f"Added completion to {file}. Open a new {shell} to use it.")

@@ -25,25 +25,32 @@ class NotRun(click.ClickException):
 
 
 @click.command()
-@click.option("--base-url", metavar="URL", help="The server. Default: TINKER_BASE_URL.")
-@click.option("--api-key", metavar="KEY", help="The credential. Default: TINKER_API_KEY.")
-@click.option("--base-model", metavar="NAME", help="The model to train. Default: the first that the server offers.")
-@click.option("--label", default="", metavar="TEXT", help="What the server is called in reports, say with its version.")
+@click.option("--base-url", metavar="URL", help="Base URL of the server. Default: TINKER_BASE_URL.")
+@click.option("--api-key", metavar="KEY", help="API key. Default: TINKER_API_KEY.")
+@click.option("--base-model", metavar="NAME", help="Model to train. Default: the first that the server offers.")
+@click.option("--label", default="", metavar="TEXT", help="Name of the server in reports, such as its name and version.")
 @click.option(
-    "--only", "--check", "only", multiple=True, metavar="PATTERN", help="Only checks of this name; `losses.*` is many."
+    "--only",
+    "--check",
+    "only",
+    multiple=True,
+    metavar="PATTERN",
+    help="Run only matching checks, such as `losses.*`; may be repeated.",
 )
-@click.option("--skip", multiple=True, metavar="PATTERN", help="No checks of this name.")
-@click.option("--slow", is_flag=True, help="Also what a server may hold back for minutes.")
-@click.option("--destructive", is_flag=True, help="Also what takes something away: revokes the API key.")
-@click.option("--strict", is_flag=True, help="Exit with 1 also where the server differs.")
+@click.option("--skip", multiple=True, metavar="PATTERN", help="Skip matching checks; may be repeated.")
+@click.option("--slow", is_flag=True, help="Include checks that can take minutes.")
+@click.option("--destructive", is_flag=True, help="Include destructive checks, such as revoking the API key.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for differences, too.")
 @click.option(
-    "--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds for each check. Default: 60, slow ones 300."
+    "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Timeout of a check in seconds. Default: 60; 300 for slow checks.",
 )
-@click.option("--json", "json_file", type=_FILE, help="Report as JSON; - is the standard output, as for the others.")
-@click.option("--junit", "junit_file", type=_FILE, help="Report as JUnit XML, for CI.")
-@click.option("--markdown", "markdown_file", type=_FILE, help="Report as Markdown, with recorded exchanges.")
-@click.option("--badge", "badge_file", type=_FILE, help="Badge: SVG, or for a name in .json the endpoint of shields.io.")
-@click.option("--list", "list_only", is_flag=True, help="Say what there is to check, and check nothing.")
+@click.option("--json", "json_file", type=_FILE, help="Write a JSON report; - is standard output, here and below.")
+@click.option("--junit", "junit_file", type=_FILE, help="Write a JUnit XML report, for CI.")
+@click.option("--markdown", "markdown_file", type=_FILE, help="Write a Markdown report with recorded exchanges.")
+@click.option("--badge", "badge_file", type=_FILE, help="Write an SVG badge; a .json file is an endpoint badge of shields.io.")
+@click.option("--list", "list_only", is_flag=True, help="List the checks without running them.")
 def conformance(
     base_url: str | None,
     api_key: str | None,
@@ -55,12 +62,12 @@ def conformance(
     list_only: bool,
     **options: Any,
 ) -> None:
-    """Check a server against the contract, operation by operation and feature by feature.
+    """Check a server against the contract.
 
-    Trains small adapters and saves small checkpoints on the server, in sessions of its own; frees what it has made, as far
-    as the server can. A check that rests on one that fails is blocked by it and counted apart; what has one cause is one
-    finding. Exits with 0 when nothing contradicts the contract, 1 when something does, 2 when nothing could be checked, 3
-    when nothing contradicts it but the limits of the server did not allow every check.
+    Trains small adapters and saves small checkpoints on the server, in its own sessions, and deletes them where the server
+    supports that. Checks that depend on a failed check are reported as blocked. Failures with the same cause form one finding.
+    Exits with 0 if nothing contradicts the contract, 1 if something does, 2 if nothing could be checked, and 3 if nothing
+    contradicts it but the limits of the server prevented some checks.
     """
     from tinker.testing.conformance import files, table
     from tinker.testing.conformance.registry import all_checks

@@ -15,16 +15,16 @@ _COLUMNS = ("Model", "Max Context", "Trainable", "Sampleable")
 
 @click.group(cls=LazyGroup, entries={"list": Entry("tinker.cli.commands.model:list_models", "List the models.")})
 def model() -> None:
-    """The models that the server offers."""
+    """List the models of the server."""
 
 
 @click.command("list")
 @click.argument("substring", required=False)
 @pass_options
 def list_models(options: GlobalOptions, substring: str | None) -> None:
-    """List the models that the server offers, or those with SUBSTRING in the name, in any case.
+    """List the models that the server offers, or those whose name contains SUBSTRING (case-insensitive).
 
-    What the column Model says is a base_model.
+    Use the names in the column Model as base_model.
     """
     models = rest_client(options).get_server_capabilities().result().supported_models
     if substring is not None:

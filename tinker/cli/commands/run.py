@@ -55,8 +55,13 @@ def _checkpoint_time(run: TrainingRun) -> str:
     return format_timestamp(None if run.last_checkpoint is None else run.last_checkpoint.time)
 
 
+def _name(run: TrainingRun) -> str:
+    return (run.user_metadata or {}).get("name", "")
+
+
 COLUMNS: Mapping[str, _Column] = {
     "id": ("Run ID", lambda run: run.training_run_id),
+    "name": ("Name", _name),
     "model": ("Base Model", lambda run: run.base_model),
     "owner": ("Owner", lambda run: run.model_owner),
     "lora": ("LoRA", _lora),
@@ -74,21 +79,19 @@ DEFAULT_COLUMNS = "id,model,lora,updated,status"
     type=click.IntRange(min=0),
     default=20,
     show_default=True,
-    help="How many, the latest first; 0 shows all.",
+    help="Maximum number of runs, latest first; 0 shows all.",
 )
 @click.option(
     "-c",
     "--columns",
-    default=DEFAULT_COLUMNS,
-    show_default=True,
-    help=f"What to show of each, with commas, in this order: of {', '.join(COLUMNS)}.",
+    help=f"Comma-separated columns: {', '.join(COLUMNS)}. Default: {DEFAULT_COLUMNS}, and name if a run has one.",
 )
 @OFFSET
 @ACCESS_SCOPE
 @pass_options
-def list_runs(options: GlobalOptions, limit: int, columns: str, offset: int, access_scope: AccessScope) -> None:
+def list_runs(options: GlobalOptions, limit: int, columns: str | None, offset: int, access_scope: AccessScope) -> None:
     """List training runs."""
-    chosen = _columns(columns)
+    chosen = _columns(columns or DEFAULT_COLUMNS)
     rest = rest_client(options)
 
     def page(count: int, start: int) -> tuple[list[TrainingRun], int | None]:
@@ -97,6 +100,9 @@ def list_runs(options: GlobalOptions, limit: int, columns: str, offset: int, acc
 
     with progress(options, "Fetching training runs", None) as advance:
         listing = fetch_pages(page, limit, PAGE, advance, offset)
+
+    if columns is None and any(map(_name, listing.items)):
+        chosen.insert(1, COLUMNS["name"])
 
     def table() -> None:
         rows = [[cell(run) for _, cell in chosen] for run in listing.items]

@@ -21,15 +21,15 @@ _HEIGHT = 14
 
 @click.command()
 @click.argument("run")
-@click.option("--metric", help="What to draw. Default: a loss or a reward.")
-@click.option("--once", is_flag=True, help="Show what there is now, and end.")
+@click.option("--metric", help="Metric to plot. Default: a loss or a reward.")
+@click.option("--once", is_flag=True, help="Show the current state and exit.")
 @pass_options
 def watch(options: GlobalOptions, /, run: str, metric: str | None, once: bool) -> None:
     """Follow a RUN until it ends: a JSONL file of metrics, or the ID of a run on a local server.
 
-    A file may be written by `tinker train --log` or by any script, with an object of numbers on each line; its step is
-    `step`, `progress/batch` or the like, else the number of the line. On a terminal the curve is drawn anew each second; into a
-    pipe each step is a line. Ctrl-C leaves; the run goes on.
+    The file comes from `tinker train --log` or from any script that writes one JSON object of numbers per line. The step is
+    `step`, `progress/batch` or similar, else the line number. On a terminal the curve is redrawn every second; in a pipe each
+    step is one line. Ctrl-C stops watching; the run continues.
 
     \b
     Examples:
@@ -96,13 +96,18 @@ def _draw(curves: dict[str, list[tuple[float, float]]], is_ascii: bool) -> str:
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True)
-@click.option("--metric", help="What to compare. Default: a loss or a reward.")
+@click.option("--metric", help="Metric to compare. Default: a loss or a reward.")
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE.svg", help="Draw it here."
+    "--plot",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE.svg",
+    help="Save the plot in this file.",
 )
 @pass_options
 def compare(options: GlobalOptions, /, runs: tuple[str, ...], metric: str | None, plot: Path | None) -> None:
-    """Compare RUNS, a row for each, and draw their curves together. Each is given as for `tinker run watch`.
+    """Compare RUNS in a table with one row per run, and plot their curves together.
+
+    Each run is a file or an ID, as in `tinker run watch`.
 
     \b
     Examples:

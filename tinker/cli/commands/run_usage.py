@@ -25,14 +25,14 @@ _LONGEST = datetime.timedelta(days=14)  # what servers answer at once
 
 @click.command()
 @click.argument("run_id")
-@click.option("--days", type=click.IntRange(min=1, max=366), default=14, show_default=True, help="How far to look back.")
+@click.option("--days", type=click.IntRange(min=1, max=366), default=14, show_default=True, help="Number of days to look back.")
 @prices_option
 @pass_options
 def usage(options: GlobalOptions, run_id: str, days: int, prices_path: Path | None) -> None:
-    """How many tokens a training run used, and what they cost.
+    """Show the tokens that a training run used, and their cost.
 
-    Servers bill sessions and not runs, so these are the tokens of the session that the run belongs to, its samples included.
-    Other runs of the same session are named. Seeing bills needs the rights of an administrator; servers may be some hours late.
+    Servers bill sessions, not runs, so this counts all tokens of the run's session, including its samples. Other runs of the
+    same session are listed. This needs administrator rights, and the data can be several hours late.
     """
     prices, rest = read_prices(prices_path), rest_client(options)
     session_id = _session_of(run_id)
@@ -53,7 +53,7 @@ def usage(options: GlobalOptions, run_id: str, days: int, prices_path: Path | No
 def _session_of(run_id: str) -> str:
     session_id, found, _ = run_id.partition(_TRAIN)
     if not found:
-        raise CommandFailed(f"{run_id} does not say which session it belongs to", f"A run's ID is <session>{_TRAIN}<number>.")
+        raise CommandFailed(f"The session of {run_id} is not known", f"A run's ID is <session>{_TRAIN}<number>.")
     return session_id
 
 

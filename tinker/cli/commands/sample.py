@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
@@ -12,8 +13,9 @@ import click
 
 from tinker.cli.batches import PromptLine, drop_answered, read_prompt_lines, write_answers
 from tinker.cli.errors import CommandFailed
-from tinker.cli.models import first_sampleable
+from tinker.cli.models import explain_refusal, first_sampleable
 from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.stops import read_stops
 
 if TYPE_CHECKING:
     from tinker.futures import APIFuture
@@ -33,40 +35,58 @@ class _SampledText(NamedTuple):
 @click.command()
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
 @click.option("-m", "--model", metavar="NAME_OR_PATH", help="A base model or checkpoint. Default: the first model.")
-@click.option("-n", "--num-samples", type=click.IntRange(min=1), default=1, show_default=True, help="How many for each prompt.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Longest continuation.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True, help="0: the likeliest token.")
-@click.option("--top-k", type=click.IntRange(min=-1), default=-1, help="Choose among the k likeliest tokens. Default: all.")
-@click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, help="Choose among the likeliest with this share.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
-@click.option("--seed", type=int, help="The same seed gives the same samples, where the server does that.")
-@click.option("--tokenizer", "tokenizer_id", metavar="NAME", help="A name on the hub, or a folder. Default: the model's own.")
-@click.option("--chat", is_flag=True, help="The prompt is a message, put into the model's chat template.")
+@click.option(
+    "-n", "--num-samples", type=click.IntRange(min=1), default=1, show_default=True, help="Number of samples per prompt."
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Maximum number of tokens to generate."
+)
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Sampling temperature; 0 is greedy."
+)
+@click.option("--top-k", type=click.IntRange(min=-1), default=-1, help="Keep only the k most likely tokens. Default: all.")
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    help="Nucleus sampling: keep the most likely tokens with this total probability.",
+)
+@click.option(
+    "--stop", multiple=True, metavar="TEXT", help="Stop before this text, instead of at the end-of-text token; may be repeated."
+)
+@click.option("--seed", type=int, help="Seed, for servers with reproducible sampling.")
+@click.option(
+    "--tokenizer",
+    "tokenizer_id",
+    metavar="NAME",
+    help="Hugging Face name or directory of the tokenizer. Default: the model's own.",
+)
+@click.option("--chat", is_flag=True, help="Format the prompt as a user message with the model's chat template.")
 @click.option(
     "--prompt-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Read a prompt from a file; from .json several, each a text or a list of token ids.",
+    help="Read the prompt from a file. A .json file may have several, each a text or a list of token ids.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE",
-    help="Save the samples as JSON, and print where.",
+    help="Save the samples as JSON in this file.",
 )
 @click.option(
     "--file",
     "prompt_lines",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="PROMPTS.jsonl",
-    help="Sample for each line, which has a prompt or messages; needs --out.",
+    help="Sample for each line, which has `prompt` or `messages`; needs --out.",
 )
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="ANSWERS.jsonl",
-    help="Append an answer for each line as it comes; lines that are answered there already are left out.",
+    help="Append each answer as it arrives; lines already answered there are skipped.",
 )
 @pass_options
 def sample(
@@ -87,10 +107,12 @@ def sample(
     prompt_lines: Path | None,
     out: Path | None,
 ) -> None:
-    """Sample continuations of each PROMPT, all at once; without one, of the standard input.
+    """Sample continuations of each PROMPT, all at once. Without a PROMPT, read one from standard input.
 
-    The tokenizer of the model is used, which needs transformers: pip install transformers. With --file the same command,
-    interrupted and called again, goes on where it ended.
+    This uses the model's tokenizer, which needs transformers: pip install transformers. A sample with --file continues where it
+    stopped: if interrupted, run the same command again to continue.
+
+    In --stop, \\n is a newline, \\t a tab and \\\\ a backslash.
 
     \b
     Examples:
@@ -105,20 +127,22 @@ def sample(
     from tinker.types import SamplingParams
 
     if output is not None and not output.parent.is_dir():
-        raise CommandFailed(f"There is no folder {output.parent}")
+        raise CommandFailed(f"There is no directory {output.parent}")
     if (prompt_lines is None) != (out is None) or (prompt_lines is not None and (prompts or prompt_file or output)):
-        raise click.UsageError("--file and --out go together, and with no other prompts or --output.")
+        raise click.UsageError("--file and --out must be used together, without other prompts and without --output.")
     lines = drop_answered(found := read_prompt_lines(prompt_lines), out) if prompt_lines and out else (found := [])
     asked: Sequence[_Prompt] = () if prompt_lines else _collect_prompts(prompts, prompt_file)
     model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=list(stop) or None, seed=seed
-    )
-    with service_client(options) as service, progress(options, f"Sampling {model}", len(asked) or len(found)) as advance:
+    stops = read_stops(stop) or None
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=stops, seed=seed)
+    with ExitStack() as stack:
+        service = stack.enter_context(service_client(options))
         path, base = (model, None) if model.startswith("tinker://") else (None, model)
-        sampler = service.create_sampling_client(model_path=path, base_model=base)
-        tokenizer: Any = load(tokenizer_id) if tokenizer_id else sampler.result().get_tokenizer()
-        decoder = TextDecoder(tokenizer)
+        with explain_refusal(service, model):
+            sampler = service.create_sampling_client(model_path=path, base_model=base).result()
+        advance = stack.enter_context(progress(options, f"Sampling {model}", len(asked) or len(found)))
+        tokenizer: Any = load(tokenizer_id) if tokenizer_id else sampler.get_tokenizer()
+        decoder = TextDecoder(tokenizer, skip_special=stops is not None)
         if out is not None:
 
             def ask(line: PromptLine) -> APIFuture[SampleResponse]:
@@ -171,10 +195,10 @@ def _is_ids(value: object) -> bool:
 
 def _read_pipe() -> Sequence[str]:
     if sys.stdin.isatty():
-        raise click.UsageError("Give a PROMPT, or pipe one in.")
+        raise click.UsageError("Give a PROMPT, pipe one in, or use --prompt-file or --file.")
     text = sys.stdin.read()
     if not text:
-        raise CommandFailed("The prompt is empty")
+        raise click.UsageError("The standard input is empty. Give a PROMPT, pipe one in, or use --prompt-file or --file.")
     return (text,)
 
 

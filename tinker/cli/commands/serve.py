@@ -22,87 +22,93 @@ if TYPE_CHECKING:
     "model",
     metavar="PATH_OR_NAME",
     multiple=True,
-    help="Base model to train and sample. Can be given several times. Default: the packaged one.",
+    help="Base model to train and sample; may be repeated. Default: the packaged model.",
 )
 @click.option(
     "--engine",
     "engine",
     type=click.Choice(["toy", "torch"]),
     multiple=True,
-    help="torch trains a real model; toy is a bigram model in numpy. Given once, or once for each model. Default: torch where "
-    "it is installed, and toy for the model tinker/toy.",
+    help="torch trains a real model; toy is a bigram model in numpy. Give it once, or once per model. Default: torch if it is "
+    "installed; toy for the model tinker/toy.",
 )
 @click.option(
     "--device",
     metavar="cpu|cuda|cuda:N|mps|auto",
     default="auto",
     show_default=True,
-    help="Where torch computes; auto is the first GPU of CUDA, else the CPU.",
+    help="Device for torch; auto is the first CUDA GPU, else the CPU.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
     show_default=True,
-    help="Numbers of the model; auto is bfloat16 with CUDA, else float32. Adapters are float32.",
+    help="Data type of the base model; `auto` is bfloat16 with CUDA, else float32. Adapters are float32.",
 )
 @click.option(
     "--device-map",
     type=click.Choice(["auto", "balanced", "balanced_low_0", "sequential"]),
-    help="Spread the model over all GPUs, as transformers does. Default: it is on one device.",
+    help="Distribute the model over all GPUs, as in transformers. Default: one device.",
 )
 @click.option(
     "--recompute",
     type=click.Choice(["auto", "always", "never"]),
     default="auto",
     show_default=True,
-    help="Compute activations again in the backward pass instead of keeping them; auto when they would fill the memory.",
+    help="Recompute activations in the backward pass to save memory; auto does so when they would not fit.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for checkpoints. Default: TINKER_LOCAL_DIR, else ~/.tinker/local.",
+    help="Directory for checkpoints. Default: TINKER_LOCAL_DIR, else ~/.tinker/local.",
 )
 @click.option(
     "--durability",
     type=click.Choice(["save", "step"]),
     default="save",
     show_default=True,
-    help="What survives if the server is killed: what was saved, or every run as it was after its last step.",
+    help="What survives a killed server: saved checkpoints, or every run up to its last step.",
 )
-@click.option("--api-key", help="Key that clients must send; other users of this machine can see it. Default: any, or none.")
+@click.option(
+    "--api-key", help="Key that clients must send; other users of this machine can see it. Default: no key is needed."
+)
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File that holds the key. Without either option: TINKER_SERVE_API_KEY.",
+    help="File that contains the key. Default of both options: TINKER_SERVE_API_KEY.",
 )
 @click.option(
     "--allow-host",
     "allowed_hosts",
     metavar="NAME",
     multiple=True,
-    help="Another name that clients may use for this server where it has no key. Can be given several times.",
+    help="Additional host name to accept when the server has no key; may be repeated.",
 )
 @click.option(
     "--profile",
     type=click.Choice(["official", "skyrl", "minimal-json", "strict", "plain-json"]),
     default="official",
     show_default=True,
-    help="Imitate another server: SkyRL's; one that has only what clients of late 2025 ask for; one that refuses fields which "
-    "it does not know; one that fails on protobuf.",
+    help="Imitate another server: SkyRL; one with only the operations that late-2025 clients use; one that rejects unknown "
+    "fields; one that rejects protobuf.",
 )
-@click.option("--hold", type=click.FloatRange(0, 40), metavar="SECONDS", help="How long a poll waits. Default: the profile's.")
+@click.option(
+    "--hold", type=click.FloatRange(0, 40), metavar="SECONDS", help="How long to hold a poll open. Default: set by the profile."
+)
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="warning",
     show_default=True,
-    help="What is written to stderr; info has a line for every request.",
+    help="Log level on stderr; info logs every request.",
 )
-@click.option("--strict", is_flag=True, help="Refuse requests with unknown fields. Default: a warning and a header.")
-@click.option("--any-base-model", is_flag=True, help="Serve the one model under every name that clients ask for.")
+@click.option(
+    "--strict", is_flag=True, help="Refuse requests with unknown fields. Default: warn in the log and in a response header."
+)
+@click.option("--any-base-model", is_flag=True, help="Accept any base model name from clients, and serve the one model.")
 def serve(
     model: tuple[str, ...],
     engine: tuple[EngineName, ...],
@@ -172,7 +178,7 @@ def _set_up_logs(level: str) -> None:
 def _key(given: str | None, file: Path | None) -> str | None:
     """Return the key: the one given, else the file's, else the environment's. UsageError for two, or for an empty one."""
     if given is not None and file is not None:
-        raise click.UsageError("--api-key and --api-key-file exclude each other")
+        raise click.UsageError("Give --api-key or --api-key-file, not both.")
     if given is None and file is None:
         return serve_api_key()
     key = _text(file) if file is not None else given or ""

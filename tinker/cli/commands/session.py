@@ -16,7 +16,7 @@ COMMANDS = {"export-trace": Entry("tinker.cli.commands.session:export_trace", "S
 
 @click.group(cls=LazyGroup, entries=COMMANDS)
 def session() -> None:
-    """What the server knows about a session."""
+    """Inspect sessions."""
 
 
 @click.command("export-trace")
@@ -26,17 +26,17 @@ def session() -> None:
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Where to save it. Default: SESSION_ID.pftrace in the current folder.",
+    help="Where to save the trace. Default: SESSION_ID.pftrace in the current directory.",
 )
-@click.option("--url-only", is_flag=True, help="Print the signed address, which holds for about an hour, and save nothing.")
+@click.option("--url-only", is_flag=True, help="Only print the signed URL, which is valid for about an hour.")
 @pass_options
 def export_trace(options: GlobalOptions, session_id: str, output: Path | None, url_only: bool) -> None:
-    """Save the requests of a session as a trace: what waited, what ran, when. https://ui.perfetto.dev shows it."""
+    """Save a trace of the requests of a session: when each waited and ran. Open it in https://ui.perfetto.dev."""
     from tinker._checkpoints import save_url
     from tinker.rest_client import RestClient
 
     runtime = connect(options)
-    click.echo(f"The server writes the trace of session {session_id} ...", err=True)
+    click.echo(f"Waiting for the server to write the trace of session {session_id} ...", err=True)
     url = RestClient(runtime).export_session_trace(session_id).result()
     if url_only:
         show(options, {"session_id": session_id, "url": url}, lambda: click.echo(url))

@@ -11,6 +11,7 @@ import click
 
 from tinker.cli.costs import cost_of, count_properties, prices_option, read_prices, to_value
 from tinker.cli.errors import CommandFailed
+from tinker.cli.models import explain_refusal
 from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.output import format_count
 from tinker.cli.training.plan import Plan, option_of
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from tinker.cli.capacity import Capacity
     from tinker.cli.examples import ExampleRow
-    from tinker.cli.training.grpo import GRPO
+    from tinker.cli.training.grpo import GRPO, Reward
     from tinker.cli.training.position import Bookmark, Position
     from tinker.cli.training.report import RunReport
     from tinker.cli.training.supervised import Supervised
@@ -48,33 +49,48 @@ _FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
     type=click.Choice(["linear", "cosine", "constant"]),
     default="linear",
     show_default=True,
-    help="How the learning rate falls to 0 after the warm-up; constant: not at all.",
+    help="Learning rate schedule after the warm-up; `constant` does not decay.",
 )
-@click.option("--warmup", type=click.IntRange(min=0), default=0, show_default=True, help="Steps in which it rises from 0.")
-@click.option("--batch-size", type=_COUNT, default=16, show_default=True, help="Examples in a batch.")
-@click.option("--accumulate", type=_COUNT, default=1, show_default=True, help="Batches for each step of the optimizer.")
+@click.option("--warmup", type=click.IntRange(min=0), default=0, show_default=True, help="Number of warm-up steps.")
+@click.option("--batch-size", type=_COUNT, default=16, show_default=True, help="Examples per batch.")
+@click.option("--accumulate", type=_COUNT, default=1, show_default=True, help="Batches per optimizer step.")
 @click.option("--epochs", type=_COUNT, default=1, show_default=True, help="Number of passes over the file.")
 @click.option("--max-steps", type=_COUNT, help="Stop after this many steps.")
-@click.option("--max-length", type=click.IntRange(min=2), help="Cut longer examples to this many tokens.")
-@click.option("--tokenizer", "tokenizer_id", metavar="NAME", help="A name on the hub, or a folder. Default: the model's own.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order of the examples, and of the adapter.")
-@click.option("--name", default="final", show_default=True, help="Name of the run here, and of its checkpoints.")
-@click.option("--save-every", type=_COUNT, metavar="STEPS", help="Save after every so many steps, to resume from there.")
-@click.option("--resume", is_flag=True, help="Go on with this run where it was last saved.")
-@click.option("--eval-file", type=_FILE, metavar="FILE", help="Examples that are not trained on; their loss is reported.")
-@click.option("--eval-every", type=_COUNT, metavar="STEPS", help="How often. Default: before the first step and at the end.")
-@click.option("--grpo", type=_FILE, metavar="REWARD.py", help="Reinforcement learning with the function reward of this file.")
-@click.option("--group-size", type=click.IntRange(min=2), default=8, show_default=True, help="GRPO: answers to each prompt.")
-@click.option("--max-tokens", type=_COUNT, default=128, show_default=True, help="GRPO: longest answer.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True, help="GRPO: of the answers.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="GRPO: end an answer with this text; may be repeated.")
-@click.option("--log", "log_path", type=_NEW_FILE, metavar="FILE.jsonl", help="Append a line for each step to this file.")
-@click.option("--plot", type=_NEW_FILE, metavar="FILE.svg", help="Draw the curve into this file, and on the terminal.")
-@click.option("--estimate", is_flag=True, help="Train nothing: count the tokens that it would take, and what they cost.")
+@click.option("--max-length", type=click.IntRange(min=2), help="Truncate longer examples to this many tokens.")
+@click.option(
+    "--tokenizer",
+    "tokenizer_id",
+    metavar="NAME",
+    help="Hugging Face name or directory of the tokenizer. Default: the model's own.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed for shuffling and for initializing the adapter.")
+@click.option("--name", default="final", show_default=True, help="Name of the run and of its checkpoints.")
+@click.option("--save-every", type=_COUNT, metavar="STEPS", help="Save a resumable checkpoint every STEPS steps.")
+@click.option("--resume", is_flag=True, help="Continue this run from its last checkpoint.")
+@click.option("--eval-file", type=_FILE, metavar="FILE", help="Held-out examples; their loss is reported.")
+@click.option(
+    "--eval-every",
+    type=_COUNT,
+    metavar="STEPS",
+    help="Evaluate every STEPS steps. Default: before the first step and at the end.",
+)
+@click.option("--grpo", type=_FILE, metavar="REWARD.py", help="Train with GRPO, using the function `reward` in this file.")
+@click.option("--group-size", type=click.IntRange(min=2), default=8, show_default=True, help="GRPO: answers per prompt.")
+@click.option("--max-tokens", type=_COUNT, default=128, show_default=True, help="GRPO: maximum number of tokens in an answer.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True, help="GRPO: sampling temperature.")
+@click.option(
+    "--stop",
+    multiple=True,
+    metavar="TEXT",
+    help="GRPO: end an answer before this text, instead of at the end-of-text token; may be repeated.",
+)
+@click.option("--log", "log_path", type=_NEW_FILE, metavar="FILE.jsonl", help="Append one line per step to this file.")
+@click.option("--plot", type=_NEW_FILE, metavar="FILE.svg", help="Plot the curve in this file and on the terminal.")
+@click.option("--estimate", is_flag=True, help="Estimate tokens and cost without training.")
 @prices_option
 @pass_options
 def train(options: GlobalOptions, /, data: Path, **values: Any) -> None:
-    """Fine-tune a model on DATA, a file with an example on each line, and save it.
+    """Fine-tune a model on DATA, a file with one example per line, and save it.
 
     \b
     {"prompt": "2 + 2 =", "completion": " 4"}     also "answer" or "response"
@@ -83,13 +99,14 @@ def train(options: GlobalOptions, /, data: Path, **values: Any) -> None:
     {"text": "To be, or not to be"}
     {"tokens": [5, 17, 3], "weights": [0, 1, 1]}
 
-    Answers are learned, prompts are not. The file is checked before anything is created. Each step shows its loss per token, on
-    examples that the model has not seen in this epoch. At the end the run is saved twice: to train on, and to sample from.
+    The model learns the answers, not the prompts. The file is checked before anything is created. Each step shows the loss per
+    token on its batch, before the model learns from it. At the end, two checkpoints are saved: one to continue training, one
+    to sample from.
 
-    Ctrl-C and failures save the run first. The same command with --resume goes on with the next example.
+    Ctrl-C and failures save the run first. Run the same command with --resume to continue with the next example.
 
-    With --grpo a line needs only a prompt, and a file of yours scores the answers: reward(answer, example) returns a number,
-    where example is the line as a dict. Each step samples a group of answers to each prompt and learns from the better ones.
+    With --grpo, a line needs only a prompt, and your reward function scores the answers: reward(answer, example) returns a
+    number, and example is the line as a dict. Each step samples a group of answers per prompt and reinforces the better ones.
 
     \b
     Examples:
@@ -113,12 +130,12 @@ def _check_options(values: Mapping[str, Any], given: Collection[str]) -> None:
     if needless and not (values["grpo"] or values["resume"]):  # a run that goes on has the --grpo that it began with
         raise click.UsageError(f"{option_of(needless)} needs --grpo.")
     if values["grpo"] and (values["eval_file"] or values["estimate"]):
-        raise click.UsageError("--eval-file and --estimate are for supervised training; leave --grpo out, or them.")
+        raise click.UsageError("--eval-file and --estimate cannot be used with --grpo.")
     if values["eval_every"] and not values["eval_file"]:
         raise click.UsageError("--eval-every needs --eval-file.")
     for file in (values["log_path"], values["plot"]):
         if file is not None and not file.parent.is_dir():
-            raise CommandFailed(f"There is no folder {file.parent}")
+            raise CommandFailed(f"There is no directory {file.parent}")
 
 
 class _TrainingJob(NamedTuple):
@@ -133,6 +150,7 @@ class _TrainingJob(NamedTuple):
     values: Mapping[str, Any]
     bookmark: Bookmark
     position: Position | None
+    reward: Reward | None
     capacity: Capacity
     is_unlisted: bool
     prices: Mapping[str, Price] | None
@@ -148,12 +166,16 @@ class _TrainingJob(NamedTuple):
         from tinker.cli.capacity import Capacity
         from tinker.cli.clients import rest_client
         from tinker.cli.examples import check_lines
+        from tinker.cli.training.grpo import read_reward
         from tinker.usage import TokenCounts
 
         position, bookmark = None, _bookmark(options, data, plan.name)
         if values["resume"]:
             plan, position = bookmark.read(plan, given)
-        if plan.grpo is None:
+        reward = None
+        if plan.grpo is not None:
+            reward = read_reward(Path(plan.grpo))
+        else:
             for file in filter(None, (data, values["eval_file"])):
                 check_lines(file)
         prices = read_prices(values["prices_path"])
@@ -164,7 +186,7 @@ class _TrainingJob(NamedTuple):
         lengths = {entry.model_name: entry.max_context_length for entry in offered if entry.model_name}
         is_unlisted = bool(lengths) and base_model not in lengths
         capacity = Capacity(base_model, lengths.get(base_model))
-        return cls(options, data, plan, values, bookmark, position, capacity, is_unlisted, prices)
+        return cls(options, data, plan, values, bookmark, position, reward, capacity, is_unlisted, prices)
 
     def estimate(self) -> None:
         """Show what the run would take."""
@@ -183,7 +205,6 @@ class _TrainingJob(NamedTuple):
         log: Path | None = self.values["log_path"]
         with service_client(self.options) as service, log.open("a", encoding="utf-8") if log else nullcontext() as stream:
             service.add_observer(usage)
-            self._tell(f"Reading {self.data} with the tokenizer of {self.plan.tokenizer_id or self.base_model}")
             recipe, held_out = self._prepare(self._load_tokenizer(service))
             self._tell_beginning(recipe.steps)
             report = RunReport(self.options, recipe.metric, recipe.steps, stream)
@@ -194,11 +215,11 @@ class _TrainingJob(NamedTuple):
     def _tell_beginning(self, steps: int) -> None:
         """Say what begins, and which unfinished run it replaces."""
         if self.position is not None:
-            self._tell(f"Going on after step {self.position.step} of {steps}")
+            self._tell(f"Continuing after step {self.position.step} of {steps}")
             return
         if (unfinished := self.bookmark.find()) is not None:
-            told = f"An unfinished run of this name ({unfinished}) is replaced when this one is saved on its way"
-            click.echo(f"{told}; --resume goes on with it.", err=True)
+            click.echo(f"The first checkpoint of this run replaces an unfinished run of this name ({unfinished}).", err=True)
+            click.echo("To continue that run instead, use --resume.", err=True)
         self._tell(f"Creating a run of {self.base_model}, {format_count(steps, 'step')}")
 
     def _tell(self, line: str) -> None:
@@ -210,10 +231,15 @@ class _TrainingJob(NamedTuple):
         from tinker._tokenizers import load, resolve
         from tinker.errors import APIStatusError, RequestFailedError
 
+        reading = f"Reading {self.data} with the tokenizer of {self.plan.tokenizer_id or self.base_model}"
         if self.plan.tokenizer_id is not None:
+            self._tell(reading)
             return load(self.plan.tokenizer_id)
         try:
-            return service.create_sampling_client(base_model=self.base_model).get_tokenizer()
+            with explain_refusal(service, self.base_model):
+                sampler = service.create_sampling_client(base_model=self.base_model).result()
+            self._tell(reading)
+            return sampler.get_tokenizer()
         except (APIStatusError, RequestFailedError):
             if self.is_unlisted:
                 raise
@@ -221,12 +247,11 @@ class _TrainingJob(NamedTuple):
 
     def _prepare(self, tokenizer: Any) -> tuple[Supervised | GRPO, Sequence[ExampleRow]]:
         """Return the steps, and the examples of the evaluation file."""
-        from tinker.cli.training.grpo import GRPO, read_prompts, read_reward
+        from tinker.cli.training.grpo import GRPO, read_prompts
         from tinker.cli.training.supervised import Supervised
 
-        if self.plan.grpo is not None:
-            reward = read_reward(Path(self.plan.grpo))
-            return GRPO(self.plan, read_prompts(self.data, tokenizer, self.plan, self.capacity), reward, tokenizer), []
+        if self.reward is not None:
+            return GRPO(self.plan, read_prompts(self.data, tokenizer, self.plan, self.capacity), self.reward, tokenizer), []
         rows = self._read(self.data, tokenizer)
         file: Path | None = self.values["eval_file"]
         return Supervised(self.plan, rows), [] if file is None else self._read(file, tokenizer)
@@ -240,9 +265,12 @@ class _TrainingJob(NamedTuple):
 
     def _create_client(self, service: ServiceClient) -> TrainingClient:
         path = self.plan.start if self.position is None else self.position.checkpoint
+        named = None if self.plan.name == Plan().name else {"name": self.plan.name}
         if path is not None:
-            return service.create_training_client_from_state_with_optimizer(path, self.plan.model)
-        return service.create_lora_training_client(self.base_model, rank=self.plan.rank, seed=self.plan.seed)
+            return service.create_training_client_from_state_with_optimizer(path, self.plan.model, user_metadata=named)
+        return service.create_lora_training_client(
+            self.base_model, rank=self.plan.rank, seed=self.plan.seed, user_metadata=named
+        )
 
     def _take_steps(
         self, training: TrainingClient, recipe: Supervised | GRPO, held_out: Sequence[ExampleRow], report: RunReport

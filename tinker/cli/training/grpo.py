@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import runpy
 import statistics
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from tinker.cli.errors import CommandFailed
+from tinker.cli.stops import read_stops
 from tinker.cli.training.supervised import StepResult
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 Reward: TypeAlias = Callable[[str, dict[str, Any]], float]
 
 
+_DEFINITION = "Define: def reward(answer: str, example: dict) -> float"
+
+
 class PromptRow(NamedTuple):
     """A prompt, and the line of the file that it is from."""
 
@@ -32,14 +37,26 @@ class PromptRow(NamedTuple):
 
 
 def read_reward(file: Path) -> Reward:
-    """Run a file of Python and return its function ``reward``. CommandFailed where it fails or has none."""
+    """Run a file of Python and return its function ``reward``.
+
+    CommandFailed where the file fails, has no such function, or one that cannot be called with an answer and an example.
+    """
     try:
         names = runpy.run_path(str(file))
     except Exception as error:
-        raise CommandFailed(f"{file} cannot be run: {_describe(file, error)}") from error
+        raise CommandFailed(_describe(file, error)) from error
     reward = names.get("reward")
     if not callable(reward):
-        raise CommandFailed(f"{file} has no function reward", "Define: def reward(answer: str, example: dict) -> float")
+        raise CommandFailed(f"{file} has no function reward", _DEFINITION)
+    try:
+        signature = inspect.signature(reward)
+    except ValueError:  # of a function that is not written in Python
+        return cast("Reward", reward)
+    try:
+        signature.bind("answer", {})
+    except TypeError:
+        told = f"{_place_of(file, reward)}: reward{signature} cannot be called as reward(answer, example)"
+        raise CommandFailed(told) from None
     return cast("Reward", reward)
 
 
@@ -113,7 +130,7 @@ class GRPO:
         from tinker.types import SamplingParams
 
         seed = (self._plan.seed + 1_000_003 * step + index) % 2**31
-        stop = list(self._plan.stop) or None
+        stop = read_stops(self._plan.stop) or None
         return SamplingParams(max_tokens=self._plan.max_tokens, temperature=self._plan.temperature, stop=stop, seed=seed)
 
     def read(self, tokens: Sequence[int]) -> str:
@@ -122,14 +139,14 @@ class GRPO:
 
     def score(self, row: PromptRow, answer: str) -> float:
         """Return the reward of an answer. CommandFailed where the function fails, or returns no finite number."""
-        file = Path(self._plan.grpo or "")
+        file, shown = Path(self._plan.grpo or ""), f"The answer was {answer!r:.200}"
         try:
             reward = self._reward(answer, row.example)
-            if not math.isfinite(reward):
-                raise ValueError(f"reward must be a finite number, got {reward}")
-            return float(reward)
         except Exception as error:
-            raise CommandFailed(f"reward failed: {_describe(file, error)}", f"The answer was {answer!r:.200}") from error
+            raise CommandFailed(_describe(file, error), shown) from error
+        if (fault := _find_fault(reward)) is not None:
+            raise CommandFailed(f"{_place_of(file, self._reward)}: reward must return {fault}", shown)
+        return float(reward)
 
     def learn(self, training: TrainingClient, step: int, data: Sequence[Datum]) -> dict[str, float]:
         """Take a step of the optimizer; nothing is learned where the answers of every group are alike."""
@@ -195,8 +212,23 @@ def _datum(prompt: list[int], sequence: SampledSequence, advantage: float) -> Da
     return Datum(ModelInput.from_ints(tokens[:-1]), inputs)
 
 
+def _find_fault(reward: object) -> str | None:
+    """Return what a reward should be and is not; None for a finite number, which may be one of numpy or a bool."""
+    if reward is None or not hasattr(type(reward), "__float__"):
+        return "a number, got None" if reward is None else f"a number, got {reward!r:.60} of type {type(reward).__name__}"
+    value = float(cast("float", reward))
+    return None if math.isfinite(value) else f"a finite number, got {value}"
+
+
 def _describe(file: Path, error: Exception) -> str:
     """Return an error of the user's code in one line, with the last line of the file that it passed."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    place = f" (line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {error}{place}"
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        return f"{file}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    return f"{file}{f':{lines[-1]}' if lines else ''}: {type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _place_of(file: Path, function: Callable[..., Any]) -> str:
+    """Return the file and the line where a function is defined; the file alone for one that is not written in it."""
+    code = getattr(function, "__code__", None)
+    return f"{file}:{code.co_firstlineno}" if code is not None and code.co_filename == str(file) else str(file)

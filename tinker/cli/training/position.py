@@ -63,7 +63,7 @@ class Bookmark:
                     f"Leave {option_of(name)} out to resume, or leave --resume out to begin anew.",
                 )
         if value["data"] != digest(self._data):
-            raise CommandFailed(f"{self._data} has changed since the run began", "Leave --resume out to begin anew.")
+            raise CommandFailed(f"{self._data} has changed since the run began", "Leave out --resume to start over.")
         self._is_own = True
         return began, _position_of(value)
 
@@ -78,7 +78,7 @@ class Bookmark:
         except ValueError:
             value = None
         if not isinstance(value, dict) or cast("dict[str, Any]", value).get("form") != _FORM:
-            raise CommandFailed(f"{self.path} cannot be read", "Leave --resume out to begin anew.")
+            raise CommandFailed(f"{self.path} cannot be read", "Leave out --resume to start over.")
         return cast("dict[str, Any]", value)
 
     def write(self, plan: Plan, position: Position) -> None:

@@ -65,7 +65,9 @@ class RunReport:
 
     def tell_resume(self, done: int, note: str = "") -> None:
         """Say how the run can go on."""
-        click.echo(f"Saved after step {done} of {self._steps}.{note} To go on, add --resume to the same command.", err=True)
+        click.echo(
+            f"Saved after step {done} of {self._steps}.{note} To continue, run the same command with --resume.", err=True
+        )
 
     def end(self, facts: Mapping[str, Any]) -> None:
         """Report the result; not on the screen, where it is a table."""

@@ -64,7 +64,7 @@ def check_name(name: str) -> str:
 
 def name_conflict(path: str) -> str:
     """Return the error message for a name that is in use."""
-    return f"the checkpoint {path} exists; choose another name, or pass overwrite where the call takes it"
+    return f"the checkpoint {path} exists; choose another name, or save with overwrite=True (save_state only)"
 
 
 def folder_name(text: str) -> str:

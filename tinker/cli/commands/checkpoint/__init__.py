@@ -26,5 +26,5 @@ COMMANDS = {
 def checkpoint() -> None:
     """List, find, change, delete, download and upload checkpoints.
 
-    A checkpoint is called tinker://RUN/KIND/NAME, where KIND is weights, sampler_weights or external_weights.
+    The path of a checkpoint is tinker://RUN/KIND/NAME, where KIND is weights, sampler_weights or external_weights.
     """

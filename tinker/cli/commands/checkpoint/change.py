@@ -14,7 +14,7 @@ from tinker.cli.options import GlobalOptions, pass_options
 @click.argument("checkpoint_path")
 @pass_options
 def publish(options: GlobalOptions, checkpoint_path: str) -> None:
-    """Let everybody load, sample and download a checkpoint. Only the owner of its run can."""
+    """Make a checkpoint public: everybody can load, sample and download it. Only the owner of its run can do this."""
     path = parse_path(checkpoint_path).tinker_path
     rest_client(options).publish_checkpoint_from_tinker_path(path).result()
 
@@ -23,18 +23,18 @@ def publish(options: GlobalOptions, checkpoint_path: str) -> None:
 @click.argument("checkpoint_path")
 @pass_options
 def unpublish(options: GlobalOptions, checkpoint_path: str) -> None:
-    """Make a public checkpoint private again. Only the owner of its run can."""
+    """Make a public checkpoint private again. Only the owner of its run can do this."""
     path = parse_path(checkpoint_path).tinker_path
     rest_client(options).unpublish_checkpoint_from_tinker_path(path).result()
 
 
 @click.command("set-ttl")
 @click.argument("checkpoint_path")
-@click.option("--ttl", type=int, metavar="SECONDS", help="Delete it this many seconds from now, at least 3600 (an hour).")
-@click.option("--remove", is_flag=True, help="Keep it forever.")
+@click.option("--ttl", type=int, metavar="SECONDS", help="Expire in this many seconds; at least 3600 (an hour).")
+@click.option("--remove", is_flag=True, help="Never expire.")
 @pass_options
 def set_ttl(options: GlobalOptions, checkpoint_path: str, ttl: int | None, remove: bool) -> None:
-    """Set when a checkpoint expires, with --ttl, or that it never does, with --remove."""
+    """Set when a checkpoint expires (--ttl), or keep it forever (--remove)."""
     path = parse_path(checkpoint_path).tinker_path
     if remove == (ttl is not None):
         raise CommandFailed("Give either --ttl or --remove")

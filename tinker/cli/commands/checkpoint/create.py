@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("-m", "--model", metavar="NAME", help="The base model of a new adapter.")
-@click.option("--from", "start", metavar="PATH", help="A checkpoint to load instead, with its optimizer state.")
+@click.option("-m", "--model", metavar="NAME", help="Base model of the new adapter.")
+@click.option("--from", "start", metavar="PATH", help="Checkpoint to load instead, with its optimizer state.")
 @click.option("--rank", type=click.IntRange(min=1), default=32, show_default=True, help="Rank of the new LoRA adapter.")
-@click.option("--seed", type=int, help="Seed of the new adapter. Default: the server's choice.")
-@click.option("--name", default="initial", show_default=True, help="The name of the checkpoint.")
-@click.option("--sampler", is_flag=True, help="Save to sample from, too.")
-@click.option("--ttl", type=int, metavar="SECONDS", help="Delete it this many seconds from now, at least 3600 (an hour).")
+@click.option("--seed", type=int, help="Seed for initializing the adapter. Default: chosen by the server.")
+@click.option("--name", default="initial", show_default=True, help="Name of the checkpoint.")
+@click.option("--sampler", is_flag=True, help="Also save a checkpoint to sample from.")
+@click.option("--ttl", type=int, metavar="SECONDS", help="Expire in this many seconds; at least 3600 (an hour).")
 @pass_options
 def create(
     options: GlobalOptions,
@@ -33,7 +33,10 @@ def create(
     sampler: bool,
     ttl: int | None,
 ) -> None:
-    """Make a training run and save it at once: an untrained adapter to start several runs from, or a copy of a checkpoint."""
+    """Create a training run and save it immediately.
+
+    The checkpoint is an untrained adapter from which several runs can start, or a copy of another checkpoint.
+    """
     from tinker.cli.clients import service_client
     from tinker.cli.output import show, show_properties
 

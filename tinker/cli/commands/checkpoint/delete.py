@@ -30,9 +30,9 @@ _ALIASES = {**_TYPES, **{kind: kind for kind in _TYPES.values()}}
 @click.option(
     "--type", "checkpoint_type", metavar="KIND", help="With --run-id: only weights, sampler_weights or external_weights."
 )
-@click.option("--before", metavar="TIME", help="With --run-id: only those created before; 2026-01-31T08:00Z.")
-@click.option("--after", metavar="TIME", help="With --run-id: only those created after.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--before", metavar="TIME", help="With --run-id: only those created before this time, such as 2026-01-31T08:00Z.")
+@click.option("--after", metavar="TIME", help="With --run-id: only those created after this time.")
+@click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
 @pass_options
 def delete(
     options: GlobalOptions,
@@ -43,16 +43,16 @@ def delete(
     after: str | None,
     yes: bool,
 ) -> None:
-    """Delete checkpoints permanently: those that are named, or those of a run that meet every condition.
+    """Permanently delete the given checkpoints, or those of a run that match every condition.
 
-    Times without a zone are UTC. Exits with 1 when any checkpoint could not be deleted; the others are.
+    Times without a zone are UTC. Exits with 1 if a checkpoint could not be deleted; the others are deleted.
     """
     if checkpoint_paths and run_id is not None:
         raise CommandFailed("Give either checkpoint paths or --run-id")
     if run_id is None and (checkpoint_type or before or after):
-        raise CommandFailed("--type, --before and --after choose among the checkpoints of a run; give --run-id")
+        raise CommandFailed("--type, --before and --after need --run-id")
     if run_id is None and not checkpoint_paths:
-        raise CommandFailed("Nothing to delete", "Give checkpoint paths, or --run-id with or without conditions.")
+        raise CommandFailed("Nothing to delete", "Give checkpoint paths or --run-id.")
     if run_id is None:
         paths = list(dict.fromkeys(parse_path(path).tinker_path for path in checkpoint_paths))
         rest, lines, size = rest_client(options), paths, None
@@ -116,7 +116,7 @@ def _confirm(lines: Sequence[str], size: int | None) -> bool:
         click.echo(f"  - {line}", err=True)
     if size is not None:
         click.echo(f"Together: {format_size(size)}", err=True)
-    click.echo("They cannot be brought back. Delete them? [y/N]: ", err=True, nl=False)
+    click.echo("This cannot be undone. Delete? [y/N]: ", err=True, nl=False)
     answer = sys.stdin.readline()
     if not answer:
         click.echo("", err=True)

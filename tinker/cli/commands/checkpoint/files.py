@@ -37,15 +37,15 @@ def report_to(advance: Advance) -> Callable[[checkpoints.Progress], None]:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
     metavar="FOLDER",
-    help="Where to put the new folder. Default: the current folder.",
+    help="Where to create the new directory. Default: the current directory.",
 )
-@click.option("--force", is_flag=True, help="Replace the folder where it exists.")
+@click.option("--force", is_flag=True, help="Replace an existing directory.")
 @click.option(
     "--form",
     type=click.Choice(["auto", "external", "archive"]),
     default="auto",
     show_default=True,
-    help="How: external exports PEFT files, archive unpacks the server's own, auto takes what there is.",
+    help="external exports PEFT files, archive unpacks the server's own format, auto uses what is available.",
 )
 @pass_options
 def download(
@@ -53,9 +53,8 @@ def download(
 ) -> None:
     """Download a checkpoint into a new folder, named after its path.
 
-    Weights that can be trained on are exported first, in a short session on their base model; the export is deleted again. A
-    download that was broken off goes on where it was when the command is run again. Files that were saved encrypted end in
-    .age; `age -d` decrypts them.
+    A training checkpoint is exported first, in a short session on its base model; the export is deleted afterward. To resume an
+    interrupted download, run the command again. Encrypted files end in .age; decrypt them with `age -d`.
     """
     from tinker import checkpoints
 
@@ -69,7 +68,7 @@ def download(
                 path, output, form=form, overwrite=force, progress=report_to(advance), service=service
             ).result()
     except FileExistsError as error:
-        raise CommandFailed(str(error), "Use --force to replace it, or --output for another place.") from None
+        raise CommandFailed(str(error), "Use --force to replace it, or --output to choose another directory.") from None
     value = {
         "checkpoint_path": done.checkpoint_path,
         "destination": str(done.destination),
@@ -85,18 +84,28 @@ def download(
 
 @click.command("push-hf")
 @click.argument("checkpoint_path")
-@click.option("-r", "--repo", "repo_id", metavar="USER/NAME", help="The repository. Default: yours, tinker-<base model>-<run>.")
+@click.option(
+    "-r",
+    "--repo",
+    "repo_id",
+    metavar="USER/NAME",
+    help="Name of the repository. Default: tinker-<base model>-<run> in your account.",
+)
 @click.option("--public", is_flag=True, help="Make a new repository public. Default: private.")
-@click.option("--revision", metavar="BRANCH", help="The branch. Default: the main one.")
-@click.option("--commit-message", metavar="TEXT", help="What the commit says.")
-@click.option("--create-pr", is_flag=True, help="Propose the commit as a pull request.")
+@click.option("--revision", metavar="BRANCH", help="Branch. Default: the main branch.")
+@click.option("--commit-message", metavar="TEXT", help="Commit message.")
+@click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing.")
 @click.option(
-    "--allow-pattern", "allow_patterns", multiple=True, metavar="PATTERN", help="Only files like this; may be repeated."
+    "--allow-pattern", "allow_patterns", multiple=True, metavar="PATTERN", help="Upload only matching files; may be repeated."
 )
 @click.option(
-    "--ignore-pattern", "ignore_patterns", multiple=True, metavar="PATTERN", help="No files like this; may be repeated."
+    "--ignore-pattern",
+    "ignore_patterns",
+    multiple=True,
+    metavar="PATTERN",
+    help="Do not upload matching files; may be repeated.",
 )
-@click.option("--no-model-card", is_flag=True, help="Do not add a missing README.md.")
+@click.option("--no-model-card", is_flag=True, help="Do not add a README.md.")
 @pass_options
 def push_hf(
     options: GlobalOptions,
@@ -110,7 +119,7 @@ def push_hf(
     ignore_patterns: tuple[str, ...],
     no_model_card: bool,
 ) -> None:
-    """Put a checkpoint onto the Hugging Face Hub, as a PEFT adapter. Log in first, with `hf auth login`."""
+    """Push a checkpoint to the Hugging Face Hub as a PEFT adapter. Log in first with `hf auth login`."""
     from tinker import checkpoints
 
     path = parse_path(checkpoint_path).tinker_path

@@ -29,12 +29,16 @@ def parse_pair(text: str) -> tuple[str, str]:
 
 
 @click.command()
-@click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="A pair that the checkpoint has; may be repeated.")
-@click.option("--type", "kind", type=click.Choice(["training", "sampler", "external"]), help="Only of this kind.")
-@click.option("--base-model", "base_models", multiple=True, metavar="NAME", help="Of this model; repeat it for any of several.")
-@click.option("--project-id", "project_ids", multiple=True, metavar="ID", help="In this project; repeat it for any of several.")
-@click.option("--accessible", is_flag=True, help="Also those of others that you may see. Default: your own.")
-@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many to show; 0 shows all.")
+@click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="Only checkpoints with this metadata; may be repeated.")
+@click.option("--type", "kind", type=click.Choice(["training", "sampler", "external"]), help="Only this kind.")
+@click.option(
+    "--base-model", "base_models", multiple=True, metavar="NAME", help="Only this base model; repeat to match any of several."
+)
+@click.option(
+    "--project-id", "project_ids", multiple=True, metavar="ID", help="Only this project; repeat to match any of several."
+)
+@click.option("--accessible", is_flag=True, help="Include checkpoints of others that you can access. Default: your own.")
+@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Maximum number to show; 0 shows all.")
 @pass_options
 def search(
     options: GlobalOptions,
@@ -45,7 +49,7 @@ def search(
     accessible: bool,
     limit: int,
 ) -> None:
-    """Find checkpoints that meet every condition given, the newest first."""
+    """Find checkpoints that match every given condition, newest first."""
     from tinker import types
 
     request = types.CheckpointSearchRequest(

@@ -24,18 +24,18 @@ COLUMNS = ("Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Pat
 
 
 @click.command("list")
-@click.option("--run-id", metavar="ID", help="Only the checkpoints of this training run; all of them.")
+@click.option("--run-id", metavar="ID", help="Show all checkpoints of this training run.")
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
     default=20,
     show_default=True,
-    help="How many to show where no run is given, the newest first; 0 shows all.",
+    help="Without --run-id: maximum number to show, newest first; 0 shows all.",
 )
 @OFFSET
 @pass_options
 def list_checkpoints(options: GlobalOptions, run_id: str | None, limit: int, offset: int) -> None:
-    """List checkpoints: those of one training run, or the newest of all runs."""
+    """List the checkpoints of a training run, or the newest of all runs."""
     rest = rest_client(options)
     if run_id is not None:
         found = rest.list_checkpoints(run_id).result().checkpoints
@@ -77,7 +77,7 @@ def _expiry(checkpoint: Checkpoint) -> str:
 @click.argument("checkpoint_path")
 @pass_options
 def info(options: GlobalOptions, checkpoint_path: str) -> None:
-    """Show one checkpoint, and the adapter that it holds."""
+    """Show a checkpoint and its adapter."""
     path = parse_path(checkpoint_path)
     rest = rest_client(options)
     checkpoint = _find(rest, path)

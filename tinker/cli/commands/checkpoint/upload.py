@@ -17,16 +17,16 @@ from tinker.cli.output import format_size, progress, show, show_properties
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option(
-    "--base-model", metavar="NAME", help="The base model, as the service calls it. Default: as in adapter_config.json."
+    "--base-model", metavar="NAME", help="Name of the base model on the server. Default: the one in adapter_config.json."
 )
-@click.option("--rank", type=click.IntRange(min=1), help="The adapter's rank, where there is no adapter_config.json.")
-@click.option("--project-id", metavar="ID", help="The project of the checkpoint. Default: TINKER_PROJECT_ID, else your own.")
+@click.option("--rank", type=click.IntRange(min=1), help="Rank of the adapter, if there is no adapter_config.json.")
+@click.option("--project-id", metavar="ID", help="Project of the checkpoint. Default: TINKER_PROJECT_ID, else your own.")
 @pass_options
 def upload(options: GlobalOptions, directory: Path, base_model: str | None, rank: int | None, project_id: str | None) -> None:
-    """Bring a LoRA adapter on this machine into the service, as a checkpoint to go on training from.
+    """Upload a LoRA adapter from this machine as a checkpoint that you can train further.
 
-    DIRECTORY holds what PEFT's save_pretrained writes: adapter_config.json and adapter_model.safetensors. An upload that was
-    broken off goes on where it was when the command is run again.
+    DIRECTORY contains what PEFT's save_pretrained writes: adapter_config.json and adapter_model.safetensors. To resume an
+    interrupted upload, run the command again.
     """
     from tinker import checkpoints, types
 

@@ -10,16 +10,18 @@ from tinker.cli.options import GlobalOptions, pass_options
 
 
 @click.command()
-@click.option("--base-url", metavar="URL", help="The server. Default: that of `tinker --base-url`, else TINKER_BASE_URL.")
-@click.option("--operations", is_flag=True, help="List every operation, also those that the server has.")
-@click.option("-v", "--verbose", is_flag=True, help="Add what clients do otherwise for this server, and why, for bug reports.")
+@click.option(
+    "--base-url", metavar="URL", help="Base URL of the server. Default: that of `tinker --base-url`, else TINKER_BASE_URL."
+)
+@click.option("--operations", is_flag=True, help="List every operation, including those that the server supports.")
+@click.option("-v", "--verbose", is_flag=True, help="Add how clients adapt to this server, and why; for bug reports.")
 @pass_options
 def doctor(options: GlobalOptions, base_url: str | None, operations: bool, verbose: bool) -> None:
-    """Find out what works between here and the server, and what it can do.
+    """Diagnose the installation and the connection, and show what the server supports.
 
-    Looks at the versions and the installation here, the connection and how fast it is, the credential, the clock, the models,
-    the format in which training requests will be sent, and which operations of the contract the server has. Creates nothing on
-    the server. Exits with 1 when something must be fixed before clients can work.
+    Checks the versions, the installation, the connection and its latency, the credential, the clock, the models, the format of
+    training requests, and which operations of the contract the server has. Creates nothing on the server. Exits with 1 if
+    something must be fixed before clients can work.
     """
     from tinker.cli.clients import config_of, connect
     from tinker.cli.commands.doctor.checks import diagnose
@@ -49,4 +51,4 @@ def doctor(options: GlobalOptions, base_url: str | None, operations: bool, verbo
     }
     show(options, value, table)
     if report.failures:
-        raise CommandFailed(f"Fix this first: {', '.join(report.failures)}")
+        raise CommandFailed(f"Fix these first: {', '.join(report.failures)}")
