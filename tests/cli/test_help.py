@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -12,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 from starlette.responses import JSONResponse
 from support.commands import command_paths
 
+import tinker
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli import main
-from tinker.cli.errors import CommandFailed, convert_errors
+from tinker.cli.errors import CommandFailed, convert_errors, to_failure
 from tinker.cli.lazy import LazyGroup
 
 OFFICIAL = {
@@ -234,13 +235,15 @@ def test_nobody_there(call: Callable[..., Result]) -> None:
 CONNECTION_ADVICE = "Check the network, that the server runs, and its address: --base-url or TINKER_BASE_URL."
 
 
-def test_nobody_there_for_a_while(call: Callable[..., Result]) -> None:
-    """After retries the number of attempts comes before the advice."""
-    result = call("--patience", "0.3", "run", "list", base_url="http://127.0.0.1:9")
-    assert result.exit_code == 1
-    *_, attempts, advice = result.stderr.splitlines()
-    assert re.fullmatch(r"session start: \d+ attempts in [\d.]+ s; this was the last error", attempts)
-    assert advice == CONNECTION_ADVICE
+def test_the_advice_comes_last() -> None:
+    """Notes on an error, such as how often it was tried, come before what to do."""
+    request = httpx.Request("GET", "http://127.0.0.1:9/x")
+    error = tinker.APIConnectionError(request)
+    error.__cause__ = OSError("cannot connect")
+    error.add_note("3 attempts in 2.0 s")
+    failure = to_failure(error)
+    assert failure.message == "Cannot connect"
+    assert failure.details == ("Request: GET http://127.0.0.1:9/x", "3 attempts in 2.0 s", CONNECTION_ADVICE)
 
 
 def test_a_base_url_that_is_none(call: Callable[..., Result]) -> None:

@@ -20,6 +20,7 @@ from drawing import draw
 from structure import DRAWING_TITLE, client_graph
 
 from codegen import __main__ as codegen
+from tinker import _tokenizers
 from tinker.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +47,7 @@ def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [variable for variable in os.environ if variable.startswith("TINKER_")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path))
+    monkeypatch.setattr(_tokenizers, "_loaded", {})  # a page gives one a chat template, which other tests must not see
 
 
 @pytest.mark.parametrize("name", pages_with("python"))
