@@ -29,12 +29,6 @@ LOSS_INPUTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     for loss, inputs in limits.LOSS_FN_TYPE_INPUTS.items()
 }
 _TARGETS_DTYPE = limits.LOSS_FN_TYPE_INPUT_DTYPES["target_tokens"]
-_SAMPLING_LIMITS: Mapping[str, tuple[float, float]] = {
-    "max_tokens": (limits.SAMPLING_PARAMS_MAX_TOKENS_MINIMUM, math.inf),
-    "temperature": (limits.SAMPLING_PARAMS_TEMPERATURE_MINIMUM, math.inf),
-    "top_k": (limits.SAMPLING_PARAMS_TOP_K_MINIMUM, math.inf),
-    "top_p": (limits.SAMPLING_PARAMS_TOP_P_MINIMUM, limits.SAMPLING_PARAMS_TOP_P_MAXIMUM),
-}
 # A traced loss may take inputs that are not one value for each token; these are.
 _ALIGNED_OF_CUSTOM = frozenset({"target_tokens", "weights"})
 
@@ -47,7 +41,7 @@ def read_batch(data: Sequence[Datum], loss_fn: str) -> list[Datum]:
     if isinstance(data, str) or not isinstance(data, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"data must be a list of Datum, got {type(data).__name__}")
     if not isinstance(loss_fn, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        advice = "; for a function of yours there is forward_backward_custom" if callable(loss_fn) else ""
+        advice = "; for your own function, use forward_backward_custom" if callable(loss_fn) else ""
         raise TypeError(f"loss_fn must be the name of a loss, got {type(loss_fn).__name__}{advice}")
     return list(data)
 
@@ -56,16 +50,11 @@ def check_data(data: Sequence[Datum], loss_fn: str) -> None:
     """Raise ValueError naming the datum index and the field; TypeError for something that is not a Datum."""
     __tracebackhide__ = True
     if len(data) == 0:
-        raise ValueError("No data provided")
+        raise ValueError("data is empty: pass at least one Datum")
     required, known = LOSS_INPUTS.get(loss_fn, (frozenset[str](), None))
     for index, datum in enumerate(data):
         if not isinstance(datum, Datum):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"data[{index}] must be a Datum, got {type(datum).__name__}")
-        if not isinstance(datum.model_input, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
-            got = type(datum.model_input).__name__
-            raise TypeError(
-                f"data[{index}].model_input must be a ModelInput, got {got}: ModelInput.from_ints(tokens) makes one"
-            )
         names = datum.loss_fn_inputs.keys()
         if not required <= names:
             missing = ", ".join(sorted(required - names))
@@ -81,7 +70,7 @@ def check_data(data: Sequence[Datum], loss_fn: str) -> None:
 def _suggest_inputs(unknown: Collection[str], absent: Collection[str]) -> str:
     """Return the names that were probably meant by those that the loss does not know."""
     pairs = [(name, find_closest(name, absent)) for name in sorted(unknown)]
-    return "".join(f"; by {name!r}, did you mean {closest!r}?" for name, closest in pairs if closest)
+    return "".join(f"; did you mean {closest!r} instead of {name!r}?" for name, closest in pairs if closest)
 
 
 def _check_lengths(index: int, datum: Datum, aligned: Collection[str]) -> None:
@@ -132,11 +121,18 @@ def check_loss_config(config: Mapping[str, float | str] | None) -> None:
             raise TypeError(f"loss_fn_config[{name!r}] must be a number or text, got {type(value).__name__}")
 
 
-def check_optim_params(params: AdamParams | DimuonParams) -> None:
-    """Raise ValueError for a number that is not finite; the parameters themselves take nothing but numbers."""
+def check_optim_params(params: AdamParams | DimuonParams | None) -> AdamParams | DimuonParams:
+    """Return the parameters. TypeError for anything else; ValueError for an infinite number and a negative learning rate."""
+    __tracebackhide__ = True
+    if not isinstance(params, (AdamParams, DimuonParams)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = "None" if params is None else type(params).__name__
+        raise TypeError(f"optim_step needs AdamParams or DimuonParams, such as AdamParams(learning_rate=1e-4); got {got}")
     for name in params.__struct_fields__:
         if not math.isfinite(getattr(params, name)):
             raise ValueError(f"{type(params).__name__}.{name} must be finite, got {getattr(params, name)}")
+    if params.learning_rate < 0:
+        raise ValueError(f"{type(params).__name__}.learning_rate must be at least 0, got {params.learning_rate}")
+    return params
 
 
 def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None) -> None:
@@ -146,15 +142,10 @@ def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None
     """
     __tracebackhide__ = True
     if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"prompt must be a ModelInput, got {type(prompt).__name__}")
-    params = options.sampling_params
+        raise TypeError(f"prompt must be a ModelInput, got {type(prompt).__name__}{_advise_prompt(prompt)}")
     check_integer("num_samples", options.num_samples)
-    if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
-    for name, (least, most) in _SAMPLING_LIMITS.items():
-        value = getattr(params, name)
-        if value is not None and not least <= value <= most:
-            raise ValueError(f"sampling_params.{name} must be {_describe_range(least, most)}, got {value}")
+    if not isinstance(options.sampling_params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"sampling_params must be a SamplingParams, got {type(options.sampling_params).__name__}")
     if options.num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {options.num_samples}")
     for name in options.COUNTS:
@@ -170,8 +161,10 @@ def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None
         _check_context_length("prompt", prompt, longest)
 
 
-def _describe_range(least: float, most: float) -> str:
-    return f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+def _advise_prompt(prompt: object) -> str:
+    if isinstance(prompt, str):
+        return ": use ModelInput.from_ints(tokenizer.encode(text))"
+    return ": use ModelInput.from_ints(tokens)" if isinstance(prompt, (list, tuple, np.ndarray)) else ""
 
 
 def _check_last_n(last_n: int, include_prompt_logprobs: bool) -> None:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class AdminMethods(AdminOperations):
-    """Give AdminClient and RestClient the methods that both have, and the means to send the contract's requests."""
+    """Methods that AdminClient and RestClient share, and the means to send the contract's requests."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class AdminMethods(AdminOperations):
 
 
 class AdminClient(AdminMethods):
-    """Read the audit log, the usage and the storage of an organization, for its administrators.
+    """Client for administrators: the audit log, usage and storage of an organization.
 
     Arguments, futures and errors are those of RestClient.
 

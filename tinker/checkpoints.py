@@ -65,7 +65,7 @@ _ARCHIVE = "archive"
 
 @attrs.frozen(kw_only=True)
 class Progress:
-    """Say how far a download or an upload is.
+    """Progress of a download or an upload.
 
     Attributes:
         done_nbytes: The bytes that are on the disk, or have been sent.
@@ -80,7 +80,7 @@ class Progress:
 
 @attrs.frozen(kw_only=True)
 class Download:
-    """Describe the files that a download left on the disk.
+    """Files that a download wrote to disk.
 
     Attributes:
         checkpoint_path: The path of the checkpoint.
@@ -97,7 +97,7 @@ class Download:
 
 @attrs.frozen(kw_only=True)
 class PushedCheckpoint:
-    """Describe a checkpoint that was put onto a hub.
+    """A checkpoint that was pushed to a hub.
 
     Attributes:
         checkpoint_path: The path of the checkpoint.
@@ -116,7 +116,7 @@ class PushedCheckpoint:
 
 @attrs.frozen(kw_only=True)
 class UploadedCheckpoint:
-    """Describe an adapter that was brought into the service.
+    """An adapter that was uploaded to the server.
 
     Attributes:
         checkpoint_path: The path of the checkpoint, which can be trained on.

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class CircuitStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Describe a circuit at one time.
+    """State of a circuit at one moment.
 
     Attributes:
         circuit: The name of the circuit.
@@ -47,7 +47,7 @@ class CircuitStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CircuitBreaker:
-    """Keep circuits, which stop calls that would probably fail.
+    """Circuits that stop calls which would probably fail.
 
     Given to ``ServiceClient(circuit_breaker=...)``, it has one circuit for each server, credential and kind of call, where the
     kinds are the tags of the contract (``training``, ``sampling``, ``service``, ...). Clients that are given the same breaker
@@ -203,7 +203,7 @@ class CircuitBreaker:
 
 
 class CircuitBlock:
-    """Count the outcome of a block for a circuit; made by :meth:`CircuitBreaker.guard`, and used once at a time."""
+    """A block whose outcome counts for a circuit; made by :meth:`CircuitBreaker.guard`, and used once at a time."""
 
     def __init__(self, registry: CircuitRegistry, circuit: Circuit) -> None:
         self._registry = registry

@@ -44,7 +44,7 @@ GradientLossFn: TypeAlias = Callable[
 
 @attrs.frozen
 class LossWithGradients:
-    """Wrap a loss that computes its own gradient; made by :func:`with_gradients`.
+    """A loss that computes its own gradient; made by :func:`with_gradients`.
 
     Attributes:
         fn: The wrapped function.
@@ -86,7 +86,7 @@ def with_gradients(fn: GradientLossFn) -> LossWithGradients:
 
 @dataclass(frozen=True)
 class LossHandle:
-    """Refer to a traced loss of one session; made by ``ServiceClient.create_custom_loss`` for ``forward_backward_custom``.
+    """Handle of a traced loss in one session; made by ``ServiceClient.create_custom_loss`` for ``forward_backward_custom``.
 
     Attributes:
         name: The name of the traced function.

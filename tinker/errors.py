@@ -62,7 +62,7 @@ def _rebuild(kind: type[TinkerError], args: tuple[object, ...], attributes: dict
 
 
 class APIError(TinkerError):
-    """Raised when an exchange with the server failed.
+    """An exchange with the server failed.
 
     Attributes:
         may_have_arrived: Whether the server may have accepted the request in an attempt before the last one.
@@ -81,7 +81,7 @@ class APIError(TinkerError):
 
 
 class APIResponseValidationError(APIError):
-    """Raised when the answer does not fit the contract.
+    """The response does not match the contract.
 
     Attributes:
         response: The answer.
@@ -95,7 +95,7 @@ class APIResponseValidationError(APIError):
 
 
 class APIStatusError(APIError):
-    """Raised when the server answered with an error status.
+    """The server responded with an error status.
 
     Attributes:
         status_code: The HTTP status of the answer.
@@ -129,7 +129,7 @@ class PermissionDeniedError(APIStatusError):
 
 
 class NotFoundError(APIStatusError):
-    """404: no such thing on this server."""
+    """404: the server does not have it."""
 
 
 class SessionLostError(NotFoundError):
@@ -141,18 +141,18 @@ class SessionLostError(NotFoundError):
 
 
 class SessionSilentError(TinkerError):
-    """No heartbeat of the session was accepted for longer than the settings allow, so nothing new is sent in it.
+    """The server accepted no heartbeat of the session for too long, so no new requests are sent in it.
 
     ``Config.heartbeat_lost_seconds`` says how long that is. Heartbeats continue: once one is accepted, requests are sent again.
     """
 
 
 class ConflictError(APIStatusError):
-    """409: the request contradicts what the server has."""
+    """409: the request conflicts with the state of the server."""
 
 
 class UnprocessableEntityError(APIStatusError):
-    """422: the request is well-formed but does not fit."""
+    """422: the request is well-formed but invalid."""
 
 
 class RateLimitError(APIStatusError):
@@ -164,7 +164,7 @@ class InternalServerError(APIStatusError):
 
 
 class APIConnectionError(APIError):
-    """No answer came: the connection failed or broke.
+    """No response: the connection failed or broke.
 
     Attributes:
         never_connected: Whether the connection could not even be made.
@@ -177,7 +177,7 @@ class APIConnectionError(APIError):
 
 
 class APITimeoutError(APIConnectionError):
-    """No answer came in time."""
+    """No response in time."""
 
     def __init__(self, request: httpx.Request, message: str = "Request timed out.") -> None:
         super().__init__(request, message)
@@ -200,7 +200,7 @@ class RequestFailedError(TinkerError):
 
 
 class RefusedResultError(RequestFailedError, ValueError):
-    """The server answered the question for a result with an error status: the request failed.
+    """The request failed: the server responded to the poll for its result with an error status.
 
     The official client raises a ValueError for such an answer.
     """
@@ -264,7 +264,7 @@ class LossTermError(TinkerError):
 
 
 class CircuitOpenError(TinkerError):
-    """The call was not made, because a circuit breaker is open: calls of its kind have failed repeatedly.
+    """The call was not made, because the circuit breaker is open after repeated failures.
 
     ``__cause__`` is the last failure of a request that was being retried when the circuit opened. Whether the server has
     accepted that request is as uncertain as its failure leaves it.

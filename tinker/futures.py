@@ -25,7 +25,7 @@ _NEVER_REPORTED = (PrecedingRequestFailed, ClientClosedError, concurrent.futures
 
 
 class APIFuture(concurrent.futures.Future[T]):
-    """Represent the result of an operation that was submitted when the method returned this future.
+    """The result of an operation, which was submitted when the method returned this future.
 
     ``await future`` and ``future.result(timeout)`` return the result or raise the operation's error. It is a
     ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. Cancelling it, or the

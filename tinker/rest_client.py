@@ -40,7 +40,7 @@ _parse_path = ParsedCheckpointTinkerPath.from_tinker_path
 
 
 class RestClient(AdminMethods, RestOperations):
-    """Read and change what the server keeps: runs, checkpoints and sessions.
+    """Client for what the server stores: runs, checkpoints and sessions.
 
     Every method checks its arguments and returns a future at once. A request is retried for a minute if a retry can help. A
     future raises NotFoundError if the server does not have the item, or does not know the operation at all (some servers answer

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class SamplingClient(ReadyClient):
-    """Sample from a base model or from saved weights, which do not change.
+    """Client that samples from a base model or from saved weights, which do not change.
 
     Made by ``ServiceClient.create_sampling_client`` or ``TrainingClient.save_weights_and_get_sampling_client``, and usable at
     once. You can request thousands of samples at the same time, from any thread; they run in no particular order. A future is

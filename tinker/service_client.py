@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 from tinker_wire import models
 from tinker_wire.api import service as service_api
 
+from tinker._checks import check_count
 from tinker._clients import SessionHolder, awaiting_twin_of, read_older_arguments
 from tinker._clock import Clock
 from tinker._config import Config, check_given, load_config, override, show_url
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class ServiceClient:
-    """Open a session on a server, and make the clients that work in it.
+    """Client that opens a session on a server, and creates the clients that work in it.
 
     Nothing is sent before the first request that needs the server. Every client made here shares one session, one pool of
     connections and one credential. A ``with`` or ``async with`` block ends the session; so does :meth:`close`.
@@ -182,13 +183,14 @@ class ServiceClient:
             The training client, usable at once.
 
         Raises:
-            ValueError: No kind of layer gets an adapter.
+            ValueError: No kind of layer gets an adapter, or the rank is below 1.
             TinkerError: The server is the hosted service and no key is known.
             ClientClosedError: The service client is closed.
         """
         if not (train_mlp or train_attn or train_unembed):
             raise ValueError("At least one of train_mlp, train_attn, or train_unembed must be True")
         lora = LoraConfig(rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn)
+        check_count("rank", lora.rank)
         model = NewAdapter(base_model=base_model, lora=lora, optimizer=optimizer, user_metadata=_plain(user_metadata))
         return TrainingClient(TrainingRun(self._runtime(), "create_lora_training_client", model))
 

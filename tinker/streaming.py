@@ -23,7 +23,7 @@ _UNFINISHED = "\ufffd"  # what decoders write for a character whose last bytes a
 
 
 class TokenDecoder(Protocol):
-    """Turn tokens into text, as the tokenizers of transformers do."""
+    """Decodes tokens to text, like the tokenizers of transformers."""
 
     def decode(self, token_ids: Any, /) -> Any:
         """Return the text of a list of token ids."""
@@ -31,7 +31,7 @@ class TokenDecoder(Protocol):
 
 
 class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]):
-    """Iterate over the chunks of one or more samples, in the order in which they arrive.
+    """Iterator over the chunks of one or more samples, in the order of their arrival.
 
     Made by ``SamplingClient.sample_stream``, and running at once. Use it with ``for`` or with ``async for``, from one thread
     or task at a time. Leaving the loop early does not stop the server: close the stream, or use it in a ``with`` block. A

@@ -29,7 +29,7 @@ from tinker.futures import APIFuture
 from tinker.sampling_client import SamplingClient, open_sampling_client
 from tinker.types import console
 from tinker.types.datum import Datum
-from tinker.types.params import AdamParams, DimuonParams, LossFnType, OptimParams
+from tinker.types.params import LossFnType, OptimParams
 from tinker.types.results import (
     ForwardBackwardOutput,
     SaveWeightsExternalResponse,
@@ -49,7 +49,7 @@ Unloading = APIFuture[models.UnloadModelResponse]
 
 
 class TrainingClient(ReadyClient):
-    """Train one run: a LoRA adapter on the server, and its optimizer.
+    """Client of one training run: a LoRA adapter on the server, and its optimizer.
 
     Made by ``ServiceClient.create_lora_training_client`` and its siblings, and usable at once: requests made before the model
     exists wait for it. ``await client`` or ``client.result(timeout)`` returns the client once it is ready, or raises the error
@@ -194,16 +194,13 @@ class TrainingClient(ReadyClient):
             A future of the server's answer, with metrics where the server sends some.
 
         Raises:
-            ValueError: At once, when both arguments are given or a parameter is not finite.
+            ValueError: At once, when both arguments are given, a parameter is not finite or the learning rate is negative.
             TypeError: At once, when neither is given, or something else than parameters.
         """
         if optim_params is not None and adam_params is not None:
             raise ValueError("optim_step takes optim_params or adam_params, not both")
         params = optim_params if optim_params is not None else adam_params
-        if not isinstance(params, AdamParams | DimuonParams):
-            raise TypeError(f"Expected AdamParams or DimuonParams, got {type(params).__name__}")
-        check_optim_params(params)
-        return self._run.send(requests.optim_step(params))
+        return self._run.send(requests.optim_step(check_optim_params(params)))
 
     def save_state(
         self,

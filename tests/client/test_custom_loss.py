@@ -291,7 +291,7 @@ def test_wrong_arguments_are_refused_on_the_users_line(
     bare = tinker.Datum(model_input=tinker.ModelInput.from_ints([1]))
     custom: Any = training.forward_backward_custom
     for data, loss, kind, message in (
-        ([], NEVER, ValueError, "No data provided"),
+        ([], NEVER, ValueError, "data is empty"),
         ([datum(), bare], NEVER, ValueError, r"data\[1\].loss_fn_inputs lacks target_tokens"),
         ([datum(), 5], NEVER, TypeError, r"data\[1\] must be a Datum"),
         ([datum()], 5, TypeError, "must be a function"),

@@ -18,7 +18,6 @@ from tinker.futures import APIFuture, immediate
 PROMPT = tinker.ModelInput.from_ints([1, 2])
 PARAMS = tinker.SamplingParams(max_tokens=2)
 DATUM = tinker.Datum(PROMPT, {"target_tokens": [2, 3]})
-OTHER = tinker.Datum([1, 2], {"target_tokens": [2, 3]})  # type: ignore[arg-type]
 MakeDatum = Callable[..., tinker.Datum]
 
 
@@ -58,10 +57,12 @@ def test_arguments_of_sample(sampler: tinker.SamplingClient, wire: Any, argument
         (("cross_entropy", [DATUM]), "data must be a list of Datum, got str"),
         ((DATUM, "cross_entropy"), r"data must be a list of Datum, got one Datum: write \[datum\]"),
         ((None, "cross_entropy"), "data must be a list of Datum, got NoneType"),
-        (([DATUM], len), "loss_fn must be the name of a loss, got builtin.*; .* there is forward_backward_custom"),
+        (
+            ([DATUM], len),
+            "loss_fn must be the name of a loss, got builtin.*; for your own function, use forward_backward_custom",
+        ),
         (([DATUM], None), "loss_fn must be the name of a loss, got NoneType$"),
         (([PROMPT], "cross_entropy"), r"data\[0\] must be a Datum, got ModelInput"),
-        (([DATUM, OTHER], "cross_entropy"), r"data\[1\].model_input must be a ModelInput, got list: ModelInput.from_ints"),
     ],
 )
 def test_arguments_of_losses(training: tinker.TrainingClient, wire: Any, arguments: Any, message: str) -> None:
@@ -77,10 +78,13 @@ def test_arguments_of_losses(training: tinker.TrainingClient, wire: Any, argumen
     [
         (lambda: tinker.Datum({"weights": [1]}, PROMPT), TypeError, "loss_fn_inputs must be a mapping .*, got ModelInput"),  # type: ignore[arg-type]
         (lambda: tinker.Datum(PROMPT, {"weights": ["1", "2"]}), ValueError, "weights must be numbers, got text"),  # type: ignore[dict-item]
-        (lambda: tinker.ModelInput.from_ints("hello"), ValueError, r"got str: tokenizer.encode\(text\) makes one"),  # type: ignore[arg-type]
+        (lambda: tinker.ModelInput.from_ints("hello"), ValueError, r"got str: use tokenizer.encode\(text\)"),  # type: ignore[arg-type]
+        (lambda: tinker.Datum([1, 2], {}), TypeError, r"must be a ModelInput, got list: use ModelInput.from_ints\(tokens\)"),  # type: ignore[arg-type]
+        (lambda: tinker.Datum("hi", {}), TypeError, "Datum.model_input must be a ModelInput, got str"),  # type: ignore[arg-type]
+        (lambda: tinker.ModelInput.from_ints([1, -2]), ValueError, "token ids must not be negative, got -2 at position 1"),
         (lambda: tinker.ModelInput.from_ints(None), ValueError, "tokens must be a list of token ids, got NoneType"),  # type: ignore[arg-type]
         (lambda: tinker.ModelInput.from_ints({"input_ids": [1]}), ValueError, "got dict: take its .'input_ids'."),
-        (lambda: tinker.ModelInput.from_ints([[1], [2, 3]]), ValueError, "got lists of unlike lengths"),  # type: ignore[list-item]
+        (lambda: tinker.ModelInput.from_ints([[1], [2, 3]]), ValueError, "got lists of different lengths"),  # type: ignore[list-item]
         (lambda: tinker.ServiceClient("local://"), TypeError, "user_metadata must be a mapping .*, got str; .* base_url"),  # type: ignore[arg-type]
     ],
 )
@@ -92,7 +96,7 @@ def test_values_of_the_wrong_kind(make: Callable[[], object], error: type[Except
 
 def test_arguments_of_scores(sampler: tinker.SamplingClient, wire: Any) -> None:
     """A prompt that is none is refused on the line that asks for its log-probabilities."""
-    with pytest.raises(TypeError, match="prompt must be a ModelInput, got list"):
+    with pytest.raises(TypeError, match=r"prompt must be a ModelInput, got list: use ModelInput.from_ints\(tokens\)"):
         sampler.compute_logprobs([1, 2])  # type: ignore[arg-type]
     assert wire.requests("asample") == []
 
@@ -237,8 +241,8 @@ def test_other_mistakes_of_constructors_keep_their_words() -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"target_tokens": [1, 2], "weight": [1.0, 1.0]}, "by 'weight', did you mean 'weights'?"),
-        ({"target_token": [1, 2]}, "needs; by 'target_token', did you mean 'target_tokens'?"),
+        ({"target_tokens": [1, 2], "weight": [1.0, 1.0]}, "did you mean 'weights' instead of 'weight'?"),
+        ({"target_token": [1, 2]}, "needs; did you mean 'target_tokens' instead of 'target_token'?"),
     ],
 )
 def test_misspelled_loss_inputs(training: tinker.TrainingClient, wire: Any, inputs: Any, message: str) -> None:
@@ -317,11 +321,46 @@ def test_misspelled_arguments_of_the_service() -> None:
         ({"max_tokens": -3}, "max_tokens must be at least 0, got -3"),
     ],
 )
-def test_sampling_parameters_that_cannot_be(sampler: tinker.SamplingClient, wire: Any, wrong: Any, words: str) -> None:
-    """What is outside the limits of the contract is refused on the line of the call, and nothing is sent."""
-    with pytest.raises(ValueError, match=f"^sampling_params.{words}"):
-        sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(**wrong))
-    assert wire.requests("asample") == []
+def test_sampling_parameters_that_cannot_be(wrong: Any, words: str) -> None:
+    """What is outside the limits of the contract is refused where the parameters are made."""
+    with pytest.raises(ValueError, match=f"^SamplingParams.{words}"):
+        tinker.SamplingParams(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "words"),
+    [
+        (None, TypeError, r"^optim_step needs AdamParams or DimuonParams, such as AdamParams\(learning_rate=1e-4\); got None"),
+        (1e-4, TypeError, "got float$"),
+        (tinker.AdamParams(learning_rate=-1), ValueError, "^AdamParams.learning_rate must be at least 0, got -1.0"),
+    ],
+)
+def test_parameters_of_an_optimizer_that_cannot_be(
+    training: tinker.TrainingClient, wire: Any, params: Any, error: type[Exception], words: str
+) -> None:
+    """What is no set of parameters, or has a negative learning rate, is refused on the line of the call, and nothing is sent."""
+    with pytest.raises(error, match=words):
+        training.optim_step(params)
+    assert wire.requests("optim_step") == []
+
+
+@pytest.mark.parametrize("rank", [0, -1])
+def test_a_rank_that_cannot_be(service: tinker.ServiceClient, wire: Any, rank: int) -> None:
+    """A rank below 1 is refused on the line of the call, and nothing is sent."""
+    with pytest.raises(ValueError, match=f"^rank must be at least 1, got {rank}"):
+        service.create_lora_training_client("tinker/toy", rank=rank)
+    assert wire.requests("create_model") == []
+
+
+def test_names_that_other_clients_have(sampler: tinker.SamplingClient) -> None:
+    """A name that a response does not have, but its sequences or a tokenizer, is answered with where it is."""
+    response = sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
+    with pytest.raises(AttributeError, match=r"one: response.sequences\[0\].tokens$"):
+        response.tokens  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"; decode it: tokenizer.decode\(sequence.tokens\)$"):
+        response.sequences[0].text  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'SampleResponse' object has no attribute 'nothing'$"):
+        response.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_a_custom_loss_that_returns_the_loss_alone(training: tinker.TrainingClient, datum: MakeDatum) -> None:

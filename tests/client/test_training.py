@@ -160,7 +160,7 @@ def test_wrong_data_is_refused_on_the_users_line(
 
 def test_other_wrong_arguments(training: tinker.TrainingClient, datum: MakeDatum) -> None:
     """Empty data, ragged lists, an empty input, parameters of the wrong type and impossible names are refused at once."""
-    with pytest.raises(ValueError, match="No data provided"):
+    with pytest.raises(ValueError, match="data is empty"):
         training.forward_backward([], "cross_entropy")
     with pytest.raises(ValueError, match="target_tokens must be a rectangular numeric array"):
         tinker.Datum(model_input=tinker.ModelInput.empty(), loss_fn_inputs={"target_tokens": [[1], [1, 2]]})
@@ -169,7 +169,7 @@ def test_other_wrong_arguments(training: tinker.TrainingClient, datum: MakeDatum
     )
     with pytest.raises(ValueError, match=r"data\[0\].model_input has no tokens"):
         training.forward([empty], "cross_entropy")
-    with pytest.raises(TypeError, match="Expected AdamParams"):
+    with pytest.raises(TypeError, match="needs AdamParams"):
         training.optim_step({"learning_rate": 1.0})
     with pytest.raises(ValueError, match="not both"):
         training.optim_step(ADAM, adam_params=ADAM)

@@ -75,7 +75,7 @@ def convert_errors(*, debug: bool = False) -> Generator[None]:
         raise to_failure(error) from error
 
 
-class _Description(NamedTuple):
+class _FailureText(NamedTuple):
     """What failed, more about it, and what to do."""
 
     message: str
@@ -89,28 +89,28 @@ def to_failure(error: Exception) -> CommandFailed:
     return CommandFailed(message, *details, *getattr(error, "__notes__", ()), *([advice] if advice else []))
 
 
-def _describe(error: Exception) -> _Description:
+def _describe(error: Exception) -> _FailureText:
     from tinker import errors
     from tinker._http import NO_API
 
     if isinstance(error, errors.APIError) and NO_API in str(error):
-        return _Description(str(error).rpartition(" - ")[2])
+        return _FailureText(str(error).rpartition(" - ")[2])
     if isinstance(error, errors.APIStatusError):
         return _describe_status(error)
     if isinstance(error, errors.APITimeoutError):
-        return _Description("Request timeout", [f"Details: {error}"])
+        return _FailureText("Request timeout", [f"Details: {error}"])
     if isinstance(error, errors.APIConnectionError):
         cause, request = str(error.__cause__ or error), error.request
-        return _Description(cause[:1].upper() + cause[1:], [f"Request: {request.method} {request.url}"], _CONNECTION_ADVICE)
+        return _FailureText(cause[:1].upper() + cause[1:], [f"Request: {request.method} {request.url}"], _CONNECTION_ADVICE)
     if isinstance(error, errors.RequestFailedError):
-        return _Description("The request failed on the server", [f"Details: {error}", f"Request: {error.request_id}"])
+        return _FailureText("The request failed on the server", [f"Details: {error}", f"Request: {error.request_id}"])
     if isinstance(error, (errors.TinkerError, ValueError, ImportError, OSError)):
-        return _Description(str(error) or type(error).__name__)
+        return _FailureText(str(error) or type(error).__name__)
     told = f"Unexpected error: {type(error).__name__}: {error}"
-    return _Description(told, advice="This is a bug; `tinker --debug ...` shows the traceback.")
+    return _FailureText(told, advice="This is a bug; `tinker --debug ...` shows the traceback.")
 
 
-def _describe_status(error: APIStatusError) -> _Description:
+def _describe_status(error: APIStatusError) -> _FailureText:
     from tinker._http import ABSENT_STATUSES
 
     classes = [kind.__name__ for kind in type(error).__mro__]
@@ -120,8 +120,8 @@ def _describe_status(error: APIStatusError) -> _Description:
         advice = _UNSUPPORTED
     said = say(error)
     if said != str(error) and any(name in _SELF_EXPLAINING for name in classes):
-        return _Description(said)
-    return _Description(title, [f"Details: {said}"], advice)
+        return _FailureText(said)
+    return _FailureText(title, [f"Details: {said}"], advice)
 
 
 def say(error: Exception) -> str:

@@ -16,7 +16,7 @@ from tinker.types.results import SaveWeightsResponse
 
 
 class RecoveringTrainingClient(TrainingClient):
-    """Train one run, and go on with another one from its last checkpoint when the server has lost it.
+    """A training client that continues from the last checkpoint in a new run if the server loses its run.
 
     It takes over a training client that was just made, and stays the same object whatever happens to the run. A run counts as
     lost when the server was restarted, does not know the run or its session, has marked the run as corrupted, or has failed so

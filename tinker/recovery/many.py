@@ -40,7 +40,7 @@ logger: logging.Logger = logging.getLogger("tinker")
 
 
 class RunMarkedCorrupted(TinkerError):
-    """The server has marked a training run as one that cannot go on.
+    """The server has marked a training run as corrupted.
 
     Attributes:
         run_id: The run.
@@ -56,7 +56,7 @@ RunMarkedCorrupted.__module__ = "tinker.recovery"
 
 @attrs.frozen(kw_only=True)
 class RecoveredRun:
-    """Hold the client of a run that took the place of a lost one.
+    """The client of a run that replaced a lost one.
 
     Attributes:
         client: The training client of the new run.
@@ -68,7 +68,7 @@ class RecoveredRun:
 
 
 class RecoveryExecutor:
-    """Recover runs by their ids, so many at a time, each into a training client of its own.
+    """Executor that recovers runs by id, several at a time, each into its own training client.
 
     It knows of a run what the server says: the last checkpoint, or, for a policy with a function, every checkpoint that can be
     trained on.
@@ -181,7 +181,7 @@ class RecoveryExecutor:
 
 
 class RecoveryMonitor:
-    """Ask for the state of runs now and then, and have the executor recover those that are corrupted or gone.
+    """Monitor that checks runs periodically, and has the executor recover those that are corrupted or gone.
 
     It works while something is watched, in the background, and ends with its block or :meth:`close`. A run that is handed to
     the executor is watched no longer; nor is it recovered twice. A failed question is an event for observers, and is asked

@@ -20,7 +20,7 @@ LATEST = "latest"
 
 @attrs.frozen(kw_only=True)
 class SavePoint:
-    """Describe a checkpoint that a run can be recovered from.
+    """A checkpoint from which a run can be recovered.
 
     Attributes:
         path: The path of the checkpoint.
@@ -35,7 +35,7 @@ class SavePoint:
 
 @attrs.frozen(kw_only=True)
 class Recovery:
-    """Tell what was lost, and from where on work has to be repeated.
+    """What was lost, and from which step work is repeated.
 
     Attributes:
         run_id: The run that was lost.
@@ -109,7 +109,7 @@ def _check_flag(_: object, attribute: attrs.Attribute[Any], value: object) -> No
 
 @attrs.frozen(kw_only=True)
 class RecoveryPolicy:
-    """Say how lost runs are recovered.
+    """How lost runs are recovered.
 
     Attributes:
         attempts: The number of attempts in a row without a save in between, 1 or more.

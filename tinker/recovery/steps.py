@@ -58,7 +58,7 @@ class TrainingStep(int):
 
 
 class Steps:
-    """Iterate over steps, see :meth:`RecoveringTrainingClient.steps`."""
+    """Iterator over steps; see :meth:`RecoveringTrainingClient.steps`."""
 
     def __init__(
         self,

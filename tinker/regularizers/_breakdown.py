@@ -11,7 +11,7 @@ _TOTAL = "reg/total"
 
 @attrs.frozen(kw_only=True)
 class TermBreakdown:
-    """Hold what one step reported of one term.
+    """What one step reported for one term.
 
     Attributes:
         value: The value without the weight.
@@ -33,7 +33,7 @@ class TermBreakdown:
 
 @attrs.frozen(kw_only=True)
 class LossBreakdown:
-    """Hold what one step reported of a loss made by :func:`regularized`.
+    """What one step reported for a loss made by :func:`regularized`.
 
     Attributes:
         total: The loss with all terms.

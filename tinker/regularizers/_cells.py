@@ -32,7 +32,7 @@ REDUCTIONS = ("sum", "mean")
 
 @attrs.frozen
 class LossInput:
-    """Name an input of the datums, a key of ``loss_fn_inputs`` whose tensor has the shape of ``target_tokens``.
+    """Name of an input of the datums: a key of ``loss_fn_inputs`` whose tensor has the shape of ``target_tokens``.
 
     Attributes:
         name: The key.

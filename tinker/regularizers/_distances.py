@@ -58,7 +58,7 @@ def _check_reference(instance: object, attribute: attrs.Attribute[Any], value: o
 
 @attrs.frozen
 class KL:
-    """Measure how far the model is from a reference, in nats for each token.
+    """KL divergence from a reference, in nats per token.
 
     With targets ``[N, K]`` each row is a distribution, and the value is that of ``KL(P|Q) = sum p (log p - log q)``; terms with
     ``p`` below 1e-10 add nothing, and the difference of logarithms counts up to 100. With targets ``[N]``, one
@@ -111,7 +111,7 @@ class KL:
 
 @attrs.frozen
 class JS:
-    """Measure the Jensen-Shannon divergence from a reference: symmetric, and never above ln 2. Targets must be ``[N, K]``.
+    """Jensen-Shannon divergence from a reference: symmetric, and at most ln 2. Targets must be ``[N, K]``.
 
     Attributes:
         reference: As of :class:`KL`.
@@ -149,7 +149,7 @@ def _cosine_distance(ours: Tensor, theirs: Tensor) -> torch.Tensor:
 
 @attrs.frozen
 class Consistency:
-    """Measure how much the log-probabilities differ from those of a partner, such as the same text asked for differently.
+    """Difference of the log-probabilities from those of a partner, such as the same text with another prompt.
 
     Attributes:
         reference: The partner's log-probabilities, as of :class:`KL`.

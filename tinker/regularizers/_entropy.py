@@ -25,7 +25,7 @@ in_ = attrs.validators.in_
 
 @attrs.frozen(kw_only=True)
 class Entropy:
-    """Measure how undecided the model is, in nats for each token, to be raised or lowered.
+    """Entropy of the model in nats per token, to be raised or lowered.
 
     With targets ``[N, K]`` the entropy of a row is ``-sum p log p``, log-probabilities below -50 left out. With targets
     ``[N]``, tokens that the model sampled, it is estimated by ``-lp``. On average over such tokens the derivative of ``-lp`` is

@@ -25,7 +25,7 @@ SHORTEST = 1e-8  # a row shorter than this is not made longer
 
 @attrs.frozen(kw_only=True)
 class Orthogonality:
-    """Keep the rows of a matrix of log-probabilities from resembling one another.
+    """Penalty on similar rows in a matrix of log-probabilities.
 
     With targets ``[N, K]`` the matrix M has, by ``axis``: ``rows``, a row for each token of all datums, with its K candidates;
     ``sequence``, a row for each position, with the candidates of all datums, which must be equally long; ``vocabulary``, a row
@@ -92,7 +92,7 @@ class Orthogonality:
 
 @attrs.frozen
 class GradientPenalty:
-    """Keep a loss from being steep: ``(|g| - target_norm)²``, g being its gradient by all log-probabilities.
+    """Penalty on steep losses: ``(|g| - target_norm)²``, where g is its gradient with respect to all log-probabilities.
 
     Attributes:
         loss_fn: A custom loss in torch, whose second derivatives must exist.

@@ -70,7 +70,7 @@ class _Elementwise:
 
 @attrs.frozen(kw_only=True)
 class L1(_Elementwise):
-    """Add up absolute values, ``sum |x|``, which drives values to 0 one by one.
+    """Sum of absolute values, ``sum |x|``, which drives values to 0 one by one.
 
     Attributes:
         target: What ``x`` is: ``"logprobs"``, ``"probs"`` or a :class:`LossInput`.
@@ -88,7 +88,7 @@ class L1(_Elementwise):
 
 @attrs.frozen(kw_only=True)
 class L2(_Elementwise):
-    """Add up squares, ``sum y²`` with ``y = x - center``, cut to ``[-clip, clip]`` if given.
+    """Sum of squares, ``sum y²`` with ``y = x - center``, cut to ``[-clip, clip]`` if given.
 
     Attributes:
         target: What ``x`` is: ``"logprobs"``, ``"probs"`` or a :class:`LossInput`.
@@ -129,7 +129,7 @@ class L2(_Elementwise):
 
 @attrs.frozen(kw_only=True)
 class ElasticNet(_Elementwise):
-    """Mix L1 and L2: ``l1_ratio · sum |x| + (1 - l1_ratio) · sum x²``.
+    """Mixture of L1 and L2: ``l1_ratio · sum |x| + (1 - l1_ratio) · sum x²``.
 
     Attributes:
         target: What ``x`` is: ``"logprobs"``, ``"probs"`` or a :class:`LossInput`.

@@ -34,7 +34,7 @@ def _steps(instance: object, attribute: attrs.Attribute[Any], value: object) -> 
 
 @attrs.frozen
 class ConstantWeight:
-    """Weigh every step alike; the same as giving the number.
+    """Constant weight; the same as passing the number.
 
     Attributes:
         weight: The weight, 0 or more.
@@ -49,7 +49,7 @@ class ConstantWeight:
 
 @attrs.frozen
 class LinearWeight:
-    """Go from one weight to another on a straight line, and stay there.
+    """Weight that moves linearly from one value to another, and stays there.
 
     Attributes:
         start: The weight at step 0.
@@ -72,7 +72,7 @@ class LinearWeight:
 
 @attrs.frozen
 class WarmUpWeight:
-    """Rise from 0 to a weight on a straight line, and stay there.
+    """Weight that rises linearly from 0, and stays there.
 
     Attributes:
         weight: The weight from step ``steps`` on.
@@ -92,7 +92,7 @@ class WarmUpWeight:
 
 @attrs.frozen
 class DecayWeight:
-    """Halve a weight again and again, down to a floor.
+    """Weight that is halved repeatedly, down to a floor.
 
     Attributes:
         weight: The weight at step 0.

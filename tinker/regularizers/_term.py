@@ -38,7 +38,7 @@ RESERVED_METRICS = frozenset({"value", "weight", "contribution", "grad_norm", "g
 
 @attrs.frozen(init=False)
 class Regularizer:
-    """Weigh one term of a loss made by :func:`regularized`.
+    """One weighted term of a loss made by :func:`regularized`.
 
     Attributes:
         fn: The function of the term: one of this module's, or your own custom loss, in torch or by ``tinker.with_gradients``.

@@ -59,7 +59,7 @@ def _headers(given: Mapping[str, HeaderValue]) -> httpx.Headers:
 
 @attrs.frozen(kw_only=True)
 class ServerResponse:
-    """A whole answer. Header values may be any bytes."""
+    """A complete response. Header values may be any bytes."""
 
     status: int
     headers: httpx.Headers = attrs.field(converter=_headers)

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class ScriptedEngine(ToyEngine):
-    """Trains as the toy does, and speaks as the script says."""
+    """Engine that trains like the toy engine, and samples what the script says."""
 
     def __init__(self, script: ModelScript) -> None:
         super().__init__()

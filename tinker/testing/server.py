@@ -67,7 +67,7 @@ class Delivery:
 
 
 class FaultyServer:
-    """An ASGI application behind a wire on which anything can go wrong.
+    """An ASGI application behind a connection with scriptable faults.
 
     Clients reach it in this process, through :attr:`transport` or the clients that :meth:`service` makes, and on a port
     while :meth:`on_port` runs. Operations are called by their ids in the contract (``asample``, ``retrieve_future``, ...;

@@ -102,11 +102,11 @@ def _read_tokens(tokens: object) -> NDArray[Any]:
     if isinstance(tokens, Mapping):  # what tokenizers return when they are asked for more than ids
         raise ValueError(f"tokens must be a list of token ids, got {got}: take its ['input_ids'], or pass return_dict=False")
     if isinstance(tokens, str):
-        raise ValueError("tokens must be a list of token ids, got str: tokenizer.encode(text) makes one")
+        raise ValueError("tokens must be a list of token ids, got str: use tokenizer.encode(text)")
     try:
         raw: NDArray[Any] = torch_to_numpy(tokens) if is_torch(tokens) else np.asarray(tokens)
     except ValueError:
-        raise ValueError("tokens must be one list of token ids, got lists of unlike lengths") from None
+        raise ValueError("tokens must be one list of token ids, got lists of different lengths") from None
     if raw.ndim == 0:
         raise ValueError(f"tokens must be a list of token ids, got {got}")
     return raw

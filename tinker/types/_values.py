@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AttrsValue(Value):
-    """Give classes made with attrs the methods of values; their fields are the parameters of the constructor."""
+    """Base of value classes made with attrs: their fields are the parameters of the constructor."""
 
     __slots__ = ()
 

@@ -38,7 +38,7 @@ def _span_id(instance: object, attribute: attrs.Attribute[str], value: str) -> N
 
 @attrs.frozen(kw_only=True)
 class PromptProvenanceSpan(AttrsValue):
-    """Say that a run of tokens comes from a prompt of a sampled sequence.
+    """A span of tokens that comes from the prompt of a sampled sequence.
 
     Attributes:
         sequence_id: The id of the sequence.
@@ -53,7 +53,7 @@ class PromptProvenanceSpan(AttrsValue):
 
 @attrs.frozen(kw_only=True)
 class SampledProvenanceSpan(AttrsValue):
-    """Say that a run of tokens was sampled by the model as part of a sequence.
+    """A span of tokens that the model sampled as part of a sequence.
 
     Attributes:
         sequence_id: The id of the sequence.
@@ -126,7 +126,7 @@ def _count_text(model_input: object) -> int:
 
 @attrs.frozen(slots=False, repr=False)
 class Datum(AttrsValue):
-    """Hold one training example: its model input and the tensors of its loss.
+    """One training example: its model input and the tensors of its loss.
 
     Attributes:
         model_input: The tokens and other chunks that the model reads.
@@ -148,6 +148,9 @@ class Datum(AttrsValue):
     loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
 
     def __attrs_post_init__(self) -> None:
+        if not isinstance(self.model_input, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
+            got = type(self.model_input).__name__
+            raise TypeError(f"Datum.model_input must be a ModelInput, got {got}: use ModelInput.from_ints(tokens)")
         if (self.model_input_spans is None) != (self.loss_fn_input_spans is None):
             raise ValueError("model_input_spans and loss_fn_input_spans go together")
 

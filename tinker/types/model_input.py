@@ -21,7 +21,7 @@ LONGEST_SHOWN = 64  # tokens, in a repr
 
 
 class EncodedTextChunk(Value):
-    """Hold tokens of text.
+    """Tokens of text.
 
     Args:
         tokens: The token ids, a list, tuple, range, numpy array or torch tensor of integers, which is copied. The attribute is
@@ -113,7 +113,7 @@ def _token_count(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
 
 @attrs.frozen(kw_only=True)
 class ImageChunk(AttrsValue):
-    """Hold an image.
+    """An image.
 
     Attributes:
         data: The bytes of the image file; a str is decoded as base64.
@@ -135,7 +135,7 @@ class ImageChunk(AttrsValue):
 
 @attrs.frozen(kw_only=True)
 class ImageAssetPointerChunk(AttrsValue):
-    """Point to an image that the server fetches; only for sampling and JSON servers.
+    """Reference to an image that the server fetches; only for sampling and JSON servers.
 
     Attributes:
         format: The format of the file, such as ``png`` or ``jpeg``.
@@ -157,7 +157,7 @@ class ImageAssetPointerChunk(AttrsValue):
 
 @attrs.frozen(kw_only=True)
 class DmelChunk(AttrsValue):
-    """Hold audio features.
+    """Audio features.
 
     Attributes:
         dmel: A serialized TensorContainer; a str is decoded as base64.
@@ -240,7 +240,7 @@ def _read_chunk(chunk: object) -> object:
 
 
 class Tokenizer(Protocol):
-    """Define what :meth:`ModelInput.from_text` needs of a tokenizer; those of transformers and tiktoken have it."""
+    """What :meth:`ModelInput.from_text` needs of a tokenizer; those of transformers and tiktoken have it."""
 
     def encode(self, text: str, /) -> Sequence[int]:
         """Return the token ids of ``text``."""
@@ -249,7 +249,7 @@ class Tokenizer(Protocol):
 
 @attrs.frozen(kw_only=True)
 class ModelInput(AttrsValue):
-    """Hold the input of the model: chunks in order.
+    """Input of the model: chunks in order.
 
     Attributes:
         chunks: The chunks; any iterable is accepted and copied to a list.
@@ -276,9 +276,14 @@ class ModelInput(AttrsValue):
             The input.
 
         Raises:
-            ValueError: The values are not integers of 32 bits.
+            ValueError: The values are not integers of 32 bits, or one is negative.
         """
-        return cls(chunks=[EncodedTextChunk(tokens=tokens)])
+        __tracebackhide__ = True
+        chunk = EncodedTextChunk(tokens=tokens)
+        if chunk.length and (least := chunk.array.min()) < 0:
+            at = chunk.array.argmin()
+            raise ValueError(f"token ids must not be negative, got {least} at position {at}")
+        return cls(chunks=[chunk])
 
     @classmethod
     def from_text(cls, text: str, tokenizer: Tokenizer) -> ModelInput:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import msgspec
 import msgspec.structs
 import numpy as np
-from tinker_wire import models
+from tinker_wire import limits, models
 from tinker_wire.models import AdamOptimizerConfig, DimuonOptimizerConfig, LossFnType
 
 from tinker.types._values import convert_numbers
@@ -17,6 +17,14 @@ from tinker_records import RecordType, advise
 
 if TYPE_CHECKING:
     from tinker_records import Record
+
+
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "max_tokens": (limits.SAMPLING_PARAMS_MAX_TOKENS_MINIMUM, math.inf),
+    "temperature": (limits.SAMPLING_PARAMS_TEMPERATURE_MINIMUM, math.inf),
+    "top_k": (limits.SAMPLING_PARAMS_TOP_K_MINIMUM, math.inf),
+    "top_p": (limits.SAMPLING_PARAMS_TOP_P_MINIMUM, limits.SAMPLING_PARAMS_TOP_P_MAXIMUM),
+}
 
 
 class _NamesChecked(RecordType):
@@ -39,7 +47,7 @@ def _advise(kind: type[Record], name: str) -> str:
 
 
 class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
-    """Set the parameters of one step of Adam with decoupled weight decay. Raises ValueError for a value that is not a number.
+    """Parameters of one Adam step with decoupled weight decay. Raises ValueError for a value that is not a number.
 
     Attributes:
         learning_rate (float): The learning rate, 1e-4 by default.
@@ -55,7 +63,7 @@ class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
 
 
 class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
-    """Set the parameters of one step of Dimuon. Raises ValueError for a value that is not a number, or out of its range.
+    """Parameters of one Dimuon step. Raises ValueError for a value that is not a number or out of range.
 
     Attributes:
         learning_rate (float): The learning rate, 0 or more.
@@ -70,7 +78,9 @@ class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
 
 
 class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
-    """Choose the parts of a model that get an adapter, and its rank. Raises ValueError for a value that is not a number.
+    """Configuration of a LoRA adapter: its rank, and the parts of the model that it adapts.
+
+    Raises ValueError for a value that is not a number.
 
     Attributes:
         rank (int): The rank of the adapter's matrices.
@@ -85,13 +95,15 @@ class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
 
 
 class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass=_NamesChecked):
-    """Set how to sample. Raises ValueError for a value that is not a number, and for stops of the wrong type.
+    """Parameters of sampling.
+
+    Raises ValueError for a value that is not a number or out of range, and for stops of the wrong type.
 
     Attributes:
         max_tokens (int | None): The largest number of tokens; None, the default, samples to the end of the context.
         seed (int | None): The seed of the sampling; None, the default, lets the server choose.
-        stop (str | Sequence[str] | Sequence[int] | None): A text, texts, or token ids at which to stop. None, the default,
-            stops at the end of the text; an empty list disables every stop, that one included.
+        stop (str | Sequence[str] | Sequence[int] | None): A text, texts, or token ids at which to stop, in place of the
+            model's end-of-text token. None, the default, stops at that token; an empty list stops at none.
         temperature (float): The temperature, 1 by default; 0 always takes the most likely token.
         top_k (int): The number of most likely tokens to choose from; -1, the default, means all.
         top_p (float): The probability mass of most likely tokens to choose from, 1 by default.
@@ -105,17 +117,29 @@ class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass
     """
 
     extra: dict[str, Any] | None = None
+    if TYPE_CHECKING:  # the wire's record, whose decoder cannot tell lists of texts from lists of ids, has Any
+        stop: str | Sequence[str] | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "stop", _stops(self.stop))
         msgspec.structs.force_setattr(self, "extra", _extra(self.extra))
         convert_numbers(self)
+        _check_ranges(self)
 
     def _field_values(self) -> dict[str, Any]:
         fields = super()._field_values()
         if self.extra is None:  # as what has the parameters that every server knows looks everywhere
             del fields["extra"]
         return fields
+
+
+def _check_ranges(params: SamplingParams) -> None:
+    __tracebackhide__ = True
+    for name, (least, most) in _RANGES.items():
+        value: float | None = getattr(params, name)
+        if value is not None and not least <= value <= most:
+            allowed = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+            raise ValueError(f"SamplingParams.{name} must be {allowed}, got {value}")
 
 
 def _extra(extra: object) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ SCHEME = "tinker://"
 
 @attrs.frozen(kw_only=True)
 class ParsedCheckpointTinkerPath(AttrsValue):
-    """Hold the parts of a checkpoint path.
+    """Parts of a checkpoint path.
 
     Attributes:
         tinker_path: The whole path, ``tinker://<training run>/<kind>/<name>``.

@@ -33,7 +33,7 @@ def _tensor(value: object) -> TensorData | None:
 
 @attrs.frozen
 class ForwardBackwardInput(AttrsValue):
-    """Say what to compute a loss of.
+    """Data and loss of one computation.
 
     Attributes:
         data: The examples.
@@ -52,7 +52,7 @@ def _loss_input(value: object) -> ForwardBackwardInput:
 
 @attrs.frozen
 class ForwardBackwardRequest(AttrsValue):
-    """Request ``forward_backward`` of one model."""
+    """Body of a ``forward_backward`` request."""
 
     forward_backward_input: ForwardBackwardInput = attrs.field(converter=_loss_input)
     model_id: str
@@ -61,7 +61,7 @@ class ForwardBackwardRequest(AttrsValue):
 
 @attrs.frozen
 class ForwardRequest(AttrsValue):
-    """Request ``forward`` of one model."""
+    """Body of a ``forward`` request."""
 
     forward_input: ForwardBackwardInput = attrs.field(converter=_loss_input)
     model_id: str
@@ -70,7 +70,7 @@ class ForwardRequest(AttrsValue):
 
 @attrs.frozen(kw_only=True)
 class OptimStepRequest(AttrsValue):
-    """Request ``optim_step`` of one model.
+    """Body of an ``optim_step`` request.
 
     The parameters may be called ``adam_params`` or ``optimizer_params`` too, as on the wire.
 
@@ -123,7 +123,7 @@ def _optim_params(value: object) -> OptimParams:
 
 @attrs.frozen(kw_only=True)
 class SampleRequest(AttrsValue):
-    """Request ``sample`` from a sampling session, a base model or a checkpoint."""
+    """Body of a sample request to a sampling session, a base model or a checkpoint."""
 
     num_samples: int = 1
     prompt: ModelInput = attrs.field(converter=_model_input)
@@ -154,7 +154,7 @@ def instant(value: datetime.datetime | str) -> datetime.datetime:
 
 @attrs.frozen(kw_only=True)
 class GetBillingUsageRequest(AttrsValue):
-    """Name the period that billing is asked about; both ends must have a time zone.
+    """Period of a billing query; both ends must have a time zone.
 
     Attributes:
         starting_on: The first hour, a datetime or RFC 3339 text.
@@ -171,7 +171,7 @@ class GetBillingUsageRequest(AttrsValue):
 
 @attrs.frozen(kw_only=True)
 class GetCurrentCheckpointStorageUsageRequest(AttrsValue):
-    """Name the checkpoints that are counted.
+    """Which checkpoints to count.
 
     Attributes:
         project_id: The project of the checkpoints; None counts those of all projects.

@@ -33,7 +33,7 @@ _EQUAL_ARRAYS = attrs.cmp_using(eq=np.array_equal)
 
 @attrs.frozen
 class ForwardBackwardOutput(AttrsValue):
-    """Hold the result of ``forward`` and ``forward_backward``.
+    """Result of ``forward`` and ``forward_backward``.
 
     Attributes:
         loss_fn_output_type: The server's name for the form of the outputs.
@@ -64,7 +64,7 @@ class ForwardBackwardOutput(AttrsValue):
 
 @attrs.frozen
 class TopkLogprobs(AttrsValue):
-    """Hold the k most likely tokens of n positions.
+    """The k most likely tokens at each of n positions.
 
     Attributes:
         token_ids: The token ids, int32 ``[n, k]``.
@@ -118,7 +118,7 @@ def _row(ids: list[int], logprobs: list[float]) -> TopkRow:
 
 @attrs.frozen
 class PromptAltTokens(AttrsValue):
-    """Hold k alternatives that the model preferred at each position of a prompt of n tokens.
+    """k drawn alternatives at each position of a prompt of n tokens.
 
     Attributes:
         tokens: The token ids, int64 ``[n - 1, k]``.
@@ -133,8 +133,11 @@ class PromptAltTokens(AttrsValue):
         return cls(**{name: TensorData.model_validate(tensor) for name, tensor in fields.items()})
 
 
+_OF_SEQUENCES = frozenset({"tokens", "logprobs", "stop_reason", "text", "topk_logprobs"})
+
+
 class SampledSequence(Value):
-    """Hold one continuation. Sequences are equal when all their fields are.
+    """One continuation. Sequences are equal when all their fields are.
 
     Arrays are kept as they are; lists are made of them once, on first use. The arguments with an underscore are the names that
     tests of older code use for the lists.
@@ -148,6 +151,14 @@ class SampledSequence(Value):
         tokens: The token ids as a list, instead of ``tokens_np``.
         logprobs: The log-probabilities as a list, instead of ``logprobs_np``.
     """
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes; with this method it would believe in every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Say of a name that other clients have how to get it."""
+            advice = "; decode it: tokenizer.decode(sequence.tokens)" if name == "text" else ""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
+            raise AttributeError(message, name=name, obj=self)
 
     stop_reason: StopReason
     sequence_id: str | None
@@ -258,7 +269,7 @@ def _table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
 
 @attrs.frozen(slots=False)
 class SampleResponse(AttrsValue):
-    """Hold the result of ``sample``: one sequence for each sample, and what was asked about the prompt of n tokens.
+    """Result of ``sample``: one sequence per sample, and what was requested about the prompt of n tokens.
 
     The arguments with an underscore are the names that tests of older code use for the lists.
 
@@ -272,6 +283,14 @@ class SampleResponse(AttrsValue):
         prompt_cache_hit_tokens: The number of prompt tokens that the server had in its cache.
         prompt_alt_tokens: The drawn alternatives of each prompt token; None when not asked for.
     """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say of a name that each of the sequences has where it is."""
+            advice = f"; each of its sequences has one: response.sequences[0].{name}" if name in _OF_SEQUENCES else ""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
+            raise AttributeError(message, name=name, obj=self)
 
     sequences: list[SampledSequence]
     prompt_logprobs_np: NDArray[np.float32] | None = attrs.field(default=None, repr=False, eq=attrs.cmp_using(eq=_same_floats))
@@ -336,7 +355,7 @@ class SampleResponse(AttrsValue):
 
 @attrs.frozen(kw_only=True)
 class SaveWeightsResponse(AttrsValue):
-    """Name the checkpoint of weights and optimizer state that was saved.
+    """The saved checkpoint of weights and optimizer state.
 
     Attributes:
         path: The path, ``tinker://<training run>/weights/<name>``.
@@ -353,7 +372,7 @@ class SaveWeightsResponse(AttrsValue):
 
 @attrs.frozen(kw_only=True)
 class SaveWeightsForSamplerResponse(AttrsValue):
-    """Name the checkpoint of weights that was saved for sampling.
+    """The saved checkpoint of weights for sampling.
 
     Attributes:
         path: The path, ``tinker://<training run>/sampler_weights/<name>``.
@@ -374,7 +393,7 @@ class SaveWeightsForSamplerResponse(AttrsValue):
 
 @attrs.frozen(kw_only=True)
 class SaveWeightsExternalResponse(AttrsValue):
-    """Name the checkpoint of weights that was saved as files to download.
+    """The saved checkpoint of weights as files to download.
 
     Attributes:
         path: The path, ``tinker://<training run>/external_weights/<name>``.

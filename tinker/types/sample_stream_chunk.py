@@ -7,7 +7,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class SampleStreamChunk:
-    """Hold some tokens of one sample, in the order in which they were drawn.
+    """Consecutive tokens of one sample.
 
     Attributes:
         index: The number of the sample that the tokens belong to, from 0.

@@ -32,7 +32,7 @@ _DESCRIPTION = ("dtype", "shape", "sparse_crow_indices", "sparse_col_indices")
 
 
 class TensorData(Value):
-    """Hold a float32 or int64 tensor, dense or sparse (CSR, two-dimensional).
+    """A float32 or int64 tensor, dense or sparse (CSR, two-dimensional).
 
     Two TensorData are equal when dtype, shape and values are.
 

@@ -9,7 +9,7 @@ from tinker.types._values import AttrsValue
 
 @attrs.frozen(kw_only=True)
 class WhoamiResponse(AttrsValue):
-    """Name the user and the organization that a credential belongs to.
+    """The user and the organization that own a credential.
 
     Attributes:
         user_urn: The URN of the user.

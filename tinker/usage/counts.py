@@ -15,7 +15,7 @@ from tinker.types.model_input import ModelInput
 
 @attrs.frozen(kw_only=True)
 class TokenCounts:
-    """Count tokens by what they are billed as. Two of them can be added.
+    """Token counts by billing category. Two of them can be added.
 
     Attributes:
         trained: Tokens that went through ``forward`` or ``forward_backward``.

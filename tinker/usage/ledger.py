@@ -23,7 +23,7 @@ _COLUMNS = ("Model", "Run", "Operation", "Requests", "Trained", "Prefilled", "Ca
 
 @attrs.frozen(kw_only=True)
 class UsageLine:
-    """Hold what one operation used of one model in one run.
+    """What one operation used of one model in one run.
 
     Attributes:
         base_model: The base model; None where it is not known.
@@ -52,7 +52,7 @@ class UsageLine:
 
 
 class Usage:
-    """Observe clients and count the tokens that they use.
+    """Observer that counts the tokens that clients use.
 
     Give it to ``ServiceClient(observers=[...])`` or ``add_observer``; one may observe several clients. Printing it with rich,
     and showing it in a notebook, gives a table.

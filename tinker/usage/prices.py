@@ -27,7 +27,7 @@ def _check_price(price: object, attribute: attrs.Attribute[Any], value: object) 
 
 @attrs.frozen(kw_only=True)
 class Price:
-    """Say what a million tokens of one model cost, in a currency of yours.
+    """Prices of a million tokens of one model, in a currency of your choice.
 
     Attributes:
         train: For tokens that are trained.
