@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import datetime
 import io
+import sys
 from concurrent.futures import Future
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -113,8 +115,9 @@ class Screen(io.StringIO):
         return True
 
 
-def test_progress_is_shown_on_a_terminal_only() -> None:
-    """A terminal gets a bar with the description and the count; a pipe gets nothing."""
+def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal gets a bar with the description and the count, a pipe nothing; also where ipykernel is merely imported."""
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
     screen, pipe = Screen(), io.StringIO()
     assert FutureProgress[int](futures_of(1, 2), "[Sampling]", screen).results(5) == [1, 2]
     assert "[Sampling]" in screen.getvalue()

@@ -109,8 +109,15 @@ def progress(futures: Iterable[Future[T]], description: str = "") -> FutureProgr
     return FutureProgress(futures, description)
 
 
+def _is_notebook() -> bool:
+    """Return whether this is the process of a notebook; a process that only has ipykernel imported is none."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and type(shell).__module__.startswith("ipykernel")
+
+
 def _open_bar(stack: ExitStack, total: int, description: str, file: Any) -> _AdvanceByOne:
-    if "ipykernel" in sys.modules and find_spec("tqdm") is not None:
+    if _is_notebook() and find_spec("tqdm") is not None:
         bar = import_module("tqdm.auto").tqdm(total=total, desc=description or None)
         stack.callback(bar.close)
         return cast("_AdvanceByOne", partial(bar.update, 1))
