@@ -228,7 +228,7 @@ def upload(
     base_url: str | None = None,
     api_key: str | None = None,
 ) -> APIFuture[UploadedCheckpoint]:
-    """Bring a LoRA adapter on this machine into the service, as a checkpoint to go on training from.
+    """Upload a LoRA adapter from this machine as a checkpoint that you can train further.
 
     The folder is what PEFT's ``save_pretrained`` writes: ``adapter_config.json`` and ``adapter_model.safetensors``. Both are
     checked before anything is sent, without reading the weights. Then each file is sent to a signed URL, without a credential
@@ -297,7 +297,7 @@ def push_to_hub(
     token: str | None = None,
     endpoint: str | None = None,
 ) -> PushedCheckpoint:
-    """Put a checkpoint onto the Hugging Face Hub as a PEFT adapter, and block until it is there.
+    """Push a checkpoint to the Hugging Face Hub as a PEFT adapter, and block until it is there.
 
     The checkpoint is downloaded as :func:`download` does, into a temporary folder, and uploaded as one commit. A missing
     repository or branch is created.
@@ -532,7 +532,7 @@ class _Fetching:
         self._ready.mkdir(parents=True)
 
     def put_in_place(self, tinker_path: str, overwrite: bool) -> Download:
-        """Move the complete folder to where it belongs, and remove what was only needed to get there."""
+        """Move the complete folder into place, and remove temporary files."""
         sizes = {
             file.relative_to(self._ready).as_posix(): file.stat().st_size
             for file in sorted(self._ready.rglob("*"))

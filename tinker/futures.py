@@ -135,7 +135,7 @@ class APIFuture(concurrent.futures.Future[T]):
         super().add_done_callback(partial(_call_back, fn))
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Fail the future with an error; for code that creates its own futures."""
+        """Fail the future with an error, in code that creates its own futures."""
         if exception is not None and not isinstance(exception, _NEVER_REPORTED):
             self.receipt.expect(self.operation, exception)
         super().set_exception(exception)

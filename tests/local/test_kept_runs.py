@@ -397,4 +397,4 @@ def test_results_come_also_when_they_cannot_be_kept(kept: Api, caplog: pytest.Lo
         kept.state.store.model(model).queue.skip(1, kept.state.clock())
         kept.state.notify()
     assert "error" not in done(kept, late)
-    assert "the journal cannot be written" in caplog.text
+    assert "cannot write the journal" in caplog.text

@@ -111,7 +111,7 @@ class ReadyClient:
 
     @property
     def queue_state(self) -> str | None:
-        """Return the server's last word on the queue for the creation; None before it said anything."""
+        """Return the last queue state that the server reported for the creation; None before the first."""
         return self._ready.queue_state
 
     @property

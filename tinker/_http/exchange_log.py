@@ -37,7 +37,7 @@ def _tell(
         for sink in sinks:
             sink(record)
     except Exception:
-        logger.exception("an exchange could not be logged")
+        logger.exception("could not log an exchange")
 
 
 def _record(

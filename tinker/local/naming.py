@@ -31,7 +31,7 @@ def choose_engine_for(state: State, engines: Sequence[Engine], name: str) -> tup
         raise APIProblem(400, offered + (explain_absence(name) or _suggest(name, engines)))
     if name not in state.other_model_names and len(state.other_model_names) < MAX_LOGGED_NAMES:
         state.other_model_names.add(name)
-        log.warning("a client asks for %r: %s", name, other_names_warning(engines))
+        log.warning("a client requested the model %r: %s", name, other_names_warning(engines))
     return engines[0], name
 
 

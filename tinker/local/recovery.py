@@ -136,7 +136,7 @@ class _Restart:
         self._restore_completions()
         self._forget_others()
         if self._requests:
-            log.info("continues %d runs from before the restart", len(self._runs))
+            log.info("restored %d runs from before the restart", len(self._runs))
 
     def _forget_others(self) -> None:
         """Remove the folders of runs that are gone, and find their curves.

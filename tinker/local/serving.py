@@ -124,7 +124,7 @@ def serve(
         check_distinct(loaded)
         state = State([functools.partial(_return_engine, one) for one in loaded], settings)
         if settings.api_key is None and not is_this_machine(host):
-            log.warning("anyone who can reach %s may use this server: it has no key", _url(listener))
+            log.warning("this server has no key: anyone who can reach %s can use it", _url(listener))
         report = started or functools.partial(announce, has_key=settings.api_key is not None)
         report(_url(listener), loaded)
         with _terminate_like_interrupt(), contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it when it has shut down

@@ -126,7 +126,7 @@ class Worker:
         try:
             step(lane.open_engine)
         except Exception:  # noqa: BLE001 - this thread is the server's only one
-            log.exception("a step failed that should have handled its own failure; the next ones are taken")
+            log.exception("internal error in a step; continuing with the next one")
         lane.used += self._clock() - began
 
     def _next(self) -> tuple[Lane, Step] | None:

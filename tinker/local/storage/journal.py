@@ -243,7 +243,7 @@ class Journal:
                 for statement, values in statements:
                     database.execute(statement, values)
         except sqlite3.Error as error:
-            log.error("the journal cannot be written: %s; what happens now is lost if this server is killed", error)
+            log.error("cannot write the journal: %s; changes from now on are lost if the server is killed", error)
 
     @contextlib.contextmanager
     def _transaction(self) -> Generator[sqlite3.Connection]:
