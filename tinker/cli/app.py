@@ -13,18 +13,18 @@ from tinker.cli.options import PATIENCE_SECONDS, Format, GlobalOptions
 from tinker.cli.unknown_options import explain_unknown_options
 
 COMMANDS = {
-    "auth": Entry("tinker.cli.commands.auth:auth", "Log in and out, and see whose credential is used."),
-    "billing": Entry("tinker.cli.commands.billing:billing", "What was used and what it costs."),
-    "chat": Entry("tinker.cli.commands.chat:chat", "Talk to a model or a checkpoint."),
+    "auth": Entry("tinker.cli.commands.auth:auth", "Log in and out, and show the credential in use."),
+    "billing": Entry("tinker.cli.commands.billing:billing", "Show usage and cost."),
+    "chat": Entry("tinker.cli.commands.chat:chat", "Chat with a model or a checkpoint."),
     "checkpoint": Entry("tinker.cli.commands.checkpoint:checkpoint", "List, change, delete and download checkpoints."),
-    "completion": Entry("tinker.cli.commands.completion:completion", "Complete commands and options in your shell."),
+    "completion": Entry("tinker.cli.commands.completion:completion", "Enable completion in your shell."),
     "conformance": Entry("tinker.cli.commands.conformance:conformance", "Check a server against the contract."),
-    "doctor": Entry("tinker.cli.commands.doctor:doctor", "Find out what works between here and the server."),
-    "model": Entry("tinker.cli.commands.model:model", "The models that the server offers."),
+    "doctor": Entry("tinker.cli.commands.doctor:doctor", "Diagnose the installation and the connection."),
+    "model": Entry("tinker.cli.commands.model:model", "List the models of the server."),
     "run": Entry("tinker.cli.commands.run:run", "List and show training runs."),
     "sample": Entry("tinker.cli.commands.sample:sample", "Sample from a model or a checkpoint."),
-    "serve": Entry("tinker.cli.commands.serve:serve", "Serve the whole API from this machine."),
-    "session": Entry("tinker.cli.commands.session:session", "What the server knows about a session."),
+    "serve": Entry("tinker.cli.commands.serve:serve", "Serve the API from this machine."),
+    "session": Entry("tinker.cli.commands.session:session", "Inspect sessions."),
     "train": Entry("tinker.cli.commands.train:train", "Fine-tune a model on a file of examples."),
     "version": Entry("tinker.cli.commands.version:version", "Print the version of this package."),
 }

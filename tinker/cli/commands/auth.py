@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 COMMANDS = {
-    "login": Entry("tinker.cli.commands.auth:login", "Store a key of the hosted service on this machine."),
-    "logout": Entry("tinker.cli.commands.auth:logout", "Forget the stored key."),
-    "status": Entry("tinker.cli.commands.auth:status", "Is there a credential, and does it work?"),
-    "whoami": Entry("tinker.cli.commands.auth:whoami", "Whose credential is used?"),
+    "login": Entry("tinker.cli.commands.auth:login", "Store an API key of the hosted service."),
+    "logout": Entry("tinker.cli.commands.auth:logout", "Remove the stored key."),
+    "status": Entry("tinker.cli.commands.auth:status", "Show whether a credential is set and accepted."),
+    "whoami": Entry("tinker.cli.commands.auth:whoami", "Show the owner of the credential."),
 }
 
 

@@ -25,8 +25,8 @@ _CSV_FILE = click.Path(dir_okay=False, allow_dash=True)
 
 
 COMMANDS = {
-    "checkpoint-storage": Entry("tinker.cli.commands.billing:checkpoint_storage", "How much checkpoints take now."),
-    "usage": Entry("tinker.cli.commands.billing:usage", "What was used, by the hour."),
+    "checkpoint-storage": Entry("tinker.cli.commands.billing:checkpoint_storage", "Show the storage that checkpoints use now."),
+    "usage": Entry("tinker.cli.commands.billing:usage", "Show hourly usage."),
 }
 
 

@@ -25,7 +25,7 @@ COMMANDS = {
     "compare": Entry("tinker.cli.commands.run_curves:compare", "Compare the curves of training runs."),
     "info": Entry("tinker.cli.commands.run:info", "Show one training run."),
     "list": Entry("tinker.cli.commands.run:list_runs", "List training runs."),
-    "usage": Entry("tinker.cli.commands.run_usage:usage", "How many tokens a training run used, and what they cost."),
+    "usage": Entry("tinker.cli.commands.run_usage:usage", "Show the tokens that a training run used, and their cost."),
     "watch": Entry("tinker.cli.commands.run_curves:watch", "Follow the curve of a training run."),
 }
 

@@ -109,8 +109,8 @@ def sample(
 ) -> None:
     """Sample continuations of each PROMPT, all at once. Without a PROMPT, read one from standard input.
 
-    This uses the model's tokenizer, which needs transformers: pip install transformers. A sample with --file continues where it
-    stopped: if interrupted, run the same command again to continue.
+    This uses the model's tokenizer, which needs transformers: pip install transformers. With --file, if
+    interrupted, run the same command again to continue.
 
     In --stop, \\n is a newline, \\t a tab and \\\\ a backslash.
 

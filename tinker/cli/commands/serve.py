@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     help="Recompute activations in the backward pass to save memory; auto does so when they would not fit.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 picks a free one.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
