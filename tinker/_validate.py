@@ -248,12 +248,13 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def check_model_path(path: str) -> None:
+def check_model_path(path: str, kind: str = "sampler_weights") -> None:
     """Raise ValueError unless the path has a scheme; which schemes exist is the server's business. TypeError for no text."""
     if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"model_path must be text, got {type(path).__name__}")
     if "://" not in path:
-        raise ValueError(f"model_path must be a checkpoint path such as {SCHEME}<run>/sampler_weights/<name>, got {path!r}")
+        advice = "; for a base model use base_model=" if kind == "sampler_weights" else ""
+        raise ValueError(f"model_path must be a checkpoint path such as {SCHEME}<run>/{kind}/<name>, got {path!r}{advice}")
 
 
 def check_observer(observer: Observer) -> Observer:

@@ -185,7 +185,7 @@ class CircuitBreaker:
         return "closed"
 
     def circuits(self) -> list[CircuitStatus]:
-        """Return what every circuit is like that was used, in the order of their first uses."""
+        """Return the status of every circuit used so far, in the order of their first uses."""
         return [
             CircuitStatus(circuit=one.name, state=one.state, failures=one.failures, retry_after=one.retry_after)
             for one in self._registry.circuits

@@ -1,4 +1,4 @@
-"""ServiceClient: the start of everything. It makes training and sampling clients, which share its session."""
+"""ServiceClient: the entry point. It makes training and sampling clients, which share its session."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ServiceClient:
     Args:
         user_metadata: JSON-like facts about the session, stored with it; None stores nothing.
         project_id: The project that the session belongs to; None means ``TINKER_PROJECT_ID``, else the session names none.
-        display_name: A name of the session for people; None gives it none.
+        display_name: Optional display name of the session.
         base_url: The address of the server; None means ``TINKER_BASE_URL``, else the hosted service. ``local://`` is a server
             in this process, which needs no account.
         api_key: The credential; None means ``TINKER_API_KEY``, else a credential command, else the stored key.
@@ -183,14 +183,14 @@ class ServiceClient:
             The training client, usable at once.
 
         Raises:
-            ValueError: No kind of layer gets an adapter, or the rank is below 1.
+            ValueError: No kind of layer gets an adapter, or the rank is negative.
             TinkerError: The server is the hosted service and no key is known.
             ClientClosedError: The service client is closed.
         """
         if not (train_mlp or train_attn or train_unembed):
             raise ValueError("At least one of train_mlp, train_attn, or train_unembed must be True")
         lora = LoraConfig(rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn)
-        check_count("rank", lora.rank)
+        check_count("rank", lora.rank, least=0)  # SkyRL trains the whole model with 0
         model = NewAdapter(base_model=base_model, lora=lora, optimizer=optimizer, user_metadata=_plain(user_metadata))
         return TrainingClient(TrainingRun(self._runtime(), "create_lora_training_client", model))
 
@@ -573,7 +573,7 @@ def _describe_saved_model(
     *,
     with_optimizer: bool,
 ) -> SavedAdapter:
-    check_model_path(path)
+    check_model_path(path, "weights")
     if isinstance(base_model, Mapping):  # 0.4 to 0.7 had ``user_metadata`` in this place
         base_model, user_metadata = None, cast("Mapping[str, object]", base_model)
     return SavedAdapter(

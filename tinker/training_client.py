@@ -58,7 +58,7 @@ class TrainingClient(ReadyClient):
     Every method returns a future at once. Requests run on the server in the order of the calls, from any thread, so
     ``forward_backward`` and ``optim_step`` may be called without waiting in between. A future is done on the thread that does
     all I/O. Cancelling it stops the waiting; a request that the server has accepted still runs. After a failed request that
-    would have changed the run, later ones fail with PrecedingRequestFailed until the error was received.
+    would have changed the run, later ones fail with PrecedingRequestFailed until the error has been received.
     """
 
     def __init__(self, run: Run) -> None:
@@ -102,7 +102,7 @@ class TrainingClient(ReadyClient):
     ) -> APIFuture[ForwardBackwardOutput]:
         """Compute the loss of a batch and add its gradient to the gradient accumulated since the last optimizer step.
 
-        The arguments are checked on the caller's thread, and the place in the order of requests is taken. Then, in the
+        The arguments are checked on the caller's thread, and the request's position in the order is fixed. Then, in the
         background, the data is encoded and sent, a large batch in several requests, and the results are put together.
 
         Args:
@@ -136,7 +136,7 @@ class TrainingClient(ReadyClient):
         behind the step. So :meth:`optim_step` may be called without waiting, but a loss function must not wait for this client.
 
         A function that fails, returns something else, or has a gradient that is not finite fails the future. As the gradient is
-        then missing, later requests of this client fail until the error was received.
+        then missing, later requests of this client fail until the error has been received.
 
         Args:
             data: The examples, each with ``target_tokens``; their other loss inputs are for the function.
@@ -195,7 +195,7 @@ class TrainingClient(ReadyClient):
 
         Raises:
             ValueError: At once, when both arguments are given, a parameter is not finite or the learning rate is negative.
-            TypeError: At once, when neither is given, or something else than parameters.
+            TypeError: At once, when neither is given, or the argument is of another type.
         """
         if optim_params is not None and adam_params is not None:
             raise ValueError("optim_step takes optim_params or adam_params, not both")
@@ -289,7 +289,7 @@ class TrainingClient(ReadyClient):
         Raises:
             ValueError: At once, for a path without a scheme.
         """
-        check_model_path(path)
+        check_model_path(path, "weights")
         return self._run.send(requests.load_state("load_state", path, weights_access_token, with_optimizer=False))
 
     def load_state_with_optimizer(
@@ -309,12 +309,12 @@ class TrainingClient(ReadyClient):
         Raises:
             ValueError: At once, for a path without a scheme.
         """
-        check_model_path(path)
+        check_model_path(path, "weights")
         operation = "load_state_with_optimizer"
         return self._run.send(requests.load_state(operation, path, weights_access_token, with_optimizer=True))
 
     def unload_model(self) -> Unloading:
-        """Free the memory of the run on the server, after every request made before. The run cannot be used afterwards.
+        """Free the memory of the run on the server, after all earlier requests. The run cannot be used afterwards.
 
         Servers without the operation answer 404 and free the run when its session ends.
 
@@ -332,7 +332,7 @@ class TrainingClient(ReadyClient):
     ) -> SamplingClient:
         """Create a sampling client on the current weights, without storing them under a name.
 
-        Returns at once. The weights are saved after every request made before, and the client's samples wait for that.
+        Returns at once. The weights are saved after all earlier requests, and the client's samples wait for that.
 
         Args:
             name: Has no effect; a value other than None warns.

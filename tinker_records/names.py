@@ -31,6 +31,10 @@ def suggest(what: str, name: str, known: Iterable[str]) -> str:
     return f"{what} {', '.join(names) or 'none'}" + (f"; did you mean {closest!r}?" if closest else "")
 
 
+#: Names that other libraries use.
+_ALIASES = {"lr": "learning_rate", "max_new_tokens": "max_tokens", "n": "num_samples"}
+
+
 def advise(kind: str, name: str, known: Iterable[str]) -> str:
     """Return what is said of an argument that a type does not have: the name that was meant, or all names.
 
@@ -38,7 +42,7 @@ def advise(kind: str, name: str, known: Iterable[str]) -> str:
     "AdamParams has no 'beta_1'; did you mean 'beta1'?"
     """
     names = sorted(known)
-    closest = find_closest(name, names)
+    closest = _ALIASES[name] if _ALIASES.get(name) in names else find_closest(name, names)
     meant = f"did you mean {closest!r}?" if closest else f"it has {', '.join(names)}."
     return f"{kind} has no {name!r}; {meant}"
 
@@ -61,7 +65,7 @@ class NamesChecked(type):
                     raise TypeError(message) from None
                 if not unknown or any(one.kind is one.VAR_KEYWORD for one in known.values()):
                     raise
-            raise TypeError(advise(cls.__name__, unknown[0], list(known)[1:]))
+            raise TypeError(advise(cls.__name__, unknown[0], [name for name in list(known)[1:] if name not in values]))
 
         @property
         def __signature__(cls) -> inspect.Signature:

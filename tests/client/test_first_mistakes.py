@@ -344,11 +344,10 @@ def test_parameters_of_an_optimizer_that_cannot_be(
     assert wire.requests("optim_step") == []
 
 
-@pytest.mark.parametrize("rank", [0, -1])
-def test_a_rank_that_cannot_be(service: tinker.ServiceClient, wire: Any, rank: int) -> None:
-    """A rank below 1 is refused on the line of the call, and nothing is sent."""
-    with pytest.raises(ValueError, match=f"^rank must be at least 1, got {rank}"):
-        service.create_lora_training_client("tinker/toy", rank=rank)
+def test_a_rank_that_cannot_be(service: tinker.ServiceClient, wire: Any) -> None:
+    """A negative rank is refused on the line of the call, and nothing is sent; some servers take 0."""
+    with pytest.raises(ValueError, match=r"^rank must be at least 0, got -1$"):
+        service.create_lora_training_client("tinker/toy", rank=-1)
     assert wire.requests("create_model") == []
 
 
@@ -357,6 +356,8 @@ def test_names_that_other_clients_have(sampler: tinker.SamplingClient) -> None:
     response = sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
     with pytest.raises(AttributeError, match=r"one: response.sequences\[0\].tokens$"):
         response.tokens  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"; decode it: tokenizer.decode\(response.sequences\[0\].tokens\)$"):
+        response.text  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"; decode it: tokenizer.decode\(sequence.tokens\)$"):
         response.sequences[0].text  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"'SampleResponse' object has no attribute 'nothing'$"):

@@ -205,7 +205,7 @@ def test_a_copy_under_the_older_name_takes_new_values() -> None:
         ),  # type: ignore[call-arg]
         (
             lambda: types.AdamParams(lr=0.1),
-            "AdamParams has no 'lr'; it has beta1, beta2, eps, grad_clip_norm, learning_rate, weight_decay",
+            "AdamParams has no 'lr'; did you mean 'learning_rate'?",
         ),  # type: ignore[call-arg]
         (lambda: types.LoraConfig(ranks=3), r"LoraConfig has no 'ranks'; did you mean 'rank'\?$"),  # type: ignore[call-arg]
         (lambda: types.SamplingParams(extra=[("a", 1)]), "extra must be a mapping of names to values, got list"),  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def connect(token: str | None, endpoint: str | None) -> Hub:
     if endpoint is not None and tuple(map(int, __version__.split(".")[:2])) < _SINCE_ENDPOINTS:
         raise ImportError(f"endpoint needs huggingface_hub 1.4 or newer, not {__version__}; or set HF_ENDPOINT instead")
     api: Any = HfApi(endpoint=endpoint, token=token)
-    with _refusals("nobody is logged in at the hub; run `hf auth login`, or set HF_TOKEN"):
+    with _refusals("not logged in to the Hugging Face Hub; run `hf auth login`, or set HF_TOKEN"):
         return Hub(api, api.whoami()["name"])
 
 

@@ -36,6 +36,7 @@ _ADVICE = {
     "NotFoundError": "It does not exist, or this server does not support the operation; see `tinker doctor`.",
 }
 _CONNECTION_ADVICE = "Check the network, that the server runs, and its address: --base-url or TINKER_BASE_URL."
+_NO_ROUTE = "Not Found"  # what frameworks answer to a path that they do not have
 _SHOWN_CHARACTERS = 2000  # of what the server says
 # Of these, what the server says is the whole message: it is about what the user gave.
 _SELF_EXPLAINING = ("BadRequestError", "UnprocessableEntityError")
@@ -121,6 +122,8 @@ def _describe_status(error: APIStatusError) -> _FailureText:
     said = say(error)
     if said != str(error) and any(name in _SELF_EXPLAINING for name in classes):
         return _FailureText(said)
+    if said != str(error) and said != _NO_ROUTE and "NotFoundError" in classes:
+        advice = None  # the server has said what does not exist
     return _FailureText(title, [f"Details: {said}"], advice)
 
 

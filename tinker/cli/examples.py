@@ -187,7 +187,7 @@ def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> Exampl
         raise ValueError('"tokens" must be a list of integers')
     if weights is not None and len(weights) != len(tokens):
         counts = f"{format_count(len(tokens), 'token')} and {format_count(len(weights), 'weight')}"
-        raise ValueError(f"each token has a weight, and there are {counts}")
+        raise ValueError(f'"weights" must have one entry per token, got {counts}')
     return ExampleRow(list(tokens), [1.0] * len(tokens) if weights is None else [float(weight) for weight in weights])
 
 

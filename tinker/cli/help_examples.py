@@ -10,7 +10,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "auth:status": ("tinker auth status", "tinker -f json auth status"),
     "auth:whoami": ("tinker auth whoami",),
     "billing:checkpoint_storage": ("tinker billing checkpoint-storage", "tinker billing checkpoint-storage --csv storage.csv"),
-    "billing:usage": ("tinker billing usage 2026-01-01T00:00Z 2026-02-01T00:00Z --csv usage.csv",),
+    "billing:usage": ("tinker billing usage 2026-01-01T00:00Z 2026-01-08T00:00Z --csv usage.csv",),
     "checkpoint.change:publish": ("tinker checkpoint publish tinker://RUN/weights/final",),
     "checkpoint.change:set_ttl": ("tinker checkpoint set-ttl tinker://RUN/weights/final --ttl 86400",),
     "checkpoint.change:unpublish": ("tinker checkpoint unpublish tinker://RUN/weights/final",),

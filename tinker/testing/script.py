@@ -58,7 +58,7 @@ class ModelScript:
         self.forget()
 
     def forget(self) -> None:
-        """Let the toy speak for itself again."""
+        """Remove the script."""
         self._answers: deque[ScriptedSample] = deque()
         self._by_prompt: dict[str, deque[ScriptedSample]] = {}
         self._rule: AnswerRule | None = None
@@ -116,7 +116,7 @@ class ModelScript:
         return float(rule(loss_fn, number))
 
     def list_pending(self) -> list[str]:
-        """Return what of the script nobody asked for."""
+        """Return the unused entries of the script."""
         with self._lock:
             pending = [_count_samples(self._answers)] if self._answers else []
             pending += [f"{_count_samples(left)} for {prompt!r}" for prompt, left in self._by_prompt.items() if left]

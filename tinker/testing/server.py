@@ -130,7 +130,7 @@ class FaultyServer:
         self._script.add(operation, Fault(kind="hang", applied=applied, seconds=seconds), times)
 
     def delay_next(self, operation: str, seconds: float, *, times: int = 1) -> None:
-        """Let the next requests reach the server so much later, also when their clients have given up by then."""
+        """Delay the next requests by this many seconds, even if their clients have given up by then."""
         self._script.add(operation, Fault(kind="delay", applied=True, seconds=seconds), times)
 
     def truncate_next(self, operation: str, *, times: int = 1) -> None:
@@ -436,9 +436,9 @@ def toy_server(
 ) -> Generator[FaultyServer]:
     """Run a local server with the toy engine behind a faulty wire; needs the extra ``server``.
 
-    ``data_dir`` None is a folder of its own, removed at the end. ``settings`` are those of ``tinker.local.Settings``;
-    ``clock`` is the server's as well. The end of the block closes the clients and the server; it does not
-    :meth:`~FaultyServer.verify`. With ``keep`` False the log of requests stays empty.
+    If ``data_dir`` is None, a temporary directory is used. ``settings`` are those of ``tinker.local.Settings``; the server
+    uses ``clock`` too. The end of the block closes the clients and the server, without :meth:`~FaultyServer.verify`.
+    With ``keep`` False the log of requests stays empty.
     """
     from tinker.local import Settings, State, create_app
     from tinker.testing.scripted_engine import ScriptedEngine

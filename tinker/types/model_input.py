@@ -291,7 +291,7 @@ class ModelInput(AttrsValue):
 
         Args:
             text: The text.
-            tokenizer: An object whose ``encode(text)`` returns token ids, the special tokens that it adds by itself included.
+            tokenizer: An object whose ``encode(text)`` returns token ids, including any special tokens that it adds.
 
         Returns:
             The input.

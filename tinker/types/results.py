@@ -76,7 +76,7 @@ class TopkLogprobs(AttrsValue):
 
     @classmethod
     def from_rows(cls, rows: Sequence[TopkRow]) -> TopkLogprobs:
-        """Make the table of the rows that :meth:`tolist` returns; shorter rows are filled up with empty cells.
+        """Make the table of the rows that :meth:`tolist` returns; shorter rows are padded.
 
         Args:
             rows: For each position a list of (token id, log-probability), or None.
@@ -133,7 +133,7 @@ class PromptAltTokens(AttrsValue):
         return cls(**{name: TensorData.model_validate(tensor) for name, tensor in fields.items()})
 
 
-_OF_SEQUENCES = frozenset({"tokens", "logprobs", "stop_reason", "text", "topk_logprobs"})
+_OF_SEQUENCES = frozenset({"tokens", "logprobs", "stop_reason", "topk_logprobs"})
 
 
 class SampledSequence(Value):
@@ -155,7 +155,7 @@ class SampledSequence(Value):
     if not TYPE_CHECKING:  # a type checker knows the attributes; with this method it would believe in every name
 
         def __getattr__(self, name: str) -> Any:
-            """Say of a name that other clients have how to get it."""
+            """Point to the tokenizer for the text."""
             advice = "; decode it: tokenizer.decode(sequence.tokens)" if name == "text" else ""
             message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
             raise AttributeError(message, name=name, obj=self)
@@ -287,8 +287,10 @@ class SampleResponse(AttrsValue):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Say of a name that each of the sequences has where it is."""
+            """Point to the sequences for their attributes."""
             advice = f"; each of its sequences has one: response.sequences[0].{name}" if name in _OF_SEQUENCES else ""
+            if name == "text":
+                advice = "; decode it: tokenizer.decode(response.sequences[0].tokens)"
             message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
             raise AttributeError(message, name=name, obj=self)
 

@@ -120,7 +120,7 @@ function Runs({ facts, run, choose }) {
     <section><h2>Loss</h2><${Curve} key=${run} curves=${facts.curves} title="metric" first=${(name) => name === "loss per token"} /></section>
     <section><h2>Rewards and other metrics</h2>
       <${Curve} key=${run} curves=${facts.curves} title="metric" first=${(name) => /reward/i.test(name) || name.startsWith("grad_norm")} />
-      <p class="faint">The server sees what losses and optimizer steps report. A reward is here when a loss of yours reports it as a metric.</p></section>`;
+      <p class="faint">The server sees what losses and optimizer steps report. Rewards appear here if your loss reports them as metrics.</p></section>`;
 }
 
 function Checkpoints({ facts, sampleFrom }) {
@@ -195,7 +195,7 @@ function Usage({ facts }) {
     <tbody>${facts.tokens.map((one) => html`<tr><td>${KINDS[one.kind] ?? one.kind}</td><td>${one.base_model}</td><td class="number">${one.count.toLocaleString("en")}</td>
       <td class="number">${((one.count / 1e6) * Number(prices[one.kind] || 0)).toFixed(4)}</td></tr>`)}
     <tr><td>all</td><td></td><td></td><td class="number"><b>${total.toFixed(4)}</b></td></tr></tbody></table></div>
-    <p class="faint">Since the server was started, or longer where it keeps every step. It has no prices: enter those of a service, for a million tokens each, to see what this would cost there.</p>
+    <p class="faint">Since the server started, or earlier with --durability step. It has no prices: enter those of a service, for a million tokens each, to see what this would cost there.</p>
     <div class="row">${Object.entries(KINDS).map(([kind, name]) => html`<label>${name} <input type="number" min="0" step="0.01" value=${prices[kind] ?? ""}
       onInput=${(event) => change(kind, event.target.value)} /></label>`)}</div></section>`;
 }
