@@ -25,10 +25,14 @@ API = "tinker_wire.api"
 MOST_TESTS = 3
 HEAD = """# Contract coverage
 
-Written by `python -m codegen coverage` from openapi.yaml and the sources; do not edit. Evidence: recorded (an exchange of a
-real client is kept in tests/golden), executed, read (in a client's code), assumed. The client column names what uses the
-generated function, the server column says whether the local server has a handler, the tests column which test files name the
-operation; tests/contract checks every recorded exchange besides.
+This page lists the operations of the contract. For each one it says:
+
+- how it is known: recorded (tests/golden keeps an exchange of a real client), executed, read (in a client's code) or assumed;
+- whether the local server serves it;
+- what in the client uses it;
+- which test files name it. tests/contract checks every recorded exchange too.
+
+`python -m codegen coverage` writes the page from openapi.yaml and the sources; do not edit it.
 """
 
 
@@ -37,6 +41,7 @@ class CoverageRow:
     """One operation and where it is found."""
 
     name: str
+    tag: str
     address: str
     evidence: str
     notes: str
@@ -44,15 +49,15 @@ class CoverageRow:
     served: bool
     tests: list[str]
 
-    def cells(self) -> list[str]:
-        return [
-            f"`{self.name}`",
-            f"`{self.address}`",
-            self.evidence + (f" ({self.notes})" if self.notes else ""),
-            ", ".join(f"`{name}`" for name in self.client) or "-",
-            "yes" if self.served else "-",
-            self.test_names() or "-",
-        ]
+    def entry(self) -> str:
+        """Return the item of the list, which a narrow screen shows as well as a wide one."""
+        evidence = self.evidence + (f" ({self.notes})" if self.notes else "")
+        client = ", ".join(f"`{name}`" for name in self.client) or "-"
+        return (
+            f"- **`{self.name}`** `{self.address}`: {evidence}, {'served' if self.served else 'not served'}\n"
+            f"    - client: {client}\n"
+            f"    - tests: {self.test_names() or '-'}"
+        )
 
     def test_names(self) -> str:
         return ", ".join(self.tests[:MOST_TESTS]) + (" and others" if len(self.tests) > MOST_TESTS else "")
@@ -65,6 +70,7 @@ def rows(document: Any, root: Path = ROOT) -> list[CoverageRow]:
     return [
         CoverageRow(
             name=(name := operation["operationId"]),
+            tag=operation["tags"][0],
             address=f"{method.upper()} {path.removeprefix('/api/v1')}",
             evidence=re.split(r"[:;]", operation["x-evidence"])[0],
             notes=", ".join(key for key in ("optional", "deprecated") if operation.get(key) or operation.get(f"x-{key}")),
@@ -135,9 +141,11 @@ def handlers(folder: Path) -> set[str]:
 
 def text(table: Sequence[CoverageRow], document: Mapping[str, Any]) -> str:
     """Return the whole file."""
-    header = ["Operation", "Address under /api/v1", "Evidence", "Client", "Server", "Tests"]
-    lines = [header, ["---"] * len(header), *(row.cells() for row in table)]
-    return f"{HEAD}\n{summary(table, document)}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    parts = [f"{HEAD}\n{summary(table, document)}"]
+    for tag in dict.fromkeys(row.tag for row in table):
+        entries = "\n".join(row.entry() for row in table if row.tag == tag)
+        parts.append(f"## {tag.replace('_', ' ').capitalize()}\n\n{entries}")
+    return "\n\n".join(parts) + "\n"
 
 
 def summary(table: Sequence[CoverageRow], document: Mapping[str, Any]) -> str:

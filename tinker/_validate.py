@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
@@ -13,8 +13,8 @@ from tinker_wire.models import AccessScope
 
 from tinker._checks import check_integer
 from tinker.types.datum import Datum
-from tinker.types.model_input import ModelInput
-from tinker.types.params import AdamParams, DimuonParams, SamplingParams
+from tinker.types.model_input import ModelInput, suggest_model_input
+from tinker.types.params import AdamOptimizerConfig, AdamParams, DimuonOptimizerConfig, DimuonParams, SamplingParams
 from tinker.types.paths import SCHEME
 from tinker.types.tensor_data import TensorData, dimensions
 from tinker_records import find_closest
@@ -51,20 +51,25 @@ def check_data(data: Sequence[Datum], loss_fn: str) -> None:
     __tracebackhide__ = True
     if len(data) == 0:
         raise ValueError("data is empty: pass at least one Datum")
-    required, known = LOSS_INPUTS.get(loss_fn, (frozenset[str](), None))
     for index, datum in enumerate(data):
         if not isinstance(datum, Datum):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"data[{index}] must be a Datum, got {type(datum).__name__}")
         names = datum.loss_fn_inputs.keys()
-        if not required <= names:
-            missing = ", ".join(sorted(required - names))
-            meant = _suggest_inputs(names - (known or names), required - names)
-            raise ValueError(f"data[{index}].loss_fn_inputs lacks {missing}, which {loss_fn} needs{meant}")
-        if known is not None and not names <= known:
-            unknown = ", ".join(sorted(names - known))
-            meant = _suggest_inputs(names - known, known - names)
-            raise ValueError(f"data[{index}].loss_fn_inputs has {unknown}; {loss_fn} knows {', '.join(sorted(known))}{meant}")
+        _check_names(index, names, loss_fn)
         _check_lengths(index, datum, _ALIGNED_OF_CUSTOM if loss_fn == "custom" else names)
+
+
+def _check_names(index: int, names: Set[str], loss_fn: str) -> None:
+    required, known = LOSS_INPUTS.get(loss_fn, (frozenset[str](), None))
+    where = f"data[{index}].loss_fn_inputs"
+    if not required <= names:
+        missing = ", ".join(sorted(required - names))
+        meant = _suggest_inputs(names - (known or names), required - names)
+        raise ValueError(f"{where} is missing {missing}, which {loss_fn} needs{meant}")
+    if known is not None and not names <= known:
+        unknown = ", ".join(map(repr, sorted(names - known)))
+        meant = _suggest_inputs(names - known, known - names)
+        raise ValueError(f"{where}: {loss_fn} does not take {unknown}; it takes {', '.join(sorted(known))}{meant}")
 
 
 def _suggest_inputs(unknown: Collection[str], absent: Collection[str]) -> str:
@@ -85,7 +90,7 @@ def _check_lengths(index: int, datum: Datum, aligned: Collection[str]) -> None:
             size = f"length {shape[0]}" if len(shape) == 1 else f"shape {list(shape)}"
             raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has {size}, model_input has {length} tokens")
         if tensor.dtype == "float32" and np.isnan(tensor.values).any():
-            raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] holds NaN")
+            raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] contains NaN")
         if name == "target_tokens" and tensor.dtype != _TARGETS_DTYPE:
             raise ValueError(f"data[{index}].loss_fn_inputs['target_tokens'] must be integers, got {tensor.dtype}")
 
@@ -132,7 +137,33 @@ def check_optim_params(params: AdamParams | DimuonParams | None) -> AdamParams |
             raise ValueError(f"{type(params).__name__}.{name} must be finite, got {getattr(params, name)}")
     if params.learning_rate < 0:
         raise ValueError(f"{type(params).__name__}.learning_rate must be at least 0, got {params.learning_rate}")
+    if isinstance(params, AdamParams):
+        _check_adam(params)
     return params
+
+
+def _check_adam(params: AdamParams) -> None:
+    if params.eps < 0:
+        raise ValueError(f"AdamParams.eps must be at least 0, got {params.eps}")
+    for name, value in (("beta1", params.beta1), ("beta2", params.beta2)):
+        if not 0 <= value < 1:
+            raise ValueError(f"AdamParams.{name} must be at least 0 and below 1, got {value}")
+
+
+def check_base_model(base_model: str) -> None:
+    """Raise TypeError unless it is text; whether there is such a model is for the server to say."""
+    __tracebackhide__ = True
+    if not isinstance(base_model, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = type(base_model).__name__
+        raise TypeError(f"base_model must be the name of a model, got {got}: get_server_capabilities() lists them")
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise TypeError unless it is a kind of optimizer, as a value or as plain data, or None."""
+    __tracebackhide__ = True
+    if optimizer is not None and not isinstance(optimizer, (AdamOptimizerConfig, DimuonOptimizerConfig, Mapping)):
+        got = type(optimizer).__name__
+        raise TypeError(f"optimizer must be AdamOptimizerConfig() or DimuonOptimizerConfig(), got {got}")
 
 
 def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None) -> None:
@@ -142,7 +173,7 @@ def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None
     """
     __tracebackhide__ = True
     if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"prompt must be a ModelInput, got {type(prompt).__name__}{_advise_prompt(prompt)}")
+        raise TypeError(f"prompt must be a ModelInput, {suggest_model_input(prompt)}")
     check_integer("num_samples", options.num_samples)
     if not isinstance(options.sampling_params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"sampling_params must be a SamplingParams, got {type(options.sampling_params).__name__}")
@@ -159,12 +190,6 @@ def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None
         _check_targets(prompt, options.target_prompt_logprobs)
     if longest is not None:
         _check_context_length("prompt", prompt, longest)
-
-
-def _advise_prompt(prompt: object) -> str:
-    if isinstance(prompt, str):
-        return ": use ModelInput.from_ints(tokenizer.encode(text))"
-    return ": use ModelInput.from_ints(tokens)" if isinstance(prompt, (list, tuple, np.ndarray)) else ""
 
 
 def _check_last_n(last_n: int, include_prompt_logprobs: bool) -> None:
@@ -236,7 +261,7 @@ def check_name(name: str) -> None:
     if name in (".", ".."):
         raise ValueError(f"a checkpoint cannot be named {name!r}: paths with it name another checkpoint")
     if not _is_unicode(name):
-        raise ValueError(f"a checkpoint name must have a UTF-8 form, got {name!r}")
+        raise ValueError(f"a checkpoint name must be text that UTF-8 can encode, got {name!r}")
 
 
 def _is_unicode(text: str) -> bool:

@@ -42,7 +42,7 @@ _Category: TypeAlias = Literal["unknown", "server", "user"]
 
 
 class TinkerError(Exception):
-    """Base of every error that this package raises on purpose, besides ValueError and TypeError for wrong arguments.
+    """The base of every error that this package raises on purpose, except ValueError and TypeError for invalid arguments.
 
     Attributes:
         operation: The name of the operation that failed; None if the error is not about one.
@@ -89,7 +89,7 @@ class APIResponseValidationError(APIError):
     """
 
     def __init__(self, response: httpx.Response, body: object | None, message: str | None = None) -> None:
-        super().__init__(message or "The server's answer does not fit the contract.", response.request, body=body)
+        super().__init__(message or "The server's response does not fit the contract.", response.request, body=body)
         self.response = response
         self.status_code: int = response.status_code
 
@@ -113,19 +113,19 @@ class APIStatusError(APIError):
 
 
 class BadRequestError(APIStatusError):
-    """400: the request is wrong."""
+    """400: the request is invalid."""
 
 
 class AuthenticationError(APIStatusError):
-    """401: the credential is missing, wrong or expired."""
+    """401: the credential is missing, invalid or expired."""
 
 
 class BillingError(APIStatusError):
-    """402: the account cannot pay for this."""
+    """402: the account cannot pay for the request."""
 
 
 class PermissionDeniedError(APIStatusError):
-    """403: the credential may not do this."""
+    """403: the credential does not permit the request."""
 
 
 class NotFoundError(APIStatusError):
@@ -167,7 +167,7 @@ class APIConnectionError(APIError):
     """No response: the connection failed or broke.
 
     Attributes:
-        never_connected: Whether the connection could not even be made.
+        never_connected: Whether no connection could be made at all.
     """
 
     never_connected: bool = False
@@ -202,7 +202,7 @@ class RequestFailedError(TinkerError):
 class RefusedResultError(RequestFailedError, ValueError):
     """The request failed: the server responded to the poll for its result with an error status.
 
-    The official client raises a ValueError for such an answer.
+    The official client raises a ValueError for such a response.
     """
 
 
@@ -213,7 +213,7 @@ class SampleStreamError(TinkerError, RuntimeError):
 
     Attributes:
         message: The reason in words.
-        received_tokens: The number of tokens that came, of all samples together.
+        received_tokens: The number of tokens that arrived, over all samples.
     """
 
     def __init__(self, message: str, received_tokens: int) -> None:
@@ -266,12 +266,12 @@ class LossTermError(TinkerError):
 class CircuitOpenError(TinkerError):
     """The call was not made, because the circuit breaker is open after repeated failures.
 
-    ``__cause__`` is the last failure of a request that was being retried when the circuit opened. Whether the server has
-    accepted that request is as uncertain as its failure leaves it.
+    If the request was being retried when the circuit opened, ``__cause__`` is its last failure. That failure does not tell
+    whether the server has accepted the request.
 
     Attributes:
         circuit: The name of the circuit.
-        retry_after: The time in seconds after which a call is retried.
+        retry_after: The time in seconds after which you can try again.
     """
 
     def __init__(self, message: str, circuit: str, retry_after: float) -> None:
@@ -281,7 +281,7 @@ class CircuitOpenError(TinkerError):
 
 
 class UnknownIdentityError(TinkerError, RuntimeError):
-    """The owner of the credential is unknown: the server gives no token that names one."""
+    """The owner of the credential is unknown, because the server gives no token that names one."""
 
 
 class ClientClosedError(TinkerError, RuntimeError):

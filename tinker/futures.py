@@ -28,11 +28,11 @@ class APIFuture(concurrent.futures.Future[T]):
     """The result of an operation, which was submitted when the method returned this future.
 
     ``await future`` and ``future.result(timeout)`` return the result or raise the operation's error. It is a
-    ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. Cancelling it, or the
-    task that awaits it, stops the waiting; a request that the server has accepted stays accepted.
+    ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. If you cancel it, or the
+    task that awaits it, the client stops waiting; a request that the server has accepted stays accepted.
 
-    An error counts as received when ``result`` or ``await`` raised it, ``exception`` returned it, or a callback was given the
-    future. An error that is never received is logged when the future is collected, or at exit.
+    You have received an error when ``result`` or ``await`` has raised it, ``exception`` has returned it, or a callback was
+    called with the future. An error that you never receive is logged when the future is garbage-collected, or at exit.
 
     Args:
         operation: The name of the operation, for messages and observers.
@@ -67,7 +67,7 @@ class APIFuture(concurrent.futures.Future[T]):
 
     @property
     def queue_state_reason(self) -> str | None:
-        """Return the server's reason for ``queue_state``; None where it gave none."""
+        """Return the server's reason for ``queue_state``; None if it gave none."""
         return self.progress.queue_state_reason
 
     @property
@@ -191,7 +191,7 @@ class APIFuture(concurrent.futures.Future[T]):
         """Stop waiting.
 
         Returns:
-            Whether the future is cancelled, which it cannot be when it has a result already.
+            Whether the future is cancelled; False if it already has a result.
         """
         if not super().cancel():
             return False
@@ -221,7 +221,7 @@ class APIFuture(concurrent.futures.Future[T]):
 
     @contextmanager
     def shield(self) -> Generator[None]:
-        """Run the block to its end even when the future is cancelled; CancelledError is then raised before or after it."""
+        """Run the block to its end even if the future is cancelled; CancelledError is raised before or after it."""
         if self.cancelled():
             raise asyncio.CancelledError
         task, self._task = self._task, None

@@ -43,11 +43,11 @@ class RestClient(AdminMethods, RestOperations):
     """Client for what the server stores: runs, checkpoints and sessions.
 
     Every method checks its arguments and returns a future at once. A request is retried for a minute if a retry can help. A
-    future raises NotFoundError if the server does not have the item, or does not know the operation at all (some servers answer
-    that with APIStatusError 405). Each ``*_async`` twin is a coroutine that returns the final result.
+    future raises NotFoundError if the server does not have the item, or does not know the operation (some servers answer 405,
+    which raises APIStatusError). Each ``*_async`` twin is a coroutine that returns the final result.
 
     A checkpoint is named by its path, ``tinker://<training run>/<kind>/<name>``, or by the run's id and the checkpoint id
-    ``<kind>/<name>``. ``access_scope`` "owned" covers what belongs to the user, "accessible" everything that the user may see.
+    ``<kind>/<name>``. ``access_scope`` "owned" covers what belongs to you, "accessible" everything that you may see.
 
     Constructing a client sends nothing.
 
@@ -65,13 +65,13 @@ class RestClient(AdminMethods, RestOperations):
     # -------------------------------------------------------------------------------------------------------------- service
 
     def whoami(self) -> APIFuture[WhoamiResponse]:
-        """Ask for the owner of the credential, as its token names it.
+        """Ask who owns the credential, according to its token.
 
         Returns:
             A future of the user and the organization.
 
         Raises:
-            UnknownIdentityError: From the future, where the server gives no tokens that name an owner; a RuntimeError too.
+            UnknownIdentityError: From the future, if the server gives no tokens that name an owner; it is a RuntimeError too.
         """
         return self._rest.run("whoami", self._whoami)
 
@@ -94,9 +94,9 @@ class RestClient(AdminMethods, RestOperations):
         ttl_seconds: int | None = None,
         weights_access_token: str | None = None,
     ) -> APIFuture[str]:
-        """Copy a checkpoint into a project, as a run of its own that cannot be trained on.
+        """Copy a checkpoint into a project. The copy is a new run, which cannot be trained further.
 
-        There is only one copy, even if the request has to be retried.
+        Retries of the request do not make a second copy.
 
         Args:
             path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
@@ -130,8 +130,8 @@ class RestClient(AdminMethods, RestOperations):
     ) -> APIFuture[models.CheckpointArchiveUrlResponse]:
         """Get a signed URL of the checkpoint as one archive, and the time until which it is valid.
 
-        Only older servers have archives; elsewhere the future raises NotFoundError. While the server prepares the archive it is
-        asked again, for ten minutes.
+        Only older servers have archives; on others the future raises NotFoundError. While the server prepares the archive, the
+        client asks again for up to ten minutes.
 
         Args:
             training_run_id: The run that the checkpoint belongs to.
@@ -204,7 +204,7 @@ class RestClient(AdminMethods, RestOperations):
     def export_session_trace(self, session_id: str) -> APIFuture[str]:
         """Get a signed URL of the session's timing trace, for Perfetto; it is valid for about an hour.
 
-        The server writes the trace first, and is asked every 5 s for half an hour.
+        The server has to write the trace first. The client asks every 5 s, for up to half an hour.
 
         Args:
             session_id: The session that was traced.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinker import _tokenizers
 from tinker._checks import check_number
-from tinker._clients import ReadyClient, SessionHolder, awaiting_twin_of
+from tinker._clients import ReadyClient, SessionHolder, awaiting_twin_of, name_maker
 from tinker._futures import SILENCE_SECONDS, TokenMailbox
 from tinker._http import sampling_policy
 from tinker._runtime import Runtime
@@ -40,12 +40,13 @@ if TYPE_CHECKING:
 class SamplingClient(ReadyClient):
     """Client that samples from a base model or from saved weights, which do not change.
 
-    Made by ``ServiceClient.create_sampling_client`` or ``TrainingClient.save_weights_and_get_sampling_client``, and usable at
-    once. You can request thousands of samples at the same time, from any thread; they run in no particular order. A future is
-    done on the thread that does all I/O, and cancelling it abandons the sample. ``await client`` or ``client.result(timeout)``
-    returns the client once it is ready.
+    ``ServiceClient.create_sampling_client`` and ``TrainingClient.save_weights_and_get_sampling_client`` make it. You can use it
+    at once, and request thousands of samples at the same time from any thread; they run in no particular order. Futures
+    complete on the thread that does all I/O. If you cancel one, the client abandons the sample. ``await client`` or
+    ``client.result(timeout)`` returns the client when it is ready.
     """
 
+    @name_maker("ServiceClient.create_sampling_client(base_model=...)")
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._ready = sampler.created
@@ -72,8 +73,7 @@ class SamplingClient(ReadyClient):
     ) -> APIFuture[SampleResponse]:
         """Sample continuations of a prompt.
 
-        The arguments are checked on the caller's thread. Then, in the background, the request waits for the client to be ready
-        and for a free slot, is sent, and its result is awaited.
+        The call checks the arguments. In the background, the request then waits until the client is ready and a slot is free.
 
         Args:
             prompt: The model input to continue, n tokens long.
@@ -108,7 +108,7 @@ class SamplingClient(ReadyClient):
         tokenizer: TokenDecoder | None = None,
         silence_seconds: float = SILENCE_SECONDS,
     ) -> SampleStream:
-        """Sample continuations of a prompt, and get the tokens as the server draws them.
+        """Sample continuations of a prompt, and receive the tokens as the server draws them.
 
         Streaming is not part of the official API. On a server without it, which the first call detects, the tokens of
         each sample come in one chunk at the end.
@@ -117,8 +117,8 @@ class SamplingClient(ReadyClient):
             prompt: The model input to continue.
             num_samples: The number of continuations, at least 1; their tokens come in any order.
             sampling_params: The limits, temperature and stops of the sampling.
-            tokenizer: What turns tokens into text, with a method ``decode``; None takes the tokenizer that
-                :meth:`get_tokenizer` has loaded, and gives chunks without text before that.
+            tokenizer: An object with a method ``decode`` that turns tokens into text. None uses the tokenizer that
+                :meth:`get_tokenizer` has loaded; if it was not called, chunks have no text.
             silence_seconds: The longest time between two tokens, in seconds, once the first one has come.
 
         Returns:
@@ -164,9 +164,9 @@ class SamplingClient(ReadyClient):
         return self._sampler.base_model().result()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the tokenizer of the base model, loaded once in a process. Blocks until the client exists.
+        """Return the tokenizer of the base model; each process loads it once. Blocks until the client exists.
 
-        It is the tokenizer that the server names, else the one of the model's name.
+        The server may name the tokenizer. If it does not, the name of the base model is used.
 
         Raises:
             ImportError: transformers is not installed.
@@ -203,7 +203,7 @@ class SamplingClient(ReadyClient):
         return self._sampler.runtime.telemetry
 
     def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None = None) -> None:
-        """Log that samples wait, at most once a minute, as this client does by default; see :meth:`observe_queue`.
+        """Log that samples are waiting, at most once a minute, as this client does by default; see :meth:`observe_queue`.
 
         Args:
             queue_state: The state of the queue, such as ``paused_capacity``.
@@ -225,7 +225,7 @@ class SamplingClient(ReadyClient):
     def get_sampler_handle(self) -> str:
         """Return a string from which any process can recreate this sampler with its own credential.
 
-        The text holds no credential. Blocks until the client exists.
+        The string holds no credential. Blocks until the client exists.
         """
         return to_handle(self._sampler.state())
 
@@ -234,8 +234,8 @@ class SamplingClient(ReadyClient):
         """Recreate a sampler from a handle.
 
         Args:
-            handle: Text of :meth:`get_sampler_handle`.
-            api_key: The credential; None means the credential of this process.
+            handle: A string from :meth:`get_sampler_handle`.
+            api_key: The credential; None uses the credential of this process.
 
         Returns:
             A client on the same weights.

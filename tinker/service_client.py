@@ -19,7 +19,7 @@ from tinker._http import ONE_SHOT, SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
 from tinker._training import NewAdapter, SavedAdapter, TrainingRun, create_handle, trace
-from tinker._validate import check_model_path, check_observer, check_type
+from tinker._validate import check_base_model, check_model_path, check_observer, check_optimizer, check_type
 from tinker.circuit_breaker import CircuitBreaker, registry_of
 from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import ClientClosedError
@@ -53,32 +53,32 @@ class ServiceClient:
         base_url: The address of the server; None means ``TINKER_BASE_URL``, else the hosted service. ``local://`` is a server
             in this process, which needs no account.
         api_key: The credential; None means ``TINKER_API_KEY``, else a credential command, else the stored key.
-        default_headers_overrides: Headers of every request, in place of those with the same name that it would have by itself;
-            None means ``TINKER_DEFAULT_HEADERS`` alone.
-        default_query: Query parameters of every request that does not set them itself; None means ``TINKER_DEFAULT_QUERY``
+        default_headers_overrides: Headers for every request; they replace default headers of the same name. None means
+            ``TINKER_DEFAULT_HEADERS`` alone.
+        default_query: Query parameters for every request that does not set them itself; None means ``TINKER_DEFAULT_QUERY``
             alone.
         wire: The encoding of training requests and results, ``auto``, ``proto`` or ``json``; None means ``TINKER_WIRE``, else
             ``auto``.
-        patience_seconds: The longest time in seconds that a request is retried, 0 for a single try; None means minutes, which
-            differ by kind of request.
-        fail_fast: Whether to raise RateLimitError at once where the server asks clients to slow down, instead of slowing down;
+        patience_seconds: The longest time in seconds to retry a request; 0 sends it once. None means several minutes, depending
+            on the kind of request.
+        fail_fast: Whether to raise RateLimitError at once when the server asks clients to slow down, instead of slowing down;
             None means ``TINKER_FAIL_FAST``, else False.
-        telemetry: Whether to report failing calls to the server, see :meth:`get_telemetry`; None means ``TINKER_TELEMETRY``,
+        telemetry: Whether to report failed calls to the server, see :meth:`get_telemetry`; None means ``TINKER_TELEMETRY``,
             else False.
         observers: Functions called with every event of the client, see :mod:`tinker.observing`.
-        circuit_breaker: What stops requests for a while after failures in a row, see :mod:`tinker.circuit_breaker`; None stops
-            none.
-        config: Settings made by ``tinker.Config.load``, used instead of the environment; arguments given here come first. None
+        circuit_breaker: A breaker that stops requests for a while after repeated failures, see :mod:`tinker.circuit_breaker`;
+            None stops nothing.
+        config: Settings made by ``tinker.Config.load``, used instead of the environment; other arguments take precedence. None
             reads the environment when the first request needs it.
         transport: An httpx transport to send through instead of real connections; None opens connections.
         clock: The source of time, which tests replace; None means the clock of the system.
-        **kwargs: Arguments of older versions. ``timeout`` is how many seconds the server may say nothing, ``max_retries`` how
-            often a failed request is retried at most (0 fails fast), ``default_headers`` are headers of every request, and
+        **kwargs: Arguments of older versions. ``timeout`` limits the seconds that the server may stay silent, ``max_retries``
+            limits the retries of a failed request (0 fails fast), ``default_headers`` are headers for every request, and
             ``http_client`` is an httpx.AsyncClient to send through. Others are ignored, with a FutureWarning.
 
     Raises:
-        ValueError: A base URL, a key or a time that cannot be used.
-        TypeError: An observer cannot be called.
+        ValueError: A base URL, a key or a time is invalid.
+        TypeError: An observer is not a function, or the address or key was passed under another name.
 
     >>> service = ServiceClient(base_url="local://toy")
     >>> training = service.create_lora_training_client(base_model="tinker/babble", rank=8)
@@ -167,16 +167,16 @@ class ServiceClient:
         """Create a training run with a new LoRA adapter over a base model.
 
         Returns at once: the session and then the model are created in the background, and the client's requests wait for them.
-        A creation that fails raises its error from every request of the client and from ``client.result()``.
+        If the creation fails, every request of the client and ``client.result()`` raise its error.
 
         Args:
-            base_model: A model name, one of :meth:`get_server_capabilities`.
-            rank: The rank of the adapter's matrices.
+            base_model: The name of a model that :meth:`get_server_capabilities` lists.
+            rank: The rank of the adapter's matrices. Some servers train the whole model if it is 0; others refuse 0.
             seed: The seed of the adapter's initial weights; None lets the server choose.
             train_mlp: Whether the MLP layers get an adapter.
             train_attn: Whether the attention layers get an adapter.
             train_unembed: Whether the output layer gets an adapter.
-            user_metadata: JSON-like facts about the run, stored with it; None stores nothing.
+            user_metadata: JSON-like data about the run, stored with it; None stores nothing.
             optimizer: The kind of optimizer; None means Adam.
 
         Returns:
@@ -189,6 +189,8 @@ class ServiceClient:
         """
         if not (train_mlp or train_attn or train_unembed):
             raise ValueError("At least one of train_mlp, train_attn, or train_unembed must be True")
+        check_base_model(base_model)
+        check_optimizer(optimizer)
         lora = LoraConfig(rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn)
         check_count("rank", lora.rank, least=0)  # SkyRL trains the whole model with 0
         model = NewAdapter(base_model=base_model, lora=lora, optimizer=optimizer, user_metadata=_plain(user_metadata))
@@ -204,13 +206,13 @@ class ServiceClient:
     ) -> TrainingClient:
         """Create a training run from saved weights, with a fresh optimizer.
 
-        Returns at once, as :meth:`create_lora_training_client` does. The new run has an id of its own; the saved one is not
-        changed.
+        Returns at once, as :meth:`create_lora_training_client` does. The new run has its own id; the saved run does not
+        change.
 
         Args:
             path: The checkpoint, ``tinker://<training run>/weights/<name>``.
             base_model: The model that the weights belong to; None asks the server.
-            user_metadata: JSON-like facts about the run, stored with it; None stores nothing.
+            user_metadata: JSON-like data about the run, stored with it; None stores nothing.
             weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
             optimizer: The kind of the fresh optimizer; None leaves it to the server.
 
@@ -233,13 +235,13 @@ class ServiceClient:
     ) -> TrainingClient:
         """Create a training run that continues from saved weights and the optimizer state saved with them.
 
-        Returns at once, as :meth:`create_lora_training_client` does. The new run has an id of its own; the saved one is not
-        changed.
+        Returns at once, as :meth:`create_lora_training_client` does. The new run has its own id; the saved run does not
+        change.
 
         Args:
             path: The checkpoint, ``tinker://<training run>/weights/<name>``.
             base_model: The model that the weights belong to; None asks the server.
-            user_metadata: JSON-like facts about the run, stored with it; None stores nothing.
+            user_metadata: JSON-like data about the run, stored with it; None stores nothing.
             weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
 
         Returns:
@@ -268,9 +270,9 @@ class ServiceClient:
         Args:
             model_path: The saved weights, ``tinker://<training run>/sampler_weights/<name>``; it takes precedence over
                 ``base_model``.
-            base_model: A model name, one of :meth:`get_server_capabilities`; only needed without ``model_path``.
+            base_model: The name of a model that :meth:`get_server_capabilities` lists; only needed without ``model_path``.
             retry_config: Retry settings, of which two have an effect. ``enable_retry_logic=False`` sends each request once;
-                ``progress_timeout`` is a shorter limit in seconds for retrying. None retries with the defaults.
+                ``progress_timeout`` limits the seconds spent on retries. None uses the defaults.
             record_stability_info: Passed to the server with each sample.
 
         Returns:
@@ -278,6 +280,7 @@ class ServiceClient:
 
         Raises:
             ValueError: Neither a path nor a model is given, or the path has no scheme.
+            TypeError: ``base_model`` is not text.
             ClientClosedError: The service client is closed.
         """
         if model_path is None and base_model is None:
@@ -285,6 +288,8 @@ class ServiceClient:
         if model_path is not None:
             check_model_path(model_path)
             base_model = None
+        if base_model is not None:
+            check_base_model(base_model)
         return open_sampling_client(
             self._runtime(),
             base_model=base_model,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tinker_wire import models
 
 from tinker import _tokenizers
-from tinker._clients import ReadyClient, SessionHolder, awaiting_twin_of, twin_of
+from tinker._clients import ReadyClient, SessionHolder, awaiting_twin_of, name_maker, twin_of
 from tinker._http import sampling_policy
 from tinker._sampling import Sampler
 from tinker._training import LossJob, Run, check_handle, prepare_loss, requests
@@ -51,9 +51,9 @@ Unloading = APIFuture[models.UnloadModelResponse]
 class TrainingClient(ReadyClient):
     """Client of one training run: a LoRA adapter on the server, and its optimizer.
 
-    Made by ``ServiceClient.create_lora_training_client`` and its siblings, and usable at once: requests made before the model
-    exists wait for it. ``await client`` or ``client.result(timeout)`` returns the client once it is ready, or raises the error
-    of its creation, which every operation raises too.
+    ``ServiceClient.create_lora_training_client`` and its siblings make it. You can use it at once: requests made before the
+    model exists wait for it. ``await client`` or ``client.result(timeout)`` returns the client when it is ready, or raises the
+    error that prevented its creation. Every operation raises that error too.
 
     Every method returns a future at once. Requests run on the server in the order of the calls, from any thread, so
     ``forward_backward`` and ``optim_step`` may be called without waiting in between. A future is done on the thread that does
@@ -61,6 +61,7 @@ class TrainingClient(ReadyClient):
     would have changed the run, later ones fail with PrecedingRequestFailed until the error has been received.
     """
 
+    @name_maker("ServiceClient.create_lora_training_client(base_model)")
     def __init__(self, run: Run) -> None:
         self._run = run
         self._ready = run.created
@@ -118,7 +119,7 @@ class TrainingClient(ReadyClient):
         Raises:
             ValueError: At once, and nothing is sent, when the data is empty, or a loss input is missing, unknown to the loss,
                 NaN, or of another length than the model input. The message names the index of the datum and the field.
-            TypeError: At once, for an item that is not a Datum or a setting that is neither a number nor text.
+            TypeError: At once, for an item that is not a Datum, or a setting that is neither a number nor text.
         """
         return self._loss("forward_backward", data, loss_fn, loss_fn_config)
 
@@ -147,8 +148,8 @@ class TrainingClient(ReadyClient):
             loss_type_input: Deprecated; ``logprobs`` is the only value.
 
         Returns:
-            A future of the outputs and metrics. ``metrics["loss:sum"]`` is the loss, ``surrogate_loss:sum`` the loss of the
-                server's backward pass; the metrics of the function are there too.
+            A future of the outputs and metrics. ``metrics["loss:sum"]`` is the loss, and ``surrogate_loss:sum`` is the loss of
+                the server's backward pass. The metrics of the function are included.
 
         Raises:
             ValueError: At once, for wrong data as in :meth:`forward_backward`, a handle of another session, and datums that
@@ -211,7 +212,7 @@ class TrainingClient(ReadyClient):
     ) -> APIFuture[SaveWeightsResponse]:
         """Save the weights and the optimizer state under a name.
 
-        The checkpoint holds the training of all calls before this one.
+        The checkpoint contains the effect of all earlier calls.
 
         Args:
             name: The last part of the checkpoint's path, without ``/``.
@@ -234,7 +235,7 @@ class TrainingClient(ReadyClient):
     ) -> APIFuture[SaveWeightsForSamplerResponse]:
         """Save the weights under a name to sample from them.
 
-        The checkpoint holds the training of all calls before this one.
+        The checkpoint contains the effect of all earlier calls.
 
         Args:
             name: The last part of the checkpoint's path, without ``/``.
@@ -276,7 +277,7 @@ class TrainingClient(ReadyClient):
     def load_state(self, path: str, weights_access_token: str | None = None) -> APIFuture[models.LoadWeightsResponse]:
         """Load saved weights into this run, with a fresh optimizer.
 
-        Many servers allow it as the first request only. ``ServiceClient.create_training_client_from_state`` does it for a new
+        Many servers allow this only as the first request. ``ServiceClient.create_training_client_from_state`` does it for a new
         run.
 
         Args:
@@ -297,7 +298,7 @@ class TrainingClient(ReadyClient):
     ) -> APIFuture[models.LoadWeightsResponse]:
         """Load saved weights and the optimizer state saved with them into this run.
 
-        Many servers allow it as the first request only.
+        Many servers allow this only as the first request.
 
         Args:
             path: The checkpoint, ``tinker://<training run>/weights/<name>``.
@@ -330,7 +331,7 @@ class TrainingClient(ReadyClient):
         record_stability_info: bool = False,
         kind: models.SamplingClientKind = "snapshot",
     ) -> SamplingClient:
-        """Create a sampling client on the current weights, without storing them under a name.
+        """Create a sampling client from the current weights, without storing them under a name.
 
         Returns at once. The weights are saved after all earlier requests, and the client's samples wait for that.
 
@@ -338,7 +339,7 @@ class TrainingClient(ReadyClient):
             name: Has no effect; a value other than None warns.
             retry_config: Retry settings, as for ``ServiceClient.create_sampling_client``.
             record_stability_info: Passed to the server with each sample.
-            kind: "snapshot" keeps the current weights; "inflight" follows later inflight saves of this run.
+            kind: "snapshot" keeps the current weights; "inflight" switches to the weights of later inflight saves of this run.
 
         Returns:
             The sampling client, usable at once.
@@ -359,7 +360,7 @@ class TrainingClient(ReadyClient):
     def create_sampling_client(
         self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
     ) -> SamplingClient:
-        """Create a sampling client on saved weights, as ``ServiceClient.create_sampling_client`` does.
+        """Create a sampling client from saved weights, as ``ServiceClient.create_sampling_client`` does.
 
         Args:
             model_path: The saved weights, ``tinker://<training run>/sampler_weights/<name>``.
@@ -384,7 +385,7 @@ class TrainingClient(ReadyClient):
     # --------------------------------------------------------------------------------------------------------- information
 
     def get_info(self) -> models.GetInfoResponse:
-        """Return the description of the model, which the server sent at its creation. Blocks until the model exists."""
+        """Return the description of the model that the server sent when it created it. Blocks until the model exists."""
         self.result()
         return self._run.info()
 
@@ -397,7 +398,7 @@ class TrainingClient(ReadyClient):
         return self._run.runtime.telemetry
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the tokenizer of the base model, loaded once in a process. Blocks until the model exists.
+        """Return the tokenizer of the base model; each process loads it once. Blocks until the model exists.
 
         Raises:
             ImportError: transformers is not installed.

@@ -38,6 +38,13 @@ class Docstrings(griffe.Extension):
         if (obj.is_class or obj.is_function) and (place := source_of(obj)) is not None:
             obj.docstring.value += f"\n\n{place}"
 
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        """A constructor is shown with what users pass: nothing if another client makes the object, and no internal name."""
+        if func.name == "__init__":
+            internal = any("name_maker" in str(one.value) for one in func.decorators)
+            shown_ones = (one for one in func.parameters if one.name == "self" or not (internal or one.name.startswith("_")))
+            func.parameters = griffe.Parameters(*shown_ones)
+
     def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
         """A generated default that is a factory only because it must be sent is shown as what it makes."""
         if (made := _DEFAULT.fullmatch(str(attr.value))) is not None:

@@ -527,7 +527,7 @@ def test_an_endpoint_that_an_older_hub_package_fails_on(monkeypatch: pytest.Monk
 def test_push_over_another_checkpoint(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:
     """A repository whose card names another checkpoint is left alone."""
     hub = FakeHub(card="this is `tinker://other/weights/x`")
-    with pytest.raises(tinker.TinkerError, match="holds another checkpoint, tinker://other/weights/x"):
+    with pytest.raises(tinker.TinkerError, match="contains another checkpoint, tinker://other/weights/x"):
         push(store, wire, connect, serve_hub(hub), repo_id="me/y")
     assert hub.files == {}
 

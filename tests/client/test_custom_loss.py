@@ -199,12 +199,12 @@ FAILURES: list[tuple[Any, type[Exception], str]] = [
     (lambda data, parts: (parts[0], {}), ValueError, "tensor with one value"),
     (lambda data, parts: (parts[0].sum().detach(), {}), ValueError, "does not depend on"),
     (lambda data, parts: (parts[0].sum(), {}), ValueError, r"does not depend on data\[1\]"),
-    (lambda data, parts: (sum(p.sum() for p in parts) * math.nan, {}), ValueError, r"data\[0\] holds NaN"),
+    (lambda data, parts: (sum(p.sum() for p in parts) * math.nan, {}), ValueError, r"data\[0\] contains NaN"),
     (lambda data, parts: (sum(p.sum() for p in parts), [1]), ValueError, "must be a mapping"),
     (tinker.with_gradients(lambda data, parts: 3.0), ValueError, r"\(loss, gradients\)"),  # type: ignore[arg-type,return-value]
     (tinker.with_gradients(lambda data, parts: (3.0, parts[:1])), ValueError, "1 gradients for 2 datums"),
     (tinker.with_gradients(lambda data, parts: (3.0, [parts[0], parts[1][:1]])), ValueError, r"data\[1\] has shape \[1\]"),
-    (tinker.with_gradients(lambda data, parts: (3.0, [p / 0 for p in parts])), ValueError, r"data\[0\] holds NaN or inf"),
+    (tinker.with_gradients(lambda data, parts: (3.0, [p / 0 for p in parts])), ValueError, r"data\[0\] contains NaN or inf"),
 ]
 
 
@@ -292,7 +292,7 @@ def test_wrong_arguments_are_refused_on_the_users_line(
     custom: Any = training.forward_backward_custom
     for data, loss, kind, message in (
         ([], NEVER, ValueError, "data is empty"),
-        ([datum(), bare], NEVER, ValueError, r"data\[1\].loss_fn_inputs lacks target_tokens"),
+        ([datum(), bare], NEVER, ValueError, r"data\[1\].loss_fn_inputs is missing target_tokens"),
         ([datum(), 5], NEVER, TypeError, r"data\[1\] must be a Datum"),
         ([datum()], 5, TypeError, "must be a function"),
     ):
@@ -399,8 +399,8 @@ def test_handles_and_data_must_fit(connect: Connect, training: tinker.TrainingCl
         training.forward_backward_custom([datum()], foreign)
     text = tinker.ModelInput.from_ints([1, 2])
     for inputs, message in (
-        ({"target_tokens": [1, 2]}, r"datum\[1\].loss_fn_inputs lacks weights"),
-        ({"weights": [1.0, 1.0]}, r"datum\[1\].loss_fn_inputs lacks target_tokens"),
+        ({"target_tokens": [1, 2]}, r"datum\[1\].loss_fn_inputs is missing weights"),
+        ({"weights": [1.0, 1.0]}, r"datum\[1\].loss_fn_inputs is missing target_tokens"),
         ({"target_tokens": [1, 2], "weights": [[1.0], [1.0]]}, r"datum\[1\]: weights has shape \[2, 1\]"),
     ):
         wrong = tinker.Datum(model_input=text, loss_fn_inputs=inputs)  # type: ignore[arg-type]

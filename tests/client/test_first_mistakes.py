@@ -307,7 +307,7 @@ def test_misspelled_arguments_of_the_service() -> None:
     ):
         with pytest.raises(TypeError, match=f"^ServiceClient has no argument '{name}'; did you mean '{meant}'"):
             tinker.ServiceClient(base_url="http://server", **{name: "http://other"})
-    with pytest.warns(FutureWarning, match="arguments: telemetri; by 'telemetri', did you mean 'telemetry'"):
+    with pytest.warns(FutureWarning, match=r"arguments: telemetri \(did you mean telemetry=...\?\)"):
         tinker.ServiceClient(telemetri=False, base_url="http://server")
 
 
@@ -354,11 +354,11 @@ def test_a_rank_that_cannot_be(service: tinker.ServiceClient, wire: Any) -> None
 def test_names_that_other_clients_have(sampler: tinker.SamplingClient) -> None:
     """A name that a response does not have, but its sequences or a tokenizer, is answered with where it is."""
     response = sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
-    with pytest.raises(AttributeError, match=r"one: response.sequences\[0\].tokens$"):
+    with pytest.raises(AttributeError, match=r"use response.sequences\[0\].tokens$"):
         response.tokens  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(AttributeError, match=r"; decode it: tokenizer.decode\(response.sequences\[0\].tokens\)$"):
+    with pytest.raises(AttributeError, match=r": use tokenizer.decode\(response.sequences\[0\].tokens\)$"):
         response.text  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(AttributeError, match=r"; decode it: tokenizer.decode\(sequence.tokens\)$"):
+    with pytest.raises(AttributeError, match=r": use tokenizer.decode\(sequence.tokens\)$"):
         response.sequences[0].text  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"'SampleResponse' object has no attribute 'nothing'$"):
         response.nothing  # type: ignore[attr-defined]  # noqa: B018
@@ -403,3 +403,90 @@ def test_frames_of_functions_of_the_user_stay(training: tinker.TrainingClient, d
     with pytest.raises(ValueError, match="mine") as caught:
         training.forward_backward_custom([datum()], tinker.with_gradients(fail)).result(60)
     assert "fail" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: tinker.Datum("abc", {}), TypeError, r"got str: use ModelInput.from_ints\(tokenizer.encode\(text\)\)"),
+        (
+            lambda: tinker.Datum(PROMPT, {"weights": (1.0,)}),
+            TypeError,
+            r"loss_fn_inputs\['weights'\] .*, got tuple: write list",
+        ),
+        (lambda: tinker.ModelInput(chunks=[1, 2]), TypeError, "got int; for token ids use ModelInput.from_ints"),
+        (lambda: tinker.AdamParams(learning_rate="fast"), ValueError, "AdamParams.learning_rate must be a number, got 'fast'"),
+        (lambda: tinker.types.LoraConfig(rank=1.5), ValueError, "LoraConfig.rank must be an integer, got 1.5"),
+        (lambda: tinker.SamplingParams(seed="a"), ValueError, "SamplingParams.seed must be an integer or None, got 'a'"),
+    ],
+)
+def test_values_of_the_wrong_type(make: Callable[[], object], error: type[Exception], message: str) -> None:
+    """The line that makes the value says what it must be, and how to write it."""
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"beta1": 1}, "beta1 must be at least 0 and below 1, got 1"),
+        ({"beta2": -0.5}, "beta2 must be at least 0 and below 1, got -0.5"),
+        ({"eps": -1e-8}, "eps must be at least 0, got -1e-08"),
+    ],
+)
+def test_steps_that_no_optimizer_can_make(training: tinker.TrainingClient, wire: Any, wrong: Any, message: str) -> None:
+    """They are refused on the line of the step, and nothing is sent."""
+    with pytest.raises(ValueError, match=f"^AdamParams.{message}"):
+        training.optim_step(tinker.AdamParams(**wrong))
+    assert wire.requests("optim_step") == []
+
+
+@pytest.mark.parametrize(
+    ("create", "message"),
+    [
+        (lambda service: service.create_lora_training_client(None), "base_model must be the name of a model, got NoneType"),
+        (lambda service: service.create_sampling_client(base_model=3), "base_model must be the name of a model, got int"),
+        (lambda service: service.create_lora_training_client("a/b", optimizer="adam"), "optimizer must be AdamOptimizerConfig"),
+    ],
+)
+def test_arguments_of_clients(service: tinker.ServiceClient, wire: Any, create: Callable[[Any], object], message: str) -> None:
+    """A model or optimizer that cannot be one is refused on the line that creates the client, and nothing is sent."""
+    with pytest.raises(TypeError, match=f"^{message}"):
+        create(service)
+    assert wire.requests("create_model") == wire.requests("create_sampling_session") == []
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "advice"),
+    [
+        (tinker.types.SampledSequence("stop", tokens=[1]), "text", r"tokenizer.decode\(sequence.tokens\)"),
+        (tinker.types.SampledSequence("stop", tokens=[1]), "token_ids", "sequence.tokens"),
+        (tinker.types.SampledSequence("stop", tokens=[1]), "finish_reason", "sequence.stop_reason"),
+        (PROMPT, "tokens", r"model_input.to_ints\(\)"),
+        (DATUM, "target_tokens", r"datum.loss_fn_inputs\['target_tokens'\]"),
+        (DATUM, "tokens", r"datum.model_input.to_ints\(\)"),
+        (tinker.ForwardBackwardOutput("x", []), "logprobs", r"output.loss_fn_outputs\[0\]\['logprobs'\]"),
+        (tinker.ForwardBackwardOutput("x", []), "loss", "the server sent no metric 'loss:sum'; metrics: none"),
+    ],
+)
+def test_attributes_of_values(value: Any, name: str, advice: str) -> None:
+    """They say where the thing is; an attribute that nobody looks for has the usual message."""
+    with pytest.raises(AttributeError, match=advice):
+        getattr(value, name)
+    with pytest.raises(AttributeError, match=f"^'{type(value).__name__}' object has no attribute 'unheard_of'$"):
+        _ = value.unheard_of
+
+
+@pytest.mark.parametrize(
+    ("client", "maker"),
+    [
+        (tinker.TrainingClient, r"ServiceClient.create_lora_training_client\(base_model\)"),
+        (tinker.SamplingClient, r"ServiceClient.create_sampling_client\(base_model=...\)"),
+    ],
+)
+def test_clients_that_a_service_makes(client: Callable[..., object], maker: str) -> None:
+    """Their signature has no parameter, and calling one says which method makes it."""
+    assert not inspect.signature(client).parameters
+    for arguments in ((), ("tinker/toy",)):
+        with pytest.raises(TypeError, match=maker):
+            client(*arguments)

@@ -312,8 +312,8 @@ FAILURES: list[tuple[Any, Any, str]] = [
     (lambda data, parts: (parts[0], {}), "inline", "a tensor with one value"),
     (lambda data, parts: ("1", {}), "inline", "a tensor with one value"),
     (lambda data, parts: (parts[0].sum(), [1]), "inline", "must be a mapping"),
-    (lambda data, parts: (parts[0].sum() * math.inf, {}), "inline", "holds NaN or infinity|its value is -inf"),
-    (lambda data, parts: ((parts[0] - parts[0]).sqrt().sum(), {}), "inline", "holds NaN or infinity"),
+    (lambda data, parts: (parts[0].sum() * math.inf, {}), "inline", "contains NaN or infinity|its value is -inf"),
+    (lambda data, parts: ((parts[0] - parts[0]).sqrt().sum(), {}), "inline", "contains NaN or infinity"),
     (lambda data, parts: (math.nan, {}), "inline", "its value is nan"),
     (lambda data, parts: (parts[0].sum(), {"value": 1.0}), "inline", "its metric 'value'"),
     (tinker.with_gradients(lambda data, parts: 3.0), "inline", r"\(loss, gradients\)"),  # type: ignore[arg-type,return-value]
@@ -415,9 +415,9 @@ def test_wrong_data_is_refused_on_the_users_line(training: tinker.TrainingClient
             raise ValueError("data[0] smells")
 
     cases: list[tuple[list[tinker.Datum], Any, Any, str]] = [
-        ([ready, datum()], total, KL("ref"), r"regularizer 'term': data\[1\].loss_fn_inputs lacks 'ref'"),
+        ([ready, datum()], total, KL("ref"), r"regularizer 'term': data\[1\].loss_fn_inputs is missing 'ref'"),
         ([add(datum(), ref=np.zeros((3, 2), np.float32))], total, KL("ref"), r"data\[0\].loss_fn_inputs\['ref'\] has shape \[3, 2\]"),
-        ([ready], total, KL("ref", mask="counted"), r"data\[0\].loss_fn_inputs lacks 'counted'"),
+        ([ready], total, KL("ref", mask="counted"), r"data\[0\].loss_fn_inputs is missing 'counted'"),
         ([add(ready, counted=[0.0] * 3)], total, L1(mask="counted"), "'counted' is 0 in every datum"),
         ([ready], total, KL([np.zeros(3)] * 2), "the reference has 2 arrays for 1 datums"),
         ([ready], total, KL("ref", direction="reverse"), "choose an estimator"),
@@ -428,11 +428,11 @@ def test_wrong_data_is_refused_on_the_users_line(training: tinker.TrainingClient
         ([rows], total, Entropy(estimator="mean"), "estimator needs"),
         ([ready, rows], total, Entropy(), "use one shape in a step"),
         ([ready, datum([4, 5])], total, Orthogonality(), r"data\[1\] has target_tokens of shape \[2\]"),
-        ([datum()], total, L2(center=LossInput("ref")), r"data\[0\].loss_fn_inputs lacks 'ref'"),
-        ([datum()], total, L1(target=LossInput("ref")), r"data\[0\].loss_fn_inputs lacks 'ref'"),
-        ([datum()], total, GradientPenalty(total, mode="interpolated", reference="ref"), "lacks 'ref'"),
+        ([datum()], total, L2(center=LossInput("ref")), r"data\[0\].loss_fn_inputs is missing 'ref'"),
+        ([datum()], total, L1(target=LossInput("ref")), r"data\[0\].loss_fn_inputs is missing 'ref'"),
+        ([datum()], total, GradientPenalty(total, mode="interpolated", reference="ref"), "is missing 'ref'"),
         ([datum()], total, Picky(), r"regularizer 'term': data\[0\] smells"),
-        ([datum()], "ppo", L1(), r"base: data\[0\].loss_fn_inputs lacks 'advantages'"),
+        ([datum()], "ppo", L1(), r"base: data\[0\].loss_fn_inputs is missing 'advantages'"),
         ([add(sampled, sequence_ratio_mask=[1.0] * 3)], "ppo", L1(), "has 'sequence_ratio_mask'"),
         ([add(datum(), weights=np.zeros((3, 1), np.float32))], "cross_entropy", L1(), r"base: data\[0\].loss_fn_inputs\['weights'\] has"),
     ]  # fmt: skip

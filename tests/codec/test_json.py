@@ -59,7 +59,7 @@ def test_each_kind_of_chunk() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_json_lacks(value: float) -> None:
     """NaN and infinity are refused by the name of the tensor; finite numbers and integers are not."""
-    with pytest.raises(ValueError, match="advantages holds NaN or infinity"):
+    with pytest.raises(ValueError, match="advantages contains NaN or infinity"):
         wire.wire_tensor(TensorData.from_numpy(np.array([0.5, value], np.float32)), "advantages")
     assert wire.wire_tensor(TensorData.from_numpy(np.array([0.5], np.float32)), "advantages").dtype == "float32"
     assert wire.wire_tensor(TensorData.from_numpy(np.array([5])), "targets").dtype == "int64"

@@ -66,11 +66,14 @@ def test_uses_handlers_and_mentions_are_found(document: Any, project: Path) -> N
     }
 
 
-def test_the_table_has_a_line_for_each_operation(document: Any, project: Path) -> None:
+def test_the_page_has_an_entry_for_each_operation(document: Any, project: Path) -> None:
     """Evidence is told without its notes; what is missing is a dash."""
     found(document, project)
-    lines = coverage.text(coverage.rows(document, project), document).splitlines()
-    assert "| `create_pet` | `POST /pets` | recorded | `PetClient.add` | - | test_pets |" in lines
+    text = coverage.text(coverage.rows(document, project), document)
+    assert (
+        "- **`create_pet`** `POST /pets`: recorded, not served\n    - client: `PetClient.add`\n    - tests: test_pets\n" in text
+    )
+    lines = text.splitlines()
     assert any(line.startswith("4 operations and ") and "2 used by the client, 1 served" in line for line in lines)
 
 

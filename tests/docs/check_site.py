@@ -54,6 +54,14 @@ def test_the_home_page_shows_the_loss(site: Path) -> None:
     assert "<polyline" in home
 
 
+def test_constructors_show_what_users_pass(site: Path) -> None:
+    """The reference shows no parameter of a constructor that only the package itself uses."""
+    text = re.sub(r"<[^>]+>", "", (site / "reference" / "clients" / "index.html").read_text(encoding="utf-8"))
+    assert re.search(r"TrainingClient\(\)", text)
+    assert re.search(r"SamplingClient\(\)", text)
+    assert not re.search(r"\b_holder\b", text)
+
+
 def test_nothing_is_left_to_fill_in(site: Path) -> None:
     """Every mark of the hooks is replaced, and no page shows how the package is made."""
     for page in site.rglob("*.html"):

@@ -94,7 +94,7 @@ def test_a_cell_of_weight_zero_may_hold_any_target() -> None:
 WRONG = {
     "model_input has 0 tokens": ("cross_entropy", example([], target_tokens=[])),
     "model_input has 9 tokens": ("cross_entropy", example([1] * 9, target_tokens=[1] * 9)),
-    "model_input holds token id 10": ("cross_entropy", example([1, 10, 2], target_tokens=[1, 2, 3])),
+    "model_input contains token id 10": ("cross_entropy", example([1, 10, 2], target_tokens=[1, 2, 3])),
     "lacks target_tokens": ("cross_entropy", example(weights=[1, 1, 1])),
     "lacks advantages": ("ppo", example(target_tokens=[1, 2, 3], logprobs=[0, 0, 0])),
     "holds reward": ("cross_entropy", example(target_tokens=[1, 2, 3], reward=[1, 1, 1])),
@@ -105,8 +105,8 @@ WRONG = {
     ),
     "weights has shape [3, 1]": ("cross_entropy", example(target_tokens=[1, 2, 3], weights=[[1], [1], [1]])),
     "logprobs has shape [2]": ("ppo", example(target_tokens=[1, 2, 3], logprobs=[0, 0], advantages=[1, 1, 1])),
-    "target_tokens holds token id -1": ("cross_entropy", example(target_tokens=[1, -1, 3])),
-    "weights holds a value that is not finite": (
+    "target_tokens contains token id -1": ("cross_entropy", example(target_tokens=[1, -1, 3])),
+    "weights contains a value that is not finite": (
         "cross_entropy",
         example(target_tokens=[1, 2, 3], weights=[1, np.nan, 1]),
     ),

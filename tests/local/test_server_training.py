@@ -236,7 +236,7 @@ def test_training_lowers_the_loss(api: Api) -> None:
         ({"loss_fn": "ppo"}, "lacks advantages, logprobs"),
         ({"data": []}, "no data"),
         ({"data": [datum([104], [101, 108])]}, "datum 0: target_tokens has shape [2]"),
-        ({"data": [datum([104], [101]), datum([900], [1])]}, "datum 1: model_input holds token id 900"),
+        ({"data": [datum([104], [101]), datum([900], [1])]}, "datum 1: model_input contains token id 900"),
         ({"data": [datum([2**40], [1])]}, "datum 0: tokens must fit in 32 bits"),
         ({"loss_fn_config": {"beta": 1.0}}, "unknown loss_fn_config key 'beta'"),
         ({"data": [{**datum([1], [1]), "model_input": {"chunks": [{"type": "dmel", "dmel": ""}]}}]}, "'dmel'"),

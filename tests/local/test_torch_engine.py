@@ -383,7 +383,7 @@ def test_an_impossible_adapter_is_refused(engine: TorchEngine, flags: dict[str, 
         ("gspo", {}, {}, "unknown loss_fn 'gspo'"),
         ("ppo", {"epsilon": 0.2}, {}, "unknown loss_fn_config key 'epsilon'"),
         ("ppo", {}, {"advantages": np.ones(4, np.float32)}, "datum 1: advantages has shape"),
-        ("ppo", {}, {"target_tokens": np.full(6, 258)}, "datum 1: target_tokens holds token id 258"),
+        ("ppo", {}, {"target_tokens": np.full(6, 258)}, "datum 1: target_tokens contains token id 258"),
         ("importance_sampling", {}, {"logprobs": np.full(6, -1e6, np.float32)}, "datum 1: the loss is not finite"),
     ],
 )

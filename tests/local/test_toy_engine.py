@@ -512,12 +512,12 @@ def test_impossible_dimuon_values_are_refused(engine: ToyEngine, change: dict[st
 @pytest.mark.parametrize(
     ("loss_fn", "inputs", "said"),
     [
-        ("ppo", {}, "datum 0: loss_fn_inputs lacks advantages, logprobs"),
+        ("ppo", {}, "datum 0: loss_fn_inputs is missing advantages, logprobs"),
         ("cross_entropy", {"advantages": np.ones(5)}, "holds advantages"),
         ("cross_entropy", {"target_tokens": TARGETS[:4]}, r"target_tokens has shape \[4\]"),
         ("cross_entropy", {"weights": np.ones(4)}, r"weights has shape \[4\]"),
-        ("cross_entropy", {"weights": [np.nan] * 5}, "weights holds a value that is not finite"),
-        ("cross_entropy", {"target_tokens": TARGETS + 500}, "target_tokens holds token id"),
+        ("cross_entropy", {"weights": [np.nan] * 5}, "weights contains a value that is not finite"),
+        ("cross_entropy", {"target_tokens": TARGETS + 500}, "target_tokens contains token id"),
         ("importance_sampling", {"logprobs": [-1e4] * 5, "advantages": [1.0] * 5}, "not finite"),
         ("gspo", {}, "unknown loss_fn 'gspo'; this server has cross_entropy"),
     ],

@@ -139,5 +139,5 @@ def test_an_empty_key_counts_as_none() -> None:
 @pytest.mark.parametrize("header", [{"X-A": "a\nb"}, {"X-A\r\n": "a"}, {"X-A": "a\0"}])
 def test_headers_with_a_line_break(header: dict[str, str]) -> None:
     """A header that would end early is refused, by name."""
-    with pytest.raises(ValueError, match="must not hold a line break"):
+    with pytest.raises(ValueError, match="must not contain a line break"):
         _config.load_config(base_url="http://host", headers=header, environ=NOTHING)

@@ -221,7 +221,7 @@ def test_a_misspelt_parameter_is_told_its_spelling(make: Any, words: str) -> Non
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"top_p": 0.5}, r"extra must not hold 'top_p', which is an argument: SamplingParams\(top_p=...\)"),
+        ({"top_p": 0.5}, r"extra must not contain 'top_p', which is an argument: SamplingParams\(top_p=...\)"),
         ({"bias": {"a": object()}}, r"extra\['bias'\] cannot be sent as JSON"),
         ({"bias": math.nan}, r"extra\['bias'\] cannot be sent as JSON"),
     ],

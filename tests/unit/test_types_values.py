@@ -138,8 +138,12 @@ def test_copies() -> None:
 @pytest.mark.parametrize(
     ("kind", "plain", "message"),
     [
-        (types.ModelInput, {"chunks": [{"type": "video", "data": ""}]}, "no chunk of model input is a 'video'"),
-        (types.ModelInput, {"chunks": [{}]}, "no chunk of model input"),
+        (
+            types.ModelInput,
+            {"chunks": [{"type": "video", "data": ""}]},
+            "unknown kind of chunk: type 'video', with the fields type, data",
+        ),
+        (types.ModelInput, {"chunks": [{}]}, "unknown kind of chunk"),
         (types.ModelInput, {"chunks": [5]}, r"chunks\[0\] must be a model input chunk"),
         (types.ModelInput, {}, "chunks"),
         (types.ModelInput, 5, "ModelInput cannot be read from int"),

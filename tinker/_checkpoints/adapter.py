@@ -48,10 +48,10 @@ def read_adapter(folder: Path, base_model: str | None, lora_config: models.LoraC
     if not folder.exists():
         raise FileNotFoundError(f"there is no folder {folder}")
     if not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is not a folder; pass the one that holds {CONFIG}")
+        raise NotADirectoryError(f"{folder} is not a folder; pass the one that contains {CONFIG}")
     if not (folder / CONFIG).is_file():
         if base_model is None or lora_config is None:
-            raise FileNotFoundError(f"{folder} holds no {CONFIG}; without it, give base_model and lora_config")
+            raise FileNotFoundError(f"{folder} contains no {CONFIG}; without it, give base_model and lora_config")
         return LocalAdapter(folder=folder, base_model=base_model, lora_config=lora_config)
     config = _read_config(folder / CONFIG)
     rank = _check_config(config)
@@ -69,7 +69,7 @@ def _read_config(file: Path) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{CONFIG} is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise ValueError(f"{CONFIG} does not hold a JSON object")
+        raise ValueError(f"{CONFIG} does not contain a JSON object")
     return cast("dict[str, Any]", config)
 
 
@@ -113,15 +113,15 @@ def _read_modules(folder: Path) -> set[str]:
     file = folder / WEIGHTS
     if not file.is_file():
         if (folder / _PICKLED).is_file():
-            raise ValueError(f"{folder} holds {_PICKLED}, which is pickled; save the adapter with safe_serialization=True")
-        raise FileNotFoundError(f"{folder} holds no {WEIGHTS}")
+            raise ValueError(f"{folder} contains {_PICKLED}, which is pickled; save the adapter with safe_serialization=True")
+        raise FileNotFoundError(f"{folder} contains no {WEIGHTS}")
     names = _read_header(file)
     modules = {name.partition(".lora_")[0] for name in names if ".lora_" in name}
     if strange := sorted(name for name in names if ".lora_" not in name):
         advice = "save the adapter with save_embedding_layers=False, which leaves weights of the base model out"
-        raise ValueError(f"{WEIGHTS} holds {strange[0]}, which is not part of a LoRA adapter; {advice}")
+        raise ValueError(f"{WEIGHTS} contains {strange[0]}, which is not part of a LoRA adapter; {advice}")
     if not modules:
-        raise ValueError(f"{WEIGHTS} holds no weights")
+        raise ValueError(f"{WEIGHTS} contains no weights")
     return modules
 
 

@@ -58,7 +58,9 @@ def unpack(archive: Path, folder: Path) -> int:
             for count, member in enumerate(members, start=1):
                 written += member.nbytes
                 if written > allowed or count > MAX_MEMBERS:
-                    raise TinkerError(f"the archive holds more than {allowed} bytes or {MAX_MEMBERS} files; it is not unpacked")
+                    raise TinkerError(
+                        f"the archive contains more than {allowed} bytes or {MAX_MEMBERS} files; it is not unpacked"
+                    )
                 _extract(member, folder / names.check(member.name))
     except _DAMAGES as error:
         raise TinkerError(f"the archive cannot be unpacked: {type(error).__name__}: {error}") from error
@@ -91,7 +93,7 @@ def _zip_members(archive: zipfile.ZipFile) -> Iterable[_Member]:
         kind = member.external_attr >> 28  # the top bits of a Unix file mode; 0 where the archive knows none
         if kind not in (0, 0o4, 0o10):
             raise TinkerError(
-                f"the archive holds {member.filename!r}, which is neither a file nor a folder; it is not unpacked"
+                f"the archive contains {member.filename!r}, which is neither a file nor a folder; it is not unpacked"
             )
         if not member.is_dir():
             yield _Member(member.filename, member.file_size, _Open(archive, member))
@@ -116,7 +118,7 @@ def _read_rest(archive: tarfile.TarFile) -> None:
 
 
 def _strange(name: str) -> TinkerError:
-    return TinkerError(f"the archive holds {name!r}, which is neither a file nor a folder; it is not unpacked")
+    return TinkerError(f"the archive contains {name!r}, which is neither a file nor a folder; it is not unpacked")
 
 
 class SafeNames:

@@ -142,7 +142,7 @@ def _present_card(hub: Hub, repo: str, revision: str | None) -> str | None:
 def _check_same(card: str | None, tinker_path: str, repo: str) -> None:
     named = set(_TINKER_PATH.findall(card or ""))
     if named and tinker_path not in named:
-        raise TinkerError(f"{repo} holds another checkpoint, {min(named)}; give another repository")
+        raise TinkerError(f"{repo} contains another checkpoint, {min(named)}; give another repository")
 
 
 def model_card(tinker_path: str, base_model: str, repo: str) -> str:

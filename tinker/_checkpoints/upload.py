@@ -138,7 +138,7 @@ class Uploading:
     def _find_files(self, urls: Mapping[str, str]) -> dict[str, Path]:
         found = {name: self.adapter.find(name) for name in sorted(urls)}
         if missing := [name for name, file in found.items() if file is None]:
-            raise TinkerError(f"{self.adapter.folder} lacks {', '.join(missing)}, which the server asks for")
+            raise TinkerError(f"{self.adapter.folder} is missing {', '.join(missing)}, which the server asks for")
         if not found:
             raise TinkerError("the server asks for no files, so there is nothing to upload")
         return {name: file for name, file in found.items() if file is not None}

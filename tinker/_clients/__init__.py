@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tinker._clients.holder import SessionHolder
 from tinker._clients.older_arguments import read_older_arguments
-from tinker._clients.ready import ReadyClient
+from tinker._clients.ready import ReadyClient, name_maker
 from tinker._clients.twins import awaiting_twin_of, twin_of
 
-__all__ = ["ReadyClient", "SessionHolder", "awaiting_twin_of", "read_older_arguments", "twin_of"]
+__all__ = ["ReadyClient", "SessionHolder", "awaiting_twin_of", "name_maker", "read_older_arguments", "twin_of"]

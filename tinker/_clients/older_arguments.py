@@ -61,8 +61,8 @@ def read_older_arguments(given: dict[str, object], *, known: Iterable[str], stac
         for name, closest in meant.items():
             if closest in _DESTINATION:
                 raise TypeError(f"ServiceClient has no argument {name!r}; did you mean {closest!r}?")
-        advice = "".join(f"; by {name!r}, did you mean {closest!r}?" for name, closest in meant.items() if closest)
-        text = f"ServiceClient ignores unsupported arguments: {', '.join(meant)}{advice}"
+        named = (f"{name} (did you mean {closest}=...?)" if closest else name for name, closest in meant.items())
+        text = f"ServiceClient ignores unsupported arguments: {', '.join(named)}"
         warnings.warn(text, FutureWarning, stacklevel=stacklevel)
     return arguments
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tinker._loop import loop_thread
 from tinker.errors import copy_error
@@ -13,9 +15,28 @@ from tinker.observing import QueueObserver, Timings
 if TYPE_CHECKING:
     from typing import Self
 
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def name_maker(call: str) -> Callable[[F], F]:
+    """Decorate the constructor of a client that another one makes: hide its parameter, and name the call to write instead."""
+
+    def decorate(construct: F) -> F:
+        @wraps(construct)
+        def construct_client(self: object, *arguments: object) -> None:
+            if len(arguments) != 1 or not hasattr(arguments[0], "created"):
+                raise TypeError(f"a {type(self).__name__} is made by {call}")
+            construct(self, *arguments)
+
+        shown = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        cast("Any", construct_client).__signature__ = inspect.Signature([shown])
+        return cast("F", construct_client)
+
+    return decorate
+
 
 class ReadyClient:
-    """Be usable at once, and ready later: a future of the creation, whose result is the client itself."""
+    """A client that you can use at once: it holds a future of its creation, whose result is the client itself."""
 
     _ready: APIFuture[None]  # of nothing, as a client that its own future holds would not be collected when it is dropped
 

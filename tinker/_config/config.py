@@ -70,7 +70,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
         if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"the header {name!r} must be text")
         if _BREAKS.search(name) or _BREAKS.search(value):
-            raise ValueError(f"the header {name!r} must not hold a line break")
+            raise ValueError(f"the header {name!r} must not contain a line break")
 
 
 def check_wire(choice: object) -> None:
@@ -110,7 +110,7 @@ def _identify_too(headers: Mapping[str, str]) -> dict[str, str]:
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """Hold the settings of a client, for ``ServiceClient(config=...)``; secrets stay out of the repr.
+    """Settings of a client, for ``ServiceClient(config=...)``; the repr leaves secrets out.
 
     :meth:`load` creates one from arguments and the environment, and raises ValueError or TypeError for invalid values.
 

@@ -50,7 +50,7 @@ def check_handle(handle: LossHandle, data: Sequence[Datum], session_id: str | No
             name = "target_tokens" if one.name == LOGPROBS else one.name
             tensor = datum.loss_fn_inputs.get(name)
             if tensor is None:
-                raise ValueError(f"datum[{index}].loss_fn_inputs lacks {name}, which the loss {handle.name!r} takes")
+                raise ValueError(f"datum[{index}].loss_fn_inputs is missing {name}, which the loss {handle.name!r} takes")
             if len(dimensions(tensor)) != one.rank:
                 shape = dimensions(tensor)
                 raise ValueError(f"datum[{index}]: {name} has shape {shape}; {handle.name!r} takes {one.rank} dimensions")

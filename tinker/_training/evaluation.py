@@ -117,7 +117,7 @@ def check_evaluation(evaluated: Evaluated, logprobs: Logprobs) -> Evaluated:
             shapes = f"shape {list(gradient.shape)}, the log-probabilities have {list(part.shape)}"
             raise ValueError(f"the gradient of the custom loss for data[{index}] has {shapes}")
         if not np.isfinite(gradient).all():
-            raise ValueError(f"the gradient of the custom loss for data[{index}] holds NaN or infinity")
+            raise ValueError(f"the gradient of the custom loss for data[{index}] contains NaN or infinity")
     return evaluated
 
 

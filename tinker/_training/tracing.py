@@ -108,7 +108,7 @@ def _wire_node(node: Node) -> CustomLossNode:
 
 def _target(node: Node) -> str:
     if node.op == "get_attr":
-        raise _refusal("the loss holds a tensor of its own; make it a parameter, or a number")
+        raise _refusal("the loss contains a tensor of its own; make it a parameter, or a number")
     if node.op == "call_module":
         raise _refusal("the loss calls a module; a loss has functions of tensors only")
     if node.op == "call_function":

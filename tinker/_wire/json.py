@@ -87,7 +87,7 @@ def wire_tensor(tensor: TensorData, what: str = "tensor") -> models.TensorData:
     """Return the record of a tensor, its values still an array. ValueError naming ``what`` for NaN and infinity."""
     values = tensor.values
     if values.dtype.kind == "f" and not np.isfinite(values).all():
-        raise ValueError(f"{what} holds NaN or infinity, which JSON cannot carry")
+        raise ValueError(f"{what} contains NaN or infinity, which JSON cannot carry")
     return models.TensorData(
         data=cast("list[float]", values),
         dtype=tensor.dtype,

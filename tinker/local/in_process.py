@@ -67,7 +67,7 @@ def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
     name, _, query = url.removeprefix(SCHEME).partition("?")
     given = dict(parse_qsl(query, keep_blank_values=True))
     if not given.keys() <= set(OPTIONS):
-        raise ValueError(f"the query of {url!r} may hold {', '.join(OPTIONS)}, and nothing else")
+        raise ValueError(f"the query of {url!r} may contain {', '.join(OPTIONS)}, and nothing else")
     return name, given
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 
 class Timings(NamedTuple):
-    """Hold the times of a request; None for a stage that it did not reach, or not yet.
+    """The times of a request; None for a stage that it has not reached.
 
     Where an operation makes several requests, ``submitted`` and ``running`` are of the first of them, ``fetched`` of the last.
 
@@ -31,7 +31,7 @@ _NO_METADATA: Mapping[str, object] = MappingProxyType({})
 
 
 class ClientEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Say whose an event is; every kind of event has these attributes.
+    """The client that an event belongs to; every kind of event has these attributes.
 
     Attributes:
         operation: The name of the method, or, for exchanges, that in the contract.
@@ -55,11 +55,11 @@ class ClientEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FutureStarted(ClientEvent, frozen=True, kw_only=True):
-    """Report that an operation began: a method was called, and its work is at hand now."""
+    """An operation began: a method was called, and its work starts now."""
 
 
 class AttemptStarted(ClientEvent, frozen=True, kw_only=True):
-    """Report that one exchange with the server begins.
+    """One exchange with the server begins.
 
     Attributes:
         started: When it began.
@@ -71,7 +71,7 @@ class AttemptStarted(ClientEvent, frozen=True, kw_only=True):
 
 
 class RequestAttempt(ClientEvent, frozen=True, kw_only=True):
-    """Report that one exchange with the server ended.
+    """One exchange with the server ended.
 
     Waiting for a result takes several attempts of ``retrieve_future``; those with the status 408 only say that it is not there
     yet.
@@ -94,7 +94,7 @@ class RequestAttempt(ClientEvent, frozen=True, kw_only=True):
 
 
 class RequestRetry(ClientEvent, frozen=True, kw_only=True):
-    """Report that an attempt failed and another one will follow.
+    """An attempt failed, and another one will follow.
 
     Attributes:
         failures: The number of failures in a row.
@@ -108,7 +108,7 @@ class RequestRetry(ClientEvent, frozen=True, kw_only=True):
 
 
 class QueueChange(ClientEvent, frozen=True, kw_only=True):
-    """Report that the server said something new about a waiting request.
+    """The server reported a new state of a waiting request.
 
     Attributes:
         state: The state of the queue: ``active``, ``paused_capacity``, ...
@@ -120,7 +120,7 @@ class QueueChange(ClientEvent, frozen=True, kw_only=True):
 
 
 class FutureSettled(ClientEvent, frozen=True, kw_only=True):
-    """Report that a future has its outcome: a result when ``error`` is None and ``cancelled`` is False.
+    """A future has its outcome: a result if ``error`` is None and ``cancelled`` is False.
 
     Attributes:
         seconds: The time from the call to the outcome.
@@ -136,7 +136,7 @@ class FutureSettled(ClientEvent, frozen=True, kw_only=True):
 
 
 class TokensUsed(ClientEvent, frozen=True, kw_only=True):
-    """Report the tokens of one request, as servers bill them.
+    """The tokens of one request, as servers bill them.
 
     Attributes:
         base_model: The base model; None where it is not known.
@@ -157,7 +157,7 @@ class TokensUsed(ClientEvent, frozen=True, kw_only=True):
 
 
 class CustomLossStarted(ClientEvent, frozen=True, kw_only=True):
-    """Report that the loss function of a ``forward_backward_custom`` is called.
+    """The loss function of a ``forward_backward_custom`` is called.
 
     Attributes:
         datum_count: The number of datums that it gets.
@@ -167,7 +167,7 @@ class CustomLossStarted(ClientEvent, frozen=True, kw_only=True):
 
 
 class CustomLossEvaluated(ClientEvent, frozen=True, kw_only=True):
-    """Report that the loss function of a ``forward_backward_custom`` has returned.
+    """The loss function of a ``forward_backward_custom`` has returned.
 
     Attributes:
         seconds: How long it took, with its gradient.
@@ -183,7 +183,7 @@ class CustomLossEvaluated(ClientEvent, frozen=True, kw_only=True):
 
 
 class LossTerm(ClientEvent, frozen=True, kw_only=True):
-    """Report that a term of a loss made by :func:`tinker.regularizers.regularized` was computed, or failed.
+    """A term of a loss made by :func:`tinker.regularizers.regularized` was computed, or failed.
 
     Attributes:
         name: The name of the term.
@@ -208,7 +208,7 @@ class LossTerm(ClientEvent, frozen=True, kw_only=True):
 
 
 class SessionLost(ClientEvent, frozen=True, kw_only=True):
-    """Report that the session counts as lost: no heartbeat was accepted for longer than the settings allow, or it is unknown.
+    """The session is lost: the server does not know it, or accepted no heartbeat for longer than the settings allow.
 
     Attributes:
         silent_seconds: The time since the server accepted the last heartbeat.
@@ -223,7 +223,7 @@ CircuitState: TypeAlias = Literal["closed", "open", "half_open"]
 
 
 class CircuitChange(ClientEvent, frozen=True, kw_only=True):
-    """Report that a circuit breaker changed its state.
+    """A circuit breaker changed its state.
 
     Attributes:
         circuit: The name of the circuit; a client has one for each server, credential and kind of call.
@@ -238,7 +238,7 @@ class CircuitChange(ClientEvent, frozen=True, kw_only=True):
 
 
 class ModelLoading(ClientEvent, frozen=True, kw_only=True):
-    """Report that the server of this process (``local://``) loads a model, for which requests wait, or that this is over.
+    """The server of this process (``local://``) is loading a model that requests wait for, or has finished loading it.
 
     Attributes:
         what: What is loaded, such as ``torch and tinker/babble``.
@@ -254,7 +254,7 @@ RecoveryStage: TypeAlias = Literal["detected", "started", "failed", "completed",
 
 
 class RecoveryChange(ClientEvent, frozen=True, kw_only=True):
-    """Report a stage of the recovery of a training run, see :mod:`tinker.recovery`.
+    """A stage of the recovery of a training run, see :mod:`tinker.recovery`.
 
     Attributes:
         run_id: The run that was lost.
@@ -277,7 +277,7 @@ QueueCallback: TypeAlias = Callable[[str, str | None], object]
 
 
 class QueueStateObserver(Protocol):
-    """Define the object that :meth:`APIFuture.observe_queue` accepts instead of a function."""
+    """An object that :meth:`APIFuture.observe_queue` accepts instead of a function."""
 
     def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
         """Receive a state of the queue.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold what may be shown of one exchange: no credentials, no signed addresses, and of bodies the beginning.
+    """The parts of one exchange that may be shown: no credentials, no signed addresses, and the beginning of each body.
 
     Attributes:
         operation: The name in the contract.

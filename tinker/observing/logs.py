@@ -20,7 +20,7 @@ from tinker.observing.events import (
 
 
 class LogObserver:
-    """Write a line for each event of interest to a logger of yours, with what it belongs to as fields of the record.
+    """An observer that writes a line to your logger for each important event; the fields of the record say what it belongs to.
 
     Outcomes, retries and news of the queue are written at ``level``, failures at WARNING, single exchanges at DEBUG. Each
     record has the attributes ``session_id``, ``training_run_id``, ``sampling_session_id``, ``request_id`` and ``user_metadata``

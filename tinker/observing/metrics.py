@@ -25,7 +25,7 @@ SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.
 
 @attrs.frozen(kw_only=True)
 class Summary:
-    """Summarize durations of one operation. Percentiles are of the last thousand, by the nearest rank.
+    """The durations of one operation. Percentiles cover the last thousand, by the nearest rank.
 
     Attributes:
         count: How many there were.
@@ -52,7 +52,7 @@ class Summary:
 
 @attrs.frozen(kw_only=True)
 class HistogramSummary:
-    """Summarize a histogram of yours. Percentiles are of the last thousand values, by the nearest rank.
+    """A summary of one of your histograms. Percentiles cover the last thousand values, by the nearest rank.
 
     Attributes:
         count: The number of values.
@@ -79,7 +79,7 @@ class HistogramSummary:
 
 @attrs.frozen(kw_only=True)
 class Snapshot:
-    """Hold the counts of :class:`Metrics` at one time.
+    """The counts of :class:`Metrics` at one time.
 
     Attributes:
         attempts: The exchanges, by operation of the contract.
@@ -107,7 +107,7 @@ class Snapshot:
 
 
 class Metrics:
-    """Count events, and what you count yourself. One counter may observe several clients.
+    """Counts of events, and of what you count yourself. One object may observe several clients.
 
     Printing it with rich, and showing it in a notebook, gives a table; :meth:`prometheus` gives text for a scrape.
 

@@ -6,7 +6,7 @@ import msgspec
 
 
 class ServerFact(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold one thing that a client found out about a server.
+    """One thing that a client found out about a server.
 
     Attributes:
         operation: The operation it was found out by, as the contract names it.
@@ -23,7 +23,7 @@ class ServerFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold what a client has found out about its server so far. Its text is made for bug reports; there are no secrets in it.
+    """Everything that a client has found out about its server so far. Its text is meant for bug reports and holds no secrets.
 
     Attributes:
         base_url: The address of the server.

@@ -84,7 +84,7 @@ class NamedLoss:
         for index, datum in enumerate(data):
             given = datum.loss_fn_inputs.keys()
             if unsupported := sorted((known - required - _MASKS) & given):
-                raise ValueError(f"data[{index}].loss_fn_inputs has {unsupported[0]!r}, which the formula of {self.name} lacks")
+                raise ValueError(f"data[{index}].loss_fn_inputs has {unsupported[0]!r}, which {self.name} does not take")
             for name in sorted(required | (known & _MASKS & given)):
                 check_input(index, datum, name)
 

@@ -48,7 +48,7 @@ def check_input(index: int, datum: Datum, name: str, *, by_token: bool = False) 
     """Raise ValueError unless the datum has the input in the shape of its targets; ``by_token`` one for each token will do."""
     tensor = datum.loss_fn_inputs.get(name)
     if tensor is None:
-        raise ValueError(f"data[{index}].loss_fn_inputs lacks {name!r}")
+        raise ValueError(f"data[{index}].loss_fn_inputs is missing {name!r}")
     shape, targets = dimensions(tensor), dimensions(datum.loss_fn_inputs["target_tokens"])
     if shape != targets and not (by_token and shape == targets[:1]):
         raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has shape {list(shape)}, target_tokens has {list(targets)}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args, get_origin
 
 import attrs
 import msgspec
@@ -16,6 +17,22 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tinker_records import Record
+
+
+class Signposted:
+    """Base of classes whose AttributeError says where to find what was looked for under another name."""
+
+    __slots__ = ()
+
+    #: By the name that people look for: where it is, or how it is made.
+    _elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:  # an attribute that is not there stays an error to type checkers
+
+        def __getattr__(self, name: str) -> object:
+            kind = type(self)
+            advice = f": use {kind._elsewhere[name]}" if name in kind._elsewhere else ""
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}{advice}", name=name, obj=self)
 
 
 class AttrsValue(Value):
@@ -66,4 +83,16 @@ def _number(record: Record, name: str, value: object, kind: object) -> object:
     try:
         return msgspec.convert(number, cast("type[object]", kind), strict=False)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{type(record).__name__}.{name}: {error}") from None
+        bound = _BOUND.search(str(error))
+        wanted = bound[0] if bound else _describe(kind)
+        raise ValueError(f"{type(record).__name__}.{name} must be {wanted}, got {number!r}") from None
+
+
+_BOUND = re.compile(r"[<>]=? [-.\d]+")  # in the words of msgspec
+_WORDS: dict[object, str] = {int: "an integer", float: "a number", bool: "True or False", type(None): "None"}
+
+
+def _describe(kind: object) -> str:
+    """Return a type of a field in words, such as "an integer or None"."""
+    plain = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
+    return " or ".join(_WORDS.get(one, str(one)) for one in plain or (kind,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from tinker_wire import limits
 
 from tinker.types._arrays import TensorDtype, is_torch, pack, rectangular, wire_array
-from tinker.types._values import AttrsValue
-from tinker.types.model_input import LONGEST_SHOWN, EncodedTextChunk, ModelInput
+from tinker.types._values import AttrsValue, Signposted
+from tinker.types.model_input import LONGEST_SHOWN, EncodedTextChunk, ModelInput, suggest_model_input
 from tinker.types.tensor_data import TensorData
 
 if TYPE_CHECKING:
@@ -87,7 +87,11 @@ def to_tensor_data(name: str, value: object) -> TensorData:
             return TensorData.from_numpy(quick)
         array = rectangular(cast("list[object]", value), name)
         return TensorData.from_numpy(wire_array(array) if dtype is None else _cast(name, array, dtype))
-    raise TypeError(f"Unsupported loss_fn_inputs value for {name!r}: {type(value).__name__}")
+    advice = f": write list({name})" if type(value) in (tuple, range) else ""
+    raise TypeError(
+        f"loss_fn_inputs[{name!r}] must be a list, a numpy array, a torch tensor or TensorData, "
+        f"got {type(value).__name__}{advice}"
+    )
 
 
 def _cast(name: str, array: NDArray[Any], dtype: TensorDtype) -> NDArray[Any]:
@@ -125,17 +129,17 @@ def _count_text(model_input: object) -> int:
 
 
 @attrs.frozen(slots=False, repr=False)
-class Datum(AttrsValue):
+class Datum(Signposted, AttrsValue):
     """One training example: its model input and the tensors of its loss.
 
     Attributes:
         model_input: The tokens and other chunks that the model reads.
-        loss_fn_inputs: Tensors by name, each with the length of ``model_input`` as its first dimension: TensorData, numpy
-            arrays, torch tensors or lists. The dtype of a list follows from the name (``target_tokens`` int64; ``weights``,
-            ``advantages``, ``logprobs`` float32), else from its values.
-        model_input_spans: The origin of the tokens of ``model_input``; None leaves it unknown. Pass both lists of
-            spans, or neither.
-        loss_fn_input_spans: The origin of the tokens of ``target_tokens``; None leaves it unknown.
+        loss_fn_inputs: Tensors by name: TensorData, numpy arrays, torch tensors or lists. Their first dimension is the length
+            of ``model_input``. The name sets the dtype of a list (``target_tokens`` int64; ``weights``, ``advantages`` and
+            ``logprobs`` float32); under other names its values do.
+        model_input_spans: The origin of the tokens of ``model_input``; None if unknown. Pass both lists of spans, or
+            neither.
+        loss_fn_input_spans: The origin of the tokens of ``target_tokens``; None if unknown.
 
     >>> datum = Datum(model_input=ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]})
     >>> datum.loss_fn_inputs["target_tokens"].dtype
@@ -147,10 +151,14 @@ class Datum(AttrsValue):
     model_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
     loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
 
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        **{name: f"datum.loss_fn_inputs[{name!r}]" for name in LIST_DTYPES},
+        **dict.fromkeys(("tokens", "input_ids"), "datum.model_input.to_ints()"),
+    }
+
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.model_input, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
-            got = type(self.model_input).__name__
-            raise TypeError(f"Datum.model_input must be a ModelInput, got {got}: use ModelInput.from_ints(tokens)")
+            raise TypeError(f"Datum.model_input must be a ModelInput, {suggest_model_input(self.model_input)}")
         if (self.model_input_spans is None) != (self.loss_fn_input_spans is None):
             raise ValueError("model_input_spans and loss_fn_input_spans go together")
 

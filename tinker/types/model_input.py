@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Protocol, TypeAlias, cast, get_args
 
 import attrs
+import numpy as np
 from tinker_wire import models
 
 from tinker.types._arrays import Int32Array, token_array
-from tinker.types._values import AttrsValue, parameters
+from tinker.types._values import AttrsValue, Signposted, parameters
 from tinker_records import FieldInfo, Value
 
 if TYPE_CHECKING:
@@ -206,7 +208,9 @@ def _chunk_list(chunks: Iterable[ModelInputChunk]) -> list[ModelInputChunk]:
     result = list(chunks)
     for index, chunk in enumerate(result):
         if not isinstance(chunk, _CHUNKS):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"chunks[{index}] must be a model input chunk, got {type(chunk).__name__}")
+            is_token = isinstance(cast("object", chunk), numbers.Integral)
+            advice = "; for token ids use ModelInput.from_ints(tokens)" if is_token else ""
+            raise TypeError(f"chunks[{index}] must be a model input chunk, got {type(chunk).__name__}{advice}")
     return result
 
 
@@ -235,7 +239,7 @@ def _read_chunk(chunk: object) -> object:
     else:
         kind = next((kind for field, kind in _BY_FIELD.items() if field in fields), None)
     if kind is None:
-        raise ValueError(f"no chunk of model input is a {fields.get('type')!r} with {', '.join(fields)}")
+        raise ValueError(f"unknown kind of chunk: type {fields.get('type')!r}, with the fields {', '.join(fields)}")
     return kind.model_validate(fields)
 
 
@@ -248,7 +252,7 @@ class Tokenizer(Protocol):
 
 
 @attrs.frozen(kw_only=True)
-class ModelInput(AttrsValue):
+class ModelInput(Signposted, AttrsValue):
     """Input of the model: chunks in order.
 
     Attributes:
@@ -259,6 +263,10 @@ class ModelInput(AttrsValue):
     """
 
     chunks: list[ModelInputChunk] = attrs.field(converter=_chunk_list)
+
+    _elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("tokens", "token_ids", "input_ids", "ids"), "model_input.to_ints()"
+    )
 
     @classmethod
     def _of_fields(cls, fields: dict[str, Any]) -> Self:
@@ -346,3 +354,10 @@ class ModelInput(AttrsValue):
     def length(self) -> int:
         """Return the number of tokens over all chunks; ValueError when an image chunk has no ``expected_tokens``."""
         return sum(chunk.length for chunk in self.chunks)
+
+
+def suggest_model_input(value: object) -> str:
+    """Return what was given in the place of a ModelInput, and how to make one of it."""
+    tokens = "tokenizer.encode(text)" if isinstance(value, str) else "tokens"
+    advice = f": use ModelInput.from_ints({tokens})" if isinstance(value, (str, list, tuple, np.ndarray)) else ""
+    return f"got {type(cast('object', value)).__name__}{advice}"

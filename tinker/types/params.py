@@ -153,7 +153,9 @@ def _extra(extra: object) -> dict[str, Any] | None:
         if not isinstance(name, str) or not name:
             raise TypeError(f"SamplingParams.extra: a name must be text, got {name!r}")
         if name in SamplingParams.__struct_fields__:
-            raise ValueError(f"SamplingParams.extra must not hold {name!r}, which is an argument: SamplingParams({name}=...)")
+            raise ValueError(
+                f"SamplingParams.extra must not contain {name!r}, which is an argument: SamplingParams({name}=...)"
+            )
         _check_json(name, value)
     return cast("dict[str, Any]", parameters)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tinker_wire.models import StopReason
 
 from tinker.types import console
-from tinker.types._values import AttrsValue, parameters
+from tinker.types._values import AttrsValue, Signposted, parameters
 from tinker.types.tensor_data import TensorData
 from tinker_records import FieldInfo, Value
 
@@ -32,7 +32,7 @@ _EQUAL_ARRAYS = attrs.cmp_using(eq=np.array_equal)
 
 
 @attrs.frozen
-class ForwardBackwardOutput(AttrsValue):
+class ForwardBackwardOutput(Signposted, AttrsValue):
     """Result of ``forward`` and ``forward_backward``.
 
     Attributes:
@@ -45,6 +45,8 @@ class ForwardBackwardOutput(AttrsValue):
     loss_fn_outputs: list[LossFnOutput]
     metrics: dict[str, float] = attrs.field(factory=lambda: dict[str, float]())
 
+    _elsewhere: ClassVar[Mapping[str, str]] = {"logprobs": "output.loss_fn_outputs[0]['logprobs']"}
+
     @classmethod
     def _of_fields(cls, fields: dict[str, Any]) -> Self:
         fields["loss_fn_outputs"] = [
@@ -55,11 +57,18 @@ class ForwardBackwardOutput(AttrsValue):
     @property
     def loss(self) -> float:
         """Return the metric ``loss:sum``; AttributeError when the server sent none (``metrics`` lists what it sent)."""
-        try:
-            return self.metrics["loss:sum"]
-        except KeyError:
-            known = ", ".join(sorted(self.metrics)) or "none"
-            raise AttributeError(f"the server sent no metric 'loss:sum'; metrics: {known}") from None
+        return self.metrics["loss:sum"] if "loss:sum" in self.metrics else self._refuse_loss()
+
+    def _refuse_loss(self) -> NoReturn:
+        known = ", ".join(sorted(self.metrics)) or "none"
+        raise AttributeError(f"the server sent no metric 'loss:sum'; metrics: {known}")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if name == "loss":  # an AttributeError of a property ends up here, and its message would be lost
+                self._refuse_loss()
+            return super().__getattr__(name)
 
 
 @attrs.frozen
@@ -133,38 +142,32 @@ class PromptAltTokens(AttrsValue):
         return cls(**{name: TensorData.model_validate(tensor) for name, tensor in fields.items()})
 
 
-_OF_SEQUENCES = frozenset({"tokens", "logprobs", "stop_reason", "topk_logprobs"})
-
-
-class SampledSequence(Value):
+class SampledSequence(Signposted, Value):
     """One continuation. Sequences are equal when all their fields are.
 
-    Arrays are kept as they are; lists are made of them once, on first use. The arguments with an underscore are the names that
-    tests of older code use for the lists.
+    Arrays are kept as they are, and converted to lists once, on first use.
 
     Args:
         stop_reason: The reason for the end, ``stop`` or ``length``.
-        sequence_id: The server's id of the sequence; None where it gave none.
+        sequence_id: The server's id of the sequence; None if it gave none.
         tokens_np: The token ids, int32; None means none.
-        logprobs_np: The log-probability of each token, float32; None when the server sent none.
-        topk_logprobs_np: The most likely alternatives of each token; None when not asked for.
+        logprobs_np: The log-probability of each token, float32; None if the server sent none.
+        topk_logprobs_np: The most likely alternatives of each token; None if you did not ask for them.
         tokens: The token ids as a list, instead of ``tokens_np``.
         logprobs: The log-probabilities as a list, instead of ``logprobs_np``.
     """
-
-    if not TYPE_CHECKING:  # a type checker knows the attributes; with this method it would believe in every name
-
-        def __getattr__(self, name: str) -> Any:
-            """Point to the tokenizer for the text."""
-            advice = "; decode it: tokenizer.decode(sequence.tokens)" if name == "text" else ""
-            message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
-            raise AttributeError(message, name=name, obj=self)
 
     stop_reason: StopReason
     sequence_id: str | None
     tokens_np: NDArray[np.int32]
     logprobs_np: NDArray[np.float32] | None
     topk_logprobs_np: TopkLogprobs | None
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        "text": "tokenizer.decode(sequence.tokens)",
+        **dict.fromkeys(("token_ids", "ids"), "sequence.tokens"),
+        "finish_reason": "sequence.stop_reason",
+    }
 
     def __init__(
         self,
@@ -223,7 +226,7 @@ class SampledSequence(Value):
 
     @cached_property
     def topk_logprobs(self) -> list[TopkRow] | None:
-        """Return for each token the most likely alternatives as (id, log-probability); None when not asked for."""
+        """Return for each token the most likely alternatives as (id, log-probability); None if you did not ask for them."""
         return None if self.topk_logprobs_np is None else self.topk_logprobs_np.tolist()
 
     def _field_values(self) -> dict[str, Any]:
@@ -268,7 +271,7 @@ def _table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
 
 
 @attrs.frozen(slots=False)
-class SampleResponse(AttrsValue):
+class SampleResponse(Signposted, AttrsValue):
     """Result of ``sample``: one sequence per sample, and what was requested about the prompt of n tokens.
 
     The arguments with an underscore are the names that tests of older code use for the lists.
@@ -277,22 +280,12 @@ class SampleResponse(AttrsValue):
         sequences: The continuations.
         prompt_logprobs_np: The log-probability of each prompt token, float32 ``[n]``, NaN for the first and where unknown; None
             when not asked for.
-        topk_prompt_logprobs_np: The most likely tokens of each prompt position; None when not asked for.
+        topk_prompt_logprobs_np: The most likely tokens of each prompt position; None if you did not ask for them.
         target_prompt_logprobs: The log-probabilities of the tokens in ``target_prompt_logprobs`` of the call, float32 ``[n - 1,
             K]``; None when not asked for.
         prompt_cache_hit_tokens: The number of prompt tokens that the server had in its cache.
-        prompt_alt_tokens: The drawn alternatives of each prompt token; None when not asked for.
+        prompt_alt_tokens: The drawn alternatives of each prompt token; None if you did not ask for them.
     """
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Point to the sequences for their attributes."""
-            advice = f"; each of its sequences has one: response.sequences[0].{name}" if name in _OF_SEQUENCES else ""
-            if name == "text":
-                advice = "; decode it: tokenizer.decode(response.sequences[0].tokens)"
-            message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
-            raise AttributeError(message, name=name, obj=self)
 
     sequences: list[SampledSequence]
     prompt_logprobs_np: NDArray[np.float32] | None = attrs.field(default=None, repr=False, eq=attrs.cmp_using(eq=_same_floats))
@@ -300,6 +293,13 @@ class SampleResponse(AttrsValue):
     target_prompt_logprobs: TensorData | None = None
     prompt_cache_hit_tokens: int = 0
     prompt_alt_tokens: PromptAltTokens | None = None
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        **{name: f"response.sequences[0].{name}" for name in ("tokens", "logprobs", "stop_reason", "topk_logprobs")},
+        "text": "tokenizer.decode(response.sequences[0].tokens)",
+        **dict.fromkeys(("choices", "outputs"), "response.sequences"),
+    }
+
     _prompt_logprobs_list: Sequence[float | None] | None = attrs.field(
         default=None, repr=False, eq=False, alias="_prompt_logprobs_list"
     )
@@ -351,7 +351,7 @@ class SampleResponse(AttrsValue):
 
     @cached_property
     def topk_prompt_logprobs(self) -> list[TopkRow] | None:
-        """Return for each prompt position the most likely tokens as (id, log-probability); None when not asked for."""
+        """Return for each prompt position the most likely tokens as (id, log-probability); None if you did not ask for them."""
         return None if self.topk_prompt_logprobs_np is None else self.topk_prompt_logprobs_np.tolist()
 
 

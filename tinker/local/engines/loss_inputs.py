@@ -110,7 +110,7 @@ def check_tokens(what: str, tokens: NDArray[np.integer[Any]], vocabulary: int) -
     """Raise EngineError when a token id is not in the vocabulary."""
     wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
     if wrong.size:
-        raise EngineError(f"{what} holds token id {int(wrong.flat[0])}; ids run from 0 to {vocabulary - 1}")
+        raise EngineError(f"{what} contains token id {int(wrong.flat[0])}; ids run from 0 to {vocabulary - 1}")
 
 
 def check_step(params: Adam | Dimuon) -> None:
@@ -125,10 +125,10 @@ def check_step(params: Adam | Dimuon) -> None:
 def _check_names(where: str, name: str, form: LossForm, given: set[str]) -> None:
     required = {"target_tokens", *form.inputs}
     if missing := sorted(required - given):
-        raise EngineError(f"{where}: loss_fn_inputs lacks {', '.join(missing)}, which {name} needs")
+        raise EngineError(f"{where}: loss_fn_inputs is missing {', '.join(missing)}, which {name} needs")
     if unknown := sorted(given - required - form.masks):
         known = ", ".join([*sorted(required), *sorted(form.masks)])
-        raise EngineError(f"{where}: loss_fn_inputs holds {', '.join(unknown)}; {name} takes {known}")
+        raise EngineError(f"{where}: loss_fn_inputs contains {', '.join(unknown)}; {name} takes {known}")
 
 
 def _check_target_shape(where: str, form: LossForm, shape: tuple[int, ...], length: int) -> tuple[int, ...]:
@@ -144,5 +144,5 @@ def _check_cells(what: str, value: NDArray[np.generic], shape: tuple[int, ...]) 
         raise EngineError(f"{what} has shape {list(np.shape(value))}; it must be that of target_tokens, {list(shape)}")
     cells = np.asarray(value, np.float32).reshape(shape[0], -1)
     if not np.isfinite(cells).all():
-        raise EngineError(f"{what} holds a value that is not finite")
+        raise EngineError(f"{what} contains a value that is not finite")
     return cells

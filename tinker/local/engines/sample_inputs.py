@@ -57,4 +57,4 @@ def _find_faults(job: SampleJob, vocabulary: int) -> Iterator[str]:
     if "" in stops:
         yield "an empty stop string would end every sequence at once"
     if len({isinstance(stop, str) for stop in stops}) > 1:
-        yield "stop must hold strings only or token ids only"
+        yield "stop must contain strings only or token ids only"

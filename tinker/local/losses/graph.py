@@ -50,7 +50,7 @@ class LossGraph:
         """Return the datum as cross entropy takes it, without weights."""
         targets = example.loss_inputs.get("target_tokens")
         if targets is None:
-            raise EngineError(f"datum {index}: loss_fn_inputs lacks target_tokens, which every loss needs")
+            raise EngineError(f"datum {index}: loss_fn_inputs is missing target_tokens, which every loss needs")
         return _add_weights(attrs.evolve(example, loss_inputs={"target_tokens": targets}), np.zeros(targets.shape, np.float32))
 
     def _evaluate(self, index: int, example: TrainingExample, logprobs: NDArray[np.float32], backward: bool) -> DatumLoss:
@@ -106,7 +106,7 @@ def _add_weights(example: TrainingExample, weights: NDArray[np.float32]) -> Trai
 def _find_input(index: int, example: TrainingExample, name: str) -> NDArray[Any]:
     found = example.loss_inputs.get(name)
     if found is None:
-        raise EngineError(f"datum {index}: loss_fn_inputs lacks {name}, which the loss takes")
+        raise EngineError(f"datum {index}: loss_fn_inputs is missing {name}, which the loss takes")
     return np.array(found)
 
 

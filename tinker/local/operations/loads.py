@@ -58,7 +58,7 @@ def _load_checkpoint(state: State, engine: Engine, model: ModelRecord, request: 
         if request.model_id is None and request.optimizer_config is None:
             model.optimizer = record.optimizer
         if model.optimizer != record.optimizer:
-            fault = f"{request.path} holds the state of the optimizer {record.optimizer!r}, and this model's is"
+            fault = f"{request.path} contains the state of the optimizer {record.optimizer!r}, and this model's is"
             raise EngineError(f"{fault} {model.optimizer!r}; load it without the optimizer")
     model.spec = engine.load(model.model_id, folder, optimizer=request.optimizer)
     with state.lock:

@@ -64,7 +64,7 @@ class Accounts:
         try:
             key_id = self._key_of_token(given)
         except InvalidToken as error:
-            detail = f"X-API-Key does not hold a valid token: {error}; exchange the key for one"
+            detail = f"X-API-Key does not contain a valid token: {error}; exchange the key for one"
             raise APIProblem(401, detail, {"www-authenticate": 'Bearer error="invalid_token"'}) from error
         if key_id in self._revoked:
             raise APIProblem(401, "the key that the token in X-API-Key was given for was revoked")

@@ -131,7 +131,7 @@ def check_chat(body: ChatBody) -> None:
 def _find_faults(body: GenerationBody) -> Iterator[str]:
     yield from _name_fields(body, ("presence_penalty", "frequency_penalty", "logit_bias"))
     if "" in body.stops:
-        yield "stop holds an empty text"
+        yield "stop contains an empty text"
 
 
 def _name_fields(body: GenerationBody, names: Sequence[str]) -> list[str]:

@@ -60,7 +60,7 @@ def read_optimizer(directory: Path) -> dict[str, dict[str, torch.Tensor]]:
     try:
         flat = load_file(directory / OPTIMIZER)
     except (OSError, SafetensorError) as error:
-        raise EngineError("the checkpoint holds no optimizer state; load it without the optimizer") from error
+        raise EngineError("the checkpoint contains no optimizer state; load it without the optimizer") from error
     state: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in flat.items():
         name, _, value = key.rpartition(":")

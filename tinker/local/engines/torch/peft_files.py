@@ -103,11 +103,11 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise EngineError(f"{WEIGHTS} cannot be read ({type(error).__name__}): it is missing or damaged") from error
     if not found:
-        raise EngineError(f"{WEIGHTS} holds no adapter")
+        raise EngineError(f"{WEIGHTS} contains no adapter")
     if strange := next((name for name in found if not name.startswith(PEFT_PREFIX)), None):
         raise EngineError(f"{WEIGHTS}: {strange!r} is not the name of a weight of PEFT")
     tensors = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in found.items()}
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.isfinite().all():
-            raise EngineError(f"{WEIGHTS}: {name} holds something else than finite numbers")
+            raise EngineError(f"{WEIGHTS}: {name} must contain only finite numbers")
     return {name: tensor.to(torch.float32) for name, tensor in tensors.items()}

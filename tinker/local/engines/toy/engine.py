@@ -161,9 +161,9 @@ class ToyEngine:
         found, tensors = self._read_adapter(source)
         wanted = {name: tensor.shape for name, tensor in self._net.fresh(spec.rank, 0).items()}
         if found.rank != spec.rank or {name: tensor.shape for name, tensor in tensors.items()} != wanted:
-            raise EngineError(f"{ADAPTER_FILE} holds an adapter of another shape than one of rank {spec.rank}")
+            raise EngineError(f"{ADAPTER_FILE} contains an adapter of another shape than one of rank {spec.rank}")
         if not all(tensor.dtype.kind == "f" and np.isfinite(tensor).all() for tensor in tensors.values()):
-            raise EngineError(f"{ADAPTER_FILE} holds something else than finite numbers")
+            raise EngineError(f"{ADAPTER_FILE} must contain only finite numbers")
         shutil.copyfile(source / ADAPTER_FILE, directory / ADAPTER_FILE)
 
     def _read_adapter(self, directory: Path) -> tuple[AdapterSpec, Tensors]:
@@ -172,7 +172,7 @@ class ToyEngine:
             about = json.loads(str(found.pop("about")))
             vocabulary, spec = about["vocabulary"], AdapterSpec(**about["spec"])
         except (ValueError, KeyError, TypeError) as error:
-            raise EngineError(f"{ADAPTER_FILE} does not say what it holds: it is damaged") from error
+            raise EngineError(f"{ADAPTER_FILE} does not say what it contains: it is damaged") from error
         if vocabulary != self._vocabulary:
             raise EngineError(f"the checkpoint has {vocabulary} token ids, this model {self._vocabulary}")
         return spec, found

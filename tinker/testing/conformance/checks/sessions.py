@@ -43,11 +43,11 @@ def newest_first(context: CheckContext) -> None:
     """Sessions are listed newest first, in pages."""
     older, newer = context.new_session(), context.new_session()
     first = context.call(api.list_sessions(limit=1)).sessions
-    context.expect(first == [newer], f"the newest session is {newer!r}, and the first page of one entry holds {first}")
+    context.expect(first == [newer], f"the newest session is {newer!r}, and the first page of one entry contains {first}")
     both = context.call(api.list_sessions(limit=2)).sessions
-    context.expect(both == [newer, older], f"the newest two are {newer!r} and {older!r}, a page of two holds {both}")
+    context.expect(both == [newer, older], f"the newest two are {newer!r} and {older!r}, a page of two contains {both}")
     second = context.call(api.list_sessions(limit=1, offset=1)).sessions
-    context.expect(second == [older], f"with an offset of 1 the page holds {second}")
+    context.expect(second == [older], f"with an offset of 1 the page contains {second}")
 
 
 @check("get_session")

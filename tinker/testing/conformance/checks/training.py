@@ -70,7 +70,7 @@ def runs(context: CheckContext) -> None:
     fixture = create(context)
     page = context.call(api.list_training_runs(limit=1))
     found = [one.training_run_id for one in page.training_runs]
-    context.require(len(found) <= 1, f"a page of one holds {len(found)} runs")
+    context.require(len(found) <= 1, f"a page of one contains {len(found)} runs")
     told = f"the run used last is {fixture.model_id!r}, the first one listed {found}"
     context.expect(found == [fixture.model_id], told, _ORDER, "list_training_runs")
     cursor = (page.cursor.offset, page.cursor.limit)

@@ -101,7 +101,9 @@ def of_user(context: CheckContext) -> None:
     found = [one.tinker_path for one in page.checkpoints]
     context.expect(found == [newer, older], f"the newest two are {[newer, older]}, listed are {found}")
     rest = context.call(api.list_user_checkpoints(limit=1, offset=1)).checkpoints
-    context.expect([one.tinker_path for one in rest] == [older], "the second page of one does not hold the second checkpoint")
+    context.expect(
+        [one.tinker_path for one in rest] == [older], "the second page of one does not contain the second checkpoint"
+    )
     context.expect(page.cursor is not None and page.cursor.total_count >= 2, f"the cursor is {page.cursor}")
 
 
