@@ -42,3 +42,9 @@ def check_function(name: str, value: object) -> None:
     """Raise TypeError unless it is a function or None."""
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be a function, got {type(value).__name__}")
+
+
+def check_type(name: str, value: object, kind: type) -> None:
+    """Raise TypeError unless the value is None or of its kind."""
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")

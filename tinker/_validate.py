@@ -174,14 +174,16 @@ def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None
     __tracebackhide__ = True
     if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"prompt must be a ModelInput, {suggest_model_input(prompt)}")
-    check_integer("num_samples", options.num_samples)
+    if type(options.num_samples) is not int:  # the check is for numpy's integers, and for what is none
+        check_integer("num_samples", options.num_samples)
     if not isinstance(options.sampling_params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"sampling_params must be a SamplingParams, got {type(options.sampling_params).__name__}")
     if options.num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {options.num_samples}")
     for name in options.COUNTS:
         count = getattr(options, name)
-        check_integer(name, count)
+        if type(count) is not int:
+            check_integer(name, count)
         if count < 0:
             raise ValueError(f"{name} must not be negative, got {count}")
     if options.prompt_logprobs_last_n is not None:
@@ -287,9 +289,3 @@ def check_observer(observer: Observer) -> Observer:
     if not callable(observer):  # pyright: ignore[reportUnnecessaryComparison]
         raise TypeError(f"an observer must be a function of one event, got {type(observer).__name__}")
     return observer
-
-
-def check_type(name: str, value: object, kind: type) -> None:
-    """Raise TypeError unless the value is None or of its kind."""
-    if value is not None and not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")

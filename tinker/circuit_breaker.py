@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from tinker._checks import check_count, check_function, check_number
+from tinker._checks import check_count, check_function, check_number, check_type
 from tinker._http import Circuit, CircuitRegistry, CircuitRules, Permit, is_server_failure
 from tinker.errors import CircuitOpenError, TinkerError
 from tinker.observing import CircuitChange, CircuitState
@@ -233,9 +233,10 @@ class CircuitBlock:
         self.__exit__(kind, error, traceback)
 
 
-def registry_of(breaker: CircuitBreaker) -> CircuitRegistry:
-    """Return the circuits of a breaker, for the clients of this package."""
-    return breaker._registry  # pyright: ignore[reportPrivateUsage]
+def registry_of(breaker: CircuitBreaker | None) -> CircuitRegistry | None:
+    """Return the circuits of a breaker, for the clients of this package; None for None. TypeError for anything else."""
+    check_type("circuit_breaker", breaker, CircuitBreaker)
+    return None if breaker is None else breaker._registry  # pyright: ignore[reportPrivateUsage]
 
 
 class _Told(msgspec.Struct, frozen=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
@@ -14,12 +13,12 @@ from tinker_wire.api import service as service_api
 from tinker._checks import check_count
 from tinker._clients import SessionHolder, awaiting_twin_of, read_older_arguments
 from tinker._clock import Clock
-from tinker._config import Config, check_given, load_config, override, show_url
+from tinker._config import Config, load_later, show_url
 from tinker._http import ONE_SHOT, SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
 from tinker._training import NewAdapter, SavedAdapter, TrainingRun, create_handle, trace
-from tinker._validate import check_base_model, check_model_path, check_observer, check_optimizer, check_type
+from tinker._validate import check_base_model, check_model_path, check_observer, check_optimizer
 from tinker.circuit_breaker import CircuitBreaker, registry_of
 from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import ClientClosedError
@@ -106,32 +105,25 @@ class ServiceClient:
         **kwargs: object,
     ) -> None:
         older = read_older_arguments(kwargs, known=ServiceClient.__init__.__kwdefaults__ or (), stacklevel=3)
-        check_given(base_url=base_url, api_key=api_key, patience_seconds=patience_seconds)
-        check_type("circuit_breaker", circuit_breaker, CircuitBreaker)
-        check_type("config", config, Config)
-        choose = load_config if config is None else partial(override, config)
-
-        def load() -> Config:  # a function, as the repr of a partial would show the key
-            return choose(
-                base_url=base_url,
-                api_key=api_key,
-                project_id=project_id,
-                headers=older.merge_headers(default_headers_overrides),
-                query=default_query,
-                wire=wire,
-                patience_seconds=patience_seconds,
-                fail_fast=fail_fast,
-                telemetry=telemetry,
-                max_retries=older.max_retries,
-                silence_seconds=older.silence_seconds,
-            )
-
-        self._config = load
+        self._config = load_later(
+            config,
+            base_url=base_url,
+            api_key=api_key,
+            project_id=project_id,
+            headers=older.merge_headers(default_headers_overrides),
+            query=default_query,
+            wire=wire,
+            patience_seconds=patience_seconds,
+            fail_fast=fail_fast,
+            telemetry=telemetry,
+            max_retries=older.max_retries,
+            silence_seconds=older.silence_seconds,
+        )
         self._description = Description(user_metadata=_plain(user_metadata) or {}, display_name=display_name)
         self._transport = transport or older.transport
         self._clock = clock
         self._observers = tuple(check_observer(observer) for observer in observers)
-        self._circuits = None if circuit_breaker is None else registry_of(circuit_breaker)
+        self._circuits = registry_of(circuit_breaker)
         self._opened: Runtime | None = None
         self._closed = False
         self._lock = threading.Lock()

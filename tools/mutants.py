@@ -109,8 +109,8 @@ TESTS: dict[str, list[str]] = {
         "client/test_training.py",
         "client/test_custom_loss.py",
         "client/test_what_a_failure_stops.py",
+        "unit/test_combine.py",
     ],
-    "_training/chunks": ["unit/test_combine.py"],
     "_training/combine": ["unit/test_combine.py"],
     "_sampling/submit": [
         "client/test_samplers.py",

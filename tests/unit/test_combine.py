@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tinker._training.chunks import split
 from tinker._training.combine import combine
+from tinker._training.loss_requests import split
 from tinker.types import (
     Datum,
     DmelChunk,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tinker._config.config import CONNECTIONS, Config, WireChoice
 from tinker._config.proxies import Proxies
 from tinker._config.settings import (
-    check_given,
     is_sendable,
     load_config,
+    load_later,
     local_dir,
     login_shell,
     override,
@@ -21,9 +21,9 @@ __all__ = [
     "Config",
     "Proxies",
     "WireChoice",
-    "check_given",
     "is_sendable",
     "load_config",
+    "load_later",
     "local_dir",
     "override",
     "prices_file",

@@ -6,19 +6,24 @@ import base64
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import attrs
 import msgspec
 
-from tinker._checks import check_number
+from tinker._checks import check_number, check_type
 from tinker._config import config as _defaults
 from tinker._config.config import LOCAL_SCHEME, Config
 from tinker._config.proxies import Proxies, from_environment
 from tinker._version import __version__
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from tinker._config.config import ConfigSettings
 
 _ON = frozenset({"1", "true", "yes", "on"})
 _OFF = frozenset({"", "0", "false", "no", "off"})
@@ -129,6 +134,21 @@ def override(config: Config, **given: Any) -> Config:
     return attrs.evolve(config, **chosen)
 
 
+def load_later(config: Config | None, **given: Unpack[ConfigSettings]) -> Callable[[], Config]:
+    """Check arguments that can never be right, and return a function that loads the settings once they are needed.
+
+    With a ``config``, the arguments override it, and the environment is not read. Raises ValueError and TypeError.
+    """
+    check_type("config", config, Config)
+    if base_url := given.get("base_url"):
+        _base_url(base_url)
+    _key(given.get("api_key"), "api_key")
+    if (patience_seconds := given.get("patience_seconds")) is not None:
+        check_number("patience_seconds", patience_seconds, finite=False)
+    # A function, as the repr of a partial would show the key.
+    return lambda: load_config(**given) if config is None else override(config, **given)
+
+
 def local_dir(environ: Mapping[str, str] | None = None) -> Path | None:
     """Return where servers of this machine keep checkpoints, unless they are told otherwise."""
     env = os.environ if environ is None else environ
@@ -154,15 +174,6 @@ def login_shell() -> str:
 def _switched(choice: bool | None, env: Mapping[str, str], name: str) -> bool:
     """Return the choice, else the switch in the environment, which is off unless it says that it is on."""
     return env.get(name, "").strip().lower() in _ON if choice is None else choice
-
-
-def check_given(*, base_url: str | None, api_key: str | None, patience_seconds: float | None) -> None:
-    """Refuse arguments that can never be right, before anything needs them. ValueError, TypeError."""
-    if base_url:
-        _base_url(base_url)
-    _key(api_key, "api_key")
-    if patience_seconds is not None:
-        check_number("patience_seconds", patience_seconds, finite=False)
 
 
 def _patience(seconds: float) -> float:

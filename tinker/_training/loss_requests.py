@@ -20,7 +20,6 @@ from tinker_wire.runtime import Binary, Request
 
 from tinker._http import SUBMIT, PreparedRequest, Purpose, Reply, Transport
 from tinker._session import NotRunError, SessionContext, Trial, WireFormat, loss_output, meter, training_use
-from tinker._training.chunks import split
 from tinker._training.combine import combine
 from tinker._training.numbers import Numbers, RunTarget
 from tinker._wire import BUFFERS, datum_nbytes, json, proto, slices
@@ -263,3 +262,20 @@ async def prepare_loss_requests(
     requests = LossRequests(transport, context, job, [_Chunk(piece, nbytes) for piece, nbytes in pieces])
     await requests.encode()
     return requests
+
+
+def split(data: Sequence[Datum], max_datums: int, max_nbytes: int) -> list[tuple[Sequence[Datum], int]]:
+    """Return chunks of at most ``max_datums`` datums and ``max_nbytes`` estimated bytes, with their estimates.
+
+    A datum larger than ``max_nbytes`` makes a chunk of its own.
+    """
+    chunks: list[tuple[Sequence[Datum], int]] = []
+    start = nbytes = 0
+    for index, datum in enumerate(data):
+        size = datum_nbytes(datum)
+        if index > start and (nbytes + size > max_nbytes or index - start >= max_datums):
+            chunks.append((data[start:index], nbytes))
+            start, nbytes = index, 0
+        nbytes += size
+    chunks.append((data[start:], nbytes))
+    return chunks

@@ -358,6 +358,7 @@ class ModelInput(Signposted, AttrsValue):
 
 def suggest_model_input(value: object) -> str:
     """Return what was given in the place of a ModelInput, and how to make one of it."""
+    got = type(value).__name__
     tokens = "tokenizer.encode(text)" if isinstance(value, str) else "tokens"
     advice = f": use ModelInput.from_ints({tokens})" if isinstance(value, (str, list, tuple, np.ndarray)) else ""
-    return f"got {type(cast('object', value)).__name__}{advice}"
+    return f"got {got}{advice}"
