@@ -147,6 +147,9 @@ _MODULES = (
     "wire",
 )
 
+# Of an extra, so not listed by `dir`, behind which everything is imported.
+_MODULES_OF_EXTRAS = ("local", "testing")
+
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are those of the imports above)
     "APIConnectionError",
     "APIError",
@@ -230,7 +233,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
 
 
 def __getattr__(name: str) -> Any:  # what a lazily loaded name is, only its home knows
-    if name in _MODULES:
+    if name in _MODULES or name in _MODULES_OF_EXTRAS:
         return importlib.import_module(f"tinker.{name}")
     home = _HOMES.get(name)
     if home is None:
@@ -243,7 +246,8 @@ def __getattr__(name: str) -> Any:  # what a lazily loaded name is, only its hom
 def __dir__() -> list[str]:
     # Whoever looks at every name would import `tinker.proto`, which needs Google's runtime.
     absent = set[str]() if _has_protobuf() else {"proto"}
-    return sorted({*globals(), *__all__, *_MODULES} - absent)
+    special = (name for name in globals() if name.startswith("__"))
+    return sorted({*special, *__all__, *_HOMES, *_MODULES} - absent)
 
 
 def _has_protobuf() -> bool:

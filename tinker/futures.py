@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple
 
 from tinker._futures import OperationProgress, Receipt
 from tinker._loop import loop_thread, must_pass
@@ -21,6 +21,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 # Nobody need look at these: they follow from another failure, or from the end of the client.
+_INTERNAL = frozenset({"progress", "receipt", "shield", "wait"})
 _NEVER_REPORTED = (PrecedingRequestFailed, ClientClosedError, concurrent.futures.CancelledError)
 
 
@@ -51,6 +52,14 @@ class APIFuture(concurrent.futures.Future[T]):
         error = self._exception
         state = "cancelled" if self.cancelled() else "pending" if not self.done() else type(error).__name__ if error else "done"
         return f"<{type(self).__name__} {self.operation or 'without operation'}, {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: the result arrives in this process."""
+        raise TypeError("an APIFuture cannot be pickled; send its result instead, future.result()")
+
+    def __dir__(self) -> list[str]:
+        """Return the names without those that only this package uses."""
+        return [name for name in super().__dir__() if name not in _INTERNAL]
 
     @property
     def request_id(self) -> str | None:

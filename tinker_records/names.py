@@ -50,6 +50,9 @@ def advise(kind: str, name: str, known: Iterable[str]) -> str:
 class NamesChecked(type):
     """Turn an argument that a constructor does not know into a TypeError that suggests the right name."""
 
+    #: What else is said of arguments that are wrong: how most people make the value.
+    _advice = ""
+
     if not TYPE_CHECKING:  # the signature is that of the constructor
 
         def __call__(cls, *args: object, **values: object) -> object:
@@ -62,10 +65,11 @@ class NamesChecked(type):
                 by_name = [one.name for one in known.values() if one.kind is one.KEYWORD_ONLY]
                 if args and len(by_name) == len(known) - 1:
                     message = f"{cls.__name__} takes no positional arguments: write {cls.__name__}({by_name[0]}=...)"
-                    raise TypeError(message) from None
+                    raise TypeError(message + cls._advice) from None
                 if not unknown or any(one.kind is one.VAR_KEYWORD for one in known.values()):
                     raise
-            raise TypeError(advise(cls.__name__, unknown[0], [name for name in list(known)[1:] if name not in values]))
+            meant = advise(cls.__name__, unknown[0], [name for name in list(known)[1:] if name not in values])
+            raise TypeError(meant.removesuffix(".") + cls._advice)
 
         @property
         def __signature__(cls) -> inspect.Signature:

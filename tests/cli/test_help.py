@@ -250,7 +250,10 @@ def test_a_base_url_that_is_none(call: Callable[..., Result]) -> None:
     """Settings that cannot be right are told in one line."""
     result = call("run", "list", base_url="nonsense")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "Error: base_url must start with http://, https:// or local://, got 'nonsense'\n"
+    assert (
+        result.stderr
+        == "Error: base_url must start with http://, https:// or local://, got 'nonsense'; did you mean 'http://nonsense'?\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["nothing", "tyo", "some/model"])
@@ -263,7 +266,7 @@ def test_a_local_server_of_an_unknown_model(name: str, tmp_path: Path) -> None:
         f"import tinker\nservice = tinker.ServiceClient(base_url='local://{name}')\n"
         "try: service.get_server_capabilities()\nexcept OSError as e: exit(f'Error: {e}')"
     )
-    absence = f"Error: cannot load '{name}': no connection to 127.0.0.1:9, and it is not in the cache; give a directory"
+    absence = "no connection to 127.0.0.1:9, and it is not in the cache"
     for words, meant in (
         (["-m", "tinker.cli", "--base-url", f"local://{name}", "model", "list"], "local://toy"),
         (["-m", "tinker.cli", "--base-url", f"local://{name}", "sample", "hi"], "local://toy"),
@@ -273,8 +276,8 @@ def test_a_local_server_of_an_unknown_model(name: str, tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, *words], capture_output=True, text=True, env=away, timeout=60, stdin=subprocess.DEVNULL
         )
-        meant = f"; did you mean {meant}?" if name == "tyo" else ""
-        assert (done.returncode, done.stderr) == (1, f"{absence}{meant}\n"), words
+        reason = f"; did you mean {meant}? ({absence})" if name == "tyo" else f": {absence}; give a directory"
+        assert (done.returncode, done.stderr) == (1, f"Error: cannot load '{name}'{reason}\n"), words
 
 
 def test_a_local_server_of_a_model_that_the_hub_lacks(tmp_path: Path, serve_app: Any) -> None:

@@ -217,7 +217,10 @@ def test_futures_without_init() -> None:
         (lambda: tinker.TensorData([1], dtyp="int64"), "TensorData has no 'dtyp'; did you mean 'dtype'?"),
         (lambda: tinker.types.EncodedTextChunk(token=[1]), "EncodedTextChunk has no 'token'; did you mean 'tokens'?"),
         (lambda: tinker.types.ImageChunk(data=b"x", formt="png"), "ImageChunk has no 'formt'; did you mean 'format'?"),
-        (lambda: tinker.ModelInput(xyz=[]), "ModelInput has no 'xyz'; it has chunks."),
+        (
+            lambda: tinker.ModelInput(xyz=[]),
+            "ModelInput has no 'xyz'; it has chunks; for token ids use ModelInput.from_ints(tokens)",
+        ),
         (lambda: tinker.types.LoraConfig(rnk=1), "LoraConfig has no 'rnk'; did you mean 'rank'?"),
     ],
 )
@@ -414,6 +417,10 @@ def test_frames_of_functions_of_the_user_stay(training: tinker.TrainingClient, d
             TypeError,
             r"loss_fn_inputs\['weights'\] .*, got tuple: write list",
         ),
+        (lambda: tinker.ModelInput([1, 2]), TypeError, r"; for token ids use ModelInput.from_ints\(tokens\)"),
+        (lambda: tinker.ModelInput(tokens=[1]), TypeError, "has no 'tokens'; it has chunks; for token ids use ModelInput"),
+        (lambda: tinker.ServiceClient(base_url="host:80"), ValueError, "got 'host:80'; did you mean 'http://host:80'?"),
+        (lambda: pickle.dumps(APIFuture()), TypeError, "send its result instead"),
         (lambda: tinker.ModelInput(chunks=[1, 2]), TypeError, "got int; for token ids use ModelInput.from_ints"),
         (lambda: tinker.AdamParams(learning_rate="fast"), ValueError, "AdamParams.learning_rate must be a number, got 'fast'"),
         (lambda: tinker.types.LoraConfig(rank=1.5), ValueError, "LoraConfig.rank must be an integer, got 1.5"),

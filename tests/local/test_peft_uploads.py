@@ -132,7 +132,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "DoRA": (lambda folder: change_config(folder, use_dora=True), "use_dora"),
     "biases": (lambda folder: change_config(folder, bias="all"), "bias"),
     "no safetensors": (lambda folder: (folder / WEIGHTS).write_bytes(b"PK\3\4"), "cannot be read"),
-    "nothing": (lambda folder: save_file({}, folder / WEIGHTS), "holds no adapter"),
+    "nothing": (lambda folder: save_file({}, folder / WEIGHTS), "contains no adapter"),
     "half a pair": (lambda folder: change_weights(folder, lora_B=None), "not half of a pair"),
     "another shape": (lambda folder: change_weights(folder, lora_B=torch.zeros(3, 4)), "does not fit"),
     "integers": (lambda folder: change_weights(folder, lora_B=torch.zeros(32, 4, dtype=torch.int32)), "finite numbers"),

@@ -179,7 +179,7 @@ def test_one_bad_request_does_not_spoil_the_batch(make_api: MakeApi) -> None:
     engine = GatedBatchingEngine()
     api = make_api(engine)
     good, bad, also = queue_samples(api, engine, [{}, {"params": {"top_p": 7.0}}, {}])
-    assert api.failure(bad) == ("user", "top_p is 7.0; it must be more than 0 and at most 1")
+    assert api.failure(bad) == ("user", "top_p is 7.0; it must be from 0 to 1")
     assert api.result(good) == api.result(also)
 
 

@@ -643,6 +643,7 @@ def test_truncation_keeps_the_crossing_token() -> None:
     assert kept(top_k=3) == [1, 2, 3]
     assert kept(top_k=3, top_p=0.8) == [1, 3]
     assert kept(top_p=1e-9) == [1]
+    assert kept(top_p=0.0) == [1]
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -785,7 +786,7 @@ def test_a_saved_snapshot_samples_the_same(engine: TorchEngine, tmp_path: Path) 
         ({"tokens": np.array([258], np.int32)}, "token id 258"),
         ({"max_tokens": 123}, "6 prompt tokens \\+ max_tokens 123 exceed the context length of 128"),
         ({"temperature": -0.1}, "temperature"),
-        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"num_samples": 0}, "num_samples"),
         ({"topk_sample_logprobs": 259}, "topk_sample_logprobs"),

@@ -364,7 +364,7 @@ def test_top_k_and_top_p_cut_the_tail(engine: ToyEngine) -> None:
     assert everything is not None
     order, probabilities = everything[0][0], np.exp(everything[1][0].astype(np.float64))
     fewest = int(np.searchsorted(probabilities.cumsum(), 0.6)) + 1
-    for cut, kept in (({"top_k": 2}, 2), ({"top_p": 0.6}, fewest), ({"top_k": 1, "top_p": 0.99}, 1)):
+    for cut, kept in (({"top_k": 2}, 2), ({"top_p": 0.6}, fewest), ({"top_p": 0.0}, 1), ({"top_k": 1, "top_p": 0.99}, 1)):
         drawn = {int(s.tokens[0]) for s in sample(engine, num_samples=300, max_tokens=1, **cut).sequences}
         assert drawn <= set(order[:kept].tolist())
         assert len(drawn) == kept
@@ -513,7 +513,7 @@ def test_impossible_dimuon_values_are_refused(engine: ToyEngine, change: dict[st
     ("loss_fn", "inputs", "said"),
     [
         ("ppo", {}, "datum 0: loss_fn_inputs is missing advantages, logprobs"),
-        ("cross_entropy", {"advantages": np.ones(5)}, "holds advantages"),
+        ("cross_entropy", {"advantages": np.ones(5)}, "contains advantages"),
         ("cross_entropy", {"target_tokens": TARGETS[:4]}, r"target_tokens has shape \[4\]"),
         ("cross_entropy", {"weights": np.ones(4)}, r"weights has shape \[4\]"),
         ("cross_entropy", {"weights": [np.nan] * 5}, "weights contains a value that is not finite"),
@@ -553,7 +553,7 @@ def test_a_wrong_option_is_named(engine: ToyEngine, config: dict[str, Any], said
         ({"num_samples": 0}, "num_samples is 0"),
         ({"temperature": math.inf}, "temperature is inf"),
         ({"top_k": -2}, "top_k is -2"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": -0.1}, "top_p is -0.1"),
         ({"topk_prompt_logprobs": 513}, "topk_prompt_logprobs is 513"),
         ({"stop": [""]}, "empty stop string"),
         ({"stop": ["a", 1]}, "strings only or token ids only"),

@@ -98,6 +98,11 @@ def test_progress_gives_the_results() -> None:
     assert list(tinker.progress(futures)) == tinker.progress(futures).results(5) == [1, 2, 3]
     assert len(tinker.progress(futures)) == 3
 
+    async def collect() -> list[int]:
+        return [result async for result in tinker.progress(futures)]
+
+    assert asyncio.run(collect()) == [1, 2, 3]
+
     async def gather() -> list[Any]:
         return await tinker.progress(futures_of(*range(1000)))
 

@@ -183,6 +183,7 @@ def test_every_public_name_exists() -> None:
     with pytest.raises(AttributeError):
         _ = tinker.nothing_like_this  # type: ignore[attr-defined]
     assert set(tinker.__all__) <= set(dir(tinker))
+    assert "Any" not in dir(tinker)
 
 
 def test_tokens_are_plain_integers() -> None:

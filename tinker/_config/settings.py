@@ -202,7 +202,9 @@ def _base_url(url: object) -> str:
     if not isinstance(url, str):
         raise TypeError(f"base_url must be text, got {type(url).__name__}")
     if not url.startswith(("http://", "https://", LOCAL_SCHEME)):
-        raise ValueError(f"base_url must start with http://, https:// or {LOCAL_SCHEME}, got {_redact(url)!r}")
+        shown = _redact(url)
+        meant = "" if "://" in url else f"; did you mean 'http://{shown}'?"
+        raise ValueError(f"base_url must start with http://, https:// or {LOCAL_SCHEME}, got {shown!r}{meant}")
     if url.startswith(LOCAL_SCHEME):
         return url
     parts = _split(url.rstrip("/"))

@@ -33,8 +33,9 @@ def check_source(engine: EngineName | None, model: str | None, meant: Mapping[st
         return
     if (absence := _find_absence(model)) is not None:
         closest = find_closest(model.lower(), meant)
-        advice = "give a directory" + ("" if closest is None else f"; did you mean {meant[closest]}?")
-        raise OSError(f"cannot load {model!r}: {absence}; {advice}")
+        if closest is not None:
+            raise OSError(f"cannot load {model!r}; did you mean {meant[closest]}? ({absence})")
+        raise OSError(f"cannot load {model!r}: {absence}; give a directory")
 
 
 def _find_absence(model: str) -> str | None:

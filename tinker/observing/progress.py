@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -66,12 +66,20 @@ class FutureProgress(Generic[T_co]):
 
     async def _gather(self) -> list[T_co]:
         async def wait(future: Any, step: _AdvanceByOne) -> T_co:
-            result: T_co = await (future if hasattr(future, "__await__") else asyncio.wrap_future(future))
+            result: T_co = await _awaitable(future)
             step()
             return result
 
         with self._bar() as step:
             return list(await asyncio.gather(*(wait(future, step) for future in self._futures)))
+
+    async def __aiter__(self) -> AsyncGenerator[T_co]:
+        """Yield the results in the order of the futures, as ``for`` does, without blocking the event loop."""
+        with self._bar() as step:
+            for future in self._futures:
+                future.add_done_callback(lambda _: step())
+            for future in self._futures:
+                yield await _awaitable(future)
 
     @contextmanager
     def _bar(self) -> Generator[_AdvanceByOne]:
@@ -86,6 +94,10 @@ class FutureProgress(Generic[T_co]):
             yield step
 
 
+def _awaitable(future: Any) -> Awaitable[Any]:
+    return future if hasattr(future, "__await__") else asyncio.wrap_future(future)
+
+
 def progress(futures: Iterable[Future[T]], description: str = "") -> FutureProgress[T]:
     """Wait for many futures with a bar on the error stream; without a terminal or a notebook there is no bar.
 
@@ -96,7 +108,8 @@ def progress(futures: Iterable[Future[T]], description: str = "") -> FutureProgr
         description: The words before the bar.
 
     Returns:
-        An object to iterate over (results in order, as they come), to call ``results()`` of, or to ``await``.
+        An object to iterate over with ``for`` or ``async for`` (results in order, as they come), to call ``results()``
+            of, or to ``await``.
 
     >>> import tinker
     >>> sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(base_model="tinker/toy")

@@ -264,6 +264,7 @@ class ModelInput(Signposted, AttrsValue):
 
     chunks: list[ModelInputChunk] = attrs.field(converter=_chunk_list)
 
+    _advice: ClassVar[str] = "; for token ids use ModelInput.from_ints(tokens)"
     _elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("tokens", "token_ids", "input_ids", "ids"), "model_input.to_ints()"
     )

@@ -48,8 +48,8 @@ def _find_faults(job: SampleJob, vocabulary: int) -> Iterator[str]:
         yield f"temperature is {job.temperature}; it must be 0 (greedy) or more"
     if job.top_k < -1:
         yield f"top_k is {job.top_k}; it must be -1 (all tokens) or at least 1"
-    if not 0 < job.top_p <= 1:
-        yield f"top_p is {job.top_p}; it must be more than 0 and at most 1"
+    if not 0 <= job.top_p <= 1:
+        yield f"top_p is {job.top_p}; it must be from 0 to 1"
     for name, k in (("topk_prompt", job.topk_prompt_logprobs), ("topk_sample", job.topk_sample_logprobs)):
         if not 0 <= k <= vocabulary:
             yield f"{name}_logprobs is {k}; it must be 0 to {vocabulary}"

@@ -20,6 +20,7 @@ from tinker.local.engines import SampleJob
 from tinker.local.engines.torch.decoding import DecodingRun
 
 Draw: TypeAlias = Callable[[torch.Tensor, Sequence[SampleJob], torch.Tensor], torch.Tensor]
+LEAST_TOP_P = 1e-12  # takes the likeliest token alone, as 0 does
 NUCLEUS = 512  # tokens among which top_p is looked for first
 SPARE = 128  # tokens looked at behind the top_k likeliest, so that those as likely as the last one are seen
 
@@ -86,7 +87,7 @@ def truncate(
     scaled = values.double() / _to_column([job.temperature for job in jobs], logits.device)
     weights = torch.exp(scaled - scaled[:, :1])
     top_k = _to_column([job.top_k if job.top_k >= 1 else math.inf for job in jobs], logits.device)
-    top_p = _to_column([job.top_p if job.top_p < 1 else math.inf for job in jobs], logits.device)
+    top_p = _to_column([max(job.top_p, LEAST_TOP_P) if job.top_p < 1 else math.inf for job in jobs], logits.device)
     weights = torch.where(torch.arange(width, device=logits.device) < top_k, weights, 0.0)
     mass = _find_mass(logits, scaled, weights, top_k, jobs)
     kept = torch.where(weights.cumsum(dim=-1) - weights < top_p * mass, weights, 0.0)
