@@ -95,9 +95,9 @@ WRONG = {
     "model_input has 0 tokens": ("cross_entropy", example([], target_tokens=[])),
     "model_input has 9 tokens": ("cross_entropy", example([1] * 9, target_tokens=[1] * 9)),
     "model_input contains token id 10": ("cross_entropy", example([1, 10, 2], target_tokens=[1, 2, 3])),
-    "lacks target_tokens": ("cross_entropy", example(weights=[1, 1, 1])),
-    "lacks advantages": ("ppo", example(target_tokens=[1, 2, 3], logprobs=[0, 0, 0])),
-    "holds reward": ("cross_entropy", example(target_tokens=[1, 2, 3], reward=[1, 1, 1])),
+    "is missing target_tokens": ("cross_entropy", example(weights=[1, 1, 1])),
+    "is missing advantages": ("ppo", example(target_tokens=[1, 2, 3], logprobs=[0, 0, 0])),
+    "contains reward": ("cross_entropy", example(target_tokens=[1, 2, 3], reward=[1, 1, 1])),
     "target_tokens has shape [2]": ("cross_entropy", example(target_tokens=[1, 2])),
     "target_tokens has shape [3, 1]": (
         "importance_sampling",

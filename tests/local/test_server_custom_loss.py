@@ -372,8 +372,8 @@ def test_a_loss_must_be_a_finite_number(api: Api) -> None:
 @pytest.mark.parametrize(
     ("one", "said"),
     [
-        (datum([1], [2]), "lacks weights"),
-        ({**datum([1], [2]), "loss_fn_inputs": {}}, "lacks target_tokens"),
+        (datum([1], [2]), "is missing weights"),
+        ({**datum([1], [2]), "loss_fn_inputs": {}}, "is missing target_tokens"),
         (datum([1], [700], weights=[1.0]), "token id 700"),
         (
             {

@@ -233,7 +233,7 @@ def test_training_lowers_the_loss(api: Api) -> None:
     ("fields", "said"),
     [
         ({"loss_fn": "nonsense"}, "unknown loss_fn 'nonsense'"),
-        ({"loss_fn": "ppo"}, "lacks advantages, logprobs"),
+        ({"loss_fn": "ppo"}, "is missing advantages, logprobs"),
         ({"data": []}, "no data"),
         ({"data": [datum([104], [101, 108])]}, "datum 0: target_tokens has shape [2]"),
         ({"data": [datum([104], [101]), datum([900], [1])]}, "datum 1: model_input contains token id 900"),
