@@ -1,4 +1,4 @@
-"""The tables of docs/errors.md, from the code that decides: `python docs/_scripts/retry_table.py` writes them again."""
+"""The tables of docs/retries.md, from the code that decides: `python docs/_scripts/retry_table.py` writes them again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinker._http.retry import Policy
 from tinker._http.statuses import Verdict, judge
 from tinker.errors import APIConnectionError, APIResponseValidationError, APITimeoutError, status_error_type
 
-PAGE = Path(__file__).resolve().parents[1] / "errors.md"
+PAGE = Path(__file__).resolve().parents[1] / "retries.md"
 STATUSES = sorted({status.value for status in HTTPStatus if status.value >= 400})
 REQUEST = httpx.Request("POST", "http://server/api/v1/operation")
 

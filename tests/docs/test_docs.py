@@ -215,7 +215,7 @@ def test_every_example_is_listed() -> None:
 
 
 def test_retry_tables_are_fresh() -> None:
-    """The tables of the errors page are what the code says; `python docs/_scripts/retry_table.py` writes them."""
+    """The tables of the retry policy are what the code says; `python docs/_scripts/retry_table.py` writes them."""
     script = runpy.run_path(str(DOCS / "_scripts" / "retry_table.py"))
     page = script["PAGE"].read_text()
     assert script["with_tables"](page) == page
