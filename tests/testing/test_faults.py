@@ -115,6 +115,24 @@ def test_what_takes_time_takes_simulated_time(server: FaultyServer) -> None:
     assert clock.now == began + 90
 
 
+def test_the_port_takes_headers_in_any_encoding(server: FaultyServer) -> None:
+    """A header value that is not ASCII is handed on as its bytes, on the port as in this process."""
+    with server.on_port() as url:
+        answer = httpx.get(f"{url}/api/v1/healthz", headers=[(b"x-user", b"caf\xe9")])
+    assert answer.status_code == 200
+    assert server.exchanges[-1].headers["x-user"] == "caf\xe9"
+
+
+def test_the_repr_names_what_is_to_come(server: FaultyServer) -> None:
+    """The repr says how the server stands, where it listens, and which faults have not happened yet."""
+    assert repr(server) == "<FaultyServer, up; faults to come: none>"
+    server.fail_next("healthz", times=2)
+    with server.on_port() as url:
+        assert repr(server).startswith(f"<FaultyServer on {url}, up; faults to come: healthz: ")
+    get(server)
+    get(server)
+
+
 def test_corrupt_bodies_have_their_length(server: FaultyServer) -> None:
     """A corrupt answer keeps its status and length and says nothing."""
     server.corrupt_next("healthz")

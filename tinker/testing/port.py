@@ -96,9 +96,8 @@ class Port:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.raw_headers]
         url = f"{self.url}{request.raw_path}"
-        asked = httpx.Request(request.method, url, headers=headers, content=await request.content.read())
+        asked = httpx.Request(request.method, url, headers=list(request.raw_headers), content=await request.content.read())
         delivery = await self._serve(asked, asyncio.sleep)
         try:
             return await self._deliver(request, delivery.answer, delivery.fault)

@@ -98,6 +98,11 @@ class FaultyServer:
         self.exchanges: list[ReceivedRequest] = []
         self.totals: Counter[str] = Counter()
 
+    def __repr__(self) -> str:
+        """Return how the server stands, and the faults that have not happened yet."""
+        where = "" if self._port is None else f" on {self._port.url}"
+        return f"<{type(self).__name__}{where}, {self._mode}; faults to come: {', '.join(self._script.list_pending()) or 'none'}>"
+
     # ------------------------------------------------------------------------------------------------------------- the script
 
     def fail_next(
