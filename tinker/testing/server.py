@@ -101,7 +101,8 @@ class FaultyServer:
     def __repr__(self) -> str:
         """Return how the server stands, and the faults that have not happened yet."""
         where = "" if self._port is None else f" on {self._port.url}"
-        return f"<{type(self).__name__}{where}, {self._mode}; faults to come: {', '.join(self._script.list_pending()) or 'none'}>"
+        faults_to_come = ", ".join(self._script.list_pending()) or "none"
+        return f"<{type(self).__name__}{where}, {self._mode}; faults to come: {faults_to_come}>"
 
     # ------------------------------------------------------------------------------------------------------------- the script
 
