@@ -58,10 +58,9 @@ class CircuitBreaker:
         reset_seconds: The time in seconds for which a circuit stays open.
         probes: The number of calls that may be under way while a circuit is half open, 1 or more. One without an outcome for
             ``reset_seconds`` counts no longer.
-        counts: A function that says of an exception whether it is a failure of the other side. None counts what the client
-            would: no connection, no answer in time, answers that cannot be read, and statuses that blame the server; of code
-            that is not this package's, every exception but ValueError and TypeError. An answer that blames the request counts
-            as a success, as the server is there.
+        counts: A function that returns whether an exception is a failure of the other side. None counts a missing connection, a
+            timeout, a response that cannot be read, and statuses that blame the server; from other code, every exception except
+            ValueError and TypeError. A response that blames the request counts as a success, because the server is up.
         on_change: A function called with every :class:`tinker.observing.CircuitChange`, on the thread of the call that brought
             it about; what it raises is logged. None calls nothing. Observers of a client hear of the changes by its calls too.
         clock: A function that returns the time in seconds, for tests.

@@ -2,7 +2,7 @@
 
     TinkerError
     ├── APIError                        one HTTP exchange failed
-    │   ├── APIStatusError              the server answered an error status
+    │   ├── APIStatusError              the server returned an error status
     │   │   ├── BadRequestError             400
     │   │   ├── AuthenticationError         401
     │   │   ├── BillingError                402
@@ -68,7 +68,7 @@ class APIError(TinkerError):
         may_have_arrived: Whether the server may have accepted the request in an attempt before the last one.
         message: The text of the error.
         request: The request, without credentials.
-        body: The parsed JSON of the answer, else its text, else None.
+        body: The parsed JSON of the response, else its text, else None.
     """
 
     may_have_arrived: bool = False
@@ -84,12 +84,12 @@ class APIResponseValidationError(APIError):
     """The response does not match the contract.
 
     Attributes:
-        response: The answer.
-        status_code: The HTTP status of the answer.
+        response: The response.
+        status_code: The HTTP status of the response.
     """
 
     def __init__(self, response: httpx.Response, body: object | None, message: str | None = None) -> None:
-        super().__init__(message or "The server's response does not fit the contract.", response.request, body=body)
+        super().__init__(message or "The server's response does not match the contract.", response.request, body=body)
         self.response = response
         self.status_code: int = response.status_code
 
@@ -98,8 +98,8 @@ class APIStatusError(APIError):
     """The server responded with an error status.
 
     Attributes:
-        status_code: The HTTP status of the answer.
-        response: The answer.
+        status_code: The HTTP status of the response.
+        response: The response.
         retry_after: The time in seconds that the server asked to wait; None if it did not.
     """
 

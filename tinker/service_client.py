@@ -299,7 +299,7 @@ class ServiceClient:
         ValueError on your line instead of failing on the server. Without this call, the lengths are not checked.
 
         Returns:
-            The server's answer; ``supported_models`` lists the models.
+            The server's response; ``supported_models`` lists the models.
 
         Raises:
             APIError: The exchange failed.

@@ -192,7 +192,7 @@ class TrainingClient(ReadyClient):
             adam_params: The older name of the argument.
 
         Returns:
-            A future of the server's answer, with metrics where the server sends some.
+            A future of the server's response, with metrics where the server sends some.
 
         Raises:
             ValueError: At once, when both arguments are given, a parameter is not finite or the learning rate is negative.
@@ -285,7 +285,7 @@ class TrainingClient(ReadyClient):
             weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
 
         Returns:
-            A future of the server's answer.
+            A future of the server's response.
 
         Raises:
             ValueError: At once, for a path without a scheme.
@@ -305,7 +305,7 @@ class TrainingClient(ReadyClient):
             weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
 
         Returns:
-            A future of the server's answer.
+            A future of the server's response.
 
         Raises:
             ValueError: At once, for a path without a scheme.
@@ -320,7 +320,7 @@ class TrainingClient(ReadyClient):
         Servers without the operation answer 404 and free the run when its session ends.
 
         Returns:
-            A future of the server's answer.
+            A future of the server's response.
         """
         return self._run.send(requests.unload_model())
 

@@ -57,9 +57,8 @@ def find_source(config: Config) -> CredentialSource | None:
     stored = default_key(config.credentials_file)
     if stored is None:
         raise TinkerError(
-            "The api_key client option must be set by passing api_key to the client, by setting the TINKER_API_KEY "
-            "environment variable, or by storing a key with `tinker auth login`; without an account, "
-            "base_url='local://' runs everything on this machine"
+            "no API key: run `tinker auth login`, set TINKER_API_KEY, or pass api_key; "
+            "without an account, base_url='local://' runs everything on this machine"
         )
     if not is_sendable(stored[1].key):
         raise TinkerError(f"the key that `tinker auth login` stored in {config.credentials_file} is not one line of plain text")

@@ -45,7 +45,7 @@ class AiohttpEngine:
         self._proxy_headers = proxy_headers
         self._proxies = None if proxies is None or proxies.is_empty else proxies
         self._pools: dict[Purpose, _Pool] = {}
-        self._limits: set[asyncio.Timeout] = set()  # of the answers under way
+        self._limits: set[asyncio.Timeout] = set()  # of the responses under way
         self._closed = False
 
     async def send(self, request: PreparedRequest) -> RawResponse:
@@ -125,11 +125,11 @@ async def _pieces(request: PreparedRequest, limit: asyncio.Timeout) -> AsyncIter
     for piece in request.body:
         _limit(limit, request.silence_seconds)
         yield piece
-    _limit(limit, request.silence_seconds)  # for the whole head of the answer, so that one that trickles in ends as well
+    _limit(limit, request.silence_seconds)  # for the whole head of the response, so that one that trickles in ends as well
 
 
 def _limit(limit: asyncio.Timeout, seconds: float) -> None:
-    """End the exchange after so many seconds, unless it is over, as by an answer that came early."""
+    """End the exchange after so many seconds, unless it is over, as by a response that came early."""
     with contextlib.suppress(RuntimeError):
         limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
@@ -137,7 +137,7 @@ def _limit(limit: asyncio.Timeout, seconds: float) -> None:
 async def _read(response: aiohttp.ClientResponse) -> bytes:
     """Return the whole body, as it was sent. A length beyond the limit, announced or met, fails the exchange."""
     if (response.content_length or 0) > MAX_ANSWER_NBYTES:
-        raise ValueError(f"the answer is larger than {MAX_ANSWER_NBYTES} bytes")
+        raise ValueError(f"the response is larger than {MAX_ANSWER_NBYTES} bytes")
     if response.content_length is not None:
         return await response.read()
     received = bytearray()

@@ -24,8 +24,8 @@ class Findings:
         self._facts[subject, operation] = ServerFact(operation=operation, finding=finding, evidence=evidence)
 
     def note_absence(self, operation: str, error: APIError | None) -> None:
-        """Note that the server lacks an operation; without an error its answer was something else than it should be."""
-        evidence = "its answer is of another kind" if error is None else _describe(error)
+        """Note that the server lacks an operation; without an error its response was something else than it should be."""
+        evidence = "its response is of another kind" if error is None else _describe(error)
         self.note(ABSENT, operation, ABSENT, evidence)
 
     def forget_absences(self) -> None:

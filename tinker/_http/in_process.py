@@ -46,7 +46,7 @@ class InProcessTransport(httpx.AsyncBaseTransport):
             raise
         if exchange.status == 0:
             await task
-            raise RuntimeError("the application gave no answer")
+            raise RuntimeError("the application gave no response")
         return httpx.Response(exchange.status, headers=exchange.headers, stream=_StreamedBody(exchange, task))
 
 
@@ -70,7 +70,7 @@ class _StreamedExchange:
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Take the head of the answer, or a part of its body."""
+        """Take the head of the response, or a part of its body."""
         if message["type"] == "http.response.start":
             self.status, self.headers = message["status"], list(message.get("headers", ()))
             self.begun.set()
@@ -84,7 +84,7 @@ class _StreamedExchange:
 
 
 class _StreamedBody(httpx.AsyncByteStream):
-    """The parts of an answer as they come; closing it ends the application's work."""
+    """The parts of a response as they come; closing it ends the application's work."""
 
     def __init__(self, exchange: _StreamedExchange, task: asyncio.Task[None]) -> None:
         self._exchange, self._task = exchange, task

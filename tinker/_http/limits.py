@@ -189,7 +189,7 @@ class SampleAdmission:
         self.release()
 
     def release(self) -> None:
-        """Give back before the attempt is over, where the server has accepted the request and its answer takes longer."""
+        """Give back before the attempt is over, where the server has accepted the request and its response takes longer."""
         self._give_back()
 
     def note_cool_down(self, error: APIStatusError, seconds: float) -> None:

@@ -1,6 +1,6 @@
 """A server of this process that loads its model: requests wait on time of its own, and observers and the log hear of it.
 
-Importing torch can take longer than the server may take for an answer, on a machine that is busy with other things.
+Importing torch can take longer than the server may take for a response, on a machine that is busy with other things.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
         return f"PreparedRequest({self.method} {self.redacted_url}, {self.operation or 'no operation'}, {self.purpose.name})"
 
     def receiver_of(self, status: int) -> Receive | None:
-        """Return who takes the body of an answer with this status as it comes; None when it is read completely."""
+        """Return who takes the body of a response with this status as it comes; None when it is read completely."""
         return self.receive if is_success(status) else None
 
     @property
@@ -114,7 +114,7 @@ class RawResponse(msgspec.Struct, frozen=True):
 
 
 class ExchangeFailed(Exception):
-    """No complete answer came. ``timed_out``: not in time; ``never_connected``: nothing can have arrived either."""
+    """No complete response came. ``timed_out``: not in time; ``never_connected``: nothing can have arrived either."""
 
     def __init__(self, message: str, *, timed_out: bool = False, never_connected: bool = False) -> None:
         super().__init__(readable(message)[:_LONGEST_REASON])

@@ -13,7 +13,7 @@ from tinker._http.messages import ExchangeFailed, PreparedRequest
 if TYPE_CHECKING:
     import aiohttp
 
-ANSWER_SECONDS = 600.0  # for the body of an answer whose head has come, so that one that trickles in ends as well
+ANSWER_SECONDS = 600.0  # for the body of a response whose head has come, so that one that trickles in ends as well
 MAX_ANSWER_NBYTES = 2 << 30
 
 
@@ -39,10 +39,10 @@ class Phase(msgspec.Struct):
         if type(error) is TimeoutError and error.args:
             return str(error)  # of a deadline that says why it was held
         if not self.has_begun:
-            return f"no answer within {self.request.silence_seconds:g} s"
+            return f"no response within {self.request.silence_seconds:g} s"
         if type(error) is TimeoutError:  # ours; engines have classes of their own for a server that sends nothing
-            return f"the answer began to come and was not complete after {ANSWER_SECONDS:g} s"
-        return f"the answer began to come and then nothing more for {self.request.silence_seconds:g} s"
+            return f"the response started but was not complete after {ANSWER_SECONDS:g} s"
+        return f"the response started, then nothing more arrived for {self.request.silence_seconds:g} s"
 
 
 def _unreachable(error: aiohttp.ClientConnectorError) -> str:
@@ -57,4 +57,4 @@ def _unreachable(error: aiohttp.ClientConnectorError) -> str:
 def extend(received: bytearray, piece: bytes) -> None:
     received += piece
     if len(received) > MAX_ANSWER_NBYTES:
-        raise ValueError(f"the answer is larger than {MAX_ANSWER_NBYTES} bytes")
+        raise ValueError(f"the response is larger than {MAX_ANSWER_NBYTES} bytes")

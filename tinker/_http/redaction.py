@@ -78,7 +78,7 @@ class Redactor:
         return self._body(b"".join(self._request.body[:1]), self._request.nbytes, self._request.headers.get("Content-Type", ""))
 
     def response_body(self, response: RawResponse) -> str | None:
-        """Return the beginning of the body of the answer; None without one."""
+        """Return the beginning of the body of the response; None without one."""
         if self._request.has_own_credential:  # a secret was asked for, and this may be one
             return HIDDEN
         return self._body(response.content, len(response.content), response.media_type)

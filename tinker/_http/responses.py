@@ -101,7 +101,7 @@ def invalid_response(response: RawResponse, fault: str, operation: str = "") -> 
     said = _describe_misdirection(response, of_success=True) or f"{operation or response.request.operation}: {fault}"
     if response.request.has_own_credential:  # a secret was asked for, and this may be one
         response = msgspec.structs.replace(response, content=b"")
-    message = f"The server's answer does not fit: {_shorten(said)}"
+    message = f"The server's response does not match the contract: {_shorten(said)}"
     error = errors.APIResponseValidationError(_redact_response(response), parse_body(response), message=message)
     error.operation = response.request.operation
     return error
@@ -159,8 +159,8 @@ def _describe_misdirection(response: RawResponse, *, of_success: bool = False) -
     where = f"{response.request.method} {response.request.redacted_url}"
     if is_web_page(response):
         if response.status in GATEWAY_STATUSES:
-            return f"{where} was answered with a web page, by a gateway in front of the server"
-        return f"{where} was answered with a web page, so {NO_API}; {_ADVICE}"
+            return f"{where} returned a web page from a gateway in front of the server"
+        return f"{where} returned a web page, so {NO_API}; {_ADVICE}"
     if not of_success and response.request.operation in _ENTRIES and response.status in ABSENT_STATUSES:
         return f"{where} does not exist, so {NO_API}; {_ADVICE}"
     return None

@@ -17,7 +17,7 @@ def _read_tokens(said: str | Sequence[int]) -> tuple[int, ...]:
     try:
         tokens = tuple(said.encode()) if isinstance(said, str) else tuple(map(operator.index, said))
     except TypeError:
-        raise TypeError(f"an answer must be text, token ids or a ScriptedSample, got {said!r}") from None
+        raise TypeError(f"a response must be text, token ids or a ScriptedSample, got {said!r}") from None
     return tokens or (END_OF_TEXT,)
 
 
@@ -27,11 +27,11 @@ def _read_logprobs(logprobs: Sequence[float] | None) -> tuple[float, ...] | None
 
 @attrs.frozen
 class ScriptedSample:
-    """One answer of a scripted model.
+    """One response of a scripted model.
 
     ``said`` is a text, written in the toy's tokens (its bytes), or token ids; an empty one is the token that ends a text.
     ``logprobs`` None are those that the model under test really gives these tokens, so that a policy just sampled has a ratio
-    of 1. ``stop_reason`` None is ``stop``, or ``length`` where the answer is cut at ``max_tokens``.
+    of 1. ``stop_reason`` None is ``stop``, or ``length`` where the response is cut at ``max_tokens``.
     """
 
     tokens: tuple[int, ...] = attrs.field(alias="said", converter=_read_tokens)
@@ -72,7 +72,7 @@ class ModelScript:
     def add_samples(self, answers: Iterable[Answer] | Mapping[str, Iterable[Answer]] | AnswerRule) -> None:
         """Let the next samples be these: in the order in which they are asked for, by their prompt, or by a rule."""
         if isinstance(answers, (str, ScriptedSample)):
-            raise TypeError(f"script_samples takes a list of answers: write [{answers!r}]")
+            raise TypeError(f"script_samples takes a list of responses: write [{answers!r}]")
         with self._lock:
             self.has_samples = True
             if callable(answers):
@@ -92,7 +92,7 @@ class ModelScript:
                 return waiting.popleft()
             rule = self._rule
         if rule is None:
-            raise LookupError(f"the script has no answer left for the prompt {text!r}")
+            raise LookupError(f"the script has no response left for the prompt {text!r}")
         return _to_sample(rule(text))
 
     def add_losses(self, losses: Iterable[float] | LossRule) -> None:
