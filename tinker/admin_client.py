@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class AdminMethods(AdminOperations):
-    """Methods that AdminClient and RestClient share, and the means to send the contract's requests."""
+    """Methods that AdminClient and RestClient share."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class AdminMethods(AdminOperations):
 
     @property
     def holder(self) -> SessionHolder:
-        """Return an object with what older code uses, as ``ServiceClient.holder`` does."""
+        """Return an object for older code, as ``ServiceClient.holder`` does."""
         return SessionHolder(self._rest.runtime)
 
     def get_billing_usage(
@@ -52,7 +52,7 @@ class AdminMethods(AdminOperations):
     ) -> APIFuture[models.BillingUsageResponse]:
         """Get the usage of each hour of a period, and its estimated cost.
 
-        Servers answer 14 days at most.
+        Servers return at most 14 days.
 
         Args:
             starting_on: The first hour, a datetime or RFC 3339 text, which must be a full hour with a time zone.

@@ -47,22 +47,22 @@ class CircuitStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CircuitBreaker:
-    """Circuits that stop calls which would probably fail.
+    """A circuit breaker: it stops calls that would probably fail.
 
-    Given to ``ServiceClient(circuit_breaker=...)``, it has one circuit for each server, credential and kind of call, where the
-    kinds are the tags of the contract (``training``, ``sampling``, ``service``, ...). Clients that are given the same breaker
-    share its circuits. By itself it guards any call, under a name of yours. It may be used from any thread and any event loop.
+    Pass it to ``ServiceClient(circuit_breaker=...)``. It then has one circuit for each server, credential and kind of call; the
+    kinds are the tags of the contract (``training``, ``sampling``, ``service``, ...). Clients with the same breaker share its
+    circuits. It can also guard any other call under a name that you choose, from any thread and any event loop.
 
     Args:
         failures: The number of failures in a row that opens a circuit, 1 or more.
         reset_seconds: The time in seconds for which a circuit stays open.
-        probes: The number of calls that may be under way while a circuit is half open, 1 or more. One without an outcome for
-            ``reset_seconds`` counts no longer.
+        probes: The number of calls that may be under way while a circuit is half open, 1 or more. A call without
+            an outcome for ``reset_seconds`` is no longer counted.
         counts: A function that returns whether an exception is a failure of the other side. None counts a missing connection, a
             timeout, a response that cannot be read, and statuses that blame the server; from other code, every exception except
             ValueError and TypeError. A response that blames the request counts as a success, because the server is up.
-        on_change: A function called with every :class:`tinker.observing.CircuitChange`, on the thread of the call that brought
-            it about; what it raises is logged. None calls nothing. Observers of a client hear of the changes by its calls too.
+        on_change: Optional. A function called with every :class:`tinker.observing.CircuitChange`, on the thread of the call
+            that caused it; its exceptions are logged. Observers of a client receive the changes that its calls cause, too.
         clock: A function that returns the time in seconds, for tests.
 
     Raises:

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 class SamplingClient(ReadyClient):
     """Client that samples from a base model or from saved weights, which do not change.
 
-    ``ServiceClient.create_sampling_client`` and ``TrainingClient.save_weights_and_get_sampling_client`` make it. You can use it
-    at once, and request thousands of samples at the same time from any thread; they run in no particular order. Futures
-    complete on the thread that does all I/O. If you cancel one, the client abandons the sample. ``await client`` or
+    Create it with ``ServiceClient.create_sampling_client`` or ``TrainingClient.save_weights_and_get_sampling_client``. You can
+    use it at once, and request thousands of samples at the same time from any thread; they run in no particular order. Futures
+    complete on the client's I/O thread. If you cancel one, the client abandons the sample. ``await client`` or
     ``client.result(timeout)`` returns the client when it is ready.
     """
 

@@ -46,7 +46,7 @@ class ServiceClient:
     connections and one credential. A ``with`` or ``async with`` block ends the session; so does :meth:`close`.
 
     Args:
-        user_metadata: JSON-like facts about the session, stored with it; None stores nothing.
+        user_metadata: JSON-like facts about the session, stored with it. Optional.
         project_id: The project that the session belongs to; None means ``TINKER_PROJECT_ID``, else the session names none.
         display_name: Optional display name of the session.
         base_url: The address of the server; None means ``TINKER_BASE_URL``, else the hosted service. ``local://`` is a server
@@ -168,7 +168,7 @@ class ServiceClient:
             train_mlp: Whether the MLP layers get an adapter.
             train_attn: Whether the attention layers get an adapter.
             train_unembed: Whether the output layer gets an adapter.
-            user_metadata: JSON-like data about the run, stored with it; None stores nothing.
+            user_metadata: JSON-like data about the run, stored with it. Optional.
             optimizer: The kind of optimizer; None means Adam.
 
         Returns:
@@ -204,7 +204,7 @@ class ServiceClient:
         Args:
             path: The checkpoint, ``tinker://<training run>/weights/<name>``.
             base_model: The model that the weights belong to; None asks the server.
-            user_metadata: JSON-like data about the run, stored with it; None stores nothing.
+            user_metadata: JSON-like data about the run, stored with it. Optional.
             weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
             optimizer: The kind of the fresh optimizer; None leaves it to the server.
 
@@ -233,7 +233,7 @@ class ServiceClient:
         Args:
             path: The checkpoint, ``tinker://<training run>/weights/<name>``.
             base_model: The model that the weights belong to; None asks the server.
-            user_metadata: JSON-like data about the run, stored with it; None stores nothing.
+            user_metadata: JSON-like data about the run, stored with it. Optional.
             weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
 
         Returns:
@@ -293,7 +293,7 @@ class ServiceClient:
     # -------------------------------------------------------------------------------------------------------------- service
 
     def get_server_capabilities(self) -> models.GetServerCapabilitiesResponse:
-        """Ask which base models the server offers, and block until it answers.
+        """Ask which base models the server offers, and block until it responds.
 
         The client remembers the context lengths: from then on, a prompt or datum that is longer than its model accepts raises a
         ValueError on your line instead of failing on the server. Without this call, the lengths are not checked.
@@ -315,8 +315,8 @@ class ServiceClient:
     def server_info(self) -> ServerInfo:
         """Return what this client has found out about its server so far; print it for a bug report.
 
-        It lists the operations that the server lacks, the format of training requests, and the fields that it refuses. It grows
-        as the client is used; reading it sends nothing.
+        It lists the operations that the server does not have, the format of training requests, and the fields that the server
+        refuses. It grows as you use the client; reading it sends nothing.
 
         Returns:
             The facts, each with the operation and the response that revealed it.
@@ -332,14 +332,14 @@ class ServiceClient:
         return self._runtime().transport.describe_server()
 
     def check_health(self) -> models.HealthResponse:
-        """Ask the server whether it is up, once and before anything else, and block until it answers.
+        """Ask the server once whether it is up, and block until it responds.
 
         Returns:
             The server's response, whose ``status`` is ``ok``.
 
         Raises:
-            APIError: The server is down, cannot be reached, cannot take work now (InternalServerError with 503), or lacks
-                this operation (NotFoundError).
+            APIError: The server is down, cannot be reached, cannot take work now (InternalServerError with 503), or does
+                not have this operation (NotFoundError).
             ClientClosedError: The service client is closed.
 
         >>> ServiceClient(base_url="local://toy").check_health().status
@@ -354,11 +354,11 @@ class ServiceClient:
     def create_custom_loss(self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> APIFuture[LossHandle]:
         """Trace a loss of one datum, so that a server that supports it can compute the loss.
 
-        The function is traced at once, and the graph sent in the background where the server asks for losses; elsewhere the
-        client computes the loss itself. The handle goes to ``TrainingClient.forward_backward_custom``.
+        The function is traced at once. If the server accepts losses, the graph is sent in the background; otherwise the client
+        computes the loss. Pass the handle to ``TrainingClient.forward_backward_custom``.
 
-        The function is called once, now, with stand-ins for the tensors. It may use operators and functions of torch and math,
-        but no tensors of its own, no modules, and no decisions by values.
+        The function is called once, now, with placeholders for the tensors. It may use operators and functions of torch and
+        math, but it must not create tensors, use modules, or branch on values.
 
         Args:
             fn: ``fn(logprobs, *inputs)`` receives torch tensors of one datum, which are the log-probabilities of its targets
@@ -455,7 +455,7 @@ class ServiceClient:
 
     @property
     def holder(self) -> SessionHolder:
-        """Return an object with what older code uses: the session's id, its end, and the loop of all I/O."""
+        """Return an object for older code, with the session's id, a way to close it, and the I/O loop."""
         return SessionHolder(self._runtime())
 
     def get_telemetry(self) -> Telemetry | None:
@@ -469,7 +469,7 @@ class ServiceClient:
 
         Args:
             status: The outcome, ``success``, ``errored`` or ``interrupted``.
-            detail: An explanation of the outcome for people; None gives none.
+            detail: Optional. An explanation of the outcome, for people.
 
         Returns:
             A future that is done when the server knows.

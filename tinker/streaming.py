@@ -33,12 +33,12 @@ class TokenDecoder(Protocol):
 class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]):
     """Iterator over the chunks of one or more samples, in the order of their arrival.
 
-    Made by ``SamplingClient.sample_stream``, and running at once. Use it with ``for`` or with ``async for``, from one thread
-    or task at a time. Leaving the loop early does not stop the server: close the stream, or use it in a ``with`` block. A
-    stream that is dropped is closed.
+    ``SamplingClient.sample_stream`` creates and starts it. Use it with ``for`` or with ``async for``, from one thread
+    or task at a time. If you leave the loop early, close the stream or use it in a
+    ``with`` block, so that the server stops. A stream that is garbage-collected is closed.
 
-    A failure before the first token is raised as that of ``sample``; a later one is SampleStreamError, which says how many
-    tokens came.
+    A failure before the first token raises the same error as ``sample``. A later one raises SampleStreamError, which says how
+    many tokens arrived.
 
     >>> import tinker
     >>> sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(base_model="tinker/toy")

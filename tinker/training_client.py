@@ -51,14 +51,14 @@ Unloading = APIFuture[models.UnloadModelResponse]
 class TrainingClient(ReadyClient):
     """Client of one training run: a LoRA adapter on the server, and its optimizer.
 
-    ``ServiceClient.create_lora_training_client`` and its siblings make it. You can use it at once: requests made before the
-    model exists wait for it. ``await client`` or ``client.result(timeout)`` returns the client when it is ready, or raises the
-    error that prevented its creation. Every operation raises that error too.
+    Create it with ``ServiceClient.create_lora_training_client`` or its siblings. You can use it at once: requests made before
+    the model exists wait for it. ``await client`` or ``client.result(timeout)`` returns the client when it is ready, or raises
+    the error that prevented its creation. Every operation raises that error too.
 
-    Every method returns a future at once. Requests run on the server in the order of the calls, from any thread, so
-    ``forward_backward`` and ``optim_step`` may be called without waiting in between. A future is done on the thread that does
-    all I/O. Cancelling it stops the waiting; a request that the server has accepted still runs. After a failed request that
-    would have changed the run, later ones fail with PrecedingRequestFailed until the error has been received.
+    Every method returns a future at once and may be called from any thread. The server runs the requests in the order of the
+    calls, so you can call ``optim_step`` right after ``forward_backward``. Futures complete on the client's I/O thread.
+    Cancelling a future stops the wait; a request that the server has accepted still runs. If a request that would have changed
+    the run fails, later ones fail with PrecedingRequestFailed until you have received the error.
     """
 
     @name_maker("ServiceClient.create_lora_training_client(base_model)")

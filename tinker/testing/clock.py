@@ -1,4 +1,4 @@
-"""Time that passes only when everybody waits: what takes minutes of retries takes milliseconds, in the right order."""
+"""A clock for tests: minutes of retries take milliseconds, in the right order."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class _Sleeper:
 class SteppedClock:
     """A clock for ``ServiceClient(clock=stepped.clock())``.
 
-    Sleeps shorter than ``long_seconds`` are somebody's wait: as soon as no exchange is under way and nothing else happens,
-    time jumps to the end of the earliest. Longer ones (heartbeats, refreshes) are nobody's wait: they end when time has come
-    that far, by such jumps or by :meth:`advance`. Sleepers wake one after the other, in the order of their times.
+    Short sleeps, below ``long_seconds``, are waits of a request: as soon as no exchange is under way and nothing else runs,
+    time jumps to the end of the earliest one. Long sleeps (heartbeats, refreshes) do not make time jump: they end when the time
+    is reached, through short sleeps or :meth:`advance`. Sleeps end one after the other, in the order of their times.
 
-    ``random`` is what the client takes for a random number, so that delays are known; ``slept`` lists the short sleeps.
+    ``random`` replaces the client's random numbers, so that delays are known. ``slept`` lists the short sleeps.
 
     >>> import asyncio
     >>> clock = SteppedClock()

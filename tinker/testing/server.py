@@ -116,23 +116,23 @@ class FaultyServer:
         times: int = 1,
         applied: bool = False,
     ) -> None:
-        """Answer the next requests with this status. ``body`` None is a detail, bytes go as they are, else JSON.
+        """Respond to the next requests with this status. ``body`` is sent as JSON, bytes as they are; None sends a detail.
 
-        A training request that is refused as protobuf may be tried as JSON by a client that does not know yet what the server
-        reads; that counts as the same request, and is answered alike.
+        A client that does not know yet which format the server reads may repeat a refused protobuf request as JSON. This counts
+        as the same request, and gets the same response.
 
-        Header values may be any bytes. With ``applied`` the server carries the request out first, and its own response is lost.
-        TypeError for a status that is no int; ValueError for one that is no response, and for a success without a ``body``.
+        Header values may be any bytes. With ``applied``, the server carries out the request first, and its response is lost.
+        Raises TypeError for a status that is not an int, and ValueError for an invalid status or a success without a ``body``.
         """
         _check_status(status, body)
         self._script.add(operation, faults.status_fault(status, headers, body, applied=applied), times)
 
     def drop_next(self, operation: str, *, applied: bool = False, times: int = 1) -> None:
-        """Break the connection of the next requests without a response, before or after the server carries them out."""
+        """Break the connection of the next requests without a response; with ``applied``, the server carries them out first."""
         self._script.add(operation, Fault(kind="drop", applied=applied), times)
 
     def hang_next(self, operation: str, *, seconds: float | None = None, applied: bool = False, times: int = 1) -> None:
-        """Never answer the next requests, and keep their connections open; break them after ``seconds``, if given."""
+        """Never respond to the next requests, and keep their connections open; break them after ``seconds``, if given."""
         self._script.add(operation, Fault(kind="hang", applied=applied, seconds=seconds), times)
 
     def delay_next(self, operation: str, seconds: float, *, times: int = 1) -> None:
@@ -148,7 +148,7 @@ class FaultyServer:
         self._script.add(operation, Fault(kind="corrupt", applied=True, body=body), times)
 
     def header_next(self, operation: str, name: str, value: HeaderValue, *, times: int = 1) -> None:
-        """Add a header to the next responses. Its value may be any bytes; text is written in UTF-8."""
+        """Add a header to the next responses. Its value may be any bytes; text is encoded as UTF-8."""
         self._script.add(operation, Fault(kind="header", applied=True, header=(name, value)), times)
 
     def slow_next(self, operation: str, seconds: float, *, times: int = 1) -> None:
@@ -156,9 +156,9 @@ class FaultyServer:
         self._script.add(operation, Fault(kind="slow", applied=True, seconds=seconds), times)
 
     def trickle_next(self, operation: str, seconds: float, *, count: int | None = faults.SLOW_PIECES, times: int = 1) -> None:
-        """Send so many bytes of a header of the next answers one by one, after waiting for ``seconds`` before each.
+        """Send ``count`` bytes of a header of the next responses one by one, and wait ``seconds`` before each.
 
-        With ``count`` None the head never ends.
+        If ``count`` is None, the header never ends.
         """
         _check_ends(count, seconds)
         self._script.add(operation, Fault(kind="trickle", applied=True, seconds=seconds, count=count), times)
@@ -166,9 +166,9 @@ class FaultyServer:
     def inform_next(
         self, operation: str, status: int = 103, *, seconds: float = 0.0, count: int | None = 1, times: int = 1
     ) -> None:
-        """Send so many answers with this informational status before the next responses, and wait for ``seconds`` after each.
+        """Send ``count`` responses with this informational status before the next responses, and wait ``seconds`` after each.
 
-        With ``count`` None nothing else ever comes. ValueError for a status that is not informational.
+        If ``count`` is None, nothing else is ever sent. ValueError for a status that is not informational.
         """
         if not 100 <= status < 200 or status == 101:
             raise ValueError(f"{status} is not an informational status; 100, 102 and 103 are")
@@ -185,22 +185,22 @@ class FaultyServer:
         hang_seconds: float | None = None,
         longest_seconds: float = 1.0,
     ) -> None:
-        """Let a share ``rate`` of all exchanges fail, each of ``kinds`` as often as the others.
+        """Make a share ``rate`` of all exchanges fail; the ``kinds`` of faults are equally frequent.
 
-        The fate of the n-th exchange of an operation depends on ``seed`` only. ``hang_seconds`` is when hanging connections
-        break after all, ``longest_seconds`` what a delay, or a response that comes slowly, takes at most. A rate of 0 ends it.
+        The fate of the n-th exchange of an operation depends on ``seed`` only. Hanging connections break after
+        ``hang_seconds``; a delay or a slow response takes at most ``longest_seconds``. A rate of 0 stops the faults.
         """
         chance = faults.chances(rate, seed, kinds, hang_seconds=hang_seconds, longest_seconds=longest_seconds)
         self._script.by_chance(chance)
 
     def forget(self) -> None:
-        """Forget the script, and let nothing fail by chance."""
+        """Forget the script, and stop random faults."""
         self._script.forget()
         if self.model_script is not None:
             self.model_script.forget()
 
     def verify(self) -> None:
-        """Raise AssertionError if a scripted fault has not happened, or a scripted answer was not asked for; it names each."""
+        """Raise AssertionError, naming each, if scripted faults have not happened or scripted responses were not requested."""
         unused = self._script.list_pending()
         assert not unused, f"scripted faults that never happened: {'; '.join(unused)}"
         unheard = [] if self.model_script is None else self.model_script.list_pending()
@@ -246,18 +246,18 @@ class FaultyServer:
     # ------------------------------------------------------------------------------------------------------------ up and down
 
     def go_down(self) -> None:
-        """Refuse new connections and break existing ones. The server keeps its state; answers under way are lost."""
+        """Refuse new connections and break existing ones. The server keeps its state; responses under way are lost."""
         self._mode = "down"
         self._life += 1
         if self._port is not None:
             self._port.close_listener()
 
     def go_silent(self) -> None:
-        """Accept requests without answering, like a server whose machine hangs."""
+        """Accept requests without responding, like a server whose machine hangs."""
         self._mode = "silent"
 
     def come_up(self) -> None:
-        """Answer again."""
+        """Respond again."""
         self._mode = "up"
         if self._port is not None:
             self._port.open_listener()
