@@ -181,7 +181,7 @@ def download(
         overwrite: Whether to replace an existing folder.
         progress: A function called with every piece, on a thread of this package, so it should return soon. An exception of it
             ends the download. None reports nothing.
-        service: The client whose session and credential are used; None makes a client for this download and closes it.
+        service: The client whose session and credential are used; None creates a client for this download and closes it.
         base_url: The server, as for ServiceClient; only without ``service``.
         api_key: The credential, as for ServiceClient; only without ``service``.
 
@@ -245,7 +245,7 @@ def upload(
         project_id: The project of the checkpoint; None means the client's (``TINKER_PROJECT_ID``), else the user's default.
         progress: A function called with every piece, on a thread of this package, so it should return soon. An exception of it
             ends the upload. None reports nothing.
-        service: The client whose credential is used; None makes a client for this upload and closes it.
+        service: The client whose credential is used; None creates a client for this upload and closes it.
         base_url: The server, as for ServiceClient; only without ``service``.
         api_key: The credential, as for ServiceClient; only without ``service``.
 
@@ -254,7 +254,7 @@ def upload(
 
     Raises:
         FileNotFoundError: At once, when the folder or a file of the adapter is not there.
-        ValueError: At once, for files that are damaged or hold another kind of adapter, naming the file and the field.
+        ValueError: At once, for files that are damaged or contain another kind of adapter, naming the file and the field.
         TinkerError: From the future, when the server asks for a file that is not there; also the errors of RestClient, such as
             BadRequestError for an adapter that does not fit the base model.
 
@@ -307,13 +307,13 @@ def push_to_hub(
         repo_id: The repository; None means ``<user>/tinker-<base model>-<run>``.
         public: Whether a repository that is created is public.
         revision: The branch; None means the main branch.
-        commit_message: The message of the commit; None makes one.
+        commit_message: The message of the commit; None writes one.
         create_pr: Whether to propose the commit as a pull request.
         allow_patterns: Patterns as in ``fnmatch`` of the only files to upload; None means all.
         ignore_patterns: Patterns as in ``fnmatch`` of files not to upload; None means none.
         model_card: Whether to add a README.md where neither the checkpoint nor the repository has one.
         progress: A function called with every piece of the download; None reports nothing.
-        service: The client whose session and credential are used; None makes one for this call.
+        service: The client whose session and credential are used; None creates one for this call.
         base_url: The server, as for ServiceClient; only without ``service``.
         api_key: The credential, as for ServiceClient; only without ``service``.
         token: The credential of the hub; None means the token that ``hf auth login`` stored.
@@ -324,7 +324,7 @@ def push_to_hub(
 
     Raises:
         ImportError: ``huggingface_hub`` is not installed.
-        TinkerError: Nobody is logged in at the hub, the files are not a PEFT adapter, the repository holds another checkpoint,
+        TinkerError: Nobody is logged in at the hub, the files are not a PEFT adapter, the repository has another checkpoint,
             or the hub refuses; also the errors of :func:`download`.
     """
     hub = _hub.connect(token, endpoint)

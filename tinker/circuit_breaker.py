@@ -3,7 +3,7 @@
     breaker = tinker.CircuitBreaker(failures=5, reset_seconds=30)
     service = tinker.ServiceClient(circuit_breaker=breaker)
 
-A circuit is *closed* while calls pass. After so many failures in a row it is *open*: calls raise CircuitOpenError at once.
+A circuit is *closed* while calls pass. After a number of failures in a row it is *open*: calls raise CircuitOpenError at once.
 When the reset time is over it is *half open*: a few calls pass as probes, the others do not. The first probe that succeeds
 closes the circuit, one that fails opens it again.
 """

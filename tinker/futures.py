@@ -135,7 +135,7 @@ class APIFuture(concurrent.futures.Future[T]):
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[T]], object]) -> None:
         """Call ``fn(future)`` when the future is done.
 
-        It is called on the thread that does all I/O, or at once if the future is done. An error of the future counts as
+        It is called on the client's I/O thread, or at once if the future is done. An error of the future counts as
         received. An exception of ``fn`` is logged.
 
         Args:
@@ -184,7 +184,7 @@ class APIFuture(concurrent.futures.Future[T]):
     def observe_queue(self, observer: QueueObserver) -> None:
         """Call an observer whenever the server reports a new state of the queue that this future waits in.
 
-        It is called on the thread that does all I/O, so it must not block; an exception of the observer is logged. On a client,
+        It is called on the client's I/O thread, so it must not block; an exception of the observer is logged. On a client,
         the observer is called for its creation and for every request that it makes.
 
         Args:

@@ -225,7 +225,7 @@ class SamplingClient(ReadyClient):
     def get_sampler_handle(self) -> str:
         """Return a string from which any process can recreate this sampler with its own credential.
 
-        The string holds no credential. Blocks until the client exists.
+        The string contains no credential. Blocks until the client exists.
         """
         return to_handle(self._sampler.state())
 

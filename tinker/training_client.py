@@ -133,7 +133,7 @@ class TrainingClient(ReadyClient):
         """Compute your own loss over the targets' log-probabilities, and add its gradient as :meth:`forward_backward` does.
 
         Three things happen in order: a forward pass on the server, the loss function in this process, and a backward pass with
-        the gradient of the function. The function runs once, on a thread of its own, while later requests of this client queue
+        the gradient of the function. The function runs once, on its own thread, while later requests of this client queue
         behind the step. So :meth:`optim_step` may be called without waiting, but a loss function must not wait for this client.
 
         A function that fails, returns something else, or has a gradient that is not finite fails the future. As the gradient is
@@ -218,7 +218,7 @@ class TrainingClient(ReadyClient):
             name: The last part of the checkpoint's path, without ``/``.
             ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
             overwrite: Whether to replace a checkpoint of the same name; otherwise the future fails with ConflictError.
-            user_metadata: Text by name, stored with the checkpoint; None stores nothing.
+            user_metadata: Text by name, stored with the checkpoint. Optional.
 
         Returns:
             A future whose result has the ``path``, for ``ServiceClient.create_training_client_from_state_with_optimizer``.
@@ -240,7 +240,7 @@ class TrainingClient(ReadyClient):
         Args:
             name: The last part of the checkpoint's path, without ``/``.
             ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
-            user_metadata: Text by name, stored with the checkpoint; None stores nothing.
+            user_metadata: Text by name, stored with the checkpoint. Optional.
 
         Returns:
             A future whose result has the ``path``, for ``ServiceClient.create_sampling_client``.

@@ -1,4 +1,4 @@
-"""What an observer is told: one class for each kind of event, and what observers may be."""
+"""The events that observers receive: one class for each kind."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def log_exchanges(target: str | Path | ExchangeSink | None = None) -> ExchangeLo
 
     Args:
         target: A file, to which a line of JSON is appended for each exchange; or a function of an :class:`ExchangeRecord`,
-            called on the thread that does all I/O; None writes lines of JSON to the standard error.
+            called on the client's I/O thread; None writes lines of JSON to the standard error.
 
     Returns:
         The log, to be closed; also a context manager.

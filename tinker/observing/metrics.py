@@ -36,7 +36,7 @@ class Summary:
         p95: The 95th percentile in seconds.
         p99: The 99th percentile in seconds.
         shortest_seconds: The shortest duration.
-        buckets: How many durations were at most so many seconds, by the upper end of each bucket; the last one is infinite.
+        buckets: The number of durations up to the upper end of each bucket, in seconds; the last bucket has no end.
     """
 
     count: int
@@ -163,7 +163,7 @@ class Metrics:
     # ------------------------------------------------------------------------------------------------------ your own numbers
 
     def increment(self, name: str, by: float = 1) -> None:
-        """Add to a counter of yours, which begins at 0.
+        """Add to one of your counters, which starts at 0.
 
         Args:
             name: Its name; letters, digits and ``_`` are the same everywhere.
@@ -178,7 +178,7 @@ class Metrics:
             self._counters[name] = self._counters.get(name, 0) + by
 
     def set_gauge(self, name: str, value: float) -> None:
-        """Set a gauge of yours: a number that rises and falls, such as a learning rate.
+        """Set one of your gauges: a number that rises and falls, such as a learning rate.
 
         Args:
             name: Its name.
@@ -188,7 +188,7 @@ class Metrics:
             self._gauges[name] = float(value)
 
     def record(self, name: str, value: float, *, buckets: Sequence[float] = SECONDS_BUCKETS) -> None:
-        """Add a value to a histogram of yours.
+        """Add a value to one of your histograms.
 
         Args:
             name: Its name.

@@ -123,7 +123,7 @@ def progress(futures: Iterable[Future[T]], description: str = "") -> FutureProgr
 
 
 def _is_notebook() -> bool:
-    """Return whether this is the process of a notebook; a process that only has ipykernel imported is none."""
+    """Return whether this is the process of a notebook; not of one that only imported ipykernel."""
     ipython: Any = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and type(shell).__module__.startswith("ipykernel")

@@ -23,11 +23,11 @@ class ServerFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a client has found out about its server so far. Its text is meant for bug reports and holds no secrets.
+    """What a client has found out about its server so far. Its text is meant for bug reports and contains no secrets.
 
     Attributes:
         base_url: The address of the server.
-        sdk_version: The version of the SDK that the server is told.
+        sdk_version: The SDK version that the client reports to the server.
         facts: What was found out, in that order; of something found out twice the later one.
 
     >>> fact = ServerFact(operation="telemetry", finding="absent", evidence="404")

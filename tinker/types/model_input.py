@@ -120,7 +120,7 @@ class ImageChunk(AttrsValue):
     Attributes:
         data: The bytes of the image file; a str is decoded as base64.
         format: The format of the file, such as ``png`` or ``jpeg``.
-        expected_tokens: The number of tokens that the image counts as in lengths; None leaves it unknown.
+        expected_tokens: The number of tokens that the image counts as in lengths; None means unknown.
         type: The kind of the chunk, always ``image``.
     """
 
@@ -142,7 +142,7 @@ class ImageAssetPointerChunk(AttrsValue):
     Attributes:
         format: The format of the file, such as ``png`` or ``jpeg``.
         location: The address of the file.
-        expected_tokens: The number of tokens that the image counts as in lengths; None leaves it unknown.
+        expected_tokens: The number of tokens that the image counts as in lengths; None means unknown.
         type: The kind of the chunk, always ``image_asset_pointer``.
     """
 
