@@ -198,9 +198,17 @@ def test_billing_usage(ask: Ask, call: Call, run: Any, tmp_path: Path) -> None:
 
 
 def test_billing_usage_of_no_time(call: Call) -> None:
-    """What is no time is told before anything is asked."""
-    result = call("billing", "usage", "a", "b", base_url="http://127.0.0.1:9")
-    assert (result.exit_code, result.stdout) == (1, "")
+    """What is no time is told before anything is asked, with how to write one."""
+    result = call("billing", "usage", "today", "b", base_url="http://127.0.0.1:9")
+    words = '"b" is not a date: write it like 2026-01-31, 2026-01-31T08:00Z or yesterday'
+    assert (result.exit_code, result.output) == (1, f"Error: {words}\n")
+
+
+def test_billing_usage_of_yesterday(ask: Ask) -> None:
+    """Days are those of UTC, by their date or as a word."""
+    now = datetime.datetime.now(datetime.UTC)
+    dates = [f"{now - datetime.timedelta(days=days):%Y-%m-%d}" for days in (1, 0)]
+    assert ask("billing", "usage", "yesterday", "today")["data"] == ask("billing", "usage", *dates)["data"]
 
 
 def test_checkpoint_storage(ask: Ask, call: Call, run: Any) -> None:
