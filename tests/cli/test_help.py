@@ -235,7 +235,7 @@ def test_nobody_there(call: Callable[..., Result]) -> None:
 
 def test_retries_for_seconds_are_not_logged(tmp_path: Path) -> None:
     """Where nobody answers, the cause is told once, in the error, with how often it was tried."""
-    words = ["-m", "tinker", "--base-url", "http://127.0.0.1:9", "--patience", "0.5", "model", "list"]
+    words = ["-m", "tinker", "--base-url", "http://127.0.0.1:9", "--patience", "2", "model", "list"]
     environment = {**os.environ, "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 1

@@ -65,29 +65,23 @@ class CommandFailed(click.ClickException):
             click.echo(line, file=file, err=True)
 
 
-class _FailedInJSON(click.ClickException):
-    """Another failure, shown as a line of JSON: what failed, the class of the error, and lines with details."""
-
-    def __init__(self, failure: click.ClickException) -> None:
-        super().__init__(failure.format_message())
-        self.exit_code = failure.exit_code
-        self.record: dict[str, object] = {"error": self.message, "type": type(failure.__cause__ or failure).__name__}
-        if isinstance(failure, CommandFailed) and failure.details:
-            self.record["details"] = list(failure.details)
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(json.dumps(self.record), file=file, err=True)
-
-
 @contextlib.contextmanager
 def show_failures(output_format: str) -> Generator[None]:
-    """Show the failures of the block as JSON where the output is JSON."""
+    """Show the failure of the block as one line of JSON where the output is JSON; the exit code is the same."""
     try:
         yield
     except click.ClickException as failure:
         if output_format != "json":
             raise
-        raise _FailedInJSON(failure) from failure
+        click.echo(json.dumps(_to_record(failure)), err=True)
+        raise click.exceptions.Exit(failure.exit_code) from failure
+
+
+def _to_record(failure: click.ClickException) -> dict[str, object]:
+    """Return a failure as plain data: what failed, the class of the error, and lines with details."""
+    details = failure.details if isinstance(failure, CommandFailed) else ()
+    record = {"error": failure.format_message(), "type": type(failure.__cause__ or failure).__name__}
+    return {**record, **({"details": list(details)} if details else {})}
 
 
 @contextlib.contextmanager

@@ -58,8 +58,8 @@ def delete(
         paths = list(dict.fromkeys(parse_path(path).tinker_path for path in checkpoint_paths))
         rest, lines, size = rest_client(options), paths, None
     else:
-        bounds = (None if text is None else parse_time(text) for text in (before, after))
-        conditions = _parse_kind(checkpoint_type), *bounds
+        earliest, latest = (None if text is None else parse_time(text) for text in (after, before))
+        conditions = _parse_kind(checkpoint_type), latest, earliest
         rest = rest_client(options)
         chosen = [one for one in rest.list_checkpoints(run_id).result().checkpoints if _matches(one, *conditions)]
         paths = [one.tinker_path for one in chosen]
