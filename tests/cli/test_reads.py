@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import Result
 
@@ -320,6 +321,20 @@ def test_tables_on_a_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "[bold]x" in out
     assert "the [title]" in out
     assert "━" in out
+
+
+def test_tables_on_a_narrow_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal that is too narrow gets the table without some columns, which are named; where that is no help, each row."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    show_table(("ID", "B", "C"), [("x" * 12, "b" * 5, "c" * 5)], spared=("C", "B"))
+    out, err = capsys.readouterr()
+    assert ("x" * 12 in out, "bbbbb" in out, "ccccc" in out) == (True, True, False)
+    assert err == "Not shown on a terminal of this width: C\n"
+    show_table(("ID", "B", "C"), [("x" * 30, "b" * 5, "c" * 5)], spared=("C", "B"))
+    out, err = capsys.readouterr()
+    assert click.unstyle(out).splitlines() == [f"ID  {'x' * 30}", "B   bbbbb", "C   ccccc"]
+    assert err == ""
 
 
 def test_tables_on_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
