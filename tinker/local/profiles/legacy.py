@@ -13,7 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from tinker.local.errors import APIProblem
-from tinker.local.faults import Fault, read_fault
+from tinker.local.misfits import Misfit, read_misfit
 from tinker_records import prepare
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -30,13 +30,13 @@ def read_body(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.convert(_fill(msgspec.json.decode(content), _type_of(kind)), kind)
     except msgspec.ValidationError as error:
-        raise APIProblem(422, [read_fault(error).describe("body")]) from error
+        raise APIProblem(422, [read_misfit(error).describe("body")]) from error
     except msgspec.DecodeError as error:  # its beginning was read as a value of another type
         raise _json_problem(error) from error
 
 
 def _json_problem(error: msgspec.DecodeError) -> APIProblem:
-    return APIProblem(422, [Fault((), f"not JSON: {error}", "json_invalid").describe("body")])
+    return APIProblem(422, [Misfit((), f"not JSON: {error}", "json_invalid").describe("body")])
 
 
 _types: dict[type[msgspec.Struct], inspect.Type] = {}

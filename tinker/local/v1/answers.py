@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import attrs
 import msgspec
 
-from tinker.local.faults import describe_faults
+from tinker.local.misfits import describe_misfits
 from tinker.local.v1.sample_text import TokenScore
 
 AnswerBody: TypeAlias = dict[str, Any]
@@ -123,5 +123,5 @@ def describe_error(status: int, detail: object) -> AnswerBody:
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
     message, param = detail, None
     if not isinstance(detail, str):
-        message, param = describe_faults(detail) or (msgspec.json.encode(detail).decode(), None)
+        message, param = describe_misfits(detail) or (msgspec.json.encode(detail).decode(), None)
     return {"error": {"message": message, "type": kind, "param": param, "code": codes.get(status)}}

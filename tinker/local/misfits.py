@@ -1,4 +1,4 @@
-"""Faults of bodies and headers: what msgspec finds, as a place, a sentence and a kind; and a place as clients read it."""
+"""Misfits of bodies and headers: what msgspec finds, as a place, a sentence and a kind; and a place as clients read it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from tinker_wire.models import JSONValue
 
 #: Names of fields and indices of lists, from the outside in.
-Place: TypeAlias = Sequence[str | int]
+FieldPath: TypeAlias = Sequence[str | int]
 
 # The forms of msgspec's messages.
 _PLACED = re.compile(r"(?P<message>.*) - at (?:`key` in )?`\$(?P<path>.*)`", re.DOTALL)
@@ -32,7 +32,7 @@ _WORDS = {
 _LIMITS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 
-class Fault(NamedTuple):
+class Misfit(NamedTuple):
     """What does not fit: where, a sentence without its subject, and a word for its kind."""
 
     place: tuple[str | int, ...]
@@ -44,24 +44,24 @@ class Fault(NamedTuple):
         return {"loc": [source, *self.place], "msg": self.sentence, "type": self.kind}
 
 
-def read_fault(error: Exception) -> Fault:
+def read_misfit(error: Exception) -> Misfit:
     """Read what msgspec says of a value that does not fit."""
     message, path = str(error), ""
     if placed := _PLACED.fullmatch(message):
         message, path = placed["message"], placed["path"]
     place = tuple(int(part) if part.isdigit() else part for part in _PATH_PART.findall(path))
     if found := _MISSING.fullmatch(message):
-        return Fault((*place, found["field"]), "the field is missing", "missing")
+        return Misfit((*place, found["field"]), "the field is missing", "missing")
     if found := _UNKNOWN.fullmatch(message):
-        return Fault(place, f"the value {found['value']} is unknown", "enum")
+        return Misfit(place, f"the value {found['value']} is unknown", "enum")
     if found := _MISFIT.fullmatch(message):
         wanted = " or ".join(map(_to_words, found["wanted"].split(" | "))) + _describe_limit(found["limit"])
-        return Fault(
+        return Misfit(
             place,
             f"must be {wanted}" + (f", not {_to_words(found['found'])}" if found["found"] else ""),
             "type_error" if found["found"] else "value_error",
         )
-    return Fault(place, message)
+    return Misfit(place, message)
 
 
 def _to_words(kind: str) -> str:
@@ -76,7 +76,7 @@ def _describe_limit(limit: str | None) -> str:
     return f" of {found['what'] or ''}{_LIMITS[found['sign']]} {found['bound']}"
 
 
-def format_place(place: Place) -> str:
+def format_place(place: FieldPath) -> str:
     """Return a place as people write it.
 
     >>> format_place(["messages", 0, "role"])
@@ -85,15 +85,15 @@ def format_place(place: Place) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 
-class _Entry(msgspec.Struct):
+class _MisfitEntry(msgspec.Struct):
     loc: list[str | int]
     msg: str
 
 
-def describe_faults(detail: object) -> tuple[str, str | None] | None:
+def describe_misfits(detail: object) -> tuple[str, str | None] | None:
     """Return the entries of a 422 body as one line, and the first place within the body; None for anything else."""
     try:
-        entries = msgspec.convert(detail, list[_Entry])
+        entries = msgspec.convert(detail, list[_MisfitEntry])
     except msgspec.ValidationError:
         return None
     places = [format_place(entry.loc[1:]) for entry in entries]
