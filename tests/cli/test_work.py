@@ -211,7 +211,7 @@ def test_prompts_that_are_none(call: Call, tmp_path: Path, content: str, words: 
     result = call("sample", "--prompt-file", "prompts.json", base_url="http://127.0.0.1:1")
     assert (result.exit_code, words in result.stderr) == (1, True)
     assert call("sample", "a", "--prompt-file", "prompts.json").exit_code == 2
-    assert "There is no directory" in call("sample", "a", "-o", "nowhere/x.json", base_url="http://127.0.0.1:1").stderr
+    assert "There is no folder" in call("sample", "a", "-o", "nowhere/x.json", base_url="http://127.0.0.1:1").stderr
 
 
 def test_a_checkpoint_is_created(ask: Ask, call: Call) -> None:
