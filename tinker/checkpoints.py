@@ -207,7 +207,7 @@ def download(
     _check_form(form, path)
     place = Path(directory) / folder_name(tinker_path)
     if place.exists() and not overwrite:
-        raise FileExistsError(f"Target directory already exists: {place}")
+        raise FileExistsError(f"{place} already exists")
     if service is not None and (base_url is not None or api_key is not None):
         raise ValueError("base_url and api_key are those of the service client; give neither")
     job = _Job(path, place, form, overwrite, progress or _ignore_progress)
@@ -541,7 +541,7 @@ class _Fetching:
         old = self._partial / "replaced"
         if self._place.exists():
             if not overwrite:
-                raise FileExistsError(f"Target directory already exists: {self._place}")
+                raise FileExistsError(f"{self._place} already exists")
             os.replace(self._place, old)
         os.replace(self._ready, self._place)
         shutil.rmtree(self._partial, ignore_errors=True)

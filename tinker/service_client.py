@@ -180,7 +180,7 @@ class ServiceClient:
             ClientClosedError: The service client is closed.
         """
         if not (train_mlp or train_attn or train_unembed):
-            raise ValueError("At least one of train_mlp, train_attn, or train_unembed must be True")
+            raise ValueError("train_mlp, train_attn and train_unembed are all False, so nothing would get an adapter")
         check_base_model(base_model)
         check_optimizer(optimizer)
         lora = LoraConfig(rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn)
@@ -276,7 +276,7 @@ class ServiceClient:
             ClientClosedError: The service client is closed.
         """
         if model_path is None and base_model is None:
-            raise ValueError("Either model_path or base_model must be provided")
+            raise ValueError("pass model_path for saved weights, or base_model")
         if model_path is not None:
             check_model_path(model_path)
             base_model = None

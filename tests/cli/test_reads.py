@@ -143,7 +143,7 @@ def test_checkpoint_list(ask: Ask, call: Call, run: Any) -> None:
     assert list(everything) == ["checkpoints"]
     assert len(everything["checkpoints"]) == 2
     result = call("checkpoint", "list", "--limit", "1")
-    assert "more not shown, use --limit to see more)" in result.stderr
+    assert "more; use --limit to see them)" in result.stderr
     assert len(result.stdout.splitlines()) == 2
     lines = call("checkpoint", "list", "--run-id", run.run_id).stdout.splitlines()
     assert lines[0].split() == ["Checkpoint", "ID", "Type", "Size", "Public", "Created", "Expires", "Path"]
@@ -260,13 +260,13 @@ def test_pages() -> None:
 
     def advance(done: float, **_: Any) -> None: ...
 
-    assert fetch_pages(page(25), 12, 10, advance).title("x") == "12 xs (13 more not shown, use --limit to see more)"
+    assert fetch_pages(page(25), 12, 10, advance).title("x") == "12 xs (13 more; use --limit to see them)"
     assert asked == [(10, 0), (2, 10)]
     assert len(fetch_pages(page(25), 0, 10, advance).items) == 25
     assert fetch_pages(page(None), 0, 10, advance).total == 25
     assert fetch_pages(page(None), 1, 10, advance).title("x") == "1 x"
     asked.clear()
-    assert fetch_pages(page(25), 12, 10, advance, 8).title("x") == "12 xs (5 more not shown, use --limit to see more)"
+    assert fetch_pages(page(25), 12, 10, advance, 8).title("x") == "12 xs (5 more; use --limit to see them)"
     assert asked == [(10, 8), (2, 18)]
     assert fetch_pages(page(25), 0, 10, advance, 20).items == [20, 21, 22, 23, 24]
     assert fetch_pages(page(25), 0, 10, advance, 30) == ([], 0)

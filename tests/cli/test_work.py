@@ -125,7 +125,10 @@ def test_a_wrong_path_is_told_in_one_line(server: str, serve_app: Any) -> None:
             assert f"POST {url}/api/v1/create_session" in str(caught.value)
     with serve_app(HTMLResponse(PAGE)) as page, pytest.raises(tinker.APIResponseValidationError, match="check base_url"):
         tinker.ServiceClient(base_url=page, patience_seconds=0).get_server_capabilities()
-    with serve_app(HTMLResponse(PAGE, 502)) as page, pytest.raises(tinker.InternalServerError, match="from a gateway") as gateway:
+    with (
+        serve_app(HTMLResponse(PAGE, 502)) as page,
+        pytest.raises(tinker.InternalServerError, match="from a gateway") as gateway,
+    ):
         tinker.ServiceClient(base_url=page, patience_seconds=0).get_server_capabilities()
     assert "base_url" not in str(gateway.value)
 

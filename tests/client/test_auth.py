@@ -114,7 +114,7 @@ def test_credential_command(connect: Connect, wire: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("command", "message"), [("true", "returned an empty credential"), ("echo tml-leak >&2; exit 3", "failed with exit code 3")]
+    ("command", "message"), [("true", "printed no credential$"), ("echo tml-leak >&2; exit 3", "failed with exit code 3")]
 )
 def test_broken_command(connect: Connect, monkeypatch: pytest.MonkeyPatch, command: str, message: str) -> None:
     """A command that prints nothing or fails is an error that says so and quotes nothing of its output."""

@@ -141,7 +141,7 @@ def test_a_client_of_its_own(service: tinker.ServiceClient, tmp_path: Path, monk
 
 def test_refused_at_once(service: tinker.ServiceClient, tmp_path: Path) -> None:
     """A path of nothing, a form that does not go with the kind, a folder that is there: told before anything is sent."""
-    with pytest.raises(ValueError, match="Invalid tinker path"):
+    with pytest.raises(ValueError, match="is not the path of a checkpoint"):
         checkpoints.download("run/weights/x", tmp_path)
     with pytest.raises(ValueError, match="cannot be exported"):
         checkpoints.download("tinker://run/sampler_weights/x", tmp_path, form="external")

@@ -198,7 +198,7 @@ FAILURES: list[tuple[Any, type[Exception], str]] = [
     (lambda data, parts: (3.0, {}), ValueError, "tensor with one value"),
     (lambda data, parts: (parts[0], {}), ValueError, "tensor with one value"),
     (lambda data, parts: (parts[0].sum().detach(), {}), ValueError, "does not depend on"),
-    (lambda data, parts: (parts[0].sum(), {}), ValueError, r"does not depend on data\[1\]"),
+    (lambda data, parts: (parts[0].sum(), {}), ValueError, r"does not depend on logprobs\[1\]"),
     (lambda data, parts: (sum(p.sum() for p in parts) * math.nan, {}), ValueError, r"data\[0\] contains NaN"),
     (lambda data, parts: (sum(p.sum() for p in parts), [1]), ValueError, "must be a mapping"),
     (tinker.with_gradients(lambda data, parts: 3.0), ValueError, r"\(loss, gradients\)"),  # type: ignore[arg-type,return-value]

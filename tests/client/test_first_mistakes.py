@@ -233,7 +233,7 @@ def test_misspelled_fields(make: Callable[[], object], message: str) -> None:
 
 def test_other_mistakes_of_constructors_keep_their_words() -> None:
     """Only a wrong name is explained; signatures are those of the constructors."""
-    with pytest.raises(TypeError, match="requires `dtype`"):
+    with pytest.raises(TypeError, match="needs a dtype: 'float32' or 'int64'"):
         tinker.TensorData([1])
     with pytest.raises(TypeError, match="missing 1 required"):
         tinker.Datum()  # type: ignore[call-arg]

@@ -178,7 +178,7 @@ def test_older_arguments_that_cannot_be_right(arguments: dict[str, Any], error: 
 
 def test_arguments_that_nobody_knows_are_named_in_a_warning() -> None:
     """As they have no effect; those that are honored are not among them."""
-    with pytest.warns(FutureWarning, match="^ServiceClient ignores unsupported arguments: colour$") as caught:
+    with pytest.warns(FutureWarning, match="^ServiceClient ignores unknown arguments: colour$") as caught:
         tinker.ServiceClient(base_url="http://server", timeout=3, max_retries=None, colour="red")
     assert caught[0].filename == __file__
 

@@ -148,7 +148,7 @@ def test_twins_give_the_result(rest: Rest, training: tinker.TrainingClient) -> N
         sampler = await training.save_weights_and_get_sampling_client()
         found = await rest.get_sampler_async(sampler_id=sampler._sampling_session_id or "")
         assert found.base_model == "tinker/toy"
-        with pytest.raises(ValueError, match="Invalid tinker path"):
+        with pytest.raises(ValueError, match="is not the path of a checkpoint"):
             await rest.delete_checkpoint_from_tinker_path_async("tinker://x")
 
     asyncio.run(scenario())
@@ -162,13 +162,13 @@ def test_twins_give_the_result(rest: Rest, training: tinker.TrainingClient) -> N
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda rest: rest.get_training_run_by_tinker_path("run-1/weights/1"), "Invalid tinker path"),
-        (lambda rest: rest.delete_checkpoint_from_tinker_path("tinker://run-1/weights"), "Invalid tinker path"),
-        (lambda rest: rest.publish_checkpoint_from_tinker_path("tinker://run-1/other/1"), "Invalid tinker path"),
-        (lambda rest: rest.unpublish_checkpoint_from_tinker_path("x"), "Invalid tinker path"),
-        (lambda rest: rest.set_checkpoint_ttl_from_tinker_path("x", 3600), "Invalid tinker path"),
-        (lambda rest: rest.get_checkpoint_archive_url_from_tinker_path("x"), "Invalid tinker path"),
-        (lambda rest: rest.copy_weights("x", "p"), "Invalid tinker path"),
+        (lambda rest: rest.get_training_run_by_tinker_path("run-1/weights/1"), "is not the path of a checkpoint"),
+        (lambda rest: rest.delete_checkpoint_from_tinker_path("tinker://run-1/weights"), "is not the path of a checkpoint"),
+        (lambda rest: rest.publish_checkpoint_from_tinker_path("tinker://run-1/other/1"), "is not the path of a checkpoint"),
+        (lambda rest: rest.unpublish_checkpoint_from_tinker_path("x"), "is not the path of a checkpoint"),
+        (lambda rest: rest.set_checkpoint_ttl_from_tinker_path("x", 3600), "is not the path of a checkpoint"),
+        (lambda rest: rest.get_checkpoint_archive_url_from_tinker_path("x"), "is not the path of a checkpoint"),
+        (lambda rest: rest.copy_weights("x", "p"), "is not the path of a checkpoint"),
         (lambda rest: rest.copy_weights(PATH), "destination_project_id"),
         (lambda rest: rest.copy_weights(PATH, "p", weights_access_token="a\nb"), "line break"),
         (lambda rest: rest.get_external_weights_urls(PATH), "external_weights"),

@@ -166,7 +166,7 @@ def test_ignored_options_are_not_passed_over(sampler: tinker.SamplingClient, wir
 
 def test_sampler_is_needed_from_somewhere(service: tinker.ServiceClient) -> None:
     """A sampling client without model and path, or with something that is no path, is refused at once."""
-    with pytest.raises(ValueError, match="Either model_path or base_model"):
+    with pytest.raises(ValueError, match="pass model_path for saved weights, or base_model"):
         service.create_sampling_client()
     with pytest.raises(ValueError, match="must be a checkpoint path"):
         service.create_sampling_client(model_path="weights/1")

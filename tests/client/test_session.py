@@ -167,7 +167,7 @@ def test_missing_key_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unknown_arguments_warn() -> None:
     """Arguments nobody knows are named in a warning and ignored."""
-    with pytest.warns(FutureWarning, match="unsupported arguments: speed, volume"):
+    with pytest.warns(FutureWarning, match="unknown arguments: speed, volume"):
         tinker.ServiceClient(speed=1, volume=2)
 
 

@@ -124,9 +124,9 @@ def test_what_is_no_sparse_tensor(arguments: Any) -> None:
 
 def test_a_type_is_needed() -> None:
     """The two types of the wire have names; without one, or with another one, there is no tensor."""
-    with pytest.raises(TypeError, match="requires `dtype`"):
+    with pytest.raises(TypeError, match="needs a dtype: 'float32' or 'int64'"):
         TensorData([1.0])
-    with pytest.raises(ValueError, match="Unsupported TensorDtype"):
+    with pytest.raises(ValueError, match="dtype must be 'float32' or 'int64', got"):
         TensorData([1.0], "float64")  # type: ignore[arg-type]
     assert TensorData(None, "int64").tolist() == []
     assert TensorData([1, 2, 3, 4], "int64", [2, 2]).tolist() == [[1, 2], [3, 4]]

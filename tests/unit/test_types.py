@@ -56,7 +56,7 @@ def test_images_and_audio() -> None:
     assert image == types.ImageChunk(data="eA==", format="png", expected_tokens=7)
     with pytest.raises(ValueError, match="EncodedTextChunk"):
         mixed.to_ints()
-    with pytest.raises(ValueError, match="expected_tokens needs to be set"):
+    with pytest.raises(ValueError, match="set expected_tokens of the ImageChunk"):
         _ = types.ImageChunk(data=b"x", format="png").length
     for header in (b"", b"\xfe", b"\x09\x01\x01", b"\x00\x00", b"\x00\x01\xff"):
         with pytest.raises(ValueError, match="TensorContainer"):
@@ -163,7 +163,7 @@ def test_checkpoint_paths(path: str) -> None:
         "sampler",
         "sampler_weights/x",
     )
-    with pytest.raises(ValueError, match="Invalid tinker path"):
+    with pytest.raises(ValueError, match="is not the path of a checkpoint"):
         types.ParsedCheckpointTinkerPath.from_tinker_path(path)
 
 

@@ -62,7 +62,7 @@ def read_older_arguments(given: dict[str, object], *, known: Iterable[str], stac
             if closest in _DESTINATION:
                 raise TypeError(f"ServiceClient has no argument {name!r}; did you mean {closest!r}?")
         named = (f"{name} (did you mean {closest}=...?)" if closest else name for name, closest in meant.items())
-        text = f"ServiceClient ignores unsupported arguments: {', '.join(named)}"
+        text = f"ServiceClient ignores unknown arguments: {', '.join(named)}"
         warnings.warn(text, FutureWarning, stacklevel=stacklevel)
     return arguments
 

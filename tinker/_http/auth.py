@@ -94,7 +94,7 @@ def _output(command: str) -> Credential:
     if code != 0:
         raise TinkerError(f"TINKER_CREDENTIAL_CMD failed with exit code {code}")
     if not printed.secret:
-        raise TinkerError("TINKER_CREDENTIAL_CMD returned an empty credential.")
+        raise TinkerError("TINKER_CREDENTIAL_CMD printed no credential")
     if not is_sendable(printed.secret):
         raise TinkerError("TINKER_CREDENTIAL_CMD printed more than one line of plain text, which cannot be a credential")
     return printed

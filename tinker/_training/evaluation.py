@@ -50,7 +50,7 @@ def require_torch() -> None:
     """Raise ImportError when torch is not installed, which says what to do without it."""
     if importlib.util.find_spec("torch") is None:
         raise ImportError(
-            f"PyTorch is not installed. Cannot run custom forward_backward. Install it with: {install_command('torch')}, "
+            f"PyTorch is not installed; a custom loss needs it: {install_command('torch')}, "
             "or let the loss compute its gradient: tinker.with_gradients(loss_fn)"
         )
 
@@ -102,7 +102,7 @@ def _by_torch(loss_fn: CustomLossFn, data: list[Datum], logprobs: Logprobs) -> E
 def _gradient(index: int, leaf: torch.Tensor) -> NDArray[np.float32]:
     if leaf.grad is None:
         raise ValueError(
-            f"No gradient computed for logprob tensor {index}: the loss does not depend on data[{index}]; leave the datum out, "
+            f"the custom loss does not depend on logprobs[{index}], so it has no gradient there; leave out data[{index}], "
             f"or add 0 * logprobs[{index}].sum()"
         )
     return leaf.grad.numpy()

@@ -19,7 +19,7 @@ class Listing(NamedTuple, Generic[T]):
     def title(self, what: str) -> str:
         """Say how many items there are, and how many more."""
         count, hidden = len(self.items), self.total - len(self.items)
-        more = f" ({hidden} more not shown, use --limit to see more)" if hidden > 0 else ""
+        more = f" ({hidden} more; use --limit to see them)" if hidden > 0 else ""
         return f"{count} {what}{'' if count == 1 else 's'}{more}"
 
 

@@ -29,7 +29,7 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     try:
         return _NUMPY_DTYPES[dtype]
     except (KeyError, TypeError):
-        raise ValueError(f"Unsupported TensorDtype: {dtype!r}; the wire knows 'float32' and 'int64'") from None
+        raise ValueError(f"dtype must be 'float32' or 'int64', got {dtype!r}") from None
 
 
 def is_torch(value: object) -> TypeGuard[torch.Tensor]:
@@ -62,7 +62,7 @@ def wire_array(array: NDArray[Any]) -> NumericArray:
         raise ValueError("integers must fit in 64 bits with a sign")
     if array.dtype.kind in "iu":
         return cast("NumericArray", array if array.dtype == np.int64 else array.astype(np.int64))
-    raise ValueError(f"Unsupported numpy dtype: {array.dtype}; use an array of floats, integers or booleans")
+    raise ValueError(f"an array of {array.dtype} cannot be sent; use floats, integers or booleans")
 
 
 _STRUCT_CODES = {"float32": "f", "int64": "q", "int32": "i"}
@@ -93,7 +93,7 @@ def rectangular(values: Sequence[Any], what: str) -> NDArray[Any]:
     if array.dtype.kind == "U":
         raise ValueError(f"{what} must be numbers, got text")
     if array.dtype.kind not in "iufb":
-        raise ValueError(f"{what} must be a rectangular numeric array; ragged nested lists are not supported")
+        raise ValueError(f"{what} must be numbers, in rows of equal length")
     return array
 
 

@@ -109,7 +109,7 @@ def _image_format(_: object, attribute: attrs.Attribute[models.ImageFormat], val
 
 def _token_count(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
     if chunk.expected_tokens is None:
-        raise ValueError(f"{type(chunk).__name__} expected_tokens needs to be set in order to compute the length")
+        raise ValueError(f"the length is unknown: set expected_tokens of the {type(chunk).__name__}")
     return chunk.expected_tokens
 
 
@@ -178,13 +178,13 @@ class DmelChunk(AttrsValue):
 def _container_length(data: bytes) -> int:
     """Read the header: optional marker 254, a dtype byte 0-7, the number of dimensions and the dimensions as varints."""
     if not data:
-        raise ValueError("TensorContainer bytes are empty")
+        raise ValueError("the TensorContainer is empty")
     at = 1 if data[0] == 254 else 0
     if at >= len(data) or data[at] > 7:
-        raise ValueError("TensorContainer has no valid dtype byte")
+        raise ValueError("the dtype of the TensorContainer is unknown")
     count, at = _varint(data, at + 1)
     if count == 0:
-        raise ValueError("TensorContainer has no dimensions")
+        raise ValueError("the TensorContainer has no shape")
     return _varint(data, at)[0]
 
 
@@ -192,7 +192,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:
-            raise ValueError("TensorContainer header is truncated")
+            raise ValueError("the TensorContainer ends within its shape")
         byte = data[at]
         value |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
@@ -347,7 +347,7 @@ class ModelInput(Signposted, AttrsValue):
         for chunk in self.chunks:
             if not isinstance(chunk, EncodedTextChunk):
                 kinds = [type(c).__name__ for c in self.chunks]
-                raise ValueError(f"to_ints only supported for ModelInput with EncodedTextChunks, got {kinds}")
+                raise ValueError(f"to_ints takes a ModelInput of EncodedTextChunks only, got {kinds}")
             tokens.extend(chunk.tokens)
         return tokens
 

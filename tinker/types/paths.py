@@ -53,7 +53,9 @@ class ParsedCheckpointTinkerPath(AttrsValue):
         parts = tinker_path.removeprefix(SCHEME).split("/")
         if not tinker_path.startswith(SCHEME) or len(parts) != 3 or parts[1] not in _TYPES:
             kinds = "|".join(_TYPES)
-            raise ValueError(f"Invalid tinker path: {tinker_path}; expected {SCHEME}<training run>/<{kinds}>/<name>")
+            raise ValueError(
+                f"{tinker_path!r} is not the path of a checkpoint; expected {SCHEME}<training run>/<{kinds}>/<name>"
+            )
         return cls(
             tinker_path=tinker_path,
             training_run_id=parts[0],

@@ -68,7 +68,7 @@ class TensorData(Value):
         sparse_col_indices: Sequence[int] | None = None,
     ) -> None:
         if dtype is None:
-            raise TypeError("TensorData requires `dtype`")
+            raise TypeError("TensorData needs a dtype: 'float32' or 'int64'")
         sparse = sparse_crow_indices is not None
         if sparse != (sparse_col_indices is not None):
             raise ValueError("sparse_crow_indices and sparse_col_indices go together")

@@ -68,8 +68,7 @@ def download(
                 path, output, form=form, overwrite=force, progress=report_to(advance), service=service
             ).result()
     except FileExistsError as error:
-        message = str(error).replace("Target directory", "The folder")
-        raise CommandFailed(message, "Use --force to replace it, or --output to choose another folder.") from None
+        raise CommandFailed(str(error), "Use --force to replace it, or --output to choose another folder.") from None
     value = {
         "checkpoint_path": done.checkpoint_path,
         "destination": str(done.destination),
