@@ -59,8 +59,8 @@ class CircuitBreaker:
         probes: The number of calls that may be under way while a circuit is half open, 1 or more. One without an outcome for
             ``reset_seconds`` counts no longer.
         counts: A function that says of an exception whether it is a failure of the other side. None counts what the client
-            would: no connection, no answer in time, answers that cannot be read, and statuses that blame the server; of code
-            that is not this package's, every exception but ValueError and TypeError. An answer that blames the request counts
+            would: no connection, no response in time, answers that cannot be read, and statuses that blame the server; of code
+            that is not this package's, every exception but ValueError and TypeError. A response that blames the request counts
             as a success, as the server is there.
         on_change: A function called with every :class:`tinker.observing.CircuitChange`, on the thread of the call that brought
             it about; what it raises is logged. None calls nothing. Observers of a client hear of the changes by its calls too.

@@ -51,7 +51,7 @@ def unpack_body(body: bytes, content_encoding: str = "", *, max_nbytes: int = 64
         The body as it was before compression.
 
     Raises:
-        BodyTooLargeError: More bytes would come out; the answer for that is 413.
+        BodyTooLargeError: More bytes would come out; the response for that is 413.
         ValueError: The encoding is another one, or the bytes are not zstd.
         ImportError: The package ``zstandard`` is missing, which the extra ``zstd`` adds.
 

@@ -47,7 +47,7 @@ def test_a_silent_transport(connect: Connect, clock: Any, patience: float) -> No
     future = connect(patience_seconds=patience, transport=silent).create_rest_client().list_sessions()
     assert silent.asked.wait(10)
     clock.advance(max(patience, SHORTEST_PATIENCE_SECONDS) + CONNECT_SECONDS)
-    with pytest.raises(tinker.APITimeoutError, match=f"no answer within {max(patience, SHORTEST_PATIENCE_SECONDS):g} s"):
+    with pytest.raises(tinker.APITimeoutError, match=f"no response within {max(patience, SHORTEST_PATIENCE_SECONDS):g} s"):
         future.result(10)
     assert clock.now - began <= patience + SHORTEST_PATIENCE_SECONDS + CONNECT_SECONDS
 

@@ -87,7 +87,7 @@ def test_the_last_error_says_how_often_it_was_tried() -> None:
     time.now += 7.5
     with pytest.raises(errors.NotFoundError) as caught:
         attempts.next_delay(status(404))
-    assert caught.value.__notes__ == ["trying: 2 attempts in 7.5 s; this was the last error"]
+    assert caught.value.__notes__ == ["Gave up after 2 attempts in 7.5 s (trying)"]
     with pytest.raises(errors.NotFoundError) as alone:
         Time().attempts().next_delay(status(404))
     assert not hasattr(alone.value, "__notes__")
@@ -110,7 +110,7 @@ def test_progress_forgets_the_failures_before_it() -> None:
     time.now += 90
     with pytest.raises(errors.APIResponseValidationError) as caught:
         attempts.next_delay(garbled())
-    assert caught.value.__notes__ == [f"trying: {MAX_DECODE_ATTEMPTS + 1} attempts in 90.0 s; this was the last error"]
+    assert caught.value.__notes__ == [f"Gave up after {MAX_DECODE_ATTEMPTS + 1} attempts in 90.0 s (trying)"]
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def _publish(draft: Path, place: Path) -> None:
 
 
 def _is_refused(error: APIError) -> bool:
-    """Return whether the answer is that of object stores to a signature that is too old."""
+    """Return whether the response is that of object stores to a signature that is too old."""
     return is_expired_url(error)
 
 
@@ -237,7 +237,7 @@ class _Receiving:
         self._note(complete=False)
 
     def _note(self, *, complete: bool) -> None:
-        """Note the answer's validator; a weak one does not tell versions apart byte by byte."""
+        """Note the response's validator; a weak one does not tell versions apart byte by byte."""
         headers = self._response.headers
         validator = headers.get("etag") or headers.get("last-modified")
         if validator is not None and not validator.startswith("W/"):
@@ -304,7 +304,7 @@ def _decode(value: str) -> bytes | None:
 
 
 def _extent(response: httpx.Response) -> tuple[int, int | None]:
-    """Return where the answer's content begins in the file, and how long the file is."""
+    """Return where the response's content begins in the file, and how long the file is."""
     if response.status_code == _PART:
         match = _RANGE.fullmatch(response.headers.get("content-range", ""))
         if match is None:

@@ -1,6 +1,6 @@
-"""The way to the server of this process. Answers that are streams of events come piece by piece; httpx waits for all of it.
+"""Transport to the server in this process. Event streams arrive piece by piece, while httpx waits for the whole response.
 
-The time in which the server loads torch and a model does not count against that of a request.
+The time that the server takes to load torch and a model does not count toward a request's timeout.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class InProcessTransport(httpx.AsyncBaseTransport):
             raise
         if exchange.status == 0:
             await task
-            raise RuntimeError("the application gave no answer")
+            raise RuntimeError("the application sent no response")
         return httpx.Response(exchange.status, headers=exchange.headers, stream=_StreamedBody(exchange, task))
 
 
@@ -70,7 +70,7 @@ class _StreamedExchange:
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Take the head of the answer, or a part of its body."""
+        """Take the head of the response, or a part of its body."""
         if message["type"] == "http.response.start":
             self.status, self.headers = message["status"], list(message.get("headers", ()))
             self.begun.set()
@@ -84,7 +84,7 @@ class _StreamedExchange:
 
 
 class _StreamedBody(httpx.AsyncByteStream):
-    """The parts of an answer as they come; closing it ends the application's work."""
+    """The parts of a response as they come; closing it ends the application's work."""
 
     def __init__(self, exchange: _StreamedExchange, task: asyncio.Task[None]) -> None:
         self._exchange, self._task = exchange, task

@@ -1,4 +1,4 @@
-"""How far an exchange has come, and what that makes of its failure; the limits of both engines."""
+"""The progress of an exchange, which determines what its failure means; and the limits that both engines share."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MAX_ANSWER_NBYTES = 2 << 30
 
 
 class Phase(msgspec.Struct):
-    """How far an exchange has come, which says what its failure means."""
+    """The progress of an exchange, which determines what its failure means."""
 
     request: PreparedRequest
     has_begun: bool = False
 
     def failure(self, error: Exception) -> ExchangeFailed:
-        """Return the description of a failure."""
+        """Describe a failure."""
         import aiohttp
         import httpx
 
@@ -39,22 +39,22 @@ class Phase(msgspec.Struct):
         if type(error) is TimeoutError and error.args:
             return str(error)  # of a deadline that says why it was held
         if not self.has_begun:
-            return f"no answer within {self.request.silence_seconds:g} s"
+            return f"no response within {self.request.silence_seconds:g} s"
         if type(error) is TimeoutError:  # ours; engines have classes of their own for a server that sends nothing
-            return f"the answer began to come and was not complete after {ANSWER_SECONDS:g} s"
-        return f"the answer began to come and then nothing more for {self.request.silence_seconds:g} s"
+            return f"the response started but was not complete after {ANSWER_SECONDS:g} s"
+        return f"the response started, then no data arrived for {self.request.silence_seconds:g} s"
 
 
 def _unreachable(error: aiohttp.ClientConnectorError) -> str:
-    """Describe it in the words of the system, where it has some: TLS has its own, and so have unknown names."""
+    """Describe a connection failure with the system's error message, except for TLS errors and unknown host names."""
     failure = error.os_error
     if isinstance(failure, ssl.SSLError) or not failure.errno:
         return f"{type(error).__name__}: {error}"
     why = os.strerror(failure.errno) if failure.errno > 0 else failure.strerror
-    return f"cannot connect to {error.host}:{error.port}: {why}"
+    return f"could not connect to {error.host}:{error.port}: {why}"
 
 
 def extend(received: bytearray, piece: bytes) -> None:
     received += piece
     if len(received) > MAX_ANSWER_NBYTES:
-        raise ValueError(f"the answer is larger than {MAX_ANSWER_NBYTES} bytes")
+        raise ValueError(f"the response is larger than {MAX_ANSWER_NBYTES} bytes")

@@ -11,7 +11,7 @@
     400 without a body             MALFORMED    as above: proxies say so, servers say why
     501, 505 and any other status  FATAL        trying again cannot help
 
-``x-should-retry: true`` or ``false`` on an answer overrides RETRY and FATAL.
+``x-should-retry: true`` or ``false`` on a response overrides RETRY and FATAL.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _last_fate(error: APIError) -> Fate:
 
 
 def has_status(error: BaseException, statuses: frozenset[int]) -> bool:
-    """Return whether a failure is an answer with one of these statuses."""
+    """Return whether a failure is a response with one of these statuses."""
     return isinstance(error, APIStatusError) and error.status_code in statuses
 
 
@@ -178,7 +178,7 @@ def is_expired_url(error: BaseException) -> bool:
 
 
 def is_session_over(error: BaseException) -> bool:
-    """Return whether the answer to a heartbeat means that no other one is wanted; 404 may be one lost record."""
+    """Return whether the response to a heartbeat means that no other one is wanted; 404 may be one lost record."""
     return has_status(error, (ABSENT_STATUSES | _GONE_STATUSES) - {404})
 
 
@@ -198,12 +198,12 @@ def is_about_format(error: APIStatusError) -> bool:
 
 
 def is_user_fault(error: BaseException) -> bool:
-    """Return whether the answer says that the request was wrong."""
+    """Return whether the response says that the request was wrong."""
     return isinstance(error, APIStatusError) and 400 <= error.status_code < 500 and not is_pending(error)
 
 
 def is_server_failure(error: BaseException) -> bool:
-    """Return whether a failure is the server's, or of the way to it; an answer to a wrong or an early request is none."""
+    """Return whether a failure is the server's, or of the way to it; a response to a wrong or an early request is none."""
     if isinstance(error, RequestFailedError):
         return error.category == "server"
     if not isinstance(error, APIStatusError):

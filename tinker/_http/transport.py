@@ -51,7 +51,7 @@ _LOCAL_ORIGIN = "http://local"
 
 
 class Reply(msgspec.Struct, Generic[T], frozen=True):
-    """The decoded answer to a request, the seconds it took, and whether no attempt before it failed."""
+    """The decoded response to a request, the seconds it took, and whether no attempt before it failed."""
 
     value: T
     elapsed_seconds: float
@@ -68,7 +68,7 @@ class Variants(Protocol[T_co]):
 
     @property
     def reply(self) -> type[T_co]:
-        """Return the value of the answer, whatever the form of the request."""
+        """Return the value of the response, whatever the form of the request."""
         ...
 
     async def first(self) -> PreparedRequest:
@@ -85,7 +85,7 @@ class Variants(Protocol[T_co]):
 
 
 class StreamReceiver(Protocol):
-    """Takes the answers to the attempts at a stream."""
+    """Takes the responses to the attempts at a stream."""
 
     @property
     def received(self) -> bool:
@@ -93,15 +93,15 @@ class StreamReceiver(Protocol):
         ...
 
     def begin(self, prepared: PreparedRequest) -> None:
-        """Expect the answer to another attempt."""
+        """Expect the response to another attempt."""
         ...
 
     async def receive(self, headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
-        """Take the answer as it comes."""
+        """Take the response as it comes."""
         ...
 
     def check(self, response: RawResponse) -> None:
-        """Raise what was wrong with the answer, once it is over."""
+        """Raise what was wrong with the response, once it is over."""
         ...
 
 
@@ -168,10 +168,10 @@ class Transport:
         check: Callable[[T], str | None] | None = None,
         follow_redirects: bool = True,
     ) -> Coroutine[Any, Any, Reply[T]]:
-        """Send a request, again as ``policy`` and the settings say, and decode its answer.
+        """Send a request, again as ``policy`` and the settings say, and decode its response.
 
-        ``admit`` is what each attempt needs. ``credential`` takes the place of the client's own, and hides the answer in
-        errors. ``check`` says what is wrong with an answer that decodes and is nevertheless of no use.
+        ``admit`` is what each attempt needs. ``credential`` takes the place of the client's own, and hides the response in
+        errors. ``check`` says what is wrong with a response that decodes and is nevertheless of no use.
         """
         prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
         return self._repeat(
@@ -204,7 +204,7 @@ class Transport:
     def send_stream(
         self, request: Request[Any], policy: Policy, receiver: StreamReceiver, admit: Admission
     ) -> Coroutine[Any, Any, Reply[None]]:
-        """Send a request whose answer is a stream, as :meth:`send` does; again only until its receiver has something."""
+        """Send a request whose response is a stream, as :meth:`send` does; again only until its receiver has something."""
         prepared = self.prepare(request, Purpose.STREAM)
         # Nothing may hold events back to pack them.
         headers = {**prepared.headers, "Accept-Encoding": "identity"}
@@ -220,7 +220,7 @@ class Transport:
     async def _repeat(
         self, call: _Call, attempt: Callable[[], Awaitable[RawResponse]], read: Callable[[RawResponse], T]
     ) -> Reply[T]:
-        """Make attempts until the answer of one can be read, as the policy, the settings and the circuit of the call say."""
+        """Make attempts until the response of one can be read, as the policy, the settings and the circuit of the call say."""
         guard = None if self.circuits is None else self.circuits.guard(call.operation, call.purpose, call.policy, call.admit)
         held = guard or call.admit
         failures: Attempts | None = None
@@ -399,7 +399,7 @@ class Transport:
         return msgspec.structs.replace(prepared, headers={**prepared.headers, _KEY_HEADER: credential.secret})
 
     def _without_new_refused(self, prepared: PreparedRequest, response: RawResponse) -> PreparedRequest:
-        """Return the request without the fields that it was refused for; raises any other failure that the answer is."""
+        """Return the request without the fields that it was refused for; raises any other failure that the response is."""
         if response.status not in UNSUPPORTED_FORMAT_STATUSES or prepared.record is None:
             raise self._failure(prepared, response)
         if not self.refused.learn(prepared.operation, prepared.record, response.content):

@@ -1,4 +1,4 @@
-"""Bodies of answers that were packed on the way: unpacked in steps, off the loop when large, and never beyond a limit."""
+"""Bodies of responses that were packed on the way: unpacked in steps, off the loop when large, and never beyond a limit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def unpack(body: bytes, encoding: str) -> bytes:
     if name in ("", "identity") or not body:
         return body
     if name not in _OPENERS:
-        raise ValueError(f"the answer is packed as {name[:40]!r}, which was not asked for")
+        raise ValueError(f"the response is packed as {name[:40]!r}, which was not asked for")
     packed = _Packed(body, _OPENERS[name](body))
     packed.step(_STEP_NBYTES)
     if not packed.done:
@@ -55,20 +55,20 @@ class _Packed:
         while not self.done:
             self.step(_STEP_NBYTES)
             if len(self.content) > MAX_UNPACKED_NBYTES:
-                raise ValueError(f"the answer unpacks to more than {MAX_UNPACKED_NBYTES} bytes")
+                raise ValueError(f"the response unpacks to more than {MAX_UNPACKED_NBYTES} bytes")
 
     def step(self, nbytes: int) -> None:
         """Unpack so much, at most."""
         try:
             piece = self._unpacker.decompress(self._rest, nbytes)
         except zlib.error as error:
-            raise ValueError(f"the answer cannot be unpacked: {error}") from error
+            raise ValueError(f"the response cannot be unpacked: {error}") from error
         self.content += piece
         self._rest = self._unpacker.unconsumed_tail
         if self._unpacker.eof:
             self._next_member()
         elif not piece and not self._rest:
-            raise ValueError("the packed answer ends too early")
+            raise ValueError("the packed response ends too early")
 
     def _next_member(self) -> None:
         """Begin the next part: a gzip body may have several, one after the other."""

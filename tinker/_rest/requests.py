@@ -41,7 +41,7 @@ class Rest(msgspec.Struct, eq=False):
         return self._runtime
 
     def ask(self, request: Request[T]) -> APIFuture[T]:
-        """Send the request; the future's result is its answer."""
+        """Send the request; the future's result is its response."""
         return self.run(request.operation, partial(self.answer, request))
 
     def run(self, operation: str, make: Callable[[], Coroutine[Any, Any, T]]) -> APIFuture[T]:
@@ -49,7 +49,7 @@ class Rest(msgspec.Struct, eq=False):
         return run(self.runtime, operation, _await_made, make)
 
     async def answer(self, request: Request[T]) -> T:
-        """Return the answer, on the loop."""
+        """Return the response, on the loop."""
         runtime = await self.ready()
         value = (await runtime.transport.send(request, REST)).value
         if isinstance(value, models.GetServerCapabilitiesResponse):

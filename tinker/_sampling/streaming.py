@@ -27,7 +27,7 @@ class StreamsAbsent(Exception):
 class EventReceiver:
     """Takes the events of a stream, to the last one or to one that is wrong.
 
-    :meth:`check` raises StreamsAbsent when the answer is no stream; APIError and RequestFailedError as of other requests.
+    :meth:`check` raises StreamsAbsent when the response is no stream; APIError and RequestFailedError as of other requests.
     """
 
     _prepared: PreparedRequest

@@ -94,7 +94,7 @@ class Sampler:
         return run(runtime, "compute_logprobs", self._compute_logprobs, prompt, options, parent=self.created)
 
     def base_model(self) -> APIFuture[str]:
-        """Return the name of the base model; asked for until there is an answer."""
+        """Return the name of the base model; asked for until there is a response."""
         known = self._base_model
         if known is None or _has_failed(known):
             known = self._base_model = run(self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created)
@@ -106,7 +106,7 @@ class Sampler:
         return self.runtime.server.context_lengths.get(self._source.base_model)
 
     def tokenizer(self) -> APIFuture[_tokenizers.TokenizerSource]:
-        """Find the tokenizer; asked for until there is an answer."""
+        """Find the tokenizer; asked for until there is a response."""
         known = self._tokenizer
         if known is None or _has_failed(known):
             known = self._tokenizer = run(self._runtime_here(), "get_tokenizer", self._find_tokenizer, parent=self.created)

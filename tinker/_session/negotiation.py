@@ -67,7 +67,7 @@ class Negotiation:
     def settle(self, form: WireFormat, *, sparse_seen: bool, refusal: APIStatusError | None = None) -> None:
         """Note that the server accepted a request of this form; after some sparse tensors, also that it reads those.
 
-        ``refusal`` is its answer to the form before, if there was one.
+        ``refusal`` is its response to the form before, if there was one.
         """
         known = self._settled
         self._settled = True

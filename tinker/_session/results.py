@@ -218,7 +218,7 @@ class _Poll(Generic[T]):
         return invalid_response(response, fault, self.future.operation)
 
     def _note_size(self, status: models.FutureStatus, response: RawResponse) -> None:
-        """Note that the result is there; it is asked for in full next, after which its size alone is not an answer."""
+        """Note that the result is there; it is asked for in full next, after which its size alone is not a response."""
         if self.result_nbytes is not None:
             raise self._invalid(response, "its size was sent again instead of the result")
         self.failures.reset()

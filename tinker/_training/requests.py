@@ -160,5 +160,5 @@ def _strings(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
 
 def _present(value: str | None, field: str) -> str:
     if value is None:
-        raise ValueError(f"the server's answer is missing {field}")
+        raise ValueError(f"the server's response is missing {field}")
     return value

@@ -80,8 +80,8 @@ class RequestAttempt(ClientEvent, frozen=True, kw_only=True):
         started: When the attempt began.
         seconds: How long the attempt took.
         sent_nbytes: The size of the body that was sent.
-        status: The HTTP status; None when no answer came.
-        received_nbytes: The size of the body of the answer.
+        status: The HTTP status; None when no response came.
+        received_nbytes: The size of the body of the response.
         error: The reason for a failure; None for success, and for an attempt that was given up.
     """
 

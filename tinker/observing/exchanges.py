@@ -25,12 +25,12 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
         request_headers: The headers that were sent, by name in lower case; what is not known to be harmless is redacted.
         request_nbytes: The size of the body.
         request_body: The beginning of a JSON body, with secrets redacted; of any other its kind; None without a body.
-        status: The HTTP status; None when no answer came.
-        response_headers: The headers of the answer.
+        status: The HTTP status; None when no response came.
+        response_headers: The headers of the response.
         response_nbytes: The size of its body.
         response_body: The beginning of its body, as of the request.
         seconds: How long the exchange took.
-        error: Why no answer came; None when one did.
+        error: Why no response came; None when one did.
     """
 
     operation: str

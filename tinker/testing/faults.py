@@ -2,17 +2,17 @@
 
     kind          what the client sees
     ------------  --------------------------------------------------------------------------------------
-    status        an answer with this status, headers and body instead of the server's
-    drop          the connection breaks without an answer
+    status        a response with this status, headers and body instead of the server's
+    drop          the connection breaks without a response
     hang          nothing more comes, though the connection stays open (for ``seconds``, if given)
     delay         the request reaches the server so much later
     truncate      the head and the first half of the body come, then the connection breaks
-    corrupt       the answer's body is garbage of the same length
-    slow          the answer's body comes in pieces, with so much time before each
-    header        the answer has a header whose bytes are not ASCII
-    deep          the answer's body is JSON that is nested a hundred thousand times
-    trickle       the answer's head comes byte by byte, with so much time before each
-    inform        answers with a status 1xx come before the answer, with so much time after each
+    corrupt       the response's body is garbage of the same length
+    slow          the response's body comes in pieces, with so much time before each
+    header        the response has a header whose bytes are not ASCII
+    deep          the response's body is JSON that is nested a hundred thousand times
+    trickle       the response's head comes byte by byte, with so much time before each
+    inform        answers with a status 1xx come before the response, with so much time after each
 
 A fault with ``applied`` happens after the server has carried the request out, one without it before.
 """
@@ -70,7 +70,7 @@ class ServerResponse:
 class Fault:
     """One thing that goes wrong. ``seconds`` and ``count`` None mean forever.
 
-    ``answer`` is sent instead of the server's, as by a ``status`` fault. ``header`` is added to the server's answer, ``body``
+    ``answer`` is sent instead of the server's, as by a ``status`` fault. ``header`` is added to the server's response, ``body``
     takes the place of its body. ``count`` is how many bytes trickle, or how many answers with the status ``informs`` come.
     """
 
@@ -98,7 +98,7 @@ def status_fault(
     applied: bool = False,
     kind: FaultKind = "status",
 ) -> Fault:
-    """Return an answer in place of the server's; ``body`` is bytes as they are, other JSON, or None for a detail."""
+    """Return a response in place of the server's; ``body`` is bytes as they are, other JSON, or None for a detail."""
     media: dict[str, HeaderValue]
     if isinstance(body, bytes):
         content, media = body, {}
@@ -111,7 +111,7 @@ def status_fault(
 
 
 def apply_fault(answer: ServerResponse | None, fault: Fault | None) -> ServerResponse | None:
-    """Return what becomes of the server's answer; None is no answer at all."""
+    """Return what becomes of the server's response; None is no response at all."""
     if fault is not None and (fault.answer is not None or fault.kind in ("drop", "hang")):
         return fault.answer
     if answer is None or fault is None:
@@ -124,7 +124,7 @@ def apply_fault(answer: ServerResponse | None, fault: Fault | None) -> ServerRes
 
 
 def pauses(answer: ServerResponse | None, fault: Fault | None) -> Iterator[float]:
-    """Return how long the client waits for each piece of the answer, or for each of what comes before it."""
+    """Return how long the client waits for each piece of the response, or for each of what comes before it."""
     if fault is None or answer is None:
         return iter(())
     if fault.kind == "slow":
@@ -274,7 +274,7 @@ def chances(
 
 
 def _unusual(kind: FaultKind, draw: random.Random) -> Fault:
-    """Odd header bytes or deep JSON, as often in an error as in the server's answer."""
+    """Odd header bytes or deep JSON, as often in an error as in the server's response."""
     header = ("x-chance", draw.choice(_HEADER_BYTES)) if kind == "header" else None
     body = DEEP_JSON if kind == "deep" else None
     if draw.random() < 0.5:

@@ -127,7 +127,7 @@ class Port:
         return self._closing or request.transport is None
 
     async def _write_raw(self, request: web.BaseRequest, answer: ServerResponse, fault: Fault | None) -> web.StreamResponse:
-        """Write the bytes of an answer that aiohttp cannot send, then end the connection."""
+        """Write the bytes of a response that aiohttp cannot send, then end the connection."""
         for seconds, piece in wire.render(answer, fault):
             await self._hang(request, seconds)
             if self._is_over(request) or request.transport is None:

@@ -40,7 +40,7 @@ Mode = Literal["up", "down", "silent"]
 class ReceivedRequest:
     """One request that arrived ``at`` that time of the clock (without a clock, of the system's monotonic one).
 
-    ``status`` is None until it is answered, and when no answer came.
+    ``status`` is None until it is answered, and when no response came.
     """
 
     operation: str
@@ -122,13 +122,13 @@ class FaultyServer:
         reads; that counts as the same request, and is answered alike.
 
         Header values may be any bytes. With ``applied`` the server carries the request out first, and its own answer is lost.
-        TypeError for a status that is no int; ValueError for one that is no answer, and for a success without a ``body``.
+        TypeError for a status that is no int; ValueError for one that is no response, and for a success without a ``body``.
         """
         _check_status(status, body)
         self._script.add(operation, faults.status_fault(status, headers, body, applied=applied), times)
 
     def drop_next(self, operation: str, *, applied: bool = False, times: int = 1) -> None:
-        """Break the connection of the next requests without an answer, before or after the server carries them out."""
+        """Break the connection of the next requests without a response, before or after the server carries them out."""
         self._script.add(operation, Fault(kind="drop", applied=applied), times)
 
     def hang_next(self, operation: str, *, seconds: float | None = None, applied: bool = False, times: int = 1) -> None:
@@ -188,7 +188,7 @@ class FaultyServer:
         """Let a share ``rate`` of all exchanges fail, each of ``kinds`` as often as the others.
 
         The fate of the n-th exchange of an operation depends on ``seed`` only. ``hang_seconds`` is when hanging connections
-        break after all, ``longest_seconds`` what a delay, or an answer that comes slowly, takes at most. A rate of 0 ends it.
+        break after all, ``longest_seconds`` what a delay, or a response that comes slowly, takes at most. A rate of 0 ends it.
         """
         chance = faults.chances(rate, seed, kinds, hang_seconds=hang_seconds, longest_seconds=longest_seconds)
         self._script.by_chance(chance)
@@ -212,8 +212,8 @@ class FaultyServer:
         """Script the model's next samples.
 
         A list is used in request order, one element per sample. For concurrent requests, give a mapping of prompts (as text) to
-        lists, or a function of the prompt, so that the order of the requests does not matter. An answer is a text, token ids,
-        or a :class:`ScriptedSample` with log-probabilities. A sample fails if the script has no answer left.
+        lists, or a function of the prompt, so that the order of the requests does not matter. A response is a text, token ids,
+        or a :class:`ScriptedSample` with log-probabilities. A sample fails if the script has no response left.
 
         >>> import tinker
         >>> from tinker.testing import toy_server
@@ -336,7 +336,7 @@ class FaultyServer:
         return fault
 
     async def _serve(self, request: httpx.Request, sleep: Callable[[float], Any]) -> Delivery:
-        """Let one exchange happen on the server's side, and say how its answer travels."""
+        """Let one exchange happen on the server's side, and say how its response travels."""
         exchange, life = self._note(request, await request.aread()), self._life
         fault = exchange.fault
         if fault is not None and fault.kind == "delay":
@@ -365,13 +365,13 @@ class FaultyServer:
 
 
 def _check_status(status: object, body: object) -> None:
-    """Raise TypeError for a status that is no int, ValueError for one that is no answer, or a success that says nothing."""
+    """Raise TypeError for a status that is no int, ValueError for one that is no response, or a success that says nothing."""
     if not isinstance(status, int) or isinstance(status, bool):
         raise TypeError(f"status must be an int, got {status!r}")
     if not 200 <= status <= 599:
         raise ValueError(f"status must be from 200 to 599, got {status}")
     if status < 300 and body is None:
-        raise ValueError(f"{status} is not a failure: give one of 300 to 599, or the body of the answer")
+        raise ValueError(f"{status} is not a failure: give one of 300 to 599, or the body of the response")
 
 
 def _check_ends(count: int | None, seconds: float) -> None:
@@ -413,7 +413,7 @@ class _Patience:
 
 @attrs.frozen
 class _Transit:
-    """An answer on its way back, as httpx tells of it."""
+    """A response on its way back, as httpx tells of it."""
 
     request: httpx.Request
     delivery: Delivery

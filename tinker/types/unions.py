@@ -1,4 +1,4 @@
-"""Unions of the kinds of an answer's parts. A kind that this version does not know is a dictionary, as the server wrote it."""
+"""Unions of the kinds of a response's parts. A kind that this version does not know is a dictionary, as the server wrote it."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def count_billing(usage: models.BillingUsageResponse, *, session_id: str | None 
     """Count the tokens of a bill by base model.
 
     Args:
-        usage: The answer of ``AdminClient.get_billing_usage``.
+        usage: The response of ``AdminClient.get_billing_usage``.
         session_id: The session to count; None counts all of them.
 
     Returns:
