@@ -172,7 +172,7 @@ class TrainingClient(ReadyClient):
         """
         if loss_type_input is not None:
             warnings.warn(
-                "loss_type_input has no effect: loss functions receive log-probabilities", DeprecationWarning, stacklevel=2
+                "loss_type_input has no effect; the loss receives log-probabilities", DeprecationWarning, stacklevel=2
             )
             if loss_type_input != "logprobs":
                 raise ValueError(f"loss_type_input must be 'logprobs', got {loss_type_input!r}")
