@@ -61,7 +61,7 @@ def test_an_answer_without_a_body(encoding: str) -> None:
 )
 def test_what_cannot_be_unpacked(encoding: str, body: bytes) -> None:
     """A body that is broken, cut off, or packed as nobody asked for is a ValueError."""
-    with pytest.raises(ValueError, match=r"packed answer|answer is packed|unpacked"):
+    with pytest.raises(ValueError, match=r"packed response|response is packed|unpacked"):
         asyncio.run(unpack(body, encoding))
 
 
