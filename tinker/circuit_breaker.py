@@ -47,7 +47,7 @@ class CircuitStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CircuitBreaker:
-    """Circuits that stop calls which would probably fail.
+    """A circuit breaker: it stops calls that would probably fail.
 
     Passed to ``ServiceClient(circuit_breaker=...)``, it has one circuit for each server, credential and kind of call. The kinds
     are the tags of the contract (``training``, ``sampling``, ``service``, ...). Clients with the same breaker share its

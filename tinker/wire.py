@@ -45,7 +45,7 @@ def unpack_body(body: bytes, content_encoding: str = "", *, max_nbytes: int = 64
     Args:
         body: The bytes received.
         content_encoding: The header; clients send ``zstd`` where the server's client settings ask for it.
-        max_nbytes: How many bytes may come out. A small body of zstd can hold gigabytes; no more than these are unpacked.
+        max_nbytes: The largest number of bytes to decompress. A small zstd body can expand to gigabytes.
 
     Returns:
         The body as it was before compression.

@@ -40,8 +40,16 @@ def test_set_ttl(call: Call, ask: Ask, run: Any) -> None:
     assert ask("checkpoint", "info", run.training)["expires_at"] is not None
     assert call("checkpoint", "set-ttl", run.training, "--remove").exit_code == 0
     assert ask("checkpoint", "info", run.training)["expires_at"] is None
-    for wrong in ([], ["--ttl", "7200", "--remove"], ["--ttl", "5"]):
+    for wrong in ([], ["--ttl", "7200", "--remove"]):
         assert call("checkpoint", "set-ttl", run.training, *wrong).exit_code == 1
+
+
+@pytest.mark.parametrize("command", [("set-ttl", "tinker://r/weights/x"), ("create", "--model", "tinker/toy")])
+def test_a_time_to_live_out_of_range(command: tuple[str, ...], call: Call) -> None:
+    """The option, its unit and its limits are named before anything is asked."""
+    result = call("checkpoint", *command, "--ttl", "5", base_url="http://127.0.0.1:9")
+    words = "--ttl is a number of seconds from 3600 (an hour) to 315360000 (ten years), got 5"
+    assert (result.exit_code, result.stderr) == (1, f"Error: {words}\n")
 
 
 def test_delete_by_path(ask: Ask, call: Call, run: Any, server: str) -> None:
@@ -98,7 +106,7 @@ def test_delete_asks(answer: str, exit_code: int, deleted: bool, call: Call, run
         (["--run-id", "r", "tinker://r/weights/x"], "either checkpoint paths or --run-id"),
         (["garbage", "-y"], "Invalid checkpoint path: garbage"),
         (["--run-id", "r", "--type", "zzz"], "Valid types: weights, sampler_weights, external_weights"),
-        (["--run-id", "r", "--before", "garbage"], "Invalid date: garbage"),
+        (["--run-id", "r", "--before", "garbage"], '"garbage" is not a date: write it like 2026-01-31'),
     ],
 )
 def test_delete_of_what_is_wrong(arguments: list[str], message: str, call: Call) -> None:
@@ -135,10 +143,15 @@ def test_download(kind: str, ask: Ask, call: Call, run: Any, tmp_path: Path) -> 
 
 
 def test_download_of_nothing(call: Call, run: Any, tmp_path: Path) -> None:
-    """A checkpoint that is not there leaves no folder."""
-    assert call("checkpoint", "download", f"{run.external}x").exit_code == 1
+    """A checkpoint that is not there is one sentence about it, and leaves no folder."""
+    for path in (f"{run.external}x", f"{run.training}x", f"{run.sampler}x"):
+        result = call("checkpoint", "download", path)
+        (line,) = result.stderr.splitlines()[1:]
+        assert (result.exit_code, line.startswith("Error: "), line.count(path)) == (1, True, 1)
+        assert "request" not in line
     assert call("checkpoint", "download", "garbage").exit_code == 1
-    assert not list(tmp_path.glob("*external*"))
+    assert not list(tmp_path.glob("tinker*"))
+    assert not list(tmp_path.glob("*weights*"))
 
 
 def test_push_without_a_login(call: Call, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

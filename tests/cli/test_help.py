@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -180,7 +181,6 @@ def test_completion_is_installed_once(shell: str, file: str, call: Callable[...,
         (401, "Authentication failed"),
         (402, "Billing issue"),
         (403, "Permission denied"),
-        (404, "Resource not found"),
         (409, "Conflict"),
         (418, "API error (status 418)"),
         (429, "Rate limit exceeded"),
@@ -208,6 +208,7 @@ FAULTS = [
         (400, {"detail": "'tyo' is not offered;\n did you mean 'toy'?"}, "'tyo' is not offered; did you mean 'toy'?"),
         (422, {"detail": FAULTS}, "body.model_id: Field required; Value error; body.data.0.rank: Input should be an integer"),
         (400, {"error": {"message": "no such model"}}, "no such model"),
+        (404, {"detail": "there is no run x"}, "there is no run x"),
         (400, {"message": "red \x1b[31m text"}, "red \\x1b[31m text"),
         (400, {"detail": [5]}, "Invalid request\nDetails: Error code: 400 - {'detail': [5]}"),
         (422, ["a list"], "Invalid data provided\nDetails: Error code: 422 - ['a list']"),
@@ -230,6 +231,55 @@ def test_nobody_there(call: Callable[..., Result]) -> None:
         "Request: POST http://127.0.0.1:9/api/v1/client/config",
         CONNECTION_ADVICE,
     ]
+
+
+def test_retries_for_seconds_are_not_logged(tmp_path: Path) -> None:
+    """Where nobody answers, the cause is told once, in the error, with how often it was tried."""
+    words = ["-m", "tinker", "--base-url", "http://127.0.0.1:9", "--patience", "2", "model", "list"]
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count("Connection refused") == 1
+    assert "attempts in" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("/wrong", "The base URL is probably wrong: check its path, /wrong, in --base-url or TINKER_BASE_URL."),
+        ("", "Either the base URL is wrong (--base-url or TINKER_BASE_URL), or this server does not support the operation"),
+    ],
+)
+def test_a_base_url_below_which_there_is_nothing(path: str, advice: str, call: Callable[..., Result], serve_app: Any) -> None:
+    """Where a server has no such path, the base URL is what to look at."""
+    with serve_app(JSONResponse({"detail": "Not Found"}, 404)) as url:
+        result = call("run", "list", base_url=url + path)
+    assert (result.exit_code, advice in result.stderr.splitlines()[-1]) == (1, True), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "record"),
+    [
+        (["run", "info", "x"], 1, {"error": "no run x", "type": "NotFoundError"}),
+        (["run", "lst"], 2, {"error": "No such command 'lst'. Did you mean list?", "type": "UsageError"}),
+        (["run", "list", "--limt", "3"], 2, {"error": "No such option '--limt'. Did you mean --limit?", "type": "UsageError"}),
+        (
+            ["run", "list", "-c", "zzz"],
+            1,
+            {
+                "error": "Unknown column: zzz",
+                "type": "CommandFailed",
+                "details": ["Available: id, name, model, owner, lora, updated, status, checkpoint, checkpoint_time"],
+            },
+        ),
+    ],
+)
+def test_failures_in_json(
+    arguments: list[str], exit_code: int, record: Any, call: Callable[..., Result], scripted: Callable[..., str]
+) -> None:
+    """With -f json a failure is one object on the error stream, and nothing on the other."""
+    result = call("-f", "json", *arguments, base_url=scripted("training_runs/x", 404, {"detail": "no run x"}))
+    assert (result.exit_code, result.stdout, json.loads(result.stderr)) == (exit_code, "", record)
 
 
 CONNECTION_ADVICE = "Check the network, that the server runs, and its address: --base-url or TINKER_BASE_URL."
@@ -304,7 +354,7 @@ def test_no_key_for_the_hosted_service(tmp_path: Path, call: Callable[..., Resul
 
 @pytest.mark.parametrize("path", list(command_paths(main)), ids=" ".join)
 def test_every_command_shows_examples(path: tuple[str, ...]) -> None:
-    """The help of each command has examples of itself, whose options it has."""
+    """The help of each command ends with examples of itself, whose options it has."""
     command: click.Command = main
     for name in path:
         assert isinstance(command, LazyGroup)
@@ -313,7 +363,8 @@ def test_every_command_shows_examples(path: tuple[str, ...]) -> None:
         command = found
     if isinstance(command, LazyGroup):
         return
-    text = CliRunner().invoke(main, [*path, "--help"], terminal_width=200).stdout.partition("Examples:\n")[2]
+    text = CliRunner().invoke(main, [*path, "--help"], terminal_width=200).stdout.partition("\nOptions:\n")[2]
+    text = text.partition("Examples:\n")[2]
     examples = [shlex.split(line, comments=True) for line in text.partition("\n\n")[0].splitlines()]
     options = {option for one in [*main.params, *command.params] for option in one.opts}
     for words in examples:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import Result
 
@@ -198,9 +199,17 @@ def test_billing_usage(ask: Ask, call: Call, run: Any, tmp_path: Path) -> None:
 
 
 def test_billing_usage_of_no_time(call: Call) -> None:
-    """What is no time is told before anything is asked."""
-    result = call("billing", "usage", "a", "b", base_url="http://127.0.0.1:9")
-    assert (result.exit_code, result.stdout) == (1, "")
+    """What is no time is told before anything is asked, with how to write one."""
+    result = call("billing", "usage", "today", "b", base_url="http://127.0.0.1:9")
+    words = '"b" is not a date: write it like 2026-01-31, 2026-01-31T08:00Z or yesterday'
+    assert (result.exit_code, result.output) == (1, f"Error: {words}\n")
+
+
+def test_billing_usage_of_yesterday(ask: Ask) -> None:
+    """Days are those of UTC, by their date or as a word."""
+    now = datetime.datetime.now(datetime.UTC)
+    dates = [f"{now - datetime.timedelta(days=days):%Y-%m-%d}" for days in (1, 0)]
+    assert ask("billing", "usage", "yesterday", "today")["data"] == ask("billing", "usage", *dates)["data"]
 
 
 def test_checkpoint_storage(ask: Ask, call: Call, run: Any) -> None:
@@ -312,6 +321,20 @@ def test_tables_on_a_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "[bold]x" in out
     assert "the [title]" in out
     assert "━" in out
+
+
+def test_tables_on_a_narrow_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal that is too narrow gets the table without some columns, which are named; where that is no help, each row."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    show_table(("ID", "B", "C"), [("x" * 12, "b" * 5, "c" * 5)], spared=("C", "B"))
+    out, err = capsys.readouterr()
+    assert ("x" * 12 in out, "bbbbb" in out, "ccccc" in out) == (True, True, False)
+    assert err == "Not shown on a terminal of this width: C\n"
+    show_table(("ID", "B", "C"), [("x" * 30, "b" * 5, "c" * 5)], spared=("C", "B"))
+    out, err = capsys.readouterr()
+    assert click.unstyle(out).splitlines() == [f"ID  {'x' * 30}", "B   bbbbb", "C   ccccc"]
+    assert err == ""
 
 
 def test_tables_on_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:

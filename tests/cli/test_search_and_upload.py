@@ -43,7 +43,28 @@ def test_upload_says_which_checkpoint_it_made(call: Call, ask: Ask, run: Any, tm
 
 @pytest.mark.parametrize("name", ["nowhere", "."])
 def test_a_folder_without_an_adapter_is_an_error(call: Call, tmp_path: Path, name: str) -> None:
-    """A folder that is not there, or holds no adapter, ends with 1 and one line that says so."""
+    """A folder that is not there, or contains no adapter, ends with 1 and one line that says so."""
     result = call("checkpoint", "upload", str(tmp_path / name))
     assert (result.exit_code, "Traceback" in result.output) == (1, False)
     assert str(tmp_path) in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "words"),
+    [
+        (None, [], "without it, give --base-model and --rank"),
+        (None, ["--base-model", "tinker/toy"], "without it, give --base-model and --rank"),
+        ({"peft_type": "LORA", "r": 4, "lora_alpha": 8}, [], "names no base model; give --base-model"),
+        ({"peft_type": "LORA", "r": 4, "lora_alpha": 8}, ["--rank", "8"], "--rank is 8, but adapter_config.json says r 4"),
+    ],
+)
+def test_what_an_upload_needs_is_named_as_options(
+    call: Call, tmp_path: Path, config: object, arguments: list[str], words: str
+) -> None:
+    """What the folder does not say is asked for by the options of the command."""
+    header = json.dumps({"q_proj.lora_A.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    if config:
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    result = call("checkpoint", "upload", str(tmp_path), *arguments)
+    assert (result.exit_code, result.stderr.rstrip().endswith(words)) == (1, True), result.stderr

@@ -105,7 +105,7 @@ def test_a_run_that_fails_is_saved_and_goes_on(call: Call, disturbed: Any, data:
     with disturbed("/forward_backward", 9, lambda: 422) as url:
         first = call("-f", "json", "train", data, *TRAIN, base_url=url)
         assert first.exit_code == 1
-        assert "Error: disturbed\n" in first.stderr
+        assert json.loads(first.stderr.splitlines()[-1]) == {"error": "disturbed", "type": "UnprocessableEntityError"}
         assert [line["step"] for line in lines_of(first.stdout, "save")] == [4]
         second = call("-f", "json", "train", data, "--resume", base_url=url)
         assert losses_of(first.stdout) | losses_of(second.stdout) == whole
@@ -416,7 +416,7 @@ def test_options_that_do_not_fit(call: Call, data: str, tmp_path: Path) -> None:
     for option, value in (("--stop", "x"), ("--group-size", "8"), ("--max-tokens", "9"), ("--temperature", "1")):
         useless = call("train", data, option, value)
         assert (useless.exit_code, useless.stderr.endswith(f"Error: {option} needs --grpo.\n")) == (2, True), useless.stderr
-    assert "There is no directory" in call("train", data, "--log", "nowhere/log.jsonl", base_url="http://127.0.0.1:1").stderr
+    assert "There is no folder" in call("train", data, "--log", "nowhere/log.jsonl", base_url="http://127.0.0.1:1").stderr
 
 
 def test_nothing_but_steps_is_said_into_a_pipe(call: Call, data: str) -> None:

@@ -125,7 +125,7 @@ def test_a_wrong_path_is_told_in_one_line(server: str, serve_app: Any) -> None:
             assert f"POST {url}/api/v1/create_session" in str(caught.value)
     with serve_app(HTMLResponse(PAGE)) as page, pytest.raises(tinker.APIResponseValidationError, match="check base_url"):
         tinker.ServiceClient(base_url=page, patience_seconds=0).get_server_capabilities()
-    with serve_app(HTMLResponse(PAGE, 502)) as page, pytest.raises(tinker.InternalServerError, match="by a gateway") as gateway:
+    with serve_app(HTMLResponse(PAGE, 502)) as page, pytest.raises(tinker.InternalServerError, match="from a gateway") as gateway:
         tinker.ServiceClient(base_url=page, patience_seconds=0).get_server_capabilities()
     assert "base_url" not in str(gateway.value)
 
@@ -211,7 +211,7 @@ def test_prompts_that_are_none(call: Call, tmp_path: Path, content: str, words: 
     result = call("sample", "--prompt-file", "prompts.json", base_url="http://127.0.0.1:1")
     assert (result.exit_code, words in result.stderr) == (1, True)
     assert call("sample", "a", "--prompt-file", "prompts.json").exit_code == 2
-    assert "There is no directory" in call("sample", "a", "-o", "nowhere/x.json", base_url="http://127.0.0.1:1").stderr
+    assert "There is no folder" in call("sample", "a", "-o", "nowhere/x.json", base_url="http://127.0.0.1:1").stderr
 
 
 def test_a_checkpoint_is_created(ask: Ask, call: Call) -> None:

@@ -386,7 +386,7 @@ def test_archive_that_would_fill_the_disk(tmp_path: Path) -> None:
     info = member("bomb")
     info.size = 1 << 40
     head = info.tobuf()
-    with pytest.raises(tinker.TinkerError, match="holds more than"):
+    with pytest.raises(tinker.TinkerError, match="contains more than"):
         unpack(head + b"\0" * 1024, tmp_path)
 
 

@@ -282,7 +282,7 @@ def test_a_server_that_is_not_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     rest = tinker.ServiceClient(base_url=f"http://127.0.0.1:{port}", patience_seconds=0).create_rest_client()
-    with pytest.raises(tinker.APIConnectionError, match=rf"cannot connect to 127.0.0.1:{port}: {os.strerror(ECONNREFUSED)}"):
+    with pytest.raises(tinker.APIConnectionError, match=rf"could not connect to 127.0.0.1:{port}: {os.strerror(ECONNREFUSED)}"):
         rest.list_sessions().result(10)
 
 

@@ -202,10 +202,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "whole modules": ({"config": {**CONFIG, "modules_to_save": ["lm_head"]}}, "modules_to_save"),
     "biases": ({"config": {**CONFIG, "bias": "all"}}, "bias is 'all'"),
     "no base": ({"config": {**CONFIG, "base_model_name_or_path": None}}, "give base_model"),
-    "no weights": ({"weights": b""}, "holds no adapter_model.safetensors"),
+    "no weights": ({"weights": b""}, "contains no adapter_model.safetensors"),
     "no safetensors": ({"weights": b"PK\3\4 something"}, "not a safetensors file"),
     "cut off": ({"weights": safetensors(*NAMES, cut=3)}, "not complete"),
-    "empty": ({"weights": safetensors()}, "holds no weights"),
+    "empty": ({"weights": safetensors()}, "contains no weights"),
     "other weights": ({"weights": safetensors(*NAMES, "model.embed.weight")}, "model.embed.weight"),
 }
 

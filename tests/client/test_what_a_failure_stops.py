@@ -474,7 +474,7 @@ ACCEPTED: dict[str, Operation] = {
     "token": lambda training, datum: training.forward_backward([attrs.evolve(datum, model_input=FAR)], "cross_entropy"),
     "loss": lambda training, datum: training.forward_backward([datum], "no_such_loss"),
     "load": lambda training, datum: training.load_state("tinker://some-run/weights/kept"),
-    "step": lambda training, datum: training.optim_step(tinker.AdamParams(learning_rate=0.01, beta1=2.0)),
+    "step": lambda training, datum: training.optim_step(tinker.AdamParams(learning_rate=0.01, grad_clip_norm=-1.0)),
 }
 FAR = tinker.ModelInput.from_ints([10**6, 1, 2])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import datetime
+from typing import Annotated, Any, Literal, cast
 
 import httpx
 import msgspec
@@ -13,6 +14,7 @@ from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.app import HANDLERS, Handler
+from tinker.local.misfits import Misfit, read_misfit
 
 
 def test_every_operation_has_a_handler() -> None:
@@ -185,7 +187,44 @@ def test_a_wrong_field_is_named(api: Api) -> None:
     """The answer to a body that does not fit says which field and why."""
     status, detail = api.refused("create_session", {"tags": ["a", 5], "sdk_version": "1"})
     assert status == 422
-    assert detail == [{"loc": ["body", "tags", 1], "msg": "Expected `str`, got `int`", "type": "value_error"}]
+    assert detail == [{"loc": ["body", "tags", 1], "msg": "must be a string, not an integer", "type": "type_error"}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"sdk_version": None}, Misfit(("sdk_version",), "must be a string, not null", "type_error")),
+        ({"sdk_version": ...}, Misfit(("sdk_version",), "the field is missing", "missing")),
+        ({"user_metadata": 5}, Misfit(("user_metadata",), "must be an object or null, not an integer", "type_error")),
+    ],
+)
+def test_faults_are_told_in_words(api: Api, changes: dict[str, Any], fault: Misfit) -> None:
+    """Each fault of a body has the place of its field, also of one that is missing."""
+    body = {"tags": [], "sdk_version": "1", **changes}
+    _, detail = api.refused("create_session", {name: value for name, value in body.items() if value is not ...})
+    assert detail == [fault.describe("body")]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "fault"),
+    [
+        (0, Annotated[int, msgspec.Meta(ge=1)], Misfit((), "must be an integer of at least 1")),
+        (2.0, Annotated[float, msgspec.Meta(lt=1)], Misfit((), "must be a number of less than 1.0")),
+        (
+            [[], [1, 2]],
+            list[Annotated[list[int], msgspec.Meta(max_length=1)]],
+            Misfit((1,), "must be a list of length at most 1"),
+        ),
+        ("b", Annotated[str, msgspec.Meta(pattern="^a")], Misfit((), "must be a string matching regex '^a'")),
+        ({"k": "z"}, dict[str, Literal["x", "y"]], Misfit((), "the value 'z' is unknown", "enum")),
+        ("noon", datetime.datetime, Misfit((), "Invalid RFC3339 encoded datetime")),
+    ],
+)
+def test_limits_are_told_in_words(value: object, kind: Any, fault: Misfit) -> None:
+    """What msgspec says of limits, patterns and enums becomes a sentence; anything else stays as it is."""
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert(value, kind)
+    assert read_misfit(caught.value) == fault
 
 
 @pytest.mark.parametrize(

@@ -119,9 +119,9 @@ def test_a_pending_request_is_408_for_old_clients(make_api: MakeApi) -> None:
     ("record", "said"),
     [
         ({"prompt": {"chunks": [{"nothing": 1}]}, "sampling_params": {}}, "chunks"),
-        ({"prompt": {"chunks": [{"tokens": ["a"]}]}, "sampling_params": {}}, "Expected `int`"),
-        ({"prompt": {"chunks": [5]}, "sampling_params": {}}, "Expected `object`"),
-        ({"prompt": None, "sampling_params": {}}, "Expected `object`"),
+        ({"prompt": {"chunks": [{"tokens": ["a"]}]}, "sampling_params": {}}, "must be an integer, not a string"),
+        ({"prompt": {"chunks": [5]}, "sampling_params": {}}, "must be an object, not an integer"),
+        ({"prompt": None, "sampling_params": {}}, "must be an object, not null"),
         ({"prompt": {"chunks": [{"tokens": [1]}]}}, "sampling_params"),
     ],
 )

@@ -321,3 +321,29 @@ def test_a_real_model_chats(tmp_path: Path) -> None:
         answer = client.completions.create(model=name, prompt="the ", max_tokens=8, stop="zzz", logprobs=2, seed=1)
         assert len(answer.choices[0].logprobs.tokens) == answer.usage.completion_tokens
         assert all(len(top) >= 2 for top in answer.choices[0].logprobs.top_logprobs)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message", "param"),
+    [
+        ("chat/completions", {}, "model: the field is missing", "model"),
+        ("chat/completions", {"model": MODEL}, "messages: the field is missing", "messages"),
+        ("chat/completions", {"model": MODEL, "messages": "hi"}, "messages: must be a list, not a string", "messages"),
+        (
+            "chat/completions",
+            {"model": MODEL, "messages": [{"role": "user", "content": 5}]},
+            "messages[0].content: must be a string or a list or null, not an integer",
+            "messages[0].content",
+        ),
+        ("completions", {"model": MODEL, "prompt": "a", "n": "2"}, "n: must be an integer or null, not a string", "n"),
+        ("completions", [], "the body: must be an object, not a list", None),
+        ("completions", {"model": MODEL, "prompt": ""}, "prompt is empty", None),
+    ],
+)
+def test_a_body_that_does_not_fit_is_refused_in_words(
+    url: str, path: str, body: object, message: str, param: str | None
+) -> None:
+    """The refusal is a plain sentence, with the field that it is about."""
+    answer = httpx.post(f"{url}/v1/{path}", json=body, headers={"x-api-key": KEY})
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
+    assert (answer.status_code in (400, 422), answer.json()) == (True, {"error": error})

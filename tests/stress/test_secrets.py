@@ -146,4 +146,4 @@ def test_a_bomb(server: RawServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with tinker.ServiceClient(base_url=server.url, api_key=KEY, patience_seconds=0) as service:
         error = service.create_sampling_client(base_model="tinker/toy").exception(30)
     assert isinstance(error, tinker.APIConnectionError)
-    assert "unpacks to more than 1048576 bytes" in str(error)
+    assert "larger than 1048576 bytes once decompressed" in str(error)

@@ -209,7 +209,7 @@ def test_faults_that_do_not_happen_are_named(server: FaultyServer) -> None:
 @pytest.mark.parametrize(
     ("status", "error", "words"),
     [
-        (200, ValueError, "200 is not a failure: give one of 300 to 599, or the body of the answer"),
+        (200, ValueError, "200 is not a failure: give one of 300 to 599, or the body of the response"),
         (103, ValueError, "status must be from 200 to 599, got 103"),
         ("503", TypeError, "status must be an int, got '503'"),
         (True, TypeError, "status must be an int, got True"),

@@ -88,7 +88,7 @@ def test_losses_are_reported_as_scripted(server: FaultyServer) -> None:
 def test_what_the_script_lacks_fails(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
     """A sample too many, a loss too many and a rule that fails are refused with a sentence; what nobody asked for fails verify."""
     server.script_samples(["a"])
-    with pytest.raises(tinker.RequestFailedError, match="no answer left for the prompt"):
+    with pytest.raises(tinker.RequestFailedError, match="no response left for the prompt"):
         say(sampler, 2)
     server.script_samples(lambda prompt: 1 / 0)  # type: ignore[arg-type,return-value]
     with pytest.raises(tinker.RequestFailedError, match="a rule of the script failed: ZeroDivisionError"):
@@ -105,7 +105,7 @@ def test_what_the_script_lacks_fails(server: FaultyServer, sampler: tinker.Sampl
 @pytest.mark.parametrize("wrong", ["text", ScriptedSample("a")])
 def test_one_answer_is_no_list(server: FaultyServer, wrong: Any) -> None:
     """A single answer, which would be read letter by letter, is refused on the line of the test."""
-    with pytest.raises(TypeError, match="takes a list of answers"):
+    with pytest.raises(TypeError, match="takes a list of responses"):
         server.script_samples(wrong)
     with pytest.raises(ValueError, match="2 tokens and 1 logprobs"):
         ScriptedSample("ab", logprobs=[0.0])
@@ -114,7 +114,7 @@ def test_one_answer_is_no_list(server: FaultyServer, wrong: Any) -> None:
 @pytest.mark.parametrize("wrong", [5, None, [1.5], ["a"]])
 def test_what_is_no_answer(server: FaultyServer, wrong: Any) -> None:
     """An answer that is neither text nor token ids is refused on the line of the test."""
-    with pytest.raises(TypeError, match="an answer must be text, token ids or a ScriptedSample, got"):
+    with pytest.raises(TypeError, match="a response must be text, token ids or a ScriptedSample, got"):
         server.script_samples([wrong])
 
 

@@ -14,7 +14,7 @@ from tinker._http.retry import MAX_DECODE_ATTEMPTS, PAUSE_SECONDS, Attempts, Pol
 from tinker._http.statuses import Fate, fate_of, judge
 
 REQUEST = httpx.Request("POST", "http://server/api/v1/x")
-POLICY = Policy(name="trying", total_seconds=100.0, base_delay=1.0, max_delay=4.0, pause_seconds_total=1000.0)
+POLICY = Policy(total_seconds=100.0, base_delay=1.0, max_delay=4.0, pause_seconds_total=1000.0)
 
 
 @attrs.define
@@ -87,7 +87,7 @@ def test_the_last_error_says_how_often_it_was_tried() -> None:
     time.now += 7.5
     with pytest.raises(errors.NotFoundError) as caught:
         attempts.next_delay(status(404))
-    assert caught.value.__notes__ == ["Gave up after 2 attempts in 7.5 s (trying)"]
+    assert caught.value.__notes__ == ["Gave up after 2 attempts in 7.5 s; this is the last error."]
     with pytest.raises(errors.NotFoundError) as alone:
         Time().attempts().next_delay(status(404))
     assert not hasattr(alone.value, "__notes__")
@@ -110,7 +110,7 @@ def test_progress_forgets_the_failures_before_it() -> None:
     time.now += 90
     with pytest.raises(errors.APIResponseValidationError) as caught:
         attempts.next_delay(garbled())
-    assert caught.value.__notes__ == [f"Gave up after {MAX_DECODE_ATTEMPTS + 1} attempts in 90.0 s (trying)"]
+    assert caught.value.__notes__ == [f"Gave up after {MAX_DECODE_ATTEMPTS + 1} attempts in 90.0 s; this is the last error."]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_an_answer_without_a_body(encoding: str) -> None:
 )
 def test_what_cannot_be_unpacked(encoding: str, body: bytes) -> None:
     """A body that is broken, cut off, or packed as nobody asked for is a ValueError."""
-    with pytest.raises(ValueError, match=r"packed response|response is packed|unpacked"):
+    with pytest.raises(ValueError, match=r"compressed|Content-Encoding"):
         asyncio.run(unpack(body, encoding))
 
 
@@ -76,7 +76,7 @@ def test_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(len(self.content))
 
     monkeypatch.setattr(_unpacking._Packed, "step", watched)
-    with pytest.raises(ValueError, match="unpacks to more than 4194304 bytes"):
+    with pytest.raises(ValueError, match="larger than 4194304 bytes once decompressed"):
         asyncio.run(unpack(gzip.compress(bytes(64 << 20)), "gzip"))
     assert max(seen) < 5 << 20
 

@@ -189,7 +189,7 @@ def _conditions(part: PartialFile | None, place: Path) -> Mapping[str, str]:
 
 
 class _Receiving:
-    """The body of one answer on its way to the disk."""
+    """The body of one response on its way to the disk."""
 
     def __init__(self, response: httpx.Response, url: str, place: Path, watch: Watch) -> None:
         self._response, self._url, self._place, self._watch = response, url, place, watch
@@ -270,7 +270,7 @@ class _Checks:
             self._digest.update(data)
 
     def read(self, place: Path) -> None:
-        """Read the content that an earlier answer brought."""
+        """Read the content that an earlier response brought."""
         if self._digest is not None:
             with place.open("rb") as file:
                 while piece := file.read(PIECE_NBYTES):

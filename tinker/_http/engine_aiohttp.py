@@ -45,7 +45,7 @@ class AiohttpEngine:
         self._proxy_headers = proxy_headers
         self._proxies = None if proxies is None or proxies.is_empty else proxies
         self._pools: dict[Purpose, _Pool] = {}
-        self._limits: set[asyncio.Timeout] = set()  # of the answers under way
+        self._limits: set[asyncio.Timeout] = set()  # of the responses under way
         self._closed = False
 
     async def send(self, request: PreparedRequest) -> RawResponse:
@@ -125,7 +125,7 @@ async def _pieces(request: PreparedRequest, limit: asyncio.Timeout) -> AsyncIter
     for piece in request.body:
         _limit(limit, request.silence_seconds)
         yield piece
-    _limit(limit, request.silence_seconds)  # for the whole head of the answer, so that one that trickles in ends as well
+    _limit(limit, request.silence_seconds)  # for the whole head of the response, so that one that trickles in ends as well
 
 
 def _limit(limit: asyncio.Timeout, seconds: float) -> None:

@@ -13,7 +13,7 @@ from tinker._http.messages import ExchangeFailed, PreparedRequest
 if TYPE_CHECKING:
     import aiohttp
 
-ANSWER_SECONDS = 600.0  # for the body of an answer whose head has come, so that one that trickles in ends as well
+ANSWER_SECONDS = 600.0  # for the body of a response whose head has come, so that one that trickles in ends as well
 MAX_ANSWER_NBYTES = 2 << 30
 
 
@@ -42,7 +42,7 @@ class Phase(msgspec.Struct):
             return f"no response within {self.request.silence_seconds:g} s"
         if type(error) is TimeoutError:  # ours; engines have classes of their own for a server that sends nothing
             return f"the response started but was not complete after {ANSWER_SECONDS:g} s"
-        return f"the response started, then no data arrived for {self.request.silence_seconds:g} s"
+        return f"the response started, then nothing more arrived for {self.request.silence_seconds:g} s"
 
 
 def _unreachable(error: aiohttp.ClientConnectorError) -> str:

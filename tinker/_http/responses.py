@@ -101,7 +101,7 @@ def invalid_response(response: RawResponse, fault: str, operation: str = "") -> 
     said = _describe_misdirection(response, of_success=True) or f"{operation or response.request.operation}: {fault}"
     if response.request.has_own_credential:  # a secret was asked for, and this may be one
         response = msgspec.structs.replace(response, content=b"")
-    message = f"Invalid response from the server: {_shorten(said)}"
+    message = f"The server's response does not match the contract: {_shorten(said)}"
     error = errors.APIResponseValidationError(_redact_response(response), parse_body(response), message=message)
     error.operation = response.request.operation
     return error

@@ -27,7 +27,7 @@ HINTED_SECONDS = 2 * MAX_HINT_SECONDS  # so that the longest hint is followed by
 PAUSE_SECONDS = 5.0  # between tries while the account is blocked
 LINE_LENGTH = 300  # of what a server said, in the log
 RESUBMISSIONS = 10  # of one sample whose results get lost
-MAX_DECODE_ATTEMPTS = 3  # of answers that cannot be read, since the last one that could
+MAX_DECODE_ATTEMPTS = 3  # of responses that cannot be read, since the last one that could
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     ``fails_fast`` means that 429 is not retried. ``max_retries`` is the maximum number of retries; None sets no limit.
     """
 
-    name: str
     total_seconds: float
     base_delay: float = 0.5
     max_delay: float = 10.0
@@ -70,19 +69,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-START = Policy(name="session start", total_seconds=60.0, cool_down_seconds_total=HINTED_SECONDS)
-SUBMIT = Policy(name="submission", total_seconds=300.0)
+START = Policy(total_seconds=60.0, cool_down_seconds_total=HINTED_SECONDS)
+SUBMIT = Policy(total_seconds=300.0)
 # A server that is busy with others may say so for hours; one that says nothing is given up like everywhere.
-SAMPLE = Policy(name="sampling", total_seconds=300.0, base_delay=1.0, cool_down_seconds_total=7200.0)
-POLL = Policy(name="polling", total_seconds=300.0)
-ONE_SHOT = Policy(name="single attempt", total_seconds=0.0)
+SAMPLE = Policy(total_seconds=300.0, base_delay=1.0, cool_down_seconds_total=7200.0)
+POLL = Policy(total_seconds=300.0)
+ONE_SHOT = Policy(total_seconds=0.0)
 # Somebody waits for these, who should hear of a blocked account at once.
-REST = Policy(name="REST call", total_seconds=60.0, cool_down_seconds_total=HINTED_SECONDS, pause_seconds_total=0.0)
+REST = Policy(total_seconds=60.0, cool_down_seconds_total=HINTED_SECONDS, pause_seconds_total=0.0)
 # The server answers 503 until it has written the archive.
-ARCHIVE = Policy(name="archive", total_seconds=600.0, base_delay=30.0, max_delay=30.0, pause_seconds_total=0.0)
+ARCHIVE = Policy(total_seconds=600.0, base_delay=30.0, max_delay=30.0, pause_seconds_total=0.0)
 # Files; counted from the last byte that came.
-DOWNLOAD = Policy(name="download", total_seconds=300.0, pause_seconds_total=0.0)
-FILE_UPLOAD = Policy(name="file upload", total_seconds=300.0, pause_seconds_total=0.0)
+DOWNLOAD = Policy(total_seconds=300.0, pause_seconds_total=0.0)
+FILE_UPLOAD = Policy(total_seconds=300.0, pause_seconds_total=0.0)
 
 
 class RetrySettings(Protocol):
@@ -176,7 +175,7 @@ class Attempts:
         if self._is_final(verdict) or now + delay - self._since(verdict, now) > limit:
             if self.count > 1:
                 elapsed = now - self._started
-                error.add_note(f"Gave up after {self.count} attempts in {elapsed:.1f} s ({self.policy.name})")
+                error.add_note(f"Gave up after {self.count} attempts in {elapsed:.1f} s; this is the last error.")
             raise error
         self._tell(error, verdict, delay)
         return delay

@@ -64,7 +64,7 @@ _UNOFFERED_STATUSES = frozenset({501, 505})
 GATEWAY_STATUSES = frozenset({502, 503, 504})
 # The path exists, but not for this method.
 WRONG_METHOD_STATUS = 405
-# The answer of a long poll that came to nothing yet.
+# The response of a long poll that came to nothing yet.
 PENDING_STATUSES = frozenset({408})
 # These on a submission may mean that the server does not read the form of the body.
 UNSUPPORTED_FORMAT_STATUSES = frozenset({400, 415, 422})
@@ -81,7 +81,7 @@ _UNKNOWN_STATUSES = frozenset({408, 410})
 FAILED_STATUSES = frozenset({400, 422})
 # The credential is refused.
 UNAUTHENTICATED_STATUS = 401
-# Without a body it is an answer of a proxy in front of the server.
+# Without a body it is a response of a proxy in front of the server.
 _PROXY_STATUS = 400
 # What object stores answer to a signed URL that has expired.
 _EXPIRED_URL_STATUSES = frozenset({400, 401, 403})

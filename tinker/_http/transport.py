@@ -38,7 +38,7 @@ from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, Serve
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-# Somebody without patience waits this long for the answer to one try.
+# Somebody without patience waits this long for the response to one try.
 SHORTEST_PATIENCE_SECONDS = 5.0
 _KEY_HEADER = "X-API-Key"
 _IDEMPOTENCY_HEADER = "X-Idempotency-Key"

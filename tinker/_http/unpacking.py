@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 ACCEPTED_ENCODINGS = "gzip, deflate"
-# The packed forms of an answer of this size are no bigger in practice; a bomb unpacks to a thousand times its size.
+# The packed forms of a response of this size are no bigger in practice; a bomb unpacks to a thousand times its size.
 MAX_UNPACKED_NBYTES = 256 << 20
 # What is unpacked before the loop gets its turn.
 _STEP_NBYTES = 1 << 18
@@ -33,7 +33,7 @@ async def unpack(body: bytes, encoding: str) -> bytes:
     if name in ("", "identity") or not body:
         return body
     if name not in _OPENERS:
-        raise ValueError(f"the response is packed as {name[:40]!r}, which was not asked for")
+        raise ValueError(f"the response has the Content-Encoding {name[:40]!r}, which the client did not accept")
     packed = _Packed(body, _OPENERS[name](body))
     packed.step(_STEP_NBYTES)
     if not packed.done:
@@ -55,20 +55,20 @@ class _Packed:
         while not self.done:
             self.step(_STEP_NBYTES)
             if len(self.content) > MAX_UNPACKED_NBYTES:
-                raise ValueError(f"the response unpacks to more than {MAX_UNPACKED_NBYTES} bytes")
+                raise ValueError(f"the response is larger than {MAX_UNPACKED_NBYTES} bytes once decompressed")
 
     def step(self, nbytes: int) -> None:
         """Unpack so much, at most."""
         try:
             piece = self._unpacker.decompress(self._rest, nbytes)
         except zlib.error as error:
-            raise ValueError(f"the response cannot be unpacked: {error}") from error
+            raise ValueError(f"the response cannot be decompressed: {error}") from error
         self.content += piece
         self._rest = self._unpacker.unconsumed_tail
         if self._unpacker.eof:
             self._next_member()
         elif not piece and not self._rest:
-            raise ValueError("the packed response ends too early")
+            raise ValueError("the compressed response is incomplete")
 
     def _next_member(self) -> None:
         """Begin the next part: a gzip body may have several, one after the other."""

@@ -39,7 +39,7 @@ T = TypeVar("T")
 # A held poll lasts seconds. One that comes back faster than this is followed by a pause that doubles up to the longest.
 _QUICK_SECONDS = 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
-# Larger answers are results; only small ones are looked into for a status.
+# Larger responses are results; only small ones are looked into for a status.
 _STATUS_NBYTES = 65536
 _TRY_AGAIN = "try_again"
 _PENDING_STATUSES = frozenset({"pending", "queued", "running", "in_progress"})
@@ -79,7 +79,7 @@ def loss_output(request_type: str) -> ResultSpec[ForwardBackwardOutput]:
 
 
 def sample_response(sequence_ids: list[str]) -> ResultSpec[SampleResponse]:
-    """Return the result of a sample, whose sequences take the ids of the submit answer."""
+    """Return the result of a sample, whose sequences take the ids of the submit response."""
     return ResultSpec(
         "Sample",
         models.SampleResponse,
@@ -96,7 +96,7 @@ def report_pause(observers: Observers, operation: str, state: str, reason: str |
 
 
 class Pace(msgspec.Struct):
-    """The pauses after answers that came at once and said nothing new: each twice as long as the one before, up to a second."""
+    """The pauses after responses that came at once and said nothing new: each twice as long as the last, up to a second."""
 
     transport: Transport
     _pause: float = _FIRST_PAUSE
@@ -218,7 +218,7 @@ class _Poll(Generic[T]):
         return invalid_response(response, fault, self.future.operation)
 
     def _note_size(self, status: models.FutureStatus, response: RawResponse) -> None:
-        """Note that the result is there; it is asked for in full next, after which its size alone is not a response."""
+        """Note that the result is there; it is asked for in full next, after which its size alone does not count as one."""
         if self.result_nbytes is not None:
             raise self._invalid(response, "its size was sent again instead of the result")
         self.failures.reset()
@@ -306,7 +306,7 @@ def _detail(error: APIStatusError) -> object:
 
 
 def _status(response: RawResponse) -> models.FutureStatus | None:
-    """Read the future's status from a small JSON answer; None when it is large or not an object."""
+    """Read the future's status from a small JSON response; None when it is large or not an object."""
     if len(response.content) > _STATUS_NBYTES:
         return None
     try:

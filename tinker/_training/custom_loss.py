@@ -175,7 +175,7 @@ class SubmittedStep(msgspec.Struct, frozen=True):
 def _logprobs(data: Sequence[Datum], output: ForwardBackwardOutput) -> Logprobs:
     """Return the log-probabilities of each datum, writable and in the shape of its targets."""
     if len(output.loss_fn_outputs) != len(data):
-        raise ValueError(f"the server answered {len(output.loss_fn_outputs)} outputs for {len(data)} datums")
+        raise ValueError(f"the server returned {len(output.loss_fn_outputs)} outputs for {len(data)} datums")
     found: Logprobs = []
     for index, (datum, fields) in enumerate(zip(data, output.loss_fn_outputs, strict=True)):
         shape = dimensions(datum.loss_fn_inputs["target_tokens"])
@@ -183,7 +183,7 @@ def _logprobs(data: Sequence[Datum], output: ForwardBackwardOutput) -> Logprobs:
             raise ValueError(f"the server's cross_entropy gives no logprobs (datum {index}: {', '.join(fields) or 'nothing'})")
         values = np.array(fields["logprobs"].to_numpy(), np.float32)
         if values.size != np.prod(shape, dtype=int):
-            raise ValueError(f"datum {index}: the server answered {values.size} logprobs for targets of shape {shape}")
+            raise ValueError(f"datum {index}: the server returned {values.size} logprobs for targets of shape {shape}")
         found.append(values.reshape(shape))
     return found
 

@@ -179,7 +179,7 @@ def public_loss_output(output: models.ForwardBackwardOutput) -> ForwardBackwardO
 
 
 def public_sample(response: models.SampleResponse, sequence_ids: Sequence[str] = ()) -> SampleResponse:
-    """Return the public form of a sample response; ``sequence_ids`` come from the submit answer and may be missing."""
+    """Return the public form of a sample response; ``sequence_ids`` come from the submit response and may be missing."""
     sequences = [
         SampledSequence(
             stop_reason=sequence.stop_reason,

@@ -680,7 +680,7 @@ def _check_offsets(bounds: NDArray[Any], nbytes: int, itemsize: int) -> None:
 
 
 def decode_sample(body: bytes, sequence_ids: Sequence[str] = ()) -> SampleResponse:
-    """Read a ``SampleResponse``; ``sequence_ids`` come from the submit answer and may be missing."""
+    """Read a ``SampleResponse``; ``sequence_ids`` come from the submit response and may be missing."""
     buffer = bytearray(body)
     reader = _Reader(buffer)
     sequences: list[SampledSequence] = []

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from tinker._version import DISTRIBUTION_VERSION
-from tinker.cli.errors import convert_errors
+from tinker.cli.errors import convert_errors, show_failures
+from tinker.cli.help_examples import example_text
 from tinker.cli.lazy import Entry, LazyGroup
 from tinker.cli.options import PATIENCE_SECONDS, Format, GlobalOptions
 from tinker.cli.unknown_options import explain_unknown_options
@@ -38,11 +39,11 @@ class Main(LazyGroup):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with convert_errors(debug=bool(ctx.params.get("debug"))), explain_unknown_options():
+        with show_failures(ctx.params["format"]), convert_errors(debug=bool(ctx.params["debug"])), explain_unknown_options():
             return super().invoke(ctx)
 
 
-@click.group(cls=Main, entries=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Main, entries=COMMANDS, epilog=example_text("main"), context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("-f", "--format", "format", type=click.Choice(["table", "json"]), default="table", help="Output format.")
 @click.option("--base-url", metavar="URL", help="Base URL of the server. Default: TINKER_BASE_URL, else the hosted service.")
 @click.option(
@@ -57,12 +58,5 @@ class Main(LazyGroup):
 @click.version_option(DISTRIBUTION_VERSION, prog_name="tinker")
 @click.pass_context
 def main(ctx: click.Context, format: Format, base_url: str | None, patience: float, debug: bool) -> None:
-    """Train and sample models with the Tinker API, or serve it from this machine.
-
-    \b
-    Examples:
-      tinker --base-url local:// train examples.jsonl
-      tinker sample "Once upon a time"
-      tinker -f json run list
-    """
+    """Train and sample models with the Tinker API, or serve it from this machine."""
     ctx.obj = GlobalOptions(format, base_url, patience)

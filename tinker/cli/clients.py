@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -54,6 +55,7 @@ def connect(options: GlobalOptions, api_key: str | None = None) -> Runtime:
     check_credential(config := config_of(options, api_key))
     runtime = open_runtime(config, Description(user_metadata={}), observers=_observers(options))
     click.get_current_context().call_on_close(partial(_close, runtime))
+    _set_retries_logged(False)
     return runtime
 
 
@@ -69,6 +71,19 @@ def _observers(options: GlobalOptions) -> list[Observer]:
             sys.stderr.write(f"Loading {event.what} ...\n")  # unlike click's echo, this goes above a bar that is shown
 
     return [tell_loading] if options.format == "table" else []
+
+
+def _set_retries_logged(logged: bool) -> None:
+    """Log retries, or do not: where a command retries for seconds only, its error says what failed and how often."""
+    log = logging.getLogger("tinker")
+    log.removeFilter(_is_no_retry)
+    if not logged:
+        log.addFilter(_is_no_retry)
+        click.get_current_context().call_on_close(partial(log.removeFilter, _is_no_retry))
+
+
+def _is_no_retry(record: logging.LogRecord) -> bool:
+    return record.module != "retry"  # tinker/_http/retry.py
 
 
 def _close(runtime: Runtime) -> None:
@@ -111,6 +126,7 @@ def service_client(options: GlobalOptions, *, interactive: bool = False) -> Gene
     service = ServiceClient(
         {"made_by": "tinker cli"}, base_url=options.base_url, patience_seconds=patience, observers=observers
     )
+    _set_retries_logged(not interactive)
     reason: ClientSessionFinishReasonType = "interrupted"
     try:
         yield service

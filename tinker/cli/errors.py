@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import re
 import traceback
 from collections.abc import Generator, Sequence
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from urllib.parse import urlsplit
 
 import click
 
 if TYPE_CHECKING:
-    from tinker.errors import APIStatusError
+    from tinker.errors import APIStatusError, RequestFailedError
 
 INTERRUPTED = 130
 
@@ -33,13 +36,17 @@ _TITLES = {
 _ADVICE = {
     "AuthenticationError": "Check the key with `tinker auth status`.",
     "BillingError": "Nothing can run until the account has credit.",
-    "NotFoundError": "It does not exist, or this server does not support the operation; see `tinker doctor`.",
+    "NotFoundError": "Either the base URL is wrong (--base-url or TINKER_BASE_URL), or this server does not support the "
+    "operation; see `tinker doctor`.",
 }
 _CONNECTION_ADVICE = "Check the network, that the server runs, and its address: --base-url or TINKER_BASE_URL."
-_NO_ROUTE = "Not Found"  # what frameworks answer to a path that they do not have
+_NO_ROUTE = "Not Found"  # what frameworks answer to a path that they do not have; ours names the path behind it
+_API = "/api/v1/"
 _SHOWN_CHARACTERS = 2000  # of what the server says
 # Of these, what the server says is the whole message: it is about what the user gave.
-_SELF_EXPLAINING = ("BadRequestError", "UnprocessableEntityError")
+_SELF_EXPLAINING = ("BadRequestError", "UnprocessableEntityError", "NotFoundError")
+# The server's sentence in the text of a failed request, between the operation and the ids.
+_FAILED = re.compile(r"\w+ failed on the server: (?P<said>.*) \(request [^()]*, category \w+\)", re.DOTALL)
 _UNSUPPORTED = "This server does not support the operation; see `tinker doctor`."
 
 
@@ -56,6 +63,25 @@ class CommandFailed(click.ClickException):
         click.echo(f"Error: {self.message}", file=file, err=True)
         for line in self.details:
             click.echo(line, file=file, err=True)
+
+
+@contextlib.contextmanager
+def show_failures(output_format: str) -> Generator[None]:
+    """Show the failure of the block as one line of JSON where the output is JSON; the exit code is the same."""
+    try:
+        yield
+    except click.ClickException as failure:
+        if output_format != "json":
+            raise
+        click.echo(json.dumps(_to_record(failure)), err=True)
+        raise click.exceptions.Exit(failure.exit_code) from failure
+
+
+def _to_record(failure: click.ClickException) -> dict[str, object]:
+    """Return a failure as plain data: what failed, the class of the error, and lines with details."""
+    details = failure.details if isinstance(failure, CommandFailed) else ()
+    record = {"error": failure.format_message(), "type": type(failure.__cause__ or failure).__name__}
+    return {**record, **({"details": list(details)} if details else {})}
 
 
 @contextlib.contextmanager
@@ -87,7 +113,8 @@ class _FailureText(NamedTuple):
 def to_failure(error: Exception) -> CommandFailed:
     """Convert an exception to the failure of the command."""
     message, details, advice = _describe(error)
-    return CommandFailed(message, *details, *getattr(error, "__notes__", ()), *([advice] if advice else []))
+    notes = () if _explains_absence(error) else getattr(error, "__notes__", ())
+    return CommandFailed(message, *details, *notes, *([advice] if advice else []))
 
 
 def _describe(error: Exception) -> _FailureText:
@@ -104,11 +131,20 @@ def _describe(error: Exception) -> _FailureText:
         cause, request = str(error.__cause__ or error), error.request
         return _FailureText(cause[:1].upper() + cause[1:], [f"Request: {request.method} {request.url}"], _CONNECTION_ADVICE)
     if isinstance(error, errors.RequestFailedError):
-        return _FailureText("The request failed on the server", [f"Details: {error}", f"Request: {error.request_id}"])
+        return _describe_failed_request(error)
     if isinstance(error, (errors.TinkerError, ValueError, ImportError, OSError)):
         return _FailureText(str(error) or type(error).__name__)
     told = f"Unexpected error: {type(error).__name__}: {error}"
     return _FailureText(told, advice="This is a bug; `tinker --debug ...` shows the traceback.")
+
+
+def _describe_failed_request(error: RequestFailedError) -> _FailureText:
+    """Say in one sentence what the user can change; of anything else, which request it was too."""
+    found = _FAILED.fullmatch(str(error))
+    said = _to_line(found["said"] if found else str(error))
+    if error.category == "user":
+        return _FailureText(said)
+    return _FailureText("The request failed on the server", [f"Details: {said}", f"Request: {error.request_id}"])
 
 
 def _describe_status(error: APIStatusError) -> _FailureText:
@@ -119,12 +155,26 @@ def _describe_status(error: APIStatusError) -> _FailureText:
     advice = next((_ADVICE[name] for name in classes if name in _ADVICE), None)
     if advice is None and error.status_code in ABSENT_STATUSES:
         advice = _UNSUPPORTED
-    said = say(error)
-    if said != str(error) and any(name in _SELF_EXPLAINING for name in classes):
+    said, is_absent = say(error), "NotFoundError" in classes
+    if is_absent and not _explains_absence(error):
+        advice = _suspect_address(error) or advice
+    elif said != str(error) and any(name in _SELF_EXPLAINING for name in classes):
         return _FailureText(said)
-    if said != str(error) and said != _NO_ROUTE and "NotFoundError" in classes:
-        advice = None  # the server has said what does not exist
     return _FailureText(title, [f"Details: {said}"], advice)
+
+
+def _explains_absence(error: Exception) -> bool:
+    """Return whether the server has said what does not exist; a path that it does not have is no such thing."""
+    is_absent = any(kind.__name__ == "NotFoundError" for kind in type(error).__mro__)
+    return is_absent and (said := say(error)) != str(error) and said.partition(":")[0] != _NO_ROUTE
+
+
+def _suspect_address(error: APIStatusError) -> str | None:
+    """Return the advice for a base URL with a path, below which the server has nothing; None for one without."""
+    base, found, _ = urlsplit(str(error.request.url)).path.partition(_API)
+    if not base or not found:
+        return None
+    return f"The base URL is probably wrong: check its path, {base}, in --base-url or TINKER_BASE_URL."
 
 
 def say(error: Exception) -> str:
@@ -136,7 +186,11 @@ def say(error: Exception) -> str:
         said = cast("dict[str, object]", said).get("message")
     if isinstance(said, list):
         said = "; ".join(filter(None, map(_describe_fault, cast("list[object]", said))))
-    return (isinstance(said, str) and _escape(" ".join(said[:_SHOWN_CHARACTERS].split()))) or str(error)
+    return (isinstance(said, str) and _to_line(said)) or str(error)
+
+
+def _to_line(text: str) -> str:
+    return _escape(" ".join(text[:_SHOWN_CHARACTERS].split()))
 
 
 def _escape(text: str) -> str:

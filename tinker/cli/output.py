@@ -47,11 +47,16 @@ def _plain(value: Any) -> Any:
     return str(value) if dump is None else dump()
 
 
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """Print a table. Into a pipe its title goes to the error stream."""
+def show_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, *, spared: Sequence[str] = ()
+) -> None:
+    """Print a table. Into a pipe its title goes to the error stream.
+
+    ``spared`` are columns that a narrow terminal does without, from the first on, before it shows each row by itself.
+    """
     lines = [[str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        _show_on_screen(columns, lines, title)
+        _show_on_screen(*_leave_out(columns, lines, spared), title)
         return
     if title is not None:
         click.echo(title, err=True)
@@ -82,6 +87,23 @@ def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], titl
     for line in lines:
         table.add_row(*map(Text, line))
     console.print(table)
+
+
+def _leave_out(
+    columns: Sequence[str], lines: Sequence[Sequence[str]], spared: Sequence[str]
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Return the table without as many of these columns as make it fit, and say so; as it is where it fits or none help."""
+    from rich.console import Console
+
+    width = Console().width
+    for count in range(len(spared) + 1):
+        kept = [number for number, name in enumerate(columns) if name not in spared[:count]]
+        names, cells = [columns[number] for number in kept], [[line[number] for number in kept] for line in lines]
+        if sum(least := _least_widths(names, cells)) + _GAP_WIDTH * (len(least) - 1) <= width:
+            if left := [name for name in columns if name not in names]:
+                click.echo(f"Not shown on a terminal of this width: {', '.join(left)}", err=True)
+            return names, cells
+    return columns, lines
 
 
 def _least_widths(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[int]:

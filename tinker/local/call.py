@@ -13,6 +13,7 @@ from tinker_wire.runtime import Operation
 from tinker._wire import compression, proto
 from tinker.local.errors import APIProblem
 from tinker.local.hosts import is_this_machine
+from tinker.local.misfits import read_misfit
 from tinker.local.profiles import Profile, read_body
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -129,8 +130,8 @@ def _check_headers(operation: Operation, headers: Mapping[str, str]) -> None:
             try:
                 msgspec.convert(headers[name], kind, strict=False)
             except msgspec.ValidationError as error:
-                fault = {"loc": ["header", name], "msg": str(error), "type": "value_error"}
-                raise APIProblem(422, [fault]) from None
+                fault = read_misfit(error)
+                raise APIProblem(422, [fault._replace(place=(name,)).describe("header")]) from None
 
 
 def _find_base_url(request: Request) -> str:

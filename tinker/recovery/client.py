@@ -18,18 +18,18 @@ from tinker.types.results import SaveWeightsResponse
 class RecoveringTrainingClient(TrainingClient):
     """A training client that continues from the last checkpoint in a new run if the server loses its run.
 
-    It takes over a training client that was just made, and stays the same object whatever happens to the run. A run counts as
-    lost when the server was restarted, does not know the run or its session, has marked the run as corrupted, or has failed so
-    that nobody knows what it has done. Nothing runs in the background: a loss is noticed by the request that meets it.
+    It takes over a new training client, and stays the same object whatever happens to the run. A run counts as lost if the
+    server was restarted, does not know the run or its session, has marked the run as corrupted, or failed in a way that leaves
+    its state unknown. Nothing runs in the background: the next request notices the loss.
 
-    :meth:`steps` is a training loop that repeats exactly what was lost. In a loop of your own, call :meth:`recover` with the
+    :meth:`steps` is a training loop that repeats exactly what was lost. In your own loop, call :meth:`recover` with the
     error, and repeat what you did after the save that it names.
 
     Args:
         training: A training client; do not use it any more yourself.
         policy: How often to try, and from which checkpoint; None means ``RecoveryPolicy()``.
-        on_recovery: A function called with each :class:`Recovery`, on the thread of the loop. None calls nothing.
-        on_failure: A function called with the RecoveryFailedError before it is raised. None calls nothing.
+        on_recovery: Optional. A function called with each :class:`Recovery`, on the thread of the loop.
+        on_failure: Optional. A function called with the RecoveryFailedError before it is raised.
 
     Raises:
         TypeError: An argument of the wrong kind.
@@ -80,7 +80,7 @@ class RecoveringTrainingClient(TrainingClient):
 
         Use it with ``for``, or with ``async for`` in a coroutine. A body that looks at results is a block of the step, ``with
         step:`` or ``async with step:``: an error that means a loss ends the block, and not the loop. The failure of a request
-        whose future nobody looked at is raised by the loop, no later than at the next save.
+        whose future you did not look at is raised by the loop, no later than at the next save.
 
         Args:
             count: The number of steps.
@@ -140,7 +140,7 @@ class RecoveringTrainingClient(TrainingClient):
             name: The last part of the checkpoint's path, without ``/``.
             ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
             overwrite: Whether to replace a checkpoint of the same name; otherwise the future fails with ConflictError.
-            user_metadata: Text by name, stored with the checkpoint and part of its :class:`SavePoint`; None stores nothing.
+            user_metadata: Text by name, stored with the checkpoint and part of its :class:`SavePoint`. Optional.
 
         Returns:
             A future whose result has the ``path``.

@@ -70,16 +70,15 @@ class RecoveredRun:
 class RecoveryExecutor:
     """Executor that recovers runs by id, several at a time, each into its own training client.
 
-    It knows of a run what the server says: the last checkpoint, or, for a policy with a function, every checkpoint that can be
-    trained on.
+    It asks the server for the last checkpoint of a run, or, for a policy with a function, for every checkpoint that can be
+    trained further.
 
     Args:
         service: The service client that the new runs belong to.
         policy: How often to try, and from which checkpoint; None means ``RecoveryPolicy()``.
         at_once: The number of runs that are recovered at the same time, 1 or more; the others wait.
-        on_recovery: A function called with each :class:`RecoveredRun`, on the thread that does all I/O, so it must not block.
-            None calls nothing.
-        on_failure: A function called with each RecoveryFailedError, on that thread. None calls nothing.
+        on_recovery: Optional. A function called with each :class:`RecoveredRun` on the client's I/O thread; it must not block.
+        on_failure: Optional. A function called with each RecoveryFailedError on that thread.
 
     Raises:
         TypeError: An argument of the wrong kind.

@@ -62,19 +62,19 @@ def regularized(
 ) -> RegularizedLoss:
     """Add weighted terms to a loss: ``base + sum of weight · term``, for ``forward_backward_custom``.
 
-    The base and each term are computed once a step, with all its datums, and each differentiated by itself; the weighted sum of
-    the gradients is what trains. So norms of gradients cost nothing more. A term that fails, returns something else, or gives a
-    value or a gradient that is not finite fails the step with a :class:`tinker.errors.LossTermError` that names it.
+    The base and each term are computed once per step, on all its datums, and differentiated separately; the run trains on the
+    weighted sum of the gradients. Gradient norms therefore cost nothing extra. If a term fails, returns something else, or
+    returns a value or a gradient that is not finite, the step fails with a :class:`tinker.errors.LossTermError` that names it.
 
     Args:
-        base: A custom loss, in torch or by ``tinker.with_gradients``, or the name of a loss that servers know, computed here by
-            its documented formula: ``cross_entropy``, ``importance_sampling``, ``ppo``, ``cispo``, ``dro``.
+        base: A custom loss, in torch or by ``tinker.with_gradients``, or the name of a built-in loss, computed here by its
+            documented formula: ``cross_entropy``, ``importance_sampling``, ``ppo``, ``cispo``, ``dro``.
         terms: The terms, with different names.
         track_grad_norms: Whether to report the L2 norms of the gradients by the log-probabilities.
         timeout_seconds: How long to wait for terms in threads and coroutines once the others are computed. A coroutine is then
             cancelled; a thread cannot be, and its result is dropped. Inline terms have no limit.
-        loss_fn_config: The options of a base given by its name; those that are missing have the values of our server.
-        first_step: The step that schedules begin with, for a run that is continued.
+        loss_fn_config: The options of a base given by its name; missing options have the defaults of the local server.
+        first_step: The first step of the schedules, for a run that is continued.
 
     Returns:
         The loss. It reports ``base/loss``, ``reg/total``, and for each term ``reg/<name>/value``, ``weight``, ``contribution``

@@ -43,11 +43,11 @@ class Regularizer:
     Attributes:
         fn: The function of the term: one of this module's, or your own custom loss, in torch or by ``tinker.with_gradients``.
             ``check(data)``, if it has such a method, is called before anything is sent and may raise.
-        weight: What its value is multiplied by: a number of 0 or more, or a function of the step, such as
+        weight: The factor of its value: a number of 0 or more, or a function of the step, such as
             :class:`WarmUpWeight`.
         name: The name in metrics and errors, without ``/``; by default that of the function: ``kl`` for ``KL``.
-        mode: How the function runs: ``inline``, on the thread of the loss, in the order of the terms; ``thread``, on a thread
-            of its own, beside the others; ``async`` runs a coroutine function in an event loop of its own.
+        mode: How the function runs: ``inline``, on the thread of the loss, in the order of the terms; ``thread``, on its own
+            thread, in parallel to the others; ``async`` runs a coroutine function in its own event loop.
 
     >>> Regularizer(lambda data, logprobs: (logprobs[0].sum(), {}), 0.1, "sum").name
     'sum'

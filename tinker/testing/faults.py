@@ -98,7 +98,7 @@ def status_fault(
     applied: bool = False,
     kind: FaultKind = "status",
 ) -> Fault:
-    """Return a fault that replaces the response. ``body`` is sent unchanged if it is bytes, else as JSON; None sends a detail."""
+    """Return a fault that replaces the response. Bytes in ``body`` are sent unchanged, else JSON; None sends a detail."""
     media: dict[str, HeaderValue]
     if isinstance(body, bytes):
         content, media = body, {}

@@ -17,7 +17,7 @@ def _read_tokens(said: str | Sequence[int]) -> tuple[int, ...]:
     try:
         tokens = tuple(said.encode()) if isinstance(said, str) else tuple(map(operator.index, said))
     except TypeError:
-        raise TypeError(f"an answer must be text, token ids or a ScriptedSample, got {said!r}") from None
+        raise TypeError(f"a response must be text, token ids or a ScriptedSample, got {said!r}") from None
     return tokens or (END_OF_TEXT,)
 
 
@@ -27,7 +27,7 @@ def _read_logprobs(logprobs: Sequence[float] | None) -> tuple[float, ...] | None
 
 @attrs.frozen
 class ScriptedSample:
-    """One answer of a scripted model.
+    """One response of a scripted model.
 
     ``said`` is a text, encoded in the toy's tokens (its bytes), or a list of token ids. An empty answer is the end-of-text
     token. If ``logprobs`` is None, the model computes the log-probabilities of these tokens, so that a policy that was just
@@ -72,7 +72,7 @@ class ModelScript:
     def add_samples(self, answers: Iterable[Answer] | Mapping[str, Iterable[Answer]] | AnswerRule) -> None:
         """Set the next samples: in the order of the requests, by prompt, or by a rule."""
         if isinstance(answers, (str, ScriptedSample)):
-            raise TypeError(f"script_samples takes a list of answers: write [{answers!r}]")
+            raise TypeError(f"script_samples takes a list of responses: write [{answers!r}]")
         with self._lock:
             self.has_samples = True
             if callable(answers):
@@ -92,7 +92,7 @@ class ModelScript:
                 return waiting.popleft()
             rule = self._rule
         if rule is None:
-            raise LookupError(f"the script has no answer left for the prompt {text!r}")
+            raise LookupError(f"the script has no response left for the prompt {text!r}")
         return _to_sample(rule(text))
 
     def add_losses(self, losses: Iterable[float] | LossRule) -> None:

@@ -15,6 +15,7 @@ from tinker.cli.clients import admin_client
 from tinker.cli.lazy import Entry, LazyGroup
 from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.output import format_count, show, show_table
+from tinker.cli.times import parse_time
 
 _UsageRow: TypeAlias = Mapping[str, object]
 
@@ -54,12 +55,13 @@ def usage(
 ) -> None:
     """Show the hourly usage from STARTING_ON until before ENDING_BEFORE.
 
-    Both are full hours with a time zone, such as 2026-07-13T00:00:00Z, and at most 14 days apart. There is one row per hour,
+    Both are full hours, such as 2026-07-13, 2026-07-13T08:00Z or yesterday, of UTC without a time zone, and at most 14 days
+    apart. There is one row per hour,
     kind of usage, model, session and user. Costs are estimates before credits, not invoices: up to cost_data_through (in the
     JSON output) they use invoiced rates, after it the price list. An unknown cost is `null` in JSON and empty in CSV. The data
     can be several hours late.
     """
-    answer = admin_client(options).get_billing_usage(starting_on, ending_before).result()
+    answer = admin_client(options).get_billing_usage(parse_time(starting_on), parse_time(ending_before)).result()
     value: dict[str, Any] = answer.model_dump(mode="json")
     rows = [_flatten(event) for event in value["data"]]
     if csv_path is not None:

@@ -44,7 +44,7 @@ _ARGUMENTS = {"/save": "a file name", "/model": "the name of a model or a checkp
     "--tokenizer",
     "tokenizer_id",
     metavar="NAME",
-    help="Hugging Face name or directory of the tokenizer. Default: the model's own.",
+    help="Hugging Face name or folder of the tokenizer. Default: the model's own.",
 )
 @pass_options
 def chat(
@@ -60,12 +60,6 @@ def chat(
 
     This uses the model's chat template; a model without one gets the conversation as plain text. Type /help for the commands
     /system, /model, /save, /reset and /quit. You can also pipe lines in, one per turn.
-
-    \b
-    Examples:
-      tinker chat --model Qwen/Qwen3-8B --system "Answer in one sentence."
-      tinker chat --model tinker://RUN/sampler_weights/final
-      echo "What is LoRA?" | tinker chat
     """
     from tinker.cli.clients import rest_client, service_client
 

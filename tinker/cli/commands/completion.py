@@ -21,13 +21,7 @@ _FILES = {"bash": ".bashrc", "zsh": ".zshrc", "fish": ".config/fish/completions/
 @click.argument("shell", type=click.Choice(list(_LINES)), required=False)
 @click.option("--install", is_flag=True, help="Add the line to the startup file of the shell.")
 def completion(shell: str | None, install: bool) -> None:
-    """Print the line that enables completion in SHELL (default: your shell), or add it with --install.
-
-    \b
-    Examples:
-      tinker completion --install
-      tinker completion zsh >> ~/.zshrc
-    """
+    """Print the line that enables completion in SHELL (default: your shell), or add it with --install."""
     shell = shell or login_shell()
     if shell not in _LINES:
         raise CommandFailed(f"Completion is available for {', '.join(_LINES)}", "Name one: tinker completion bash")

@@ -71,6 +71,7 @@ COLUMNS: Mapping[str, _Column] = {
     "checkpoint_time": ("Checkpoint Time", _checkpoint_time),
 }
 DEFAULT_COLUMNS = "id,model,lora,updated,status"
+_SPARED = ("LoRA", "Status", "Last Update")  # of a narrow terminal
 
 
 @click.command("list")
@@ -106,7 +107,8 @@ def list_runs(options: GlobalOptions, limit: int, columns: str | None, offset: i
 
     def table() -> None:
         rows = [[cell(run) for _, cell in chosen] for run in listing.items]
-        show_table([title for title, _ in chosen], rows, listing.title("training run"))
+        spared = () if columns else _SPARED
+        show_table([title for title, _ in chosen], rows, listing.title("training run"), spared=spared)
 
     show(options, {"runs": listing.items}, table)
 

@@ -30,12 +30,6 @@ def watch(options: GlobalOptions, /, run: str, metric: str | None, once: bool) -
     The file comes from `tinker train --log` or from any script that writes one JSON object of numbers per line. The step is
     `step`, `progress/batch` or similar, else the line number. On a terminal the curve is redrawn every second; in a pipe each
     step is one line. Ctrl-C stops watching; the run continues.
-
-    \b
-    Examples:
-      tinker run watch log.jsonl
-      tinker run watch metrics.jsonl --metric env/all/reward/total
-      tinker --base-url http://localhost:8000 run watch RUN_ID --once
     """
     read = open_run(options, run)
     if options.format == "table" and sys.stdout.isatty():
@@ -108,12 +102,6 @@ def compare(options: GlobalOptions, /, runs: tuple[str, ...], metric: str | None
     """Compare RUNS in a table with one row per run, and plot their curves together.
 
     Each run is a file or an ID, as in `tinker run watch`.
-
-    \b
-    Examples:
-      tinker run compare rank8.jsonl rank32.jsonl
-      tinker run compare *.jsonl --metric reward --plot rewards.svg
-      tinker --base-url http://localhost:8000 run compare RUN_ID ANOTHER_ID
     """
     from tinker.cli.charts import draw_svg
     from tinker.cli.output import is_ascii_only, show, show_table

@@ -59,7 +59,7 @@ class _SampledText(NamedTuple):
     "--tokenizer",
     "tokenizer_id",
     metavar="NAME",
-    help="Hugging Face name or directory of the tokenizer. Default: the model's own.",
+    help="Hugging Face name or folder of the tokenizer. Default: the model's own.",
 )
 @click.option("--chat", is_flag=True, help="Format the prompt as a user message with the model's chat template.")
 @click.option(
@@ -71,22 +71,18 @@ class _SampledText(NamedTuple):
 @click.option(
     "-o",
     "--output",
+    "--out",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE",
-    help="Save the samples as JSON in this file.",
+    help="Save the samples as JSON in this file. With --file, append each answer as it arrives; lines answered there are "
+    "skipped. --out is the same.",
 )
 @click.option(
     "--file",
     "prompt_lines",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="PROMPTS.jsonl",
-    help="Sample for each line, which has `prompt` or `messages`; needs --out.",
-)
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    metavar="ANSWERS.jsonl",
-    help="Append each answer as it arrives; lines already answered there are skipped.",
+    help="Sample for each line, which has `prompt` or `messages`; needs --output.",
 )
 @pass_options
 def sample(
@@ -105,7 +101,6 @@ def sample(
     prompt_file: Path | None,
     output: Path | None,
     prompt_lines: Path | None,
-    out: Path | None,
 ) -> None:
     """Sample continuations of each PROMPT, all at once. Without a PROMPT, read one from standard input.
 
@@ -113,12 +108,6 @@ def sample(
     interrupted, run the same command again to continue.
 
     In --stop, \\n is a newline, \\t a tab and \\\\ a backslash.
-
-    \b
-    Examples:
-      tinker sample "Once upon a time" --num-samples 4 --temperature 0.7
-      tinker sample --model tinker://RUN/sampler_weights/final "2 + 2 ="
-      tinker sample --file prompts.jsonl --out answers.jsonl
     """
     from tinker._tokenizers import load
     from tinker.cli.clients import rest_client, service_client
@@ -127,10 +116,10 @@ def sample(
     from tinker.types import SamplingParams
 
     if output is not None and not output.parent.is_dir():
-        raise CommandFailed(f"There is no directory {output.parent}")
-    if (prompt_lines is None) != (out is None) or (prompt_lines is not None and (prompts or prompt_file or output)):
-        raise click.UsageError("--file and --out must be used together, without other prompts and without --output.")
-    lines = drop_answered(found := read_prompt_lines(prompt_lines), out) if prompt_lines and out else (found := [])
+        raise CommandFailed(f"There is no folder {output.parent}")
+    if prompt_lines is not None and (output is None or prompts or prompt_file):
+        raise click.UsageError("--file needs --output, and no other prompts.")
+    lines = drop_answered(found := read_prompt_lines(prompt_lines), output) if prompt_lines and output else (found := [])
     asked: Sequence[_Prompt] = () if prompt_lines else _collect_prompts(prompts, prompt_file)
     model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
     stops = read_stops(stop) or None
@@ -143,14 +132,18 @@ def sample(
         advance = stack.enter_context(progress(options, f"Sampling {model}", len(asked) or len(found)))
         tokenizer: Any = load(tokenizer_id) if tokenizer_id else sampler.get_tokenizer()
         decoder = TextDecoder(tokenizer, skip_special=stops is not None)
-        if out is not None:
+        if prompt_lines is not None and output is not None:
 
             def ask(line: PromptLine) -> APIFuture[SampleResponse]:
                 return sampler.sample(_encode(tokenizer, line.prompt, chat=chat), num_samples, params)
 
-            write_answers(lines, out, ask, lambda one: decoder.decode(one.tokens), advance, len(found) - len(lines))
-            saved = {"out": str(out), "answers": len(found), "new": len(lines)}
-            show(options, saved, lambda: click.echo(f"{format_count(len(found), 'answer')} in {out}, {len(lines)} of them new"))
+            write_answers(lines, output, ask, lambda one: decoder.decode(one.tokens), advance, len(found) - len(lines))
+            saved = {"out": str(output), "answers": len(found), "new": len(lines)}
+            show(
+                options,
+                saved,
+                lambda: click.echo(f"{format_count(len(found), 'answer')} in {output}, {len(lines)} of them new"),
+            )
             return
         futures = [sampler.sample(_encode(tokenizer, prompt, chat=chat), num_samples, params) for prompt in asked]
         samples: list[_SampledText] = []

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Directory for checkpoints. Default: TINKER_LOCAL_DIR, else ~/.tinker/local.",
+    help="Folder for checkpoints. Default: TINKER_LOCAL_DIR, else ~/.tinker/local.",
 )
 @click.option(
     "--durability",

@@ -26,7 +26,7 @@ def session() -> None:
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Where to save the trace. Default: SESSION_ID.pftrace in the current directory.",
+    help="Where to save the trace. Default: SESSION_ID.pftrace in the current folder.",
 )
 @click.option("--url-only", is_flag=True, help="Only print the signed URL, which is valid for about an hour.")
 @pass_options

@@ -61,7 +61,7 @@ _FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
     "--tokenizer",
     "tokenizer_id",
     metavar="NAME",
-    help="Hugging Face name or directory of the tokenizer. Default: the model's own.",
+    help="Hugging Face name or folder of the tokenizer. Default: the model's own.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed for shuffling and for initializing the adapter.")
 @click.option("--name", default="final", show_default=True, help="Name of the run and of its checkpoints.")
@@ -107,12 +107,6 @@ def train(options: GlobalOptions, /, data: Path, **values: Any) -> None:
 
     With --grpo, a line needs only a prompt, and your reward function scores the answers: reward(answer, example) returns a
     number, and example is the line as a dict. Each step samples a group of answers per prompt and reinforces the better ones.
-
-    \b
-    Examples:
-      tinker train examples.jsonl --epochs 2 --save-every 50
-      tinker train examples.jsonl --eval-file held_out.jsonl --plot loss.svg
-      tinker train prompts.jsonl --grpo reward.py --group-size 16
     """
     source_of = click.get_current_context().get_parameter_source
     given = {name for name in Plan._fields if source_of(name) is click.core.ParameterSource.COMMANDLINE}
@@ -135,7 +129,7 @@ def _check_options(values: Mapping[str, Any], given: Collection[str]) -> None:
         raise click.UsageError("--eval-every needs --eval-file.")
     for file in (values["log_path"], values["plot"]):
         if file is not None and not file.parent.is_dir():
-            raise CommandFailed(f"There is no directory {file.parent}")
+            raise CommandFailed(f"There is no folder {file.parent}")
 
 
 class _TrainingJob(NamedTuple):

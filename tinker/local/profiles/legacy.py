@@ -6,7 +6,6 @@ union apart. Everything is done from the types of the contract.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
@@ -14,11 +13,10 @@ import msgspec
 from msgspec import inspect
 
 from tinker.local.errors import APIProblem
+from tinker.local.misfits import Misfit, read_misfit
 from tinker_records import prepare
 
 T = TypeVar("T", bound=msgspec.Struct)
-_ERROR_PATH = re.compile(r"^(?P<message>.*) - at `\$(?P<path>.*)`$", re.DOTALL)
-_PATH_PART = re.compile(r"[^.\[\]]+")
 
 
 def read_body(content: bytes, kind: type[T]) -> T:
@@ -32,13 +30,13 @@ def read_body(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.convert(_fill(msgspec.json.decode(content), _type_of(kind)), kind)
     except msgspec.ValidationError as error:
-        raise APIProblem(422, [_to_error_entry(str(error))]) from error
+        raise APIProblem(422, [read_misfit(error).describe("body")]) from error
     except msgspec.DecodeError as error:  # its beginning was read as a value of another type
         raise _json_problem(error) from error
 
 
 def _json_problem(error: msgspec.DecodeError) -> APIProblem:
-    return APIProblem(422, [{"loc": ["body"], "msg": f"not JSON: {error}", "type": "json_invalid"}])
+    return APIProblem(422, [Misfit((), f"not JSON: {error}", "json_invalid").describe("body")])
 
 
 _types: dict[type[msgspec.Struct], inspect.Type] = {}
@@ -105,16 +103,3 @@ def _find_members(record: dict[str, Any], members: list[inspect.StructType]) -> 
     required = {id(m): {field.encode_name for field in m.fields if field.required} for m in members}
     fitting = [member for member in members if required[id(member)] <= record.keys()]
     return sorted(fitting, key=lambda member: len(required[id(member)]), reverse=True)
-
-
-def _to_error_entry(message: str) -> dict[str, Any]:
-    """Make an entry of a 422 body: where, what, and the kind of error."""
-    found = _ERROR_PATH.match(message)
-    if found is None:
-        return {"loc": ["body"], "msg": message, "type": "value_error"}
-    parts = _PATH_PART.findall(found["path"])
-    return {
-        "loc": ["body", *(int(part) if part.isdigit() else part for part in parts)],
-        "msg": found["message"],
-        "type": "value_error",
-    }

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import attrs
 import msgspec
 
+from tinker.local.misfits import describe_misfits
 from tinker.local.v1.sample_text import TokenScore
 
 AnswerBody: TypeAlias = dict[str, Any]
@@ -120,5 +121,7 @@ def describe_error(status: int, detail: object) -> AnswerBody:
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
     codes = {401: "invalid_api_key", 404: "not_found"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    message = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
-    return {"error": {"message": message, "type": kind, "param": None, "code": codes.get(status)}}
+    message, param = detail, None
+    if not isinstance(detail, str):
+        message, param = describe_misfits(detail) or (msgspec.json.encode(detail).decode(), None)
+    return {"error": {"message": message, "type": kind, "param": param, "code": codes.get(status)}}

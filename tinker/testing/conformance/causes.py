@@ -23,7 +23,7 @@ KNOWN: dict[str, tuple[str, str]] = {
     ),
     "repetition": (
         "A repeated request is executed again.",
-        "Clients repeat a request with the same number if its answer was lost; answer with the `request_id` of the first one.",
+        "Clients repeat a request with the same number if its response was lost; return the `request_id` of the first one.",
     ),
     "already so": (
         "An operation that is already done succeeds again instead of failing with 409.",

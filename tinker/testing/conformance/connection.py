@@ -134,7 +134,7 @@ class Connection:
         self._once(SentRequest("GET", "/api/v1/healthz"), CheckDeadline(seconds, self.clock))
 
     def send(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
-        """Return the answer, of any status below 500. Contradiction for 5xx and for none; 429 and 503 are waited out as asked.
+        """Return the response, of any status below 500. Contradiction for 5xx and for none; 429 and 503 are waited out.
 
         Blocked when 429 lasts longer than the check may; after that the same operation is not waited for any more.
         """
@@ -152,7 +152,7 @@ class Connection:
         return answer
 
     def _send_twice(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
-        """Return the answer; asked for once more where the connection was closed, which clients do too."""
+        """Return the response; asked for once more where the connection was closed, which clients do too."""
         try:
             return self._once(message, deadline)
         except Broken:
@@ -182,11 +182,11 @@ class Connection:
             self._once(message, CheckDeadline(_LONGEST_HEARTBEAT_SECONDS, self.clock))
 
     def fetch(self, url: str, deadline: CheckDeadline) -> ReceivedResponse:
-        """Return the answer of another address, asked without the credential."""
+        """Return the response of another address, asked without the credential."""
         return self._once(SentRequest("GET", url), deadline)
 
     def put(self, url: str, content: bytes, deadline: CheckDeadline) -> ReceivedResponse:
-        """Return the answer of another address to a file, sent without the credential."""
+        """Return the response of another address to a file, sent without the credential."""
         return self._once(SentRequest("PUT", url, content=content), deadline)
 
     def _once(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
@@ -199,7 +199,7 @@ class Connection:
             ) as response:
                 return ReceivedResponse(message, response.status_code, response.headers, _read(response, message, deadline))
         except httpx.TimeoutException as error:
-            raise Late(f"{message}: no answer within {timeout:.0f} s", cause="late", operation=message.operation) from error
+            raise Late(f"{message}: no response within {timeout:.0f} s", cause="late", operation=message.operation) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _describe_break(message, f"{type(error).__name__}: {error}") from error
 
@@ -214,7 +214,7 @@ def _read(response: httpx.Response, message: SentRequest, deadline: CheckDeadlin
         content += piece
         deadline.remaining(str(message))
         if len(content) > MAX_ANSWER_NBYTES:
-            raise Contradiction(f"{message}: the answer is larger than {MAX_ANSWER_NBYTES} bytes")
+            raise Contradiction(f"{message}: the response is larger than {MAX_ANSWER_NBYTES} bytes")
     return bytes(content)
 
 

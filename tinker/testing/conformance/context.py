@@ -62,7 +62,7 @@ class CheckContext(Dialogue):
         return self.accept(request, self.send(request, **options), kind)
 
     def accept(self, request: Request[models.UntypedAPIFuture], answer: ReceivedResponse, kind: type[T]) -> PendingResult[T]:
-        """Return what was promised by the answer to a submission."""
+        """Return what was promised by the response to a submission."""
         return PendingResult(request.operation, self.decode_accepted(request, answer), kind)
 
     def result(self, promise: PendingResult[T], *, protobuf: bool = True) -> T:
@@ -77,7 +77,7 @@ class CheckContext(Dialogue):
     def wait_for_response(
         self, promise: PendingResult[Any], *, protobuf: bool = True, metadata: bool = False
     ) -> ReceivedResponse:
-        """Return the answer that holds the result. Failed when the request failed, Contradiction when it is lost."""
+        """Return the response that holds the result. Failed when the request failed, Contradiction when it is lost."""
         answer = self._poll_until_done(promise, protobuf=protobuf, metadata=metadata)
         if _is_failure(answer):
             how = f"a failed request is a poll with status {answer.status}, not a body with error and category"
@@ -115,7 +115,7 @@ class CheckContext(Dialogue):
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _poll_again_where_late(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
-        """Return the answer of a poll, which clients ask for again when it is held too long."""
+        """Return the response of a poll, which clients ask for again when it is held too long."""
         while True:
             try:
                 return self.poll(promise.request_id, protobuf=protobuf, metadata=metadata)
@@ -131,7 +131,7 @@ class CheckContext(Dialogue):
         return self.send(attrs.evolve(request, accepts=accepts))
 
     def is_pending(self, answer: ReceivedResponse) -> bool:
-        """Return whether the answer of a poll says that there is no result yet."""
+        """Return whether the response of a poll says that there is no result yet."""
         if answer.status in PENDING_STATUSES:
             return True
         if answer.status >= 300 or _small_object(answer).get("type") != "try_again":
@@ -212,7 +212,7 @@ _MAY_BE_FAILURE = frozenset({404, 409, 422})
 
 
 def is_announced(answer: ReceivedResponse) -> bool:
-    """Return whether the answer of a poll says only that the result is there, and how large it is."""
+    """Return whether the response of a poll says only that the result is there, and how large it is."""
     body = _small_object(answer)  # a result may have a status, too
     return answer.status < 300 and "status" in body and "request_id" in body and "response_payload_size" in body
 

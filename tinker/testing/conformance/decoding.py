@@ -1,4 +1,4 @@
-"""What an answer holds, read as strictly as the generated records are, and what those would let pass."""
+"""What a response holds, read as strictly as the generated records are, and what those would let pass."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def record(answer: ReceivedResponse, kind: type[T]) -> T:
     try:
         return json.decode(answer.content, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _misfit(answer, kind, f"the answer is not a {kind.__name__}: {error}: {answer.excerpt}", error) from error
+        raise _misfit(answer, kind, f"the response is not a {kind.__name__}: {error}: {answer.excerpt}", error) from error
 
 
 def _misfit(answer: ReceivedResponse, kind: type[Any], how: str, error: Exception) -> Contradiction:
-    """The answer does not fit; the same misfit of the same record is one cause."""
+    """The response does not fit; the same misfit of the same record is one cause."""
     cause = f"misfit: {kind.__name__}: {error}"
     return Contradiction(f"{answer.message}: {how}", cause=cause, operation=answer.message.operation, schema=kind.__name__)
 

@@ -74,7 +74,7 @@ class Dialogue:
         headers: Mapping[str, str] | None = None,
         key: str | None = "",
     ) -> ReceivedResponse:
-        """Return the answer of any status below 500. ``content`` replaces the body, ``key`` the credential (None: none)."""
+        """Return the response of any status below 500. ``content`` replaces the body, ``key`` the credential (None: none)."""
         credential = self.connection.api_key if key == "" else key
         if content is not None:
             return self._send_content(request, content, headers or {}, credential)
@@ -132,7 +132,7 @@ class Dialogue:
             self._raise_refusal(request, answer)
 
     def decode(self, answer: ReceivedResponse, kind: type[T]) -> T:
-        """Return the record of an answer; what is unusual about it is noted."""
+        """Return the record of a response; what is unusual about it is noted."""
         return self._note_anomalies(answer, decoding.record(answer, kind), kind)
 
     def decode_events(self, answer: ReceivedResponse, kind: type[T]) -> list[T]:
@@ -162,7 +162,7 @@ class Dialogue:
     def expect_refusal(
         self, request: Request[Any], *statuses: int, cause: str = "", about: str = "", **options: Any
     ) -> ReceivedResponse:
-        """Return the answer to a request that must be refused with one of these statuses. Contradiction when it is not refused.
+        """Return the response to a request that must be refused with one of these statuses. Contradiction when it is not.
 
         ``cause`` is the one of a request that is not refused, ``about`` what is wrong with it.
         """

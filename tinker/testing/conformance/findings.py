@@ -78,7 +78,7 @@ def _title(observation: Observation, row: Row) -> str:
     """Return what was seen, where it is a cause of its own; else what does not hold."""
     kind, _, rest = observation.cause.partition(": ")
     if kind == "misfit":
-        return f"An answer of `{observation.operation}` does not fit its record: {rest}"
+        return f"A response of `{observation.operation}` does not fit its record: {rest}"
     texts = {one.text for one in row.observations if one.outcome in _FOUND and not one.cause}
     if observation.cause:
         return observation.text

@@ -14,8 +14,8 @@ class Outcome(enum.StrEnum):
 
     ``supported``: what the document says holds. ``absent``: the server lacks it, as it may. ``blocked``: it could not be
     tried, because what it needs is found to fail in another check. ``differs``: it is there, and not as the document says;
-    clients that go by the document may stumble. ``contradiction``: an answer outside the document, work that is lost or
-    done twice, a status of 500 or more, no answer in time, or something missing that no server may lack.
+    clients that go by the document may stumble. ``contradiction``: a response outside the document, work that is lost or
+    done twice, a status of 500 or more, no response in time, or something missing that no server may lack.
     """
 
     SUPPORTED = "supported"
@@ -39,7 +39,7 @@ class Observation:
     """One thing that is not as the document says.
 
     ``cause``: equal for what one change of the server would repair. ``operation``: its id in the document, empty where it is
-    of no one operation. ``schema``: the record that an answer does not fit.
+    of no one operation. ``schema``: the record that a response does not fit.
     """
 
     text: str
@@ -99,11 +99,11 @@ class Crash(Contradiction):
 
 
 class Broken(Contradiction):
-    """The connection was closed before the answer was there."""
+    """The connection was closed before the response was there."""
 
 
 class Late(Contradiction):
-    """There was no answer in time."""
+    """There was no response in time."""
 
 
 class Refused(CheckEnd):
@@ -116,7 +116,7 @@ class Refused(CheckEnd):
 
 
 class Failed(CheckEnd):
-    """A submitted request failed on the server; ``category`` None where the answer has none."""
+    """A submitted request failed on the server; ``category`` None where the response has none."""
 
     def __init__(self, how: str, category: str | None, *, operation: str = "") -> None:
         super().__init__(how, cause=f"failed: {normalize(how.partition(' fails: ')[2] or how)}", operation=operation)

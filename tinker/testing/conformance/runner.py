@@ -162,7 +162,7 @@ def _run_body(check: Check, context: CheckContext) -> CheckEnd | None:
     except CheckEnd as end:
         return end
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # say, a list too short
-        return Contradiction(f"the answers make no sense together: {type(error).__name__}: {error}")
+        return Contradiction(f"the responses make no sense together: {type(error).__name__}: {error}")
     return None
 
 

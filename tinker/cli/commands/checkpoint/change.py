@@ -8,6 +8,7 @@ from tinker.cli.clients import rest_client
 from tinker.cli.commands.checkpoint.paths import parse_path
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.times import check_ttl
 
 
 @click.command()
@@ -38,4 +39,5 @@ def set_ttl(options: GlobalOptions, checkpoint_path: str, ttl: int | None, remov
     path = parse_path(checkpoint_path).tinker_path
     if remove == (ttl is not None):
         raise CommandFailed("Give either --ttl or --remove")
+    check_ttl(ttl)
     rest_client(options).set_checkpoint_ttl_from_tinker_path(path, ttl).result()

@@ -8,6 +8,7 @@ import click
 
 from tinker.cli.commands.checkpoint.paths import parse_path
 from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.times import check_ttl
 
 if TYPE_CHECKING:
     from tinker.service_client import ServiceClient
@@ -42,6 +43,7 @@ def create(
 
     if (model is None) == (start is None):
         raise click.UsageError("Give either --model or --from.")
+    check_ttl(ttl)
     with service_client(options) as service:
         training = _create_client(service, model, start, rank, seed).result()
         saved = training.save_state(name, ttl)

@@ -15,6 +15,7 @@ from tinker.cli.commands.checkpoint.paths import parse_path
 from tinker.cli.errors import CommandFailed, say
 from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.output import format_count, format_size, format_timestamp, progress, show_json
+from tinker.cli.times import parse_time, with_zone
 
 if TYPE_CHECKING:
     from tinker.rest_client import RestClient
@@ -57,7 +58,8 @@ def delete(
         paths = list(dict.fromkeys(parse_path(path).tinker_path for path in checkpoint_paths))
         rest, lines, size = rest_client(options), paths, None
     else:
-        conditions = _parse_kind(checkpoint_type), _parse_time(before), _parse_time(after)
+        earliest, latest = (None if text is None else parse_time(text) for text in (after, before))
+        conditions = _parse_kind(checkpoint_type), latest, earliest
         rest = rest_client(options)
         chosen = [one for one in rest.list_checkpoints(run_id).result().checkpoints if _matches(one, *conditions)]
         paths = [one.tinker_path for one in chosen]
@@ -77,24 +79,10 @@ def _parse_kind(text: str | None) -> str | None:
     return None if text is None else _ALIASES[text]
 
 
-def _parse_time(text: str | None) -> datetime.datetime | None:
-    if text is None:
-        return None
-    try:
-        time = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise CommandFailed(f"Invalid date: {text}", "Write it as ISO 8601: 2026-01-31 or 2026-01-31T08:00:00Z") from None
-    return _with_zone(time)
-
-
-def _with_zone(time: datetime.datetime) -> datetime.datetime:
-    return time if time.tzinfo is not None else time.replace(tzinfo=datetime.UTC)
-
-
 def _matches(
     checkpoint: Checkpoint, kind: str | None, before: datetime.datetime | None, after: datetime.datetime | None
 ) -> bool:
-    time = _with_zone(checkpoint.time)
+    time = with_zone(checkpoint.time)
     return (
         (kind is None or checkpoint.checkpoint_type == kind)
         and (before is None or time < before)

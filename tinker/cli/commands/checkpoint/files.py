@@ -37,9 +37,9 @@ def report_to(advance: Advance) -> Callable[[checkpoints.Progress], None]:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
     metavar="FOLDER",
-    help="Where to create the new directory. Default: the current directory.",
+    help="Where to create the new folder. Default: the current folder.",
 )
-@click.option("--force", is_flag=True, help="Replace an existing directory.")
+@click.option("--force", is_flag=True, help="Replace an existing folder.")
 @click.option(
     "--form",
     type=click.Choice(["auto", "external", "archive"]),
@@ -68,7 +68,8 @@ def download(
                 path, output, form=form, overwrite=force, progress=report_to(advance), service=service
             ).result()
     except FileExistsError as error:
-        raise CommandFailed(str(error), "Use --force to replace it, or --output to choose another directory.") from None
+        message = str(error).replace("Target directory", "The folder")
+        raise CommandFailed(message, "Use --force to replace it, or --output to choose another folder.") from None
     value = {
         "checkpoint_path": done.checkpoint_path,
         "destination": str(done.destination),

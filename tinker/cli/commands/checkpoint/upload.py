@@ -13,19 +13,26 @@ from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.output import format_size, progress, show, show_properties
 
+# What the library calls its arguments, and the options that give them.
+_OPTIONS = {
+    "give base_model and lora_config": "give --base-model and --rank",
+    "give base_model": "give --base-model",
+    "lora_config.rank is": "--rank is",
+}
+
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--base-model", metavar="NAME", help="Name of the base model on the server. Default: the one in adapter_config.json."
 )
 @click.option("--rank", type=click.IntRange(min=1), help="Rank of the adapter, if there is no adapter_config.json.")
 @click.option("--project-id", metavar="ID", help="Project of the checkpoint. Default: TINKER_PROJECT_ID, else your own.")
 @pass_options
-def upload(options: GlobalOptions, directory: Path, base_model: str | None, rank: int | None, project_id: str | None) -> None:
+def upload(options: GlobalOptions, folder: Path, base_model: str | None, rank: int | None, project_id: str | None) -> None:
     """Upload a LoRA adapter from this machine as a checkpoint that you can train further.
 
-    DIRECTORY contains what PEFT's save_pretrained writes: adapter_config.json and adapter_model.safetensors. To resume an
+    FOLDER contains what PEFT's save_pretrained writes: adapter_config.json and adapter_model.safetensors. To resume an
     interrupted upload, run the command again.
     """
     from tinker import checkpoints, types
@@ -34,10 +41,10 @@ def upload(options: GlobalOptions, directory: Path, base_model: str | None, rank
     try:
         with (
             service_client(options, interactive=True) as service,
-            progress(options, f"Uploading {directory}", None, nbytes=True) as advance,
+            progress(options, f"Uploading {folder}", None, nbytes=True) as advance,
         ):
             done = checkpoints.upload(
-                directory,
+                folder,
                 base_model=base_model,
                 lora_config=lora_config,
                 project_id=project_id,
@@ -45,10 +52,17 @@ def upload(options: GlobalOptions, directory: Path, base_model: str | None, rank
                 service=service,
             ).result()
     except (OSError, ValueError) as error:
-        raise CommandFailed(str(error)) from None
+        raise CommandFailed(_name_options(str(error))) from None
     properties = {
         "Checkpoint Path": done.checkpoint_path,
         "Base Model": done.base_model,
         "Total Size": format_size(done.nbytes),
     }
-    show(options, attrs.asdict(done), lambda: show_properties(f"Checkpoint Upload: {directory}", properties))
+    show(options, attrs.asdict(done), lambda: show_properties(f"Checkpoint Upload: {folder}", properties))
+
+
+def _name_options(text: str) -> str:
+    """Return an error of the library with the options in the place of its arguments."""
+    for argument, option in _OPTIONS.items():
+        text = text.replace(argument, option)
+    return text

@@ -212,7 +212,7 @@ def _older_sample(context: CheckContext, session: str) -> None:
 
 
 def _send(context: CheckContext, request: Request[Any], body: object) -> ReceivedResponse:
-    """The answer to a request with another body."""
+    """The response to a request with another body."""
     return context.send(request, content=msgspec.json.encode(body))
 
 

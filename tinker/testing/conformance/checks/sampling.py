@@ -52,7 +52,7 @@ def samples(context: CheckContext) -> None:
     result = context.result(promise)
     context.require(len(result.sequences) == 3, f"asked for 3 samples, got {len(result.sequences)}")
     ids = promise.future.sample_sequence_ids or []
-    told = f"the answer to the submission has {len(set(ids))} sample_sequence_ids for 3 samples"
+    told = f"the response to the submission has {len(set(ids))} sample_sequence_ids for 3 samples"
     cause = "misfit: UntypedAPIFuture: not a `sample_sequence_ids` for each sample"
     context.expect(len(set(ids)) == 3, told, cause, "asample", "UntypedAPIFuture")
     for one in result.sequences:
