@@ -114,8 +114,8 @@ def _check_context_length(what: str, model_input: ModelInput, longest: int) -> N
     length = input_length(model_input)
     if length is not None and length > longest:
         raise ValueError(
-            f"{what} has {length} tokens, and the model takes {longest} at most, as the server's capabilities say. "
-            "Cut it, or leave it out"
+            f"{what} has {length} tokens, but the model accepts at most {longest}, according to the server's capabilities. "
+            "Shorten it, or omit it"
         )
 
 
@@ -155,7 +155,7 @@ def check_base_model(base_model: str) -> None:
     __tracebackhide__ = True
     if not isinstance(base_model, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         got = type(base_model).__name__
-        raise TypeError(f"base_model must be the name of a model, got {got}: get_server_capabilities() lists them")
+        raise TypeError(f"base_model must be the name of a model, got {got}; get_server_capabilities() lists the models")
 
 
 def check_optimizer(optimizer: object) -> None:

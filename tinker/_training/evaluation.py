@@ -50,8 +50,8 @@ def require_torch() -> None:
     """Raise ImportError when torch is not installed, which says what to do without it."""
     if importlib.util.find_spec("torch") is None:
         raise ImportError(
-            f"PyTorch is not installed. Cannot run custom forward_backward. Install it with: {install_command('torch')}, "
-            "or let the loss compute its gradient: tinker.with_gradients(loss_fn)"
+            f"forward_backward_custom needs PyTorch, which is not installed. Install it with: {install_command('torch')}, "
+            "or use a loss that computes its own gradient: tinker.with_gradients(loss_fn)"
         )
 
 
@@ -102,7 +102,7 @@ def _by_torch(loss_fn: CustomLossFn, data: list[Datum], logprobs: Logprobs) -> E
 def _gradient(index: int, leaf: torch.Tensor) -> NDArray[np.float32]:
     if leaf.grad is None:
         raise ValueError(
-            f"No gradient computed for logprob tensor {index}: the loss does not depend on data[{index}]; leave the datum out, "
+            f"No gradient computed for logprob tensor {index}: the loss does not depend on data[{index}]. Omit the datum, "
             f"or add 0 * logprobs[{index}].sum()"
         )
     return leaf.grad.numpy()
@@ -114,7 +114,7 @@ def check_evaluation(evaluated: Evaluated, logprobs: Logprobs) -> Evaluated:
         raise ValueError(f"the custom loss returned {len(evaluated.gradients)} gradients for {len(logprobs)} datums")
     for index, (gradient, part) in enumerate(zip(evaluated.gradients, logprobs, strict=True)):
         if gradient.shape != part.shape:
-            shapes = f"shape {list(gradient.shape)}, the log-probabilities have {list(part.shape)}"
+            shapes = f"shape {list(gradient.shape)}, but the log-probabilities have {list(part.shape)}"
             raise ValueError(f"the gradient of the custom loss for data[{index}] has {shapes}")
         if not np.isfinite(gradient).all():
             raise ValueError(f"the gradient of the custom loss for data[{index}] contains NaN or infinity")

@@ -1,4 +1,4 @@
-"""The script of a model: the answers, log-probabilities and losses that replace the model's own."""
+"""The script of a model: the responses, log-probabilities and losses that replace the model's own."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def _read_logprobs(logprobs: Sequence[float] | None) -> tuple[float, ...] | None
 class ScriptedSample:
     """One response of a scripted model.
 
-    ``said`` is a text, encoded in the toy's tokens (its bytes), or a list of token ids. An empty answer is the end-of-text
+    ``said`` is a text, encoded in the toy's tokens (its bytes), or a list of token ids. An empty text is the end-of-text
     token. If ``logprobs`` is None, the model computes the log-probabilities of these tokens, so that a policy that was just
-    sampled has a ratio of 1. If ``stop_reason`` is None, it is ``stop``, or ``length`` if ``max_tokens`` truncates the answer.
+    sampled has a ratio of 1. If ``stop_reason`` is None, it is ``stop``, or ``length`` if ``max_tokens`` truncates it.
     """
 
     tokens: tuple[int, ...] = attrs.field(alias="said", converter=_read_tokens)
@@ -84,7 +84,7 @@ class ModelScript:
                 self._answers.extend(map(_to_sample, answers))
 
     def take_sample(self, prompt: Sequence[int]) -> ScriptedSample:
-        """Return the next answer to a prompt. Raises LookupError if the script has none."""
+        """Return the next response to a prompt. Raises LookupError if the script has none."""
         text = bytes(token for token in prompt if token < END_OF_TEXT).decode(errors="replace")
         with self._lock:
             waiting = self._by_prompt.get(text) or self._answers

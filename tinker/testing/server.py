@@ -202,11 +202,11 @@ class FaultyServer:
             self.model_script.forget()
 
     def verify(self) -> None:
-        """Raise AssertionError if a scripted fault did not happen or a scripted answer was not used. The message names each."""
+        """Raise AssertionError if a scripted fault did not happen or a scripted response was not used, and name each."""
         unused = self._script.list_pending()
         assert not unused, f"scripted faults that never happened: {'; '.join(unused)}"
         unheard = [] if self.model_script is None else self.model_script.list_pending()
-        assert not unheard, f"scripted answers that were never used: {'; '.join(unheard)}"
+        assert not unheard, f"scripted responses that were never used: {'; '.join(unheard)}"
 
     # -------------------------------------------------------------------------------------------------------------- the model
 
@@ -214,8 +214,8 @@ class FaultyServer:
         """Script the model's next samples.
 
         A list is used in request order, one element per sample. For concurrent requests, give a mapping of prompts (as text) to
-        lists, or a function of the prompt, so that the order of the requests does not matter. An answer is a text, a list of
-        token ids, or a :class:`ScriptedSample` with log-probabilities. A sample fails if the script has no answer left.
+        lists, or a function of the prompt, so that the order of the requests does not matter. A response is a text, a list of
+        token ids, or a :class:`ScriptedSample` with log-probabilities. A sample fails if the script has no response left.
 
         >>> import tinker
         >>> from tinker.testing import toy_server
