@@ -259,11 +259,11 @@ def check_access_scope(access_scope: str) -> None:
 def check_name(name: str) -> None:
     """Raise ValueError for a checkpoint name that cannot be one segment of a path."""
     if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"a checkpoint name must be text without '/', got {name!r}")
+        raise ValueError(f"a checkpoint name must be a string without '/', got {name!r}")
     if name in (".", ".."):
         raise ValueError(f"a checkpoint cannot be named {name!r}: paths with it name another checkpoint")
     if not _is_unicode(name):
-        raise ValueError(f"a checkpoint name must be text that UTF-8 can encode, got {name!r}")
+        raise ValueError(f"a checkpoint name must be a string that UTF-8 can encode, got {name!r}")
 
 
 def _is_unicode(text: str) -> bool:
@@ -278,7 +278,7 @@ def _is_unicode(text: str) -> bool:
 def check_model_path(path: str, kind: str = "sampler_weights") -> None:
     """Raise ValueError unless the path has a scheme; which schemes exist is the server's business. TypeError for no text."""
     if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"model_path must be text, got {type(path).__name__}")
+        raise TypeError(f"model_path must be a string, got {type(path).__name__}")
     if "://" not in path:
         advice = "; for a base model use base_model=" if kind == "sampler_weights" else ""
         raise ValueError(f"model_path must be a checkpoint path such as {SCHEME}<run>/{kind}/<name>, got {path!r}{advice}")

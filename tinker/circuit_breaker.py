@@ -132,7 +132,7 @@ class CircuitBreaker:
             TypeError: The name is not a string.
         """
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"name must be text, got {type(name).__name__}")
+            raise TypeError(f"name must be a string, got {type(name).__name__}")
         return CircuitBlock(self._registry, self._registry.circuit(name))
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

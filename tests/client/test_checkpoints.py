@@ -150,7 +150,7 @@ def test_refused_at_once(service: tinker.ServiceClient, tmp_path: Path) -> None:
     (tmp_path / "run_external_weights_e").mkdir()
     with pytest.raises(FileExistsError, match="already exists"):
         checkpoints.download(PATH, tmp_path)
-    with pytest.raises(ValueError, match="give neither"):
+    with pytest.raises(ValueError, match="pass neither"):
         checkpoints.download(PATH, tmp_path / "x", service=service, base_url="http://x")
 
 

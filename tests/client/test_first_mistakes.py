@@ -473,7 +473,7 @@ def test_arguments_of_clients(service: tinker.ServiceClient, wire: Any, create: 
         (DATUM, "target_tokens", r"datum.loss_fn_inputs\['target_tokens'\]"),
         (DATUM, "tokens", r"datum.model_input.to_ints\(\)"),
         (tinker.ForwardBackwardOutput("x", []), "logprobs", r"output.loss_fn_outputs\[0\]\['logprobs'\]"),
-        (tinker.ForwardBackwardOutput("x", []), "loss", "the server sent no metric 'loss:sum'; metrics: none"),
+        (tinker.ForwardBackwardOutput("x", []), "loss", "the server did not send the metric 'loss:sum'; it sent: none"),
     ],
 )
 def test_attributes_of_values(value: Any, name: str, advice: str) -> None:

@@ -102,8 +102,8 @@ def test_what_is_known_of_a_lost_result(training: tinker.TrainingClient, wire: A
     with pytest.raises(tinker.APIStatusError) as caught:
         future.result(10)
     (note,) = caught.value.__notes__
-    assert note.startswith(f"optim_step: request {future.request_id} was accepted 0.1 s before; the server said last that")
-    assert "paused_capacity; its result is not kept any more, whether it was carried out is not known" in note
+    assert note.startswith(f"optim_step: request {future.request_id} was accepted 0.1 s before; the last queue state was")
+    assert "paused_capacity; the server no longer has its result, and the client does not know whether it ran" in note
 
 
 def test_large_results_are_announced_first(training: tinker.TrainingClient, wire: Any) -> None:

@@ -341,7 +341,7 @@ def test_constructing_sends_nothing(wire: Any) -> None:
         service.create_rest_client()
     assert rest.get_telemetry() is None
     assert wire.exchanges == []
-    with pytest.raises(ValueError, match="give neither"):
+    with pytest.raises(ValueError, match="pass neither"):
         Rest(service._runtime(), base_url="http://other")
 
 

@@ -327,7 +327,7 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], mess
 
 def test_wrong_names_and_breakers(breaker: tinker.CircuitBreaker) -> None:
     """A circuit's name is text; a service client takes breakers only."""
-    with pytest.raises(TypeError, match="name must be text, got int"):
+    with pytest.raises(TypeError, match="name must be a string, got int"):
         breaker.guard(5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="circuit_breaker must be a CircuitBreaker, got int"):
         tinker.ServiceClient(circuit_breaker=5)  # type: ignore[arg-type]

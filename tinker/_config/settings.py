@@ -200,7 +200,7 @@ _NOT_IN_URLS = re.compile(r"[\s\x00-\x1f\x7f?#]")
 def _base_url(url: object) -> str:
     """Return the address of a server, without the name and the password that it may have."""
     if not isinstance(url, str):
-        raise TypeError(f"base_url must be text, got {type(url).__name__}")
+        raise TypeError(f"base_url must be a string, got {type(url).__name__}")
     if not url.startswith(("http://", "https://", LOCAL_SCHEME)):
         shown = _redact(url)
         meant = "" if "://" in url else f"; did you mean 'http://{shown}'?"

@@ -50,7 +50,7 @@ def require_torch() -> None:
     """Raise ImportError when torch is not installed, which says what to do without it."""
     if importlib.util.find_spec("torch") is None:
         raise ImportError(
-            f"forward_backward_custom needs PyTorch, which is not installed. Install it with: {install_command('torch')}, "
+            f"PyTorch is not installed, and this loss needs it. Install it with: {install_command('torch')}, "
             "or use a loss that computes its own gradient: tinker.with_gradients(loss_fn)"
         )
 

@@ -17,7 +17,7 @@ def _read_tokens(said: str | Sequence[int]) -> tuple[int, ...]:
     try:
         tokens = tuple(said.encode()) if isinstance(said, str) else tuple(map(operator.index, said))
     except TypeError:
-        raise TypeError(f"a response must be text, token ids or a ScriptedSample, got {said!r}") from None
+        raise TypeError(f"a response must be a string, token ids or a ScriptedSample, got {said!r}") from None
     return tokens or (END_OF_TEXT,)
 
 

@@ -151,7 +151,7 @@ def _extra(extra: object) -> dict[str, Any] | None:
     parameters = dict(cast("Mapping[object, Any]", extra))
     for name, value in parameters.items():
         if not isinstance(name, str) or not name:
-            raise TypeError(f"SamplingParams.extra: a name must be text, got {name!r}")
+            raise TypeError(f"SamplingParams.extra: a name must be a string, got {name!r}")
         if name in SamplingParams.__struct_fields__:
             raise ValueError(
                 f"SamplingParams.extra must not contain {name!r}, which is an argument: SamplingParams({name}=...)"
