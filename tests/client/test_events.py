@@ -146,7 +146,7 @@ def test_the_log_observer(connect: Connect, wire: Any, caplog: pytest.LogCapture
         training.optim_step(ADAM).cancel()
         all_told()
     text = "\n".join(record.getMessage() for record in caplog.records if record.name == "mine")
-    for part in ("in your function", "used trained 2", "answered 200", "cancelled"):
+    for part in ("in your function", "used trained 2", "returned 200", "cancelled"):
         assert part in text
 
 

@@ -165,8 +165,12 @@ def test_a_given_http_client_sends(wire: Any, connect: Connect) -> None:
         ({"timeout": 0}, ValueError, "timeout must be above 0, got 0"),
         ({"max_retries": 1.5}, TypeError, "max_retries must be an integer, got float"),
         ({"max_retries": -1}, ValueError, "max_retries must be at least 0, got -1"),
-        ({"default_headers": [("a", "b")]}, TypeError, "default_headers must be a mapping of text to text, got list"),
-        ({"default_headers": {"a": 1}}, TypeError, "default_headers must be a mapping of text to text, but has a int in it"),
+        ({"default_headers": [("a", "b")]}, TypeError, "default_headers must be a mapping of strings to strings, got list"),
+        (
+            {"default_headers": {"a": 1}},
+            TypeError,
+            "default_headers must be a mapping of strings to strings, but contains a int",
+        ),
         ({"http_client": httpx.Client()}, TypeError, "http_client must be an httpx.AsyncClient, got Client"),
     ],
 )

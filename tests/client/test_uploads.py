@@ -204,7 +204,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no base": ({"config": {**CONFIG, "base_model_name_or_path": None}}, "pass base_model"),
     "no weights": ({"weights": b""}, "contains no adapter_model.safetensors"),
     "no safetensors": ({"weights": b"PK\3\4 something"}, "not a safetensors file"),
-    "cut off": ({"weights": safetensors(*NAMES, cut=3)}, "not complete"),
+    "cut off": ({"weights": safetensors(*NAMES, cut=3)}, "is incomplete"),
     "empty": ({"weights": safetensors()}, "contains no weights"),
     "other weights": ({"weights": safetensors(*NAMES, "model.embed.weight")}, "model.embed.weight"),
 }
@@ -229,7 +229,7 @@ def test_a_folder_must_be_one(tmp_path: Path) -> None:
         checkpoints.upload(folder)
     with pytest.raises(NotADirectoryError, match="not a folder"):
         checkpoints.upload(folder / "adapter_config.json")
-    with pytest.raises(ValueError, match=r"lora_config.rank is 8, but adapter_config.json says r 4"):
+    with pytest.raises(ValueError, match=r"lora_config.rank is 8, but r is 4 in adapter_config.json"):
         checkpoints.upload(write(tmp_path / "other"), lora_config=tinker.LoraConfig(rank=8))
 
 

@@ -133,11 +133,11 @@ class SafeNames:
         path = PurePosixPath(name.removeprefix("./"))
         parts = path.parts
         if "\\" in name or ":" in name or "\0" in name or path.is_absolute() or not parts or not _RESERVED.isdisjoint(parts):
-            raise TinkerError(f"the file name {name!r} is not allowed, because it leaves the folder; no file was saved")
+            raise TinkerError(f"the file name {name!r} is not a valid name within a folder; nothing was saved")
         key = str(path).casefold()
         folders = {str(folder).casefold() for folder in path.parents if folder.parts}
         if key in self._files or key in self._folders or not self._files.isdisjoint(folders):
-            raise TinkerError(f"two files have the name {name!r}; no file was saved")
+            raise TinkerError(f"two files have the name {name!r}; nothing was saved")
         self._files.add(key)
         self._folders |= folders
         return path

@@ -122,7 +122,7 @@ class TrainingRun:
         """Return what the model is; call when it is created. LookupError when the server does not say."""
         assert self.model is not None
         if self.model.info is None:
-            raise LookupError("this server does not support get_info")
+            raise LookupError("this server does not describe its models (it does not support get_info)")
         return self.model.info
 
     @property
