@@ -187,14 +187,16 @@ class RequestFailedError(TinkerError):
     """The server accepted a request and then failed to carry it out.
 
     Attributes:
-        message: The server's error message.
+        message: The whole message.
+        reason: The server's explanation alone.
         request_id: The server's id of the request.
         category: The cause of the failure, ``server``, ``user`` or ``unknown``.
     """
 
-    def __init__(self, message: str, request_id: str, category: str) -> None:
+    def __init__(self, message: str, request_id: str, category: str, *, reason: str | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.reason = message if reason is None else reason
         self.request_id = request_id
         self.category = category
 

@@ -70,6 +70,7 @@ def test_failures_end_the_wait_at_once(
     future = training.optim_step(ADAM)
     with pytest.raises(tinker.RequestFailedError) as caught:
         future.result(10)
+    assert caught.value.reason == text
     assert text in str(caught.value)
     assert (caught.value.category, caught.value.request_id) == (category, future.request_id)
     assert isinstance(caught.value, ValueError) == (status >= 400)  # as scripts for the official client catch it

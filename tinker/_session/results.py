@@ -271,6 +271,7 @@ class _Poll(Generic[T]):
             f"{self.future.operation} failed on the server: {text} (request {self.request_id}, category {known})",
             self.request_id,
             known,
+            reason=text,
         )
         error.operation = self.future.operation
         return error

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import re
 import traceback
 from collections.abc import Generator, Sequence
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
@@ -45,8 +44,6 @@ _API = "/api/v1/"
 _SHOWN_CHARACTERS = 2000  # of what the server says
 # Of these, what the server says is the whole message: it is about what the user gave.
 _SELF_EXPLAINING = ("BadRequestError", "UnprocessableEntityError", "NotFoundError")
-# The server's sentence in the text of a failed request, between the operation and the ids.
-_FAILED = re.compile(r"\w+ failed on the server: (?P<said>.*) \(request [^()]*, category \w+\)", re.DOTALL)
 _UNSUPPORTED = "This server does not support the operation; see `tinker doctor`."
 
 
@@ -140,8 +137,7 @@ def _describe(error: Exception) -> _FailureText:
 
 def _describe_failed_request(error: RequestFailedError) -> _FailureText:
     """Say in one sentence what the user can change; of anything else, which request it was too."""
-    found = _FAILED.fullmatch(str(error))
-    said = _to_line(found["said"] if found else str(error))
+    said = _to_line(error.reason)
     if error.category == "user":
         return _FailureText(said)
     return _FailureText("The request failed on the server", [f"Details: {said}", f"Request: {error.request_id}"])
