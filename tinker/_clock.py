@@ -1,4 +1,4 @@
-"""Time, sleep and randomness as one value, so that every wait can be tested without waiting."""
+"""Time, sleep and randomness as one value, so that tests need not wait."""
 
 from __future__ import annotations
 

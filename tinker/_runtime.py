@@ -102,7 +102,7 @@ def run(
     Raises RuntimeError in a child made by ``fork``, where the runtime's thread does not run.
     """
     if not is_of_this_process(runtime):
-        raise RuntimeError(f"{operation}: this client belongs to another process, the parent of this one")
+        raise RuntimeError(f"{operation}: this client belongs to the parent process; create a client in this process")
     future: APIFuture[T] = APIFuture(operation)
     progress, observers = future.progress, runtime.transport.observers
     progress.queued = runtime.clock.monotonic()

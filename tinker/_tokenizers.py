@@ -64,7 +64,7 @@ def resolve(model_name: str, tokenizer_id: str | None) -> TokenizerSource:
     name = _ELSEWHERE.get(name, name)
     if tokenizer_id and not (_HUB_NAME.fullmatch(name) or Path(name).is_dir() or name.startswith(_IN_A_PACKAGE)):
         raise TinkerError(
-            f"the tokenizer {tokenizer_id!r} is neither a directory of this machine nor a name on the Hugging Face hub. "
+            f"the tokenizer {tokenizer_id!r} is neither a local folder nor a name on the Hugging Face Hub. "
             "Copy the tokenizer's files to this machine and load them with transformers.AutoTokenizer.from_pretrained"
         )
     return TokenizerSource(name, _PINNED.get(name))
@@ -140,8 +140,8 @@ def _from_hub(source: TokenizerSource) -> PreTrainedTokenizerBase:
 
 
 def _of_package(name: str) -> PreTrainedTokenizerBase:
-    advice = "Install tml_tokenizers, or make prompts with tml-renderers, which is on PyPI"
-    absent = RuntimeError(f"the tokenizer of {name} is on no hub. {advice}")
+    advice = "Install tml_tokenizers, or create prompts with tml-renderers from PyPI"
+    absent = RuntimeError(f"the tokenizer of {name} is not on the Hugging Face Hub. {advice}")
     found = _module("tml_tokenizers.tinker_tokenizers", absent).get_tinker_tokenizer(name)
     return _from_hub(TokenizerSource(name)) if found is None else cast("PreTrainedTokenizerBase", found)
 

@@ -114,8 +114,8 @@ def _check_context_length(what: str, model_input: ModelInput, longest: int) -> N
     length = input_length(model_input)
     if length is not None and length > longest:
         raise ValueError(
-            f"{what} has {length} tokens, and the model takes {longest} at most, as the server's capabilities say. "
-            "Cut it, or leave it out"
+            f"{what} has {length} tokens, but the model accepts at most {longest}, according to the server's capabilities. "
+            "Shorten it, or omit it"
         )
 
 
@@ -155,7 +155,7 @@ def check_base_model(base_model: str) -> None:
     __tracebackhide__ = True
     if not isinstance(base_model, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         got = type(base_model).__name__
-        raise TypeError(f"base_model must be the name of a model, got {got}: get_server_capabilities() lists them")
+        raise TypeError(f"base_model must be the name of a model, got {got}; get_server_capabilities() lists the models")
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -259,11 +259,11 @@ def check_access_scope(access_scope: str) -> None:
 def check_name(name: str) -> None:
     """Raise ValueError for a checkpoint name that cannot be one segment of a path."""
     if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"a checkpoint name must be text without '/', got {name!r}")
+        raise ValueError(f"a checkpoint name must be a string without '/', got {name!r}")
     if name in (".", ".."):
         raise ValueError(f"a checkpoint cannot be named {name!r}: paths with it name another checkpoint")
     if not _is_unicode(name):
-        raise ValueError(f"a checkpoint name must be text that UTF-8 can encode, got {name!r}")
+        raise ValueError(f"a checkpoint name must be a string that UTF-8 can encode, got {name!r}")
 
 
 def _is_unicode(text: str) -> bool:
@@ -278,7 +278,7 @@ def _is_unicode(text: str) -> bool:
 def check_model_path(path: str, kind: str = "sampler_weights") -> None:
     """Raise ValueError unless the path has a scheme; which schemes exist is the server's business. TypeError for no text."""
     if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"model_path must be text, got {type(path).__name__}")
+        raise TypeError(f"model_path must be a string, got {type(path).__name__}")
     if "://" not in path:
         advice = "; for a base model use base_model=" if kind == "sampler_weights" else ""
         raise ValueError(f"model_path must be a checkpoint path such as {SCHEME}<run>/{kind}/<name>, got {path!r}{advice}")

@@ -1,4 +1,4 @@
-"""AdminClient: the audit log and the bills of an organization; and the methods that it shares with RestClient."""
+"""AdminClient: the audit log and the bills of an organization, and the methods that it shares with RestClient."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class AdminMethods(AdminOperations):
-    """Methods that AdminClient and RestClient share."""
+    """The methods that AdminClient and RestClient share, including those generated from the contract."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class AdminMethods(AdminOperations):
 
     @property
     def holder(self) -> SessionHolder:
-        """Return an object for older code, as ``ServiceClient.holder`` does."""
+        """Return an object with the attributes that older code uses, as ``ServiceClient.holder`` does."""
         return SessionHolder(self._rest.runtime)
 
     def get_billing_usage(
@@ -52,17 +52,17 @@ class AdminMethods(AdminOperations):
     ) -> APIFuture[models.BillingUsageResponse]:
         """Get the usage of each hour of a period, and its estimated cost.
 
-        Servers return at most 14 days.
+        Servers allow at most 14 days.
 
         Args:
-            starting_on: The first hour, a datetime or RFC 3339 text, which must be a full hour with a time zone.
+            starting_on: The first hour, a datetime or RFC 3339 text. It must be a full hour with a time zone.
             ending_before: The hour after the last one, in the same form.
 
         Returns:
             A future of the usage.
 
         Raises:
-            ValueError: At once, without a time zone, or when the hours are not in order.
+            ValueError: At once, if a time zone is missing or the hours are not in order.
         """
         time = GetBillingUsageRequest(starting_on=starting_on, ending_before=ending_before)
         return self._ask(admin_api.get_billing_usage(starting_on=time.starting_on, ending_before=time.ending_before))
@@ -74,7 +74,7 @@ class AdminMethods(AdminOperations):
         return await self.get_billing_usage(starting_on, ending_before)
 
     def get_telemetry(self) -> Telemetry | None:
-        """Return the reporter of the ServiceClient whose connections these are; None for a client without a session."""
+        """Return the reporter of the ServiceClient that owns the connections; None for a client without a session."""
         return self._rest.runtime.telemetry
 
     # ------------------------------------------------------------------------------------- what the contract's methods need
@@ -92,7 +92,7 @@ class AdminMethods(AdminOperations):
     def _split_path(self, path: str, kind: str | None = None) -> Mapping[str, str]:
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
         if kind is not None and parsed.checkpoint_type != kind:
-            raise ValueError(f"{path} is not of the kind {kind}_weights; save_weights_{kind} makes those")
+            raise ValueError(f"{path} does not contain {kind}_weights; use save_weights_{kind} to save them")
         return {"training_run_id": parsed.training_run_id, "checkpoint_id": parsed.checkpoint_id}
 
 
@@ -104,8 +104,8 @@ class AdminClient(AdminMethods):
     Args:
         base_url: The address of the server, as for ServiceClient.
         api_key: The credential, as for ServiceClient.
-        transport: An httpx transport to send through instead of real connections; None opens connections.
-        clock: The source of time, which tests replace; None means the clock of the system.
+        transport: An httpx transport to use instead of real connections. Optional.
+        clock: The source of time, which tests replace. None means the system clock.
 
     >>> admin = AdminClient(base_url="local://toy")
     >>> admin.get_billing_usage("2026-01-02T00:00:00", "2026-01-03T00:00:00Z")

@@ -1,4 +1,4 @@
-"""Find out whether there is a credential, and whether it works; for launchers that check this before they begin."""
+"""Check whether a credential is set and works, for launchers that test this at startup."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["get_tinker_token", "raise_if_tinker_not_accessible", "tinker_has_cre
 
 
 def get_tinker_token() -> str | None:
-    """Return the key that clients made now would use. Sends nothing.
+    """Return the key that a new client would use. Sends no request.
 
-    It is the key of ``TINKER_API_KEY``, else, for the hosted service, the stored one.
+    It is the key of ``TINKER_API_KEY`` or, for the hosted service, the stored key.
 
     Returns:
-        The key; None without one. It is also None where a command (``TINKER_CREDENTIAL_CMD``) gives credentials, which is not
-            run, and where the settings or the stored keys cannot be read.
+        The key; None if there is no key, if a command (``TINKER_CREDENTIAL_CMD``) provides the credential (the command is not
+            run), or if the settings or the stored keys cannot be read.
 
     >>> tinker_has_credentials() if get_tinker_token() else True
     True
@@ -33,9 +33,9 @@ def get_tinker_token() -> str | None:
 
 
 def tinker_has_credentials() -> bool:
-    """Return whether clients made now would have a credential: a key, or a command that gives one. Sends nothing.
+    """Return whether a new client would have a credential: a key, or a command that prints one. Sends no request.
 
-    Servers other than the hosted service may not need one.
+    Servers other than the hosted service may not require a credential.
     """
     if get_tinker_token() is not None:
         return True
@@ -46,12 +46,10 @@ def tinker_has_credentials() -> bool:
 
 
 def raise_if_tinker_not_accessible() -> None:
-    """Ask the server once for its models, as clients made now would, and block until it answers.
-
-    Nothing is retried.
+    """Request the server's list of models once, without retries, and block until the response arrives.
 
     Raises:
-        TinkerError: The server could not be asked, for any reason; often an APIConnectionError or an AuthenticationError.
+        TinkerError: The request failed, for example with an APIConnectionError or an AuthenticationError.
     """
     try:
         config = load_config(patience_seconds=ONE_SHOT.total_seconds)

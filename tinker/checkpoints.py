@@ -68,8 +68,8 @@ class Progress:
     """Progress of a download or an upload.
 
     Attributes:
-        done_nbytes: The bytes that are on the disk, or have been sent.
-        total_nbytes: The bytes of all files; None until the length of every file is known.
+        done_nbytes: The number of bytes written to disk or sent.
+        total_nbytes: The size of all files in bytes; None until the size of every file is known.
         files: The number of files.
     """
 
@@ -86,7 +86,7 @@ class Download:
         checkpoint_path: The path of the checkpoint.
         destination: The folder of the files.
         files: The names of the files, relative to ``destination``.
-        nbytes: The bytes of all files together.
+        nbytes: The size of all files in bytes.
     """
 
     checkpoint_path: str
@@ -119,10 +119,10 @@ class UploadedCheckpoint:
     """An adapter that was uploaded to the server.
 
     Attributes:
-        checkpoint_path: The path of the checkpoint, which can be trained on.
+        checkpoint_path: The path of the checkpoint. You can continue training from it.
         base_model: The base model of the adapter.
         files: The names of the files that were sent.
-        nbytes: The bytes of all files together.
+        nbytes: The size of all files in bytes.
     """
 
     checkpoint_path: str
@@ -141,7 +141,7 @@ def folder_name(tinker_path: str) -> str:
         The name of the folder.
 
     Raises:
-        ValueError: The text is not a checkpoint path.
+        ValueError: The path is not a checkpoint path.
 
     >>> folder_name("tinker://run/weights/final")
     'run_weights_final'
@@ -162,37 +162,37 @@ def download(
 ) -> APIFuture[Download]:
     """Download a checkpoint into a new folder.
 
-    The files are first written next to the folder, into ``<folder>.partial``, and moved when all of them are there and checked.
-    A later download continues a broken one, as far as the server says that the files are still the same.
+    The files are first written to ``<folder>.partial``, and moved when all of them are complete and verified. A later call
+    resumes an interrupted download if the files on the server have not changed.
 
-    An ``external_weights`` checkpoint is a set of files already. A checkpoint of another kind is exported as such files: a
-    training run is made from it in a session, saved with a life of an hour, downloaded and deleted. Alternatively it is
-    downloaded as an archive, where a server has archives. Unpacking refuses names outside of the folder, links, devices, and
-    archives made to fill a disk.
+    An ``external_weights`` checkpoint is already a set of files. Checkpoints of other kinds are exported first: the client
+    creates a training run from the checkpoint, saves it with a lifetime of an hour, downloads the files and deletes the export.
+    If the server has archives, the checkpoint can be downloaded as an archive instead. Archives are rejected if they contain
+    names outside the folder, links or devices, or are made to fill the disk.
 
-    The files themselves are fetched without a credential, and their URLs are renewed when they expire. A file is retried, from
-    where it broke off, until nothing came for five minutes.
+    The files are downloaded without a credential, and their URLs are renewed when they expire. A download is resumed after a
+    failure, until no data has arrived for five minutes.
 
     Args:
         tinker_path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
-        directory: The parent of the new folder, which is called as :func:`folder_name` says.
-        form: "external" downloads an export, "archive" an archive. "auto" downloads an export of ``weights``, or the archive on
-            servers without exports, and the archive of ``sampler_weights``.
+        directory: The parent of the new folder. :func:`folder_name` returns the name of the folder.
+        form: "external" downloads an export, "archive" an archive. "auto" downloads an export of ``weights``, or the archive if
+            the server has no exports, and the archive of ``sampler_weights``.
         overwrite: Whether to replace an existing folder.
-        progress: A function called with every piece, on a thread of this package, so it should return soon. An exception of it
-            ends the download. None reports nothing.
-        service: The client whose session and credential are used; None creates a client for this download and closes it.
-        base_url: The server, as for ServiceClient; only without ``service``.
-        api_key: The credential, as for ServiceClient; only without ``service``.
+        progress: A function called with every piece, on a thread of this package, so it should return quickly. If it raises an
+            exception, the download ends. Optional.
+        service: The client whose session and credential to use. None creates a client for this download and closes it.
+        base_url: The server, as for ServiceClient. Only valid without ``service``.
+        api_key: The credential, as for ServiceClient. Only valid without ``service``.
 
     Returns:
         A future of the description of the files.
 
     Raises:
-        ValueError: At once, for text that is not a checkpoint path, and for a form that the checkpoint does not have.
-        FileExistsError: At once, when the folder exists and is not to be overwritten.
-        TinkerError: From the future, when a file differs from its checksum or an archive is not safe; also the errors of
-            RestClient.
+        ValueError: At once, if the path is not a checkpoint path, or the checkpoint is not available in this form.
+        FileExistsError: At once, if the folder exists and ``overwrite`` is False.
+        TinkerError: From the future, if a file does not match its checksum or an archive is not safe. RestClient's errors are
+            possible too.
 
     >>> import tempfile, tinker
     >>> service = tinker.ServiceClient(base_url="local://toy")
@@ -209,7 +209,7 @@ def download(
     if place.exists() and not overwrite:
         raise FileExistsError(f"{place} already exists")
     if service is not None and (base_url is not None or api_key is not None):
-        raise ValueError("base_url and api_key are those of the service client; give neither")
+        raise ValueError("base_url and api_key come from the service client; pass neither")
     job = _Job(path, place, form, overwrite, progress or _ignore_progress)
     if service is not None:
         return run(_runtime_of(service), "download", job.run, service)
@@ -230,33 +230,32 @@ def upload(
 ) -> APIFuture[UploadedCheckpoint]:
     """Upload a LoRA adapter from this machine as a checkpoint that you can train further.
 
-    The folder is what PEFT's ``save_pretrained`` writes: ``adapter_config.json`` and ``adapter_model.safetensors``. Both are
-    checked before anything is sent, without reading the weights. Then each file is sent to a signed URL, without a credential
-    and with its SHA-256, and the server makes a checkpoint of the files it has checked. The checkpoint has weights and no
-    optimizer state.
+    The folder has the files that PEFT's ``save_pretrained`` writes: ``adapter_config.json`` and ``adapter_model.safetensors``.
+    Both are checked before anything is sent, without reading the weights. Each file is sent to a signed URL with its SHA-256
+    and without a credential. The server verifies the files and creates a checkpoint with weights and no optimizer state.
 
-    A file is sent again for five minutes where a retry can help. An upload that was broken off goes on when the function is
-    called again: a note beside the folder, ``.<folder>.tinker-upload.json``, says which files the server has.
+    Uploads are retried for five minutes if a retry can help. If you call the function again after an interruption, the upload
+    resumes: ``.<folder>.tinker-upload.json``, next to the folder, lists the files that the server already has.
 
     Args:
         directory: The folder of the adapter.
-        base_model: The base model, as the service calls it; None takes the name in ``adapter_config.json``.
-        lora_config: The rank and the kinds of modules that are adapted; None reads them from the files.
-        project_id: The project of the checkpoint; None means the client's (``TINKER_PROJECT_ID``), else the user's default.
-        progress: A function called with every piece, on a thread of this package, so it should return soon. An exception of it
-            ends the upload. None reports nothing.
-        service: The client whose credential is used; None creates a client for this upload and closes it.
-        base_url: The server, as for ServiceClient; only without ``service``.
-        api_key: The credential, as for ServiceClient; only without ``service``.
+        base_model: The server's name of the base model. None uses the name in ``adapter_config.json``.
+        lora_config: The rank and the adapted kinds of modules. None reads them from the files.
+        project_id: The project of the checkpoint. None means the client's (``TINKER_PROJECT_ID``), or the user's default.
+        progress: A function called with every piece, on a thread of this package, so it should return quickly. If it raises an
+            exception, the upload ends. Optional.
+        service: The client whose credential to use. None creates a client for this upload and closes it.
+        base_url: The server, as for ServiceClient. Only valid without ``service``.
+        api_key: The credential, as for ServiceClient. Only valid without ``service``.
 
     Returns:
         A future of the description of the checkpoint.
 
     Raises:
-        FileNotFoundError: At once, when the folder or a file of the adapter is not there.
-        ValueError: At once, for files that are damaged or contain another kind of adapter, naming the file and the field.
-        TinkerError: From the future, when the server asks for a file that is not there; also the errors of RestClient, such as
-            BadRequestError for an adapter that does not fit the base model.
+        FileNotFoundError: At once, if the folder or a file of the adapter is missing.
+        ValueError: At once, if a file is damaged or contains another kind of adapter. The message names the file and the field.
+        TinkerError: From the future, if the server requests a file that is missing. RestClient's errors are possible too, such
+            as BadRequestError if the adapter does not match the base model.
 
     >>> import tempfile, tinker
     >>> service = tinker.ServiceClient(base_url="local://toy")
@@ -271,7 +270,7 @@ def upload(
     """
     adapter = read_adapter(Path(directory), base_model, lora_config)
     if service is not None and (base_url is not None or api_key is not None):
-        raise ValueError("base_url and api_key are those of the service client; give neither")
+        raise ValueError("base_url and api_key come from the service client; pass neither")
     job = _UploadJob(adapter, project_id, progress or _ignore_progress)
     if service is not None:
         return run(_runtime_of(service), "upload", job.run, service)
@@ -297,35 +296,35 @@ def push_to_hub(
     token: str | None = None,
     endpoint: str | None = None,
 ) -> PushedCheckpoint:
-    """Push a checkpoint to the Hugging Face Hub as a PEFT adapter, and block until it is there.
+    """Push a checkpoint to the Hugging Face Hub as a PEFT adapter. Blocks until the push is complete.
 
-    The checkpoint is downloaded as :func:`download` does, into a temporary folder, and uploaded as one commit. A missing
+    The checkpoint is downloaded into a temporary folder, as :func:`download` does, and uploaded as one commit. A missing
     repository or branch is created.
 
     Args:
         tinker_path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
-        repo_id: The repository; None means ``<user>/tinker-<base model>-<run>``.
-        public: Whether a repository that is created is public.
-        revision: The branch; None means the main branch.
-        commit_message: The message of the commit; None writes one.
-        create_pr: Whether to propose the commit as a pull request.
-        allow_patterns: Patterns as in ``fnmatch`` of the only files to upload; None means all.
-        ignore_patterns: Patterns as in ``fnmatch`` of files not to upload; None means none.
-        model_card: Whether to add a README.md where neither the checkpoint nor the repository has one.
-        progress: A function called with every piece of the download; None reports nothing.
-        service: The client whose session and credential are used; None creates one for this call.
-        base_url: The server, as for ServiceClient; only without ``service``.
-        api_key: The credential, as for ServiceClient; only without ``service``.
-        token: The credential of the hub; None means the token that ``hf auth login`` stored.
-        endpoint: The address of the hub, for huggingface_hub 1.4 or newer; None means HF_ENDPOINT, else the public hub.
+        repo_id: The repository. None means ``<user>/tinker-<base model>-<run>``.
+        public: Whether to make a new repository public.
+        revision: The branch. None means the main branch.
+        commit_message: The commit message. None generates a message.
+        create_pr: Whether to open a pull request with the commit.
+        allow_patterns: Upload only files that match one of these ``fnmatch`` patterns. None means all files.
+        ignore_patterns: Skip files that match one of these ``fnmatch`` patterns. Optional.
+        model_card: Whether to add a README.md if neither the checkpoint nor the repository has one.
+        progress: A function called with every piece of the download. Optional.
+        service: The client whose session and credential to use. None creates one for this call.
+        base_url: The server, as for ServiceClient. Only valid without ``service``.
+        api_key: The credential, as for ServiceClient. Only valid without ``service``.
+        token: The hub's access token. None means the token stored by ``hf auth login``.
+        endpoint: The address of the hub; requires huggingface_hub 1.4 or newer. None means HF_ENDPOINT, or the public hub.
 
     Returns:
-        The description of what was pushed.
+        The description of the pushed checkpoint.
 
     Raises:
         ImportError: ``huggingface_hub`` is not installed.
-        TinkerError: Nobody is logged in at the hub, the files are not a PEFT adapter, the repository has another checkpoint,
-            or the hub refuses; also the errors of :func:`download`.
+        TinkerError: You are not logged in to the hub, the files are not a PEFT adapter, the repository contains another
+            checkpoint, or the hub rejects the upload. The errors of :func:`download` are possible too.
     """
     hub = _hub.connect(token, endpoint)
     with tempfile.TemporaryDirectory(prefix="tinker-") as folder:
@@ -352,7 +351,7 @@ def _check_form(form: DownloadSource, path: ParsedCheckpointTinkerPath) -> None:
     if form not in ("auto", "external", "archive"):
         raise ValueError(f"form must be auto, external or archive, got {form!r}")
     if form == "external" and path.checkpoint_type == "sampler":
-        raise ValueError(f"{path.tinker_path} cannot be exported: only weights that can be trained on can")
+        raise ValueError(f"{path.tinker_path} cannot be exported: only training checkpoints can")
     if form == "archive" and path.checkpoint_type == "external":
         raise ValueError(f"{path.tinker_path} is a set of files, not an archive")
 
@@ -468,7 +467,7 @@ async def _temporary_export(service: ServiceClient, rest: RestClient, tinker_pat
         try:
             await rest.delete_checkpoint_from_tinker_path(saved.path)
         except (APIError, CircuitOpenError) as error:
-            logger.warning("the export %s was not deleted, and expires within the hour: %s", saved.path, error)
+            logger.warning("could not delete the export %s, which expires within an hour: %s", saved.path, error)
 
 
 class _Fetching:
@@ -508,7 +507,7 @@ class _Fetching:
             answer = await self._rest.get_checkpoint_archive_url_from_tinker_path(tinker_path)
         except APIStatusError as error:
             if is_absent(error) or is_lost(error):
-                error.add_note(f"{tinker_path} is not there, or this server gives out no checkpoints of its kind")
+                error.add_note(f"{tinker_path} does not exist, or this server offers no downloads of its kind")
             raise
         return {_ARCHIVE: answer.url}, answer.expires
 
@@ -589,7 +588,7 @@ class _SignedUrls:
             if self._until - self._clock.wall() < FRESH_SECONDS or self._urls.get(name) == refused:
                 await self._renew()
         if name not in self._urls:
-            raise TinkerError(f"the checkpoint has no file {name!r} any more")
+            raise TinkerError(f"the checkpoint no longer has a file {name!r}")
         return self._urls[name]
 
     async def _renew(self) -> None:

@@ -1,11 +1,11 @@
-"""Stop calling what fails: a circuit breaker, for a client or around any call.
+"""Circuit breaker that stops calls after repeated failures, for a client or around any call.
 
     breaker = tinker.CircuitBreaker(failures=5, reset_seconds=30)
     service = tinker.ServiceClient(circuit_breaker=breaker)
 
 A circuit is *closed* while calls pass. After a number of failures in a row it is *open*: calls raise CircuitOpenError at once.
-When the reset time is over it is *half open*: a few calls pass as probes, the others do not. The first probe that succeeds
-closes the circuit, one that fails opens it again.
+After the reset time it is *half open*: a few calls pass as probes, and the others raise CircuitOpenError. The first probe that
+succeeds closes the circuit; a probe that fails opens it again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CircuitStatus(msgspec.Struct, frozen=True, kw_only=True):
         circuit: The name of the circuit.
         state: The state, ``closed``, ``open`` or ``half_open``.
         failures: The number of failures in a row.
-        retry_after: The time in seconds until a call may pass; 0 where one may pass now.
+        retry_after: The seconds until a call may pass; 0 if a call may pass now.
     """
 
     circuit: str
@@ -49,25 +49,27 @@ class CircuitStatus(msgspec.Struct, frozen=True, kw_only=True):
 class CircuitBreaker:
     """A circuit breaker: it stops calls that would probably fail.
 
-    Pass it to ``ServiceClient(circuit_breaker=...)``. It then has one circuit for each server, credential and kind of call; the
-    kinds are the tags of the contract (``training``, ``sampling``, ``service``, ...). Clients with the same breaker share its
-    circuits. It can also guard any other call under a name that you choose, from any thread and any event loop.
+    Passed to ``ServiceClient(circuit_breaker=...)``, it has one circuit for each server, credential and kind of call. The kinds
+    are the tags of the contract (``training``, ``sampling``, ``service``, ...). Clients with the same breaker share its
+    circuits. You can also guard any other call, under a name that you choose. All methods are safe in any thread and event
+    loop.
 
     Args:
         failures: The number of failures in a row that opens a circuit, 1 or more.
         reset_seconds: The time in seconds for which a circuit stays open.
-        probes: The number of calls that may be under way while a circuit is half open, 1 or more. A call without
-            an outcome for ``reset_seconds`` is no longer counted.
-        counts: A function that returns whether an exception is a failure of the other side. None counts a missing connection, a
-            timeout, a response that cannot be read, and statuses that blame the server; from other code, every exception except
-            ValueError and TypeError. A response that blames the request counts as a success, because the server is up.
-        on_change: Optional. A function called with every :class:`tinker.observing.CircuitChange`, on the thread of the call
-            that caused it; its exceptions are logged. Observers of a client receive the changes that its calls cause, too.
+        probes: The maximum number of concurrent calls while a circuit is half open, 1 or more. A call without an outcome after
+            ``reset_seconds`` is no longer counted.
+        counts: A function that returns whether an exception is a failure of the called service. By default these are failures:
+            connection errors, timeouts, invalid responses, statuses that indicate a server error, and any exception of other
+            code except ValueError and TypeError. A response that rejects the request counts as a success, because the server
+            is available.
+        on_change: A function called with every :class:`tinker.observing.CircuitChange`, on the thread of the call that caused
+            it. Its exceptions are logged. Observers of a client also receive the changes that its calls cause. Optional.
         clock: A function that returns the time in seconds, for tests.
 
     Raises:
-        TypeError: A value is not a number, or a function cannot be called.
-        ValueError: A number is out of its range.
+        TypeError: A value is not a number, or a function is not callable.
+        ValueError: A number is out of range.
 
     >>> now = [0.0]
     >>> breaker = CircuitBreaker(failures=2, reset_seconds=30, clock=lambda: now[0])
@@ -118,23 +120,23 @@ class CircuitBreaker:
         )
 
     def guard(self, name: str) -> CircuitBlock:
-        """Return a block, for ``with`` or ``async with``, whose outcome counts for a circuit.
+        """Return a context manager, for ``with`` or ``async with``, whose outcome counts for a circuit.
 
         Args:
             name: The name of the circuit.
 
         Returns:
-            The block; entering it raises CircuitOpenError where the circuit lets nothing pass.
+            The context manager. Entering it raises CircuitOpenError if the circuit is open.
 
         Raises:
-            TypeError: The name is no text.
+            TypeError: The name is not a string.
         """
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"name must be text, got {type(name).__name__}")
+            raise TypeError(f"name must be a string, got {type(name).__name__}")
         return CircuitBlock(self._registry, self._registry.circuit(name))
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function, under the circuit of its name.
+        """Call a function, guarded by the circuit of its name.
 
         Args:
             function: The function.
@@ -142,17 +144,17 @@ class CircuitBreaker:
             **kwargs: Its arguments by name.
 
         Returns:
-            What it returns.
+            The return value of the function.
 
         Raises:
-            CircuitOpenError: The circuit lets nothing pass, so the function was not called.
-            Exception: What the function raises.
+            CircuitOpenError: The circuit is open, so the function was not called.
+            Exception: Any exception that the function raises.
         """
         with self.guard(_name_of(function)):
             return function(*args, **kwargs)
 
     async def call_async(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await what a function returns, a coroutine or a future of a client, under the circuit of its name.
+        """Await the coroutine or future that a function returns, guarded by the circuit of its name.
 
         Args:
             function: The function.
@@ -163,14 +165,14 @@ class CircuitBreaker:
             The result.
 
         Raises:
-            CircuitOpenError: The circuit lets nothing pass, so the function was not called.
-            Exception: What the function raises.
+            CircuitOpenError: The circuit is open, so the function was not called.
+            Exception: Any exception that the function raises.
         """
         async with self.guard(_name_of(function)):
             return await function(*args, **kwargs)
 
     def state(self, name: str) -> CircuitState:
-        """Return the state of the circuit of a name, ``closed`` where none was used.
+        """Return the state of a circuit; ``closed`` if it was never used.
 
         Args:
             name: The name of the circuit, as of :meth:`guard`.
@@ -184,17 +186,17 @@ class CircuitBreaker:
         return "closed"
 
     def circuits(self) -> list[CircuitStatus]:
-        """Return the status of every circuit used so far, in the order of their first uses."""
+        """Return the status of every circuit used so far, in the order of first use."""
         return [
             CircuitStatus(circuit=one.name, state=one.state, failures=one.failures, retry_after=one.retry_after)
             for one in self._registry.circuits
         ]
 
     def reset(self, name: str | None = None) -> None:
-        """Close circuits, and count from zero.
+        """Close circuits and reset their counts.
 
         Args:
-            name: The name of the circuits; None means all.
+            name: The name of the circuits. None means all.
         """
         for one in self._registry.circuits:
             if name is None or one.name == name:
@@ -202,7 +204,7 @@ class CircuitBreaker:
 
 
 class CircuitBlock:
-    """A block whose outcome counts for a circuit; made by :meth:`CircuitBreaker.guard`, and used once at a time."""
+    """Context manager whose outcome counts for a circuit. Created by :meth:`CircuitBreaker.guard`; not reentrant."""
 
     def __init__(self, registry: CircuitRegistry, circuit: Circuit) -> None:
         self._registry = registry
@@ -211,7 +213,7 @@ class CircuitBlock:
 
     def __enter__(self) -> None:
         if self._permit is not None:
-            raise RuntimeError(f"the block of the circuit {self._circuit.name!r} is in use; make one for each call")
+            raise RuntimeError(f"the guard of the circuit {self._circuit.name!r} is in use; create one for each call")
         self._permit = self._circuit.admit(self._registry.tell)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -233,13 +235,13 @@ class CircuitBlock:
 
 
 def registry_of(breaker: CircuitBreaker | None) -> CircuitRegistry | None:
-    """Return the circuits of a breaker, for the clients of this package; None for None. TypeError for anything else."""
+    """Return the circuits of a breaker; None for None. Raises TypeError for anything else."""
     check_type("circuit_breaker", breaker, CircuitBreaker)
     return None if breaker is None else breaker._registry  # pyright: ignore[reportPrivateUsage]
 
 
 class _Told(msgspec.Struct, frozen=True):
-    """Calls the user's function, whose failures are not those of the call."""
+    """Calls the user's function. Its failures do not affect the call."""
 
     function: Callable[[CircuitChange], object]
 

@@ -1,8 +1,8 @@
 """Define your own losses for ``TrainingClient.forward_backward_custom``.
 
-There are three kinds: a function of torch tensors, whose gradient torch computes; a function that computes its gradient itself,
-wrapped in :func:`with_gradients`, for numpy, JAX, or anything else; and a loss per datum that
-``ServiceClient.create_custom_loss`` has traced, which some servers compute themselves.
+There are three kinds. The gradient of a function of torch tensors is computed by torch. A function wrapped in
+:func:`with_gradients` computes its own gradient, with numpy, JAX or any other library. A loss per datum that
+``ServiceClient.create_custom_loss`` has traced can be computed by servers that support it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class LossWithGradients:
 
     Attributes:
         fn: The wrapped function.
-        check: A function of the data that raises for what the loss cannot use; it is called before anything is sent. None
-            checks nothing.
+        check: A function of the data that raises an error if the loss cannot use the data. It is called before anything is
+            sent. Optional.
     """
 
     fn: GradientLossFn
@@ -57,7 +57,7 @@ class LossWithGradients:
 
 
 def with_gradients(fn: GradientLossFn) -> LossWithGradients:
-    """Wrap a loss function that computes its own gradient, for ``forward_backward_custom``; usable as a decorator.
+    """Wrap a loss function that computes its own gradient, for ``forward_backward_custom``. Can be used as a decorator.
 
     Neither torch nor JAX is needed.
 
@@ -86,14 +86,14 @@ def with_gradients(fn: GradientLossFn) -> LossWithGradients:
 
 @dataclass(frozen=True)
 class LossHandle:
-    """Handle of a traced loss in one session; made by ``ServiceClient.create_custom_loss`` for ``forward_backward_custom``.
+    """Handle of a traced loss in one session, from ``ServiceClient.create_custom_loss``, for ``forward_backward_custom``.
 
     Attributes:
         name: The name of the traced function.
         inputs: The parameters of the traced function, ``logprobs`` first, with their numbers of dimensions.
         session_id: The session that the loss belongs to.
         graph: The traced function.
-        loss_id: The server's name for the loss; None where the client computes it.
+        loss_id: The server's id of the loss; None if the client computes it.
     """
 
     name: str
@@ -104,12 +104,12 @@ class LossHandle:
 
     @property
     def key(self) -> str:
-        """Return a digest of the loss's code and inputs, equal for equal losses."""
+        """Return a digest of the loss's code and inputs. Equal losses have equal digests."""
         return loss_key(self.graph, self.inputs)
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Return the names that a datum's ``loss_fn_inputs`` must have besides ``target_tokens``."""
+        """Return the names that a datum's ``loss_fn_inputs`` must contain in addition to ``target_tokens``."""
         return tuple(one.name for one in self.inputs[1:])
 
 

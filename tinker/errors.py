@@ -2,7 +2,7 @@
 
     TinkerError
     ├── APIError                        one HTTP exchange failed
-    │   ├── APIStatusError              the server returned an error status
+    │   ├── APIStatusError              the server responded with an error status
     │   │   ├── BadRequestError             400
     │   │   ├── AuthenticationError         401
     │   │   ├── BillingError                402
@@ -13,21 +13,21 @@
     │   │   ├── UnprocessableEntityError    422
     │   │   ├── RateLimitError              429
     │   │   └── InternalServerError         500 and above
-    │   ├── APIResponseValidationError  the response does not fit the contract
+    │   ├── APIResponseValidationError  the response does not match the contract
     │   └── APIConnectionError          no response
     │       └── APITimeoutError             not in time
     ├── RequestFailedError              an accepted request failed on the server
-    │   └── RefusedResultError              the server said so with an error status
-    ├── PrecedingRequestFailed          not carried out, because an earlier request failed
+    │   └── RefusedResultError              the poll for its result returned an error status
+    ├── PrecedingRequestFailed          the request did not run, because an earlier one failed
     ├── LossTermError                   a term of a regularized loss failed
-    ├── CircuitOpenError                the call was not made: the server failed repeatedly
-    ├── UnknownIdentityError            nothing says whose the credential is
+    ├── CircuitOpenError                the call was not made, because the server failed repeatedly
+    ├── UnknownIdentityError            the owner of the credential is unknown
     └── ClientClosedError               the client was closed before the request was made
     FutureWarning
-    └── ExperimentalWarning             what was called may change without notice
+    └── ExperimentalWarning             the operation may change without notice
 
-Errors carry ``operation`` where they are about one, and what was tried as notes. They pickle. The request they hold has no
-credentials in it.
+An error has the attribute ``operation``, and notes about retries. Errors can be pickled. Their requests contain no
+credentials.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class APIError(TinkerError):
         may_have_arrived: Whether the server may have accepted the request in an attempt before the last one.
         message: The text of the error.
         request: The request, without credentials.
-        body: The parsed JSON of the response, else its text, else None.
+        body: The parsed JSON of the response, or its text if it is not JSON; None if there is neither.
     """
 
     may_have_arrived: bool = False
@@ -100,7 +100,7 @@ class APIStatusError(APIError):
     Attributes:
         status_code: The HTTP status of the response.
         response: The response.
-        retry_after: The time in seconds that the server asked to wait; None if it did not.
+        retry_after: The seconds that the server asked to wait; None if it did not.
     """
 
     status_code: int
@@ -129,21 +129,21 @@ class PermissionDeniedError(APIStatusError):
 
 
 class NotFoundError(APIStatusError):
-    """404: the server does not have it."""
+    """404: the server does not have the item or the operation."""
 
 
 class SessionLostError(NotFoundError):
     """The server no longer knows this client's session, usually because it was restarted.
 
-    Runs, samplers and results that it kept in memory are gone; saved checkpoints are not. Create a new client with the same
+    Runs, samplers and results in its memory are lost; saved checkpoints are not. Create a new client from the same
     ServiceClient, which starts a new session. ``create_training_client_from_state_with_optimizer(path)`` continues a run.
     """
 
 
 class SessionSilentError(TinkerError):
-    """The server accepted no heartbeat of the session for too long, so no new requests are sent in it.
+    """The server accepted no heartbeat of the session for too long, so the client sends no new requests in it.
 
-    ``Config.heartbeat_lost_seconds`` says how long that is. Heartbeats continue: once one is accepted, requests are sent again.
+    ``Config.heartbeat_lost_seconds`` sets the limit. Heartbeats continue; when the server accepts one, requests are sent again.
     """
 
 
@@ -164,7 +164,7 @@ class InternalServerError(APIStatusError):
 
 
 class APIConnectionError(APIError):
-    """No response: the connection failed or broke.
+    """The connection failed or broke before the response was complete.
 
     Attributes:
         never_connected: Whether no connection could be made at all.
@@ -177,7 +177,7 @@ class APIConnectionError(APIError):
 
 
 class APITimeoutError(APIConnectionError):
-    """No response in time."""
+    """The response did not arrive in time."""
 
     def __init__(self, request: httpx.Request, message: str = "Request timed out.") -> None:
         super().__init__(request, message)
@@ -228,13 +228,13 @@ class SampleStreamError(TinkerError, RuntimeError):
 
 
 class PrecedingRequestFailed(TinkerError):
-    """The request was not carried out, because an earlier one of its training run failed and that error was not yet received.
+    """The request did not run, because an earlier request of its training run failed and you have not received that error yet.
 
-    It was not sent, or the server did not run it. ``__cause__`` is the earlier error. Requests made after you
-    received this error or that one are carried out.
+    It was not sent, or the server did not run it. ``__cause__`` is the earlier error. After you receive either error, new
+    requests run again.
 
     Attributes:
-        operation: The name of the operation that was not carried out.
+        operation: The name of the operation that did not run.
         failed_operation: The name of the operation that failed.
 
     Example::
@@ -268,12 +268,12 @@ class LossTermError(TinkerError):
 class CircuitOpenError(TinkerError):
     """The call was not made, because the circuit breaker is open after repeated failures.
 
-    If the request was being retried when the circuit opened, ``__cause__`` is its last failure. That failure does not tell
-    whether the server has accepted the request.
+    If the request was being retried when the circuit opened, ``__cause__`` is its last failure. The server may have accepted
+    the request.
 
     Attributes:
         circuit: The name of the circuit.
-        retry_after: The time in seconds after which you can try again.
+        retry_after: The seconds after which you can try again.
     """
 
     def __init__(self, message: str, circuit: str, retry_after: float) -> None:
@@ -283,7 +283,7 @@ class CircuitOpenError(TinkerError):
 
 
 class UnknownIdentityError(TinkerError, RuntimeError):
-    """The owner of the credential is unknown, because the server gives no token that names one."""
+    """The owner of the credential is unknown, because the server issues no tokens that name one."""
 
 
 class ClientClosedError(TinkerError, RuntimeError):
@@ -316,13 +316,13 @@ for _error in list(globals().values()):
 
 
 def status_error_type(status: int) -> type[APIStatusError]:
-    """Return the class for an error status; APIStatusError itself for a status without a class of its own.
+    """Return the exception class for an error status; APIStatusError if the status has no specific class.
 
     Args:
         status: The HTTP status, 400 or above.
 
     Returns:
-        The class of the error.
+        The exception class.
     """
     if status >= 500:
         return InternalServerError
@@ -336,7 +336,7 @@ def copy_error(error: E) -> E:
         error: The error to copy.
 
     Returns:
-        A copy of an error of this package, with the same cause; any other error itself.
+        A copy with the same cause if the error belongs to this package; otherwise the same error.
     """
     if not isinstance(error, TinkerError):
         return error

@@ -1,4 +1,4 @@
-"""APIFuture, the result of every operation: awaitable from any loop, blockable from any thread, any number of times."""
+"""APIFuture, the result of every operation. Await it in any event loop or block on it in any thread, any number of times."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _NEVER_REPORTED = (PrecedingRequestFailed, ClientClosedError, concurrent.futures
 
 
 class APIFuture(concurrent.futures.Future[T]):
-    """The result of an operation, which was submitted when the method returned this future.
+    """The result of an operation that has been submitted.
 
     ``await future`` and ``future.result(timeout)`` return the result or raise the operation's error. It is a
     ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. If you cancel it, or the
     task that awaits it, the client stops waiting; a request that the server has accepted stays accepted.
 
-    You have received an error when ``result`` or ``await`` has raised it, ``exception`` has returned it, or a callback was
-    called with the future. An error that you never receive is logged when the future is garbage-collected, or at exit.
+    An error counts as received when ``result`` or ``await`` has raised it, ``exception`` has returned it, or a callback was
+    called with the future. An error that is never received is logged when the future is garbage-collected, or at exit.
 
     Args:
-        operation: The name of the operation, for messages and observers.
+        operation: The name of the operation, used in messages and events.
     """
 
     def __init__(self, operation: str = "") -> None:
@@ -48,17 +48,17 @@ class APIFuture(concurrent.futures.Future[T]):
         self._task: asyncio.Task[T] | None = None
 
     def __repr__(self) -> str:
-        """Return the operation and how it stands."""
+        """Show the operation and its state."""
         error = self._exception
         state = "cancelled" if self.cancelled() else "pending" if not self.done() else type(error).__name__ if error else "done"
         return f"<{type(self).__name__} {self.operation or 'without operation'}, {state}>"
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: the result arrives in this process."""
-        raise TypeError("an APIFuture cannot be pickled; send its result instead, future.result()")
+        """Raise TypeError: the result arrives in this process, so the future cannot be pickled."""
+        raise TypeError("an APIFuture cannot be pickled; pickle future.result() instead")
 
     def __dir__(self) -> list[str]:
-        """Return the names without those that only this package uses."""
+        """Return the public names."""
         return [name for name in super().__dir__() if name not in _INTERNAL]
 
     @property
@@ -68,7 +68,7 @@ class APIFuture(concurrent.futures.Future[T]):
 
     @property
     def queue_state(self) -> str | None:
-        """Return the last state of the queue that the server reported.
+        """Return the queue state that the server reported last.
 
         It is ``active``, ``paused_capacity``, ``paused_rate_limit`` or a newer state; None before the server reported one.
         """
@@ -76,7 +76,7 @@ class APIFuture(concurrent.futures.Future[T]):
 
     @property
     def queue_state_reason(self) -> str | None:
-        """Return the server's reason for ``queue_state``; None if it gave none."""
+        """Return the server's reason for ``queue_state``; None if the server gave no reason."""
         return self.progress.queue_state_reason
 
     @property
@@ -97,7 +97,7 @@ class APIFuture(concurrent.futures.Future[T]):
             TimeoutError: The timeout expired; the operation continues, and you can wait for it again.
             TinkerError: The error of the operation.
             CancelledError: The future was cancelled.
-            RuntimeError: Called on the I/O thread of this package, or in a fork, where waiting would never end.
+            RuntimeError: Called on the client's I/O thread, or in a forked child process, where waiting would never end.
         """
         __tracebackhide__ = True  # pytest and IPython show the line of the call only
         check_timeout(timeout)
@@ -122,7 +122,7 @@ class APIFuture(concurrent.futures.Future[T]):
         Raises:
             TimeoutError: The timeout expired; the operation continues.
             CancelledError: The future was cancelled.
-            RuntimeError: Called on the I/O thread of this package, or in a fork, where waiting would never end.
+            RuntimeError: Called on the client's I/O thread, or in a forked child process, where waiting would never end.
         """
         check_timeout(timeout)
         if not self.done():
@@ -135,16 +135,16 @@ class APIFuture(concurrent.futures.Future[T]):
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[T]], object]) -> None:
         """Call ``fn(future)`` when the future is done.
 
-        It is called on the client's I/O thread, or at once if the future is done. An error of the future counts as
-        received. An exception of ``fn`` is logged.
+        The function runs on the client's I/O thread, or immediately if the future is done. An error of the future counts as
+        received. Exceptions raised by ``fn`` are logged.
 
         Args:
-            fn: A function of this future, which must not block.
+            fn: A function that takes this future. It must not block.
         """
         super().add_done_callback(partial(_call_back, fn))
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Fail the future with an error, in code that creates its own futures."""
+        """Set the error of a future that your code created."""
         if exception is not None and not isinstance(exception, _NEVER_REPORTED):
             self.receipt.expect(self.operation, exception)
         super().set_exception(exception)
@@ -174,21 +174,21 @@ class APIFuture(concurrent.futures.Future[T]):
             raise TimeoutError(self._waiting(timeout)) from None
 
     async def coroutine(self) -> T:
-        """Wait as a coroutine, for ``asyncio.create_task``."""
+        """Return a coroutine that waits for the result, for ``asyncio.create_task``."""
         return await self
 
     def future(self) -> APIFuture[T]:
-        """Return this future; older code asks for the ``concurrent.futures.Future`` inside."""
+        """Return this future. Older code uses this method to get a ``concurrent.futures.Future``."""
         return self
 
     def observe_queue(self, observer: QueueObserver) -> None:
-        """Call an observer whenever the server reports a new state of the queue that this future waits in.
+        """Call an observer whenever the server reports a new state of the queue for this request.
 
-        It is called on the client's I/O thread, so it must not block; an exception of the observer is logged. On a client,
-        the observer is called for its creation and for every request that it makes.
+        The observer runs on the client's I/O thread, so it must not block. Its exceptions are logged. If you observe a client,
+        the observer is called for the creation of the client and for every request that it makes.
 
         Args:
-            observer: A function of the state and the reason, or an object with the method ``on_queue_state_change``.
+            observer: A function that takes the state and the reason, or an object with a method ``on_queue_state_change``.
 
         >>> import tinker
         >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy")
@@ -208,7 +208,7 @@ class APIFuture(concurrent.futures.Future[T]):
         return True
 
     async def wait(self) -> None:
-        """Wait until the future is done, with success or not. Cancelling this wait cancels nothing else."""
+        """Wait until the future has succeeded or failed. Cancelling this wait does not cancel the future."""
         if not self.done():
             self._refuse_to_wait()
             loop = asyncio.get_running_loop()
@@ -230,7 +230,7 @@ class APIFuture(concurrent.futures.Future[T]):
 
     @contextmanager
     def shield(self) -> Generator[None]:
-        """Run the block to its end even if the future is cancelled; CancelledError is raised before or after it."""
+        """Run the block to its end even if the future is cancelled. CancelledError is raised before or after the block."""
         if self.cancelled():
             raise asyncio.CancelledError
         task, self._task = self._task, None
@@ -254,11 +254,11 @@ class APIFuture(concurrent.futures.Future[T]):
     if not TYPE_CHECKING:  # a type checker knows the attributes; with this method it would believe in every name
 
         def __getattr__(self, name: str) -> Any:
-            """Say of a name that only the result can have how to get the result."""
+            """Raise AttributeError that explains how to get the result, which may have the attribute."""
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if not name.startswith("_"):
                 operation = self.__dict__.get("operation") or "an operation"
-                message += f": it is the future of {operation}; call .result() or await it for the result"
+                message += f": it is the future of {operation}; call .result() or await it to get the result"
             raise AttributeError(message, name=name, obj=self)
 
     def _settle(self, task: asyncio.Task[T]) -> None:
@@ -284,7 +284,7 @@ class APIFuture(concurrent.futures.Future[T]):
     def _refuse_to_wait(self) -> None:
         if self._thread is not loop_thread():
             what = self.operation or "this future"
-            raise RuntimeError(f"{what}: called in the parent of this process, where the result arrives; wait for it there")
+            raise RuntimeError(f"{what}: called in the parent process, where the result arrives; wait for it there")
 
     def _refuse_to_block(self) -> None:
         self._refuse_to_wait()
@@ -309,17 +309,17 @@ def _hide_frames(error: BaseException) -> None:
 
 
 def failure_of(future: APIFuture[Any]) -> BaseException | None:
-    """Return the error of a future that failed, without receiving it."""
+    """Return the error of a failed future without marking it as received."""
     return future._exception  # pyright: ignore[reportPrivateUsage]
 
 
 def on_done(future: APIFuture[T], function: Callable[[concurrent.futures.Future[T]], object]) -> None:
-    """Have ``function(future)`` called when the future is done; unlike a user's callback it does not receive an error."""
+    """Call ``function(future)`` when the future is done. Unlike a user's callback, this does not mark an error as received."""
     concurrent.futures.Future[T].add_done_callback(future, function)
 
 
 def immediate(value: T, operation: str = "") -> APIFuture[T]:
-    """Return a future that has its result already."""
+    """Return a future that already has its result."""
     future: APIFuture[T] = APIFuture(operation)
     future.set_result(value)
     return future
@@ -339,9 +339,9 @@ async def wait_before(earlier: APIFuture[Any], future: APIFuture[Any]) -> None:
 
 
 async def take_over(future: APIFuture[T]) -> T:
-    """Return the result of a future of this package's own; cancelling this wait cancels it.
+    """Return the result of a future that this package created. Cancelling this wait cancels the future.
 
-    An error of the future is passed on, but does not count as received.
+    An error is passed on, but does not count as received.
     """
     try:
         await future.wait()

@@ -1,4 +1,4 @@
-"""RestClient: the runs, checkpoints and sessions that the server keeps. It needs no session of its own."""
+"""RestClient: the runs, checkpoints and sessions that the server stores. It does not open a session."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ _parse_path = ParsedCheckpointTinkerPath.from_tinker_path
 
 
 class RestClient(AdminMethods, RestOperations):
-    """Client for what the server stores: runs, checkpoints and sessions.
+    """Client for the runs, checkpoints and sessions that the server stores.
 
     Every method checks its arguments and returns a future at once. A request is retried for a minute if a retry can help. A
-    future raises NotFoundError if the server does not have the item, or does not know the operation (some servers answer 405,
-    which raises APIStatusError). Each ``*_async`` twin is a coroutine that returns the final result.
+    future raises NotFoundError if the server does not have the item or does not support the operation (some servers return
+    405, which raises APIStatusError). Each ``*_async`` method is a coroutine that returns the final result.
 
     A checkpoint is named by its path, ``tinker://<training run>/<kind>/<name>``, or by the run's id and the checkpoint id
-    ``<kind>/<name>``. ``access_scope`` "owned" covers what belongs to you, "accessible" everything that you may see.
+    ``<kind>/<name>``. The ``access_scope`` "owned" selects your own items, "accessible" all items that you may see.
 
-    Constructing a client sends nothing.
+    Creating a client sends no request.
 
     Args:
         base_url: The address of the server, as for ServiceClient.
         api_key: The credential, as for ServiceClient.
-        transport: An httpx transport to send through instead of real connections; None opens connections.
-        clock: The source of time, which tests replace; None means the clock of the system.
+        transport: An httpx transport to use instead of real connections. Optional.
+        clock: The source of time, which tests replace. None means the system clock.
 
     >>> models = RestClient(base_url="local://toy").get_server_capabilities().result(timeout=30).supported_models
     >>> models[0].model_name
@@ -65,13 +65,13 @@ class RestClient(AdminMethods, RestOperations):
     # -------------------------------------------------------------------------------------------------------------- service
 
     def whoami(self) -> APIFuture[WhoamiResponse]:
-        """Ask who owns the credential, according to its token.
+        """Get the owner of the credential, according to its token.
 
         Returns:
             A future of the user and the organization.
 
         Raises:
-            UnknownIdentityError: From the future, if the server gives no tokens that name an owner; it is a RuntimeError too.
+            UnknownIdentityError: From the future, if the server issues no tokens that name an owner. It is also a RuntimeError.
         """
         return self._rest.run("whoami", self._whoami)
 
@@ -80,7 +80,7 @@ class RestClient(AdminMethods, RestOperations):
         credential = await runtime.transport.auth.credential()
         claims = read_claims("" if credential is None else credential.secret)
         if claims.sub is None or claims.org_id is None:
-            raise UnknownIdentityError("whoami: this server takes the key as it is, and nothing in a key says whose it is")
+            raise UnknownIdentityError("whoami: this server issues no tokens, and a key does not contain the name of its owner")
         organization = f"tml:organization:{claims.org_id}"
         return WhoamiResponse(user_urn=claims.sub, org_urn=organization, email=claims.email or None)
 
@@ -96,24 +96,24 @@ class RestClient(AdminMethods, RestOperations):
     ) -> APIFuture[str]:
         """Copy a checkpoint into a project. The copy is a new run, which cannot be trained further.
 
-        Retries of the request do not make a second copy.
+        Retries do not create a second copy.
 
         Args:
             path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
             destination_project_id: The project; None means the client's (``TINKER_PROJECT_ID``).
-            ttl_seconds: Seconds until the copy expires, an hour to ten years; None keeps it forever.
+            ttl_seconds: Seconds until the copy expires, an hour to ten years. None keeps it forever.
             weights_access_token: A token that grants access to another user's checkpoint, sent in a header and kept out of
-                errors and logs; None uses the credential alone.
+                errors and logs. Optional.
 
         Returns:
             A future of the path of the copy.
 
         Raises:
-            ValueError: At once, without a project, and for an invalid path or time.
+            ValueError: At once, if there is no project, or the path or time is invalid.
         """
         project = destination_project_id or self._rest.runtime.config.project_id
         if not project:
-            raise ValueError("copy_weights needs destination_project_id, or TINKER_PROJECT_ID in the environment")
+            raise ValueError("copy_weights needs a project: pass destination_project_id or set TINKER_PROJECT_ID")
         check_ttl(ttl_seconds)
         body = models.CopyWeightsRequest(
             destination_project_id=project, source_path=_parse_path(path).tinker_path, ttl_seconds=ttl_seconds
@@ -128,10 +128,10 @@ class RestClient(AdminMethods, RestOperations):
     def get_checkpoint_archive_url(
         self, training_run_id: str, checkpoint_id: str
     ) -> APIFuture[models.CheckpointArchiveUrlResponse]:
-        """Get a signed URL of the checkpoint as one archive, and the time until which it is valid.
+        """Get a signed URL of the checkpoint as one archive, and the time when the URL expires.
 
         Only older servers have archives; on others the future raises NotFoundError. While the server prepares the archive, the
-        client asks again for up to ten minutes.
+        client retries for up to ten minutes.
 
         Args:
             training_run_id: The run that the checkpoint belongs to.
@@ -157,7 +157,7 @@ class RestClient(AdminMethods, RestOperations):
         return self._rest.run("get_checkpoint_archive_url", url)
 
     def get_checkpoint_archive_url_from_tinker_path(self, tinker_path: str) -> APIFuture[models.CheckpointArchiveUrlResponse]:
-        """Call :meth:`get_checkpoint_archive_url` for the checkpoint at a path.
+        """Get a signed URL of the checkpoint at a path, as :meth:`get_checkpoint_archive_url` does.
 
         Args:
             tinker_path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
@@ -166,7 +166,7 @@ class RestClient(AdminMethods, RestOperations):
             A future of the URL and the time.
 
         Raises:
-            ValueError: At once, for text that is not a checkpoint path.
+            ValueError: At once, if the text is not a checkpoint path.
         """
         path = _parse_path(tinker_path)
         return self.get_checkpoint_archive_url(path.training_run_id, path.checkpoint_id)
@@ -177,7 +177,7 @@ class RestClient(AdminMethods, RestOperations):
         The operation may change without notice, so it warns with ExperimentalWarning.
 
         Args:
-            request: The conditions; its ``cursor`` is the ``next_cursor`` of the page before.
+            request: The conditions. Its ``cursor`` is the ``next_cursor`` of the previous page.
 
         Returns:
             A future of one page of checkpoints.
@@ -193,7 +193,7 @@ class RestClient(AdminMethods, RestOperations):
         The operation may change without notice, so it warns with ExperimentalWarning.
 
         Args:
-            request: The conditions; its ``cursor`` is the ``next_cursor`` of the page before.
+            request: The conditions. Its ``cursor`` is the ``next_cursor`` of the previous page.
 
         Returns:
             A future of one page of sessions.
@@ -204,7 +204,7 @@ class RestClient(AdminMethods, RestOperations):
     def export_session_trace(self, session_id: str) -> APIFuture[str]:
         """Get a signed URL of the session's timing trace, for Perfetto; it is valid for about an hour.
 
-        The server has to write the trace first. The client asks every 5 s, for up to half an hour.
+        The server writes the trace first. The client polls every 5 s for up to half an hour.
 
         Args:
             session_id: The session that was traced.
@@ -213,8 +213,8 @@ class RestClient(AdminMethods, RestOperations):
             A future of the URL.
 
         Raises:
-            TimeoutError: From the future, when the trace is not written after half an hour.
-            RequestFailedError: From the future, when the server cannot write it.
+            TimeoutError: From the future, if the trace is not ready after half an hour.
+            RequestFailedError: From the future, if the server cannot write the trace.
         """
         request = service_api.trace_export(session_id=session_id)
         return self._rest.run("export_session_trace", partial(self._trace, session_id, request))
@@ -227,13 +227,13 @@ class RestClient(AdminMethods, RestOperations):
             if answer.status == "ready" and answer.url is not None:
                 return answer.url
             if answer.status == "failed":
-                reason = answer.error or "the server gives no reason"
+                reason = answer.error or "the server gave no reason"
                 raise RequestFailedError(f"export_session_trace of {session_id} failed: {reason}", session_id, "server")
             waited = clock.monotonic() - started
             if waited >= TRACE_SECONDS:
-                raise TimeoutError(f"the trace of {session_id} is {answer.status} after {waited:.0f} s; ask again later")
+                raise TimeoutError(f"the trace of {session_id} is {answer.status} after {waited:.0f} s; try again later")
             if waited == 0:
-                logger.warning("the trace of %s is being written; asking every %g s", session_id, TRACE_POLL_SECONDS)
+                logger.warning("the server is writing the trace of %s; polling every %g s", session_id, TRACE_POLL_SECONDS)
             await self._rest.runtime.transport.sleep(TRACE_POLL_SECONDS)
 
     # ------------------------------------------------------------------------------------------------- twins of older code
@@ -267,7 +267,7 @@ class RestClient(AdminMethods, RestOperations):
 
 
 def _read_archive_redirect(asked: str, headers: httpx.Headers, clock: Clock) -> models.CheckpointArchiveUrlResponse:
-    """Read the URL of an archive from a redirect to it; its ``Expires`` is a date of the server's clock."""
+    """Read the URL of an archive from a redirect. Its ``Expires`` is a date on the server's clock."""
     try:
         expires = email.utils.parsedate_to_datetime(headers.get("expires", ""))
     except ValueError:

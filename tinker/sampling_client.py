@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 class SamplingClient(ReadyClient):
     """Client that samples from a base model or from saved weights, which do not change.
 
-    Create it with ``ServiceClient.create_sampling_client`` or ``TrainingClient.save_weights_and_get_sampling_client``. You can
-    use it at once, and request thousands of samples at the same time from any thread; they run in no particular order. Futures
-    complete on the client's I/O thread. If you cancel one, the client abandons the sample. ``await client`` or
+    Created by ``ServiceClient.create_sampling_client`` and ``TrainingClient.save_weights_and_get_sampling_client``. You can use
+    it at once, and request thousands of samples at the same time from any thread; they run in no particular order. Futures
+    complete on the client's I/O thread. If you cancel a future, the client abandons the sample. ``await client`` or
     ``client.result(timeout)`` returns the client when it is ready.
     """
 
@@ -73,20 +73,20 @@ class SamplingClient(ReadyClient):
     ) -> APIFuture[SampleResponse]:
         """Sample continuations of a prompt.
 
-        The call checks the arguments. In the background, the request then waits until the client is ready and a slot is free.
+        The arguments are checked at once. The request then waits in the background for the client and for a free slot.
 
         Args:
             prompt: The model input to continue, n tokens long.
             num_samples: The number of continuations, at least 1.
             sampling_params: The limits, temperature and stops of the sampling.
             include_prompt_logprobs: Whether to return the log-probability of each prompt token.
-            topk_prompt_logprobs: The number k of most likely tokens to return for each prompt position; 0 returns none.
-            topk_sample_logprobs: The number k of most likely tokens to return for each sampled position; 0 returns none.
-            target_prompt_logprobs: An int64 tensor ``[n - 1, K]`` of tokens to score at each prompt position after the first,
-                -1 for none; None scores none.
-            prompt_alt_tokens_k: The number k of drawn alternatives to return for each prompt token; 0 returns none.
-            prompt_logprobs_last_n: The number of positions at the end of the prompt to score, at least 1; it needs
-                ``include_prompt_logprobs``. None scores all of them.
+            topk_prompt_logprobs: The number of most likely tokens to return for each prompt position. 0 disables this.
+            topk_sample_logprobs: The number of most likely tokens to return for each sampled position. 0 disables this.
+            target_prompt_logprobs: An int64 tensor ``[n - 1, K]`` of tokens to score at each prompt position after the first;
+                -1 marks an empty entry. Optional.
+            prompt_alt_tokens_k: The number of alternatives to draw for each prompt token. 0 disables this.
+            prompt_logprobs_last_n: The number of positions at the end of the prompt to score, at least 1. Requires
+                ``include_prompt_logprobs``. None scores all positions.
 
         Returns:
             A future of the response; its ``sequences`` are the continuations.
@@ -108,18 +108,18 @@ class SamplingClient(ReadyClient):
         tokenizer: TokenDecoder | None = None,
         silence_seconds: float = SILENCE_SECONDS,
     ) -> SampleStream:
-        """Sample continuations of a prompt, and receive the tokens as the server draws them.
+        """Sample continuations of a prompt, and stream the tokens as the server generates them.
 
-        Streaming is not part of the official API. On a server without it, which the first call detects, the tokens of
-        each sample come in one chunk at the end.
+        Streaming is not part of the official API. If the server does not support it, which the first call detects, the tokens
+        of each sample arrive in one chunk at the end.
 
         Args:
             prompt: The model input to continue.
-            num_samples: The number of continuations, at least 1; their tokens come in any order.
+            num_samples: The number of continuations, at least 1. Their tokens arrive in any order.
             sampling_params: The limits, temperature and stops of the sampling.
             tokenizer: An object with a method ``decode`` that turns tokens into text. None uses the tokenizer that
                 :meth:`get_tokenizer` has loaded; if it was not called, chunks have no text.
-            silence_seconds: The longest time between two tokens, in seconds, once the first one has come.
+            silence_seconds: The longest time between two tokens, in seconds, after the first token.
 
         Returns:
             An iterator and asynchronous iterator of chunks.
@@ -140,11 +140,11 @@ class SamplingClient(ReadyClient):
 
         Args:
             prompt: The model input to score.
-            prompt_logprobs_last_n: The number of positions at the end of the prompt to score, at least 1; None scores all of
-                them.
+            prompt_logprobs_last_n: The number of positions at the end of the prompt to score, at least 1. None scores all
+                positions.
 
         Returns:
-            A future of one number for each prompt token, None for the first token and for those that are not scored.
+            A future of a list with one number for each prompt token, or None if the token is the first or not scored.
 
         Raises:
             ValueError: At once, for invalid arguments.
@@ -203,11 +203,11 @@ class SamplingClient(ReadyClient):
         return self._sampler.runtime.telemetry
 
     def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None = None) -> None:
-        """Log that samples are waiting, at most once a minute, as this client does by default; see :meth:`observe_queue`.
+        """Log that samples are waiting, at most once a minute. This client does so by default; see :meth:`observe_queue`.
 
         Args:
             queue_state: The state of the queue, such as ``paused_capacity``.
-            queue_state_reason: The server's reason for people; None where it gave none.
+            queue_state_reason: The server's reason, in words. None if it gave no reason.
         """
         state = str(getattr(queue_state, "value", queue_state))
         report_pause(self._sampler.runtime.transport.observers, "sample", state, queue_state_reason)
@@ -219,11 +219,11 @@ class SamplingClient(ReadyClient):
 
     @property
     def holder(self) -> SessionHolder:
-        """Return an object with what older code uses, as ``ServiceClient.holder`` does."""
+        """Return an object with the attributes that older code uses, as ``ServiceClient.holder`` does."""
         return SessionHolder(self._sampler.runtime)
 
     def get_sampler_handle(self) -> str:
-        """Return a string from which any process can recreate this sampler with its own credential.
+        """Return a string from which another process can recreate this sampler with its own credential.
 
         The string contains no credential. Blocks until the client exists.
         """
@@ -238,7 +238,7 @@ class SamplingClient(ReadyClient):
             api_key: The credential; None uses the credential of this process.
 
         Returns:
-            A client on the same weights.
+            A client for the same weights.
 
         Raises:
             ValueError: The text is not a handle.
@@ -246,7 +246,7 @@ class SamplingClient(ReadyClient):
         return _restore(from_handle(handle), api_key)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the sampler, without a credential: the other process uses its own. Blocks until the client exists."""
+        """Pickle the sampler without a credential; the other process uses its own. Blocks until the client exists."""
         return _restore, (self._sampler.state(),)
 
     def __deepcopy__(self, memo: dict[int, object]) -> SamplingClient:
@@ -277,7 +277,7 @@ def open_sampling_client(
     retry_config: RetryConfig | None,
     record_stability_info: bool,
 ) -> SamplingClient:
-    """Open a sampling client on a base model or saved weights, with a sampling session of its own."""
+    """Open a sampling client on a base model or saved weights, with a new sampling session."""
     source = StoredModel(base_model=base_model, model_path=model_path)
     policy = sampling_policy(retry_config)
     return SamplingClient(
@@ -286,7 +286,7 @@ def open_sampling_client(
 
 
 def _restore(state: SamplerState, api_key: str | None = None) -> SamplingClient:
-    """Return the sampler of a pickle or a handle: the same session and weights, requests of its own."""
+    """Return the sampler of a pickle or a handle, with the same session and weights and its own requests."""
     source = SharedSession(sampling_session_id=state.sampling_session_id, base_model=state.base_model)
     runtime = runtime_for(state, api_key)
     return SamplingClient(

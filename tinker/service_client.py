@@ -1,4 +1,4 @@
-"""ServiceClient: the entry point. It makes training and sampling clients, which share its session."""
+"""ServiceClient: the entry point. It creates training and sampling clients, which share its session."""
 
 from __future__ import annotations
 
@@ -42,42 +42,42 @@ if TYPE_CHECKING:
 class ServiceClient:
     """Client that opens a session on a server, and creates the clients that work in it.
 
-    Nothing is sent before the first request that needs the server. Every client made here shares one session, one pool of
-    connections and one credential. A ``with`` or ``async with`` block ends the session; so does :meth:`close`.
+    The session starts with the first request that needs the server. All clients created by a service client share its session,
+    connections and credential. A ``with`` or ``async with`` block ends the session; so does :meth:`close`.
 
     Args:
-        user_metadata: JSON-like facts about the session, stored with it. Optional.
-        project_id: The project that the session belongs to; None means ``TINKER_PROJECT_ID``, else the session names none.
+        user_metadata: JSON-like data about the session, stored with it. Optional.
+        project_id: The project that the session belongs to. None means ``TINKER_PROJECT_ID``, or no project.
         display_name: Optional display name of the session.
-        base_url: The address of the server; None means ``TINKER_BASE_URL``, else the hosted service. ``local://`` is a server
-            in this process, which needs no account.
-        api_key: The credential; None means ``TINKER_API_KEY``, else a credential command, else the stored key.
-        default_headers_overrides: Headers for every request; they replace default headers of the same name. None means
-            ``TINKER_DEFAULT_HEADERS`` alone.
-        default_query: Query parameters for every request that does not set them itself; None means ``TINKER_DEFAULT_QUERY``
-            alone.
-        wire: The encoding of training requests and results, ``auto``, ``proto`` or ``json``; None means ``TINKER_WIRE``, else
-            ``auto``.
-        patience_seconds: The longest time in seconds to retry a request; 0 sends it once. None means several minutes, depending
-            on the kind of request.
-        fail_fast: Whether to raise RateLimitError at once when the server asks clients to slow down, instead of slowing down;
-            None means ``TINKER_FAIL_FAST``, else False.
-        telemetry: Whether to report failed calls to the server, see :meth:`get_telemetry`; None means ``TINKER_TELEMETRY``,
-            else False.
+        base_url: The address of the server. None means ``TINKER_BASE_URL``, or the hosted service if that is unset.
+            ``local://`` starts a server in this process, which needs no account.
+        api_key: The credential. None means ``TINKER_API_KEY``, a credential command, or the stored key, in that order.
+        default_headers_overrides: Headers for every request. They replace default headers of the same name and are added to
+            ``TINKER_DEFAULT_HEADERS``. Optional.
+        default_query: Query parameters for every request that does not set them itself, added to ``TINKER_DEFAULT_QUERY``.
+            Optional.
+        wire: The encoding of training requests and results: ``auto``, ``proto`` or ``json``. None means ``TINKER_WIRE``, or
+            ``auto`` if that is unset.
+        patience_seconds: The longest time to retry a request, in seconds; 0 sends it once. None means several minutes,
+            depending on the kind of request.
+        fail_fast: Whether to raise RateLimitError at once when the server limits the request rate, instead of slowing down.
+            None means ``TINKER_FAIL_FAST``, or False if that is unset.
+        telemetry: Whether to report failed calls to the server, see :meth:`get_telemetry`. None means ``TINKER_TELEMETRY``, or
+            False if that is unset.
         observers: Functions called with every event of the client, see :mod:`tinker.observing`.
-        circuit_breaker: A breaker that stops requests for a while after repeated failures, see :mod:`tinker.circuit_breaker`;
-            None stops nothing.
-        config: Settings made by ``tinker.Config.load``, used instead of the environment; other arguments take precedence. None
-            reads the environment when the first request needs it.
-        transport: An httpx transport to send through instead of real connections; None opens connections.
-        clock: The source of time, which tests replace; None means the clock of the system.
+        circuit_breaker: A breaker that stops requests for a while after repeated failures, see :mod:`tinker.circuit_breaker`.
+            Optional.
+        config: Settings from ``tinker.Config.load``, used instead of the environment; other arguments take precedence. None
+            reads the environment before the first request.
+        transport: An httpx transport to use instead of real connections. Optional.
+        clock: The source of time, which tests replace. None means the system clock.
         **kwargs: Arguments of older versions. ``timeout`` limits the seconds that the server may stay silent, ``max_retries``
-            limits the retries of a failed request (0 fails fast), ``default_headers`` are headers for every request, and
-            ``http_client`` is an httpx.AsyncClient to send through. Others are ignored, with a FutureWarning.
+            limits the retries of a failed request (0 disables retries), ``default_headers`` are headers for every request, and
+            ``http_client`` is an httpx.AsyncClient that sends the requests. Others are ignored with a FutureWarning.
 
     Raises:
         ValueError: A base URL, a key or a time is invalid.
-        TypeError: An observer is not a function, or the address or key was passed under another name.
+        TypeError: An observer is not a function, or the address or key has the wrong argument name.
 
     >>> service = ServiceClient(base_url="local://toy")
     >>> training = service.create_lora_training_client(base_model="tinker/babble", rank=8)
@@ -129,7 +129,7 @@ class ServiceClient:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        """Return the server's address and the session; no credential, and nothing is opened for it."""
+        """Show the server's address and the session, without the credential. This opens no connection."""
         try:
             opened = self._opened
             where = show_url((self._config() if opened is None else opened.config).base_url)
@@ -140,8 +140,8 @@ class ServiceClient:
         return f"<ServiceClient {where}{state}>"
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: connections and threads belong to one process."""
-        raise TypeError("a ServiceClient cannot be pickled; make one in each process")
+        """Raise TypeError: connections and threads belong to one process, so the client cannot be pickled."""
+        raise TypeError("a ServiceClient cannot be pickled; create one in each process")
 
     # ------------------------------------------------------------------------------------------------------------- training
 
@@ -163,20 +163,20 @@ class ServiceClient:
 
         Args:
             base_model: The name of a model that :meth:`get_server_capabilities` lists.
-            rank: The rank of the adapter's matrices. Some servers train the whole model if it is 0; others refuse 0.
-            seed: The seed of the adapter's initial weights; None lets the server choose.
+            rank: The rank of the adapter's matrices. 0 trains the whole model on some servers and is an error on others.
+            seed: The seed of the adapter's initial weights. If None, the server chooses.
             train_mlp: Whether the MLP layers get an adapter.
             train_attn: Whether the attention layers get an adapter.
             train_unembed: Whether the output layer gets an adapter.
             user_metadata: JSON-like data about the run, stored with it. Optional.
-            optimizer: The kind of optimizer; None means Adam.
+            optimizer: The kind of optimizer. None means Adam.
 
         Returns:
             The training client, usable at once.
 
         Raises:
             ValueError: No kind of layer gets an adapter, or the rank is negative.
-            TinkerError: The server is the hosted service and no key is known.
+            TinkerError: The server is the hosted service and no API key is set.
             ClientClosedError: The service client is closed.
         """
         if not (train_mlp or train_attn or train_unembed):
@@ -203,10 +203,10 @@ class ServiceClient:
 
         Args:
             path: The checkpoint, ``tinker://<training run>/weights/<name>``.
-            base_model: The model that the weights belong to; None asks the server.
+            base_model: The base model of the weights. If None, the client asks the server.
             user_metadata: JSON-like data about the run, stored with it. Optional.
-            weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
-            optimizer: The kind of the fresh optimizer; None leaves it to the server.
+            weights_access_token: A token that grants access to another user's checkpoint. Optional.
+            optimizer: The kind of the fresh optimizer. If None, the server chooses.
 
         Returns:
             The training client, usable at once.
@@ -232,9 +232,9 @@ class ServiceClient:
 
         Args:
             path: The checkpoint, ``tinker://<training run>/weights/<name>``.
-            base_model: The model that the weights belong to; None asks the server.
+            base_model: The base model of the weights. If None, the client asks the server.
             user_metadata: JSON-like data about the run, stored with it. Optional.
-            weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
+            weights_access_token: A token that grants access to another user's checkpoint. Optional.
 
         Returns:
             The training client, usable at once.
@@ -262,8 +262,8 @@ class ServiceClient:
         Args:
             model_path: The saved weights, ``tinker://<training run>/sampler_weights/<name>``; it takes precedence over
                 ``base_model``.
-            base_model: The name of a model that :meth:`get_server_capabilities` lists; only needed without ``model_path``.
-            retry_config: Retry settings, of which two have an effect. ``enable_retry_logic=False`` sends each request once;
+            base_model: The name of a model that :meth:`get_server_capabilities` lists. Required without ``model_path``.
+            retry_config: Retry settings. Only two have an effect: ``enable_retry_logic=False`` sends each request once;
                 ``progress_timeout`` limits the seconds spent on retries. None uses the defaults.
             record_stability_info: Passed to the server with each sample.
 
@@ -272,7 +272,7 @@ class ServiceClient:
 
         Raises:
             ValueError: Neither a path nor a model is given, or the path has no scheme.
-            TypeError: ``base_model`` is not text.
+            TypeError: ``base_model`` is not a string.
             ClientClosedError: The service client is closed.
         """
         if model_path is None and base_model is None:
@@ -293,10 +293,10 @@ class ServiceClient:
     # -------------------------------------------------------------------------------------------------------------- service
 
     def get_server_capabilities(self) -> models.GetServerCapabilitiesResponse:
-        """Ask which base models the server offers, and block until it responds.
+        """List the base models of the server. Blocks until the server responds.
 
-        The client remembers the context lengths: from then on, a prompt or datum that is longer than its model accepts raises a
-        ValueError on your line instead of failing on the server. Without this call, the lengths are not checked.
+        The client remembers the context lengths. Afterwards, a prompt or datum that is too long for its model raises
+        ValueError in your call instead of failing on the server. Without this call, the lengths are not checked.
 
         Returns:
             The server's response; ``supported_models`` lists the models.
@@ -313,16 +313,16 @@ class ServiceClient:
 
     @property
     def server_info(self) -> ServerInfo:
-        """Return what this client has found out about its server so far; print it for a bug report.
+        """Return the facts that this client has discovered about its server. Print them for a bug report.
 
-        It lists the operations that the server does not have, the format of training requests, and the fields that the server
-        refuses. It grows as you use the client; reading it sends nothing.
+        They list the operations that the server lacks, the format of training requests, and the fields that the server
+        refuses. The list grows as you use the client; reading it sends no request.
 
         Returns:
             The facts, each with the operation and the response that revealed it.
 
         Raises:
-            TinkerError: The server is the hosted service and no key is known.
+            TinkerError: The server is the hosted service and no API key is set.
             ClientClosedError: The service client is closed.
 
         >>> service = ServiceClient(base_url="local://toy")
@@ -332,14 +332,14 @@ class ServiceClient:
         return self._runtime().transport.describe_server()
 
     def check_health(self) -> models.HealthResponse:
-        """Ask the server once whether it is up, and block until it responds.
+        """Check whether the server is up, with a single request and without a session. Blocks until the server responds.
 
         Returns:
             The server's response, whose ``status`` is ``ok``.
 
         Raises:
-            APIError: The server is down, cannot be reached, cannot take work now (InternalServerError with 503), or does
-                not have this operation (NotFoundError).
+            APIError: The server is down, cannot be reached, is overloaded (InternalServerError with 503), or lacks this
+                operation (NotFoundError).
             ClientClosedError: The service client is closed.
 
         >>> ServiceClient(base_url="local://toy").check_health().status
@@ -352,25 +352,25 @@ class ServiceClient:
         return run(runtime, "check_health", _check_health, runtime)
 
     def create_custom_loss(self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> APIFuture[LossHandle]:
-        """Trace a loss of one datum, so that a server that supports it can compute the loss.
+        """Trace a loss of one datum, so that a server with support for it can compute the loss.
 
-        The function is traced at once. If the server accepts losses, the graph is sent in the background; otherwise the client
-        computes the loss. Pass the handle to ``TrainingClient.forward_backward_custom``.
+        The function is traced at once. If the server supports custom losses, the graph is sent in the background; otherwise the
+        client computes the loss. Pass the handle to ``TrainingClient.forward_backward_custom``.
 
-        The function is called once, now, with placeholders for the tensors. It may use operators and functions of torch and
-        math, but it must not create tensors, use modules, or branch on values.
+        Tracing calls the function once with placeholders for the tensors. It may use operators and functions of torch and
+        math, but it must not create tensors, call modules, or branch on values.
 
         Args:
-            fn: ``fn(logprobs, *inputs)`` receives torch tensors of one datum, which are the log-probabilities of its targets
-                and its loss inputs with the names of the parameters. It returns the loss, which is summed over the datums, and
-                a dict of metric tensors called ``custom/<name>:sum`` or ``custom/<name>:mean``.
+            fn: ``fn(logprobs, *inputs)`` receives torch tensors of one datum: the log-probabilities of its targets, and the
+                loss inputs named like the parameters. It returns the loss, which is summed over the datums, and a dict of
+                metric tensors named ``custom/<name>:sum`` or ``custom/<name>:mean``.
             input_ranks: The number of dimensions, 0 to 2, of each parameter by name.
 
         Returns:
-            A future of the handle. It fails with ValueError when this session already has the same loss.
+            A future of the handle. It fails with ValueError if this session already has the same loss.
 
         Raises:
-            ValueError: At once, for a function that cannot be traced or sent; nothing is sent then.
+            ValueError: At once, if the function cannot be traced or sent.
             ImportError: torch is not installed.
 
         >>> def weighted(logprobs, weights):
@@ -385,7 +385,7 @@ class ServiceClient:
         return run(runtime, "create_custom_loss", create_handle, runtime, traced)
 
     def create_rest_client(self) -> RestClient:
-        """Create a client for the runs, checkpoints and sessions on the server, on the same connections and credential."""
+        """Create a client for the runs, checkpoints and sessions on the server. It uses the same connections and credential."""
         from tinker.rest_client import RestClient  # many scripts need none
 
         return RestClient(self._runtime())
@@ -398,13 +398,13 @@ class ServiceClient:
         Args:
             path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
             ttl_seconds: Seconds until the copy expires, an hour to ten years; None keeps it forever.
-            weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
+            weights_access_token: A token that grants access to another user's checkpoint. Optional.
 
         Returns:
             A future of the path of the copy.
 
         Raises:
-            ValueError: At once, without a project, and for an invalid path or time.
+            ValueError: At once, if there is no project, or the path or time is invalid.
         """
         rest = self.create_rest_client()
         return rest.copy_weights(path, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token)
@@ -412,20 +412,20 @@ class ServiceClient:
     def get_console_url(self) -> str:
         """Return the address of the session's page on the hosted service.
 
-        Nothing is sent. Before the session exists it is the address of the list of sessions.
+        This sends no request. Before the session exists, it is the address of the list of sessions.
         """
         return console.session_url(None if self._opened is None else self._opened.session.session_id)
 
     def add_observer(self, observer: Observer) -> None:
-        """Call a function with every event of the client from now on, see :mod:`tinker.observing`.
+        """Call a function with every later event of the client, see :mod:`tinker.observing`.
 
-        For an operation that already runs it receives the remaining events, but the outcome only if the client had observers.
+        For operations already running, it receives the remaining events, but the outcome only if the client had observers.
 
         Args:
             observer: The function.
 
         Raises:
-            TypeError: It cannot be called.
+            TypeError: The observer is not callable.
         """
         with self._lock:
             self._observers = (*self._observers, check_observer(observer))
@@ -436,10 +436,10 @@ class ServiceClient:
         """Stop calling a function with events.
 
         Args:
-            observer: One of the observers of this client.
+            observer: An observer of this client.
 
         Raises:
-            ValueError: It is not an observer of this client.
+            ValueError: The function is not an observer of this client.
         """
         with self._lock:
             if observer not in self._observers:
@@ -450,29 +450,29 @@ class ServiceClient:
 
     @property
     def session_id(self) -> str | None:
-        """Return the id of the session; None before the first request has created it."""
+        """Return the id of the session; None before the session exists."""
         return None if self._opened is None else self._opened.session.session_id
 
     @property
     def holder(self) -> SessionHolder:
-        """Return an object for older code, with the session's id, a way to close it, and the I/O loop."""
+        """Return an object with the attributes that older code uses: the session id, ``close``, and the I/O loop."""
         return SessionHolder(self._runtime())
 
     def get_telemetry(self) -> Telemetry | None:
-        """Return the reporter of this client's failures; None if telemetry is off or no request was sent yet."""
+        """Return the reporter of this client's failures; None if telemetry is off or no request has been sent."""
         return None if self._opened is None else self._opened.telemetry
 
     def close(self, status: models.ClientSessionFinishReasonType = "success", detail: str | None = None) -> APIFuture[None]:
-        """End the session and tell the server how it went.
+        """End the session and report its outcome to the server.
 
         Requests made later raise ClientClosedError. Closing again has no effect.
 
         Args:
             status: The outcome, ``success``, ``errored`` or ``interrupted``.
-            detail: Optional. An explanation of the outcome, for people.
+            detail: An explanation of the outcome in words. Optional.
 
         Returns:
-            A future that is done when the server knows.
+            A future that is done when the server has received the outcome.
         """
         already, self._closed = self._closed, True
         if already or self._opened is None or not is_of_this_process(self._opened):
@@ -496,7 +496,7 @@ class ServiceClient:
         await self.close(_reason(kind))
 
     def _runtime(self) -> Runtime:
-        """Return the session's runtime, wired by the first call that needs it; the environment is read then."""
+        """Return the session's runtime. The first call creates it and reads the environment."""
         with self._lock:
             if self._closed:
                 raise ClientClosedError
@@ -584,11 +584,11 @@ def _describe_saved_model(
 
 
 def _plain(metadata: Mapping[str, object] | None) -> dict[str, object] | None:
-    """Return a copy. TypeError for something else, such as the address of a server."""
+    """Return a copy. Raises TypeError for anything but a mapping, such as the address of a server."""
     if metadata is None:
         return None
     if not isinstance(metadata, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        advice = "; the address of a server is the argument base_url" if "://" in str(metadata) else ""
+        advice = "; pass the address of a server as base_url" if "://" in str(metadata) else ""
         raise TypeError(f"user_metadata must be a mapping of names to values, got {type(metadata).__name__}{advice}")
     return dict(metadata)
 

@@ -1,4 +1,4 @@
-"""SampleStream: samples as their tokens are drawn, for `for` and for `async for`."""
+"""SampleStream: samples whose tokens arrive while they are generated, for `for` and `async for`."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class TokenDecoder(Protocol):
 class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]):
     """Iterator over the chunks of one or more samples, in the order of their arrival.
 
-    ``SamplingClient.sample_stream`` creates and starts it. Use it with ``for`` or with ``async for``, from one thread
-    or task at a time. If you leave the loop early, close the stream or use it in a
-    ``with`` block, so that the server stops. A stream that is garbage-collected is closed.
+    Created by ``SamplingClient.sample_stream``, and started at once. Use it with ``for`` or ``async for``, from one thread or
+    task at a time. Leaving the loop early does not stop the server: close the stream, or use a ``with`` block. A stream is also
+    closed when it is garbage-collected.
 
-    A failure before the first token raises the same error as ``sample``. A later one raises SampleStreamError, which says how
-    many tokens arrived.
+    A failure before the first token raises the same errors as ``sample``. A later failure raises SampleStreamError, which
+    contains the number of received tokens.
 
     >>> import tinker
     >>> sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(base_model="tinker/toy")
@@ -64,7 +64,7 @@ class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]
         return self._mailbox.received_tokens
 
     def close(self) -> None:
-        """End the stream, and with it the server's work. Chunks that have arrived can still be read."""
+        """End the stream and stop the server's work. You can still read the chunks that have arrived."""
         self._close()
 
     def __iter__(self) -> Self:
@@ -72,7 +72,7 @@ class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]
 
     def __next__(self) -> SampleStreamChunk:
         if not self._future.done() and loop_thread().is_current():
-            raise RuntimeError("sample_stream: blocking here would stop all I/O; use async for")
+            raise RuntimeError("sample_stream: blocking here would stop all I/O; use `async for` instead")
         event = self._mailbox.events.take()
         if event is None:
             self._raise_failure()
@@ -122,7 +122,7 @@ class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]
 
 
 class _Text:
-    """The text of one sample so far. A token is decoded with those of the chunk before it, as its text may depend on them."""
+    """The text of one sample so far. Tokens are decoded with those of the previous chunk, on which their text may depend."""
 
     def __init__(self, tokenizer: TokenDecoder) -> None:
         self._tokenizer = tokenizer

@@ -51,14 +51,14 @@ Unloading = APIFuture[models.UnloadModelResponse]
 class TrainingClient(ReadyClient):
     """Client of one training run: a LoRA adapter on the server, and its optimizer.
 
-    Create it with ``ServiceClient.create_lora_training_client`` or its siblings. You can use it at once: requests made before
+    Created by ``ServiceClient.create_lora_training_client`` and similar methods. You can use it at once: requests made before
     the model exists wait for it. ``await client`` or ``client.result(timeout)`` returns the client when it is ready, or raises
     the error that prevented its creation. Every operation raises that error too.
 
-    Every method returns a future at once and may be called from any thread. The server runs the requests in the order of the
-    calls, so you can call ``optim_step`` right after ``forward_backward``. Futures complete on the client's I/O thread.
-    Cancelling a future stops the wait; a request that the server has accepted still runs. If a request that would have changed
-    the run fails, later ones fail with PrecedingRequestFailed until you have received the error.
+    Every method returns a future at once. Requests run on the server in the order of the calls, from any thread, so you can
+    call ``forward_backward`` and ``optim_step`` without waiting in between. Futures complete on the client's I/O thread. If you
+    cancel a future, a request that the server has accepted still runs. When a request that changes the run fails, later
+    requests fail with PrecedingRequestFailed until you receive the error.
     """
 
     @name_maker("ServiceClient.create_lora_training_client(base_model)")
@@ -71,9 +71,9 @@ class TrainingClient(ReadyClient):
         return f"<TrainingClient {run.model.model_id if run and run.model else 'being created'}>"
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: the order of the run's requests belongs to one process."""
+        """Raise TypeError: one process keeps the order of the run's requests, so the client cannot be pickled."""
         raise TypeError(
-            "a TrainingClient cannot be pickled; save the state, and load it in the other process with "
+            "a TrainingClient cannot be pickled; call save_state, and load the state in the other process with "
             "create_training_client_from_state"
         )
 
@@ -103,23 +103,23 @@ class TrainingClient(ReadyClient):
     ) -> APIFuture[ForwardBackwardOutput]:
         """Compute the loss of a batch and add its gradient to the gradient accumulated since the last optimizer step.
 
-        The arguments are checked on the caller's thread, and the request's position in the order is fixed. Then, in the
-        background, the data is encoded and sent, a large batch in several requests, and the results are put together.
+        The call checks the arguments and reserves the request's position in the order. In the background, the client encodes
+        and sends the data, splits a large batch into several requests, and combines the results.
 
         Args:
             data: The examples. Each loss input has the length of its datum's model input as its first dimension.
-            loss_fn: The name of a loss: ``cross_entropy``, ``importance_sampling``, ``ppo``, or another that the server knows.
+            loss_fn: The name of a loss that the server supports, such as ``cross_entropy``, ``importance_sampling`` or ``ppo``.
                 Losses are summed over tokens, not averaged.
-            loss_fn_config: Settings of the loss, numbers or text by name; None means the server's defaults.
+            loss_fn_config: Settings of the loss by name, numbers or strings. None means the server's defaults.
 
         Returns:
             A future of the outputs, one dict of tensors for each datum, in the order of ``data``, and the metrics. The built-in
                 losses return ``logprobs``, float32, in the shape of ``target_tokens``.
 
         Raises:
-            ValueError: At once, and nothing is sent, when the data is empty, or a loss input is missing, unknown to the loss,
-                NaN, or of another length than the model input. The message names the index of the datum and the field.
-            TypeError: At once, for an item that is not a Datum, or a setting that is neither a number nor text.
+            ValueError: At once, before anything is sent, if the data is empty, or a loss input is missing, unknown to the loss,
+                NaN, or differs in length from the model input. The message names the index of the datum and the field.
+            TypeError: At once, if an item is not a Datum, or a setting is neither a number nor a string.
         """
         return self._loss("forward_backward", data, loss_fn, loss_fn_config)
 
@@ -130,30 +130,30 @@ class TrainingClient(ReadyClient):
         *,
         loss_type_input: str | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Compute your own loss over the targets' log-probabilities, and add its gradient as :meth:`forward_backward` does.
+        """Compute your own loss from the targets' log-probabilities, and add its gradient as :meth:`forward_backward` does.
 
-        Three things happen in order: a forward pass on the server, the loss function in this process, and a backward pass with
-        the gradient of the function. The function runs once, on its own thread, while later requests of this client queue
-        behind the step. So :meth:`optim_step` may be called without waiting, but a loss function must not wait for this client.
+        The step has three parts: a forward pass on the server, the loss function in this process, and a backward pass with the
+        gradient of the function. The function runs once, in a separate thread. Later requests of this client queue behind the
+        step, so you can call :meth:`optim_step` without waiting, but the loss function must not wait for this client.
 
-        A function that fails, returns something else, or has a gradient that is not finite fails the future. As the gradient is
-        then missing, later requests of this client fail until the error has been received.
+        The future fails if the function raises, returns a wrong type, or has a gradient that is not finite. Because the
+        gradient is then missing, later requests of this client fail until you receive the error.
 
         Args:
-            data: The examples, each with ``target_tokens``; their other loss inputs are for the function.
+            data: The examples, each with ``target_tokens``. Their other loss inputs are passed to the function.
             loss_fn: ``loss_fn(data, logprobs)`` receives the datums and, for each, a torch tensor in the shape of its
-                ``target_tokens``; it returns the loss as a tensor and a dict of metrics. A loss made by
-                ``tinker.with_gradients`` computes its own gradient, without torch. A handle of
-                ``ServiceClient.create_custom_loss`` may be computed by the server.
-            loss_type_input: Deprecated; ``logprobs`` is the only value.
+                ``target_tokens``; it returns the loss as a tensor and a dict of metrics. A loss wrapped in
+                ``tinker.with_gradients`` computes its own gradient, without torch. A server may compute the loss of a handle
+                from ``ServiceClient.create_custom_loss``.
+            loss_type_input: Deprecated. The only value is ``logprobs``.
 
         Returns:
             A future of the outputs and metrics. ``metrics["loss:sum"]`` is the loss, and ``surrogate_loss:sum`` is the loss of
                 the server's backward pass. The metrics of the function are included.
 
         Raises:
-            ValueError: At once, for wrong data as in :meth:`forward_backward`, a handle of another session, and datums that
-                lack an input of a handle.
+            ValueError: At once, if the data is invalid as in :meth:`forward_backward`, the handle belongs to another session,
+                or a datum lacks an input of the handle.
             ImportError: The loss needs torch, which is not installed.
 
         >>> import tinker
@@ -171,7 +171,9 @@ class TrainingClient(ReadyClient):
         True
         """
         if loss_type_input is not None:
-            warnings.warn("loss_type_input has no effect; losses get log-probabilities", DeprecationWarning, stacklevel=2)
+            warnings.warn(
+                "loss_type_input has no effect; the loss receives log-probabilities", DeprecationWarning, stacklevel=2
+            )
             if loss_type_input != "logprobs":
                 raise ValueError(f"loss_type_input must be 'logprobs', got {loss_type_input!r}")
         if isinstance(loss_fn, LossHandle):
@@ -188,18 +190,18 @@ class TrainingClient(ReadyClient):
         """Apply the accumulated gradient with one step of the optimizer, and clear the gradient.
 
         Args:
-            optim_params: The parameters of this step, AdamParams or DimuonParams; they must fit the optimizer of the run.
+            optim_params: The parameters of this step, AdamParams or DimuonParams. They must match the optimizer of the run.
             adam_params: The older name of the argument.
 
         Returns:
-            A future of the server's response, with metrics where the server sends some.
+            A future of the server's response, which may contain metrics.
 
         Raises:
-            ValueError: At once, when both arguments are given, a parameter is not finite or the learning rate is negative.
-            TypeError: At once, when neither is given, or the argument is of another type.
+            ValueError: At once, if both arguments are given, a parameter is not finite, or the learning rate is negative.
+            TypeError: At once, if neither argument is given, or the argument has the wrong type.
         """
         if optim_params is not None and adam_params is not None:
-            raise ValueError("optim_step takes optim_params or adam_params, not both")
+            raise ValueError("pass either optim_params or adam_params to optim_step, not both")
         params = optim_params if optim_params is not None else adam_params
         return self._run.send(requests.optim_step(check_optim_params(params)))
 
@@ -218,13 +220,13 @@ class TrainingClient(ReadyClient):
             name: The last part of the checkpoint's path, without ``/``.
             ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
             overwrite: Whether to replace a checkpoint of the same name; otherwise the future fails with ConflictError.
-            user_metadata: Text by name, stored with the checkpoint. Optional.
+            user_metadata: Strings by name, stored with the checkpoint. Optional.
 
         Returns:
             A future whose result has the ``path``, for ``ServiceClient.create_training_client_from_state_with_optimizer``.
 
         Raises:
-            ValueError: At once, for an invalid name or time.
+            ValueError: At once, if the name or time is invalid.
         """
         check_name(name)
         check_ttl(ttl_seconds)
@@ -240,13 +242,13 @@ class TrainingClient(ReadyClient):
         Args:
             name: The last part of the checkpoint's path, without ``/``.
             ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
-            user_metadata: Text by name, stored with the checkpoint. Optional.
+            user_metadata: Strings by name, stored with the checkpoint. Optional.
 
         Returns:
             A future whose result has the ``path``, for ``ServiceClient.create_sampling_client``.
 
         Raises:
-            ValueError: At once, for an invalid name or time.
+            ValueError: At once, if the name or time is invalid.
         """
         check_name(name)
         check_ttl(ttl_seconds)
@@ -260,14 +262,14 @@ class TrainingClient(ReadyClient):
         Args:
             name: The last part of the checkpoint's path, without ``/``.
             ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
-            age_encryption_recipients: Public keys (``age1...`` or SSH) to encrypt the files for, at most ten; None does not
-                encrypt.
+            age_encryption_recipients: Public keys (``age1...`` or SSH) to encrypt the files for, at most ten. None disables
+                encryption.
 
         Returns:
             A future whose result has the ``path``.
 
         Raises:
-            ValueError: At once, for an invalid name, time or list of keys.
+            ValueError: At once, if the name, time or list of keys is invalid.
         """
         check_name(name)
         check_ttl(ttl_seconds)
@@ -277,18 +279,18 @@ class TrainingClient(ReadyClient):
     def load_state(self, path: str, weights_access_token: str | None = None) -> APIFuture[models.LoadWeightsResponse]:
         """Load saved weights into this run, with a fresh optimizer.
 
-        Many servers allow this only as the first request. ``ServiceClient.create_training_client_from_state`` does it for a new
-        run.
+        Many servers allow this only as the first request. To load the weights into a new run, use
+        ``ServiceClient.create_training_client_from_state``.
 
         Args:
             path: The checkpoint, ``tinker://<training run>/weights/<name>``.
-            weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
+            weights_access_token: A token that grants access to another user's checkpoint. Optional.
 
         Returns:
             A future of the server's response.
 
         Raises:
-            ValueError: At once, for a path without a scheme.
+            ValueError: At once, if the path has no scheme.
         """
         check_model_path(path, "weights")
         return self._run.send(requests.load_state("load_state", path, weights_access_token, with_optimizer=False))
@@ -302,13 +304,13 @@ class TrainingClient(ReadyClient):
 
         Args:
             path: The checkpoint, ``tinker://<training run>/weights/<name>``.
-            weights_access_token: A token that grants access to another user's checkpoint; None uses the credential alone.
+            weights_access_token: A token that grants access to another user's checkpoint. Optional.
 
         Returns:
             A future of the server's response.
 
         Raises:
-            ValueError: At once, for a path without a scheme.
+            ValueError: At once, if the path has no scheme.
         """
         check_model_path(path, "weights")
         operation = "load_state_with_optimizer"
@@ -317,7 +319,7 @@ class TrainingClient(ReadyClient):
     def unload_model(self) -> Unloading:
         """Free the memory of the run on the server, after all earlier requests. The run cannot be used afterwards.
 
-        Servers without the operation answer 404 and free the run when its session ends.
+        Servers without this operation return 404 and free the run when its session ends.
 
         Returns:
             A future of the server's response.
@@ -336,10 +338,10 @@ class TrainingClient(ReadyClient):
         Returns at once. The weights are saved after all earlier requests, and the client's samples wait for that.
 
         Args:
-            name: Has no effect; a value other than None warns.
+            name: Has no effect. A value other than None causes a warning.
             retry_config: Retry settings, as for ``ServiceClient.create_sampling_client``.
             record_stability_info: Passed to the server with each sample.
-            kind: "snapshot" keeps the current weights; "inflight" switches to the weights of later inflight saves of this run.
+            kind: "snapshot" keeps the current weights. "inflight" switches to the weights of later inflight saves of this run.
 
         Returns:
             The sampling client, usable at once.
@@ -385,7 +387,7 @@ class TrainingClient(ReadyClient):
     # --------------------------------------------------------------------------------------------------------- information
 
     def get_info(self) -> models.GetInfoResponse:
-        """Return the description of the model that the server sent when it created it. Blocks until the model exists."""
+        """Return the server's description of the model. Blocks until the model exists."""
         self.result()
         return self._run.info()
 
@@ -444,7 +446,7 @@ class TrainingClient(ReadyClient):
 
     @property
     def holder(self) -> SessionHolder:
-        """Return an object with what older code uses, as ``ServiceClient.holder`` does."""
+        """Return an object with the attributes that older code uses, as ``ServiceClient.holder`` does."""
         return SessionHolder(self._run.runtime)
 
     # ------------------------------------------------------------------------------------------------- twins of older code

@@ -41,10 +41,10 @@ class RestOperations(Operations):
     """The methods of the client `rest`."""
 
     def get_server_capabilities(self) -> APIFuture[models.GetServerCapabilitiesResponse]:
-        """Ask which base models the server offers.
+        """List the base models of the server.
 
         Returns:
-            A future of the server's answer; `supported_models` lists the models.
+            A future of the server's response; `supported_models` lists the models.
         """
         return self._ask(service_api.get_server_capabilities())
 
@@ -76,7 +76,7 @@ class RestOperations(Operations):
     def get_session(
         self, session_id: str, access_scope: models.AccessScope = "owned"
     ) -> APIFuture[models.GetSessionResponse]:
-        """Get the training runs and samplers of one session, and its user's description of it.
+        """Get the training runs and samplers of one session, and the user's description of the session.
 
         Args:
             session_id: The session id.
@@ -137,7 +137,7 @@ class RestOperations(Operations):
             project_id: Only entries of this project; of every project where it is missing.
 
         Returns:
-            A future of the page; its `cursor` says how many runs there are.
+            A future of the page; its `cursor` has the number of runs.
 
         Raises:
             ValueError: At once, for an argument that cannot be right.
@@ -465,7 +465,7 @@ class RestOperations(Operations):
             tinker_path: The checkpoint, `tinker://<training run>/<kind>/<name>`.
 
         Returns:
-            A future of the URLs by file name, and the time until which they are valid.
+            A future of the URLs by file name, and the time when they expire.
 
         Raises:
             ValueError: At once, for an argument that cannot be right.
@@ -484,7 +484,7 @@ class RestOperations(Operations):
     def external_weights_upload_start(
         self, base_model: str, lora_config: models.LoraConfig, destination_project_id: str | None = None
     ) -> APIFuture[models.ExternalWeightsUploadStartResult]:
-        """Begin to bring an adapter into the service, and get a signed URL for each of its files.
+        """Start the upload of an adapter, and get a signed URL for each of its files.
 
         The files are those that an external checkpoint of this base model and adapter has. Each is sent to its URL
         by HTTP PUT, without credentials; then `external_weights_upload_finish` makes a checkpoint of them.
@@ -496,7 +496,7 @@ class RestOperations(Operations):
             destination_project_id: The project of the checkpoint; the user's default when missing.
 
         Returns:
-            A future of the id of the upload, the URLs by file name, and the time until which they are valid.
+            A future of the id of the upload, the URLs by file name, and the time when they expire.
         """
         self._check(base_model=base_model, lora_config=lora_config, destination_project_id=destination_project_id)
         return self._ask(
@@ -514,7 +514,7 @@ class RestOperations(Operations):
         return await self.external_weights_upload_start(base_model, lora_config, destination_project_id)
 
     def external_weights_upload_finish(self, upload_id: str) -> APIFuture[models.ExternalWeightsUploadFinishResult]:
-        """Make a checkpoint of the files of an upload, all of which have been sent.
+        """Create a checkpoint from the uploaded files of an adapter.
 
         The server checks the files. Finishing an upload again gives the same checkpoint.
 
@@ -561,7 +561,7 @@ class AdminOperations(Operations):
     ) -> APIFuture[models.AuditLogResponse]:
         """Get the audit log of one day, of one kind of events or of all kinds.
 
-        The answer may come from another host, which does not receive the credential.
+        The response may come from another host, which does not receive the credential.
 
         Args:
             event_type: The kind of events, or all of them.
@@ -585,7 +585,7 @@ class AdminOperations(Operations):
     def get_current_checkpoint_storage_usage(
         self, project_id: str | None = None
     ) -> APIFuture[models.CurrentCheckpointStorageUsageResponse]:
-        """Get the present storage of checkpoints, by project and user.
+        """Get the current storage of checkpoints, by project and user.
 
         Args:
             project_id: Only entries of this project; of every project where it is missing.

@@ -52,10 +52,10 @@ def test_a_folder_without_an_adapter_is_an_error(call: Call, tmp_path: Path, nam
 @pytest.mark.parametrize(
     ("config", "arguments", "words"),
     [
-        (None, [], "without it, give --base-model and --rank"),
-        (None, ["--base-model", "tinker/toy"], "without it, give --base-model and --rank"),
-        ({"peft_type": "LORA", "r": 4, "lora_alpha": 8}, [], "names no base model; give --base-model"),
-        ({"peft_type": "LORA", "r": 4, "lora_alpha": 8}, ["--rank", "8"], "--rank is 8, but adapter_config.json says r 4"),
+        (None, [], "or pass --base-model and --rank"),
+        (None, ["--base-model", "tinker/toy"], "or pass --base-model and --rank"),
+        ({"peft_type": "LORA", "r": 4, "lora_alpha": 8}, [], "does not name the base model; pass --base-model"),
+        ({"peft_type": "LORA", "r": 4, "lora_alpha": 8}, ["--rank", "8"], "--rank is 8, but r is 4 in adapter_config.json"),
     ],
 )
 def test_what_an_upload_needs_is_named_as_options(

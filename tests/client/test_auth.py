@@ -151,7 +151,7 @@ def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[1].key == "tml-stored"
     tinker.RestClient()
     file.write_text('{"keys": "tml-oops"')
-    with pytest.raises(tinker.TinkerError, match="cannot be read") as caught:
+    with pytest.raises(tinker.TinkerError, match="could not read") as caught:
         tinker.RestClient()
     assert "tml-oops" not in str(caught.value)
 

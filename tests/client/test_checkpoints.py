@@ -150,7 +150,7 @@ def test_refused_at_once(service: tinker.ServiceClient, tmp_path: Path) -> None:
     (tmp_path / "run_external_weights_e").mkdir()
     with pytest.raises(FileExistsError, match="already exists"):
         checkpoints.download(PATH, tmp_path)
-    with pytest.raises(ValueError, match="give neither"):
+    with pytest.raises(ValueError, match="pass neither"):
         checkpoints.download(PATH, tmp_path / "x", service=service, base_url="http://x")
 
 
@@ -296,7 +296,7 @@ def test_overwrite_replaces_the_folder(fetch: Any, store: Store, tmp_path: Path)
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "..", "a\\b", "c:x", "a//../b", "", "x\0y"])
 def test_names_that_leave_the_folder(name: str, fetch: Any) -> None:
     """A server cannot choose a place outside of the folder; nothing is fetched then."""
-    with pytest.raises(tinker.TinkerError, match="nothing is stored"):
+    with pytest.raises(tinker.TinkerError, match="nothing was saved"):
         fetch({name: "http://store/a"})
 
 
@@ -365,7 +365,7 @@ def test_archives(tmp_path: Path) -> None:
 )
 def test_archives_with_strange_members(strange: tarfile.TarInfo, tmp_path: Path) -> None:
     """Members outside of the folder, links, devices and pipes are refused."""
-    with pytest.raises(tinker.TinkerError, match=r"not unpacked|nothing is stored"):
+    with pytest.raises(tinker.TinkerError, match=r"not unpacked|nothing was saved"):
         unpack(tar(member("a"), strange), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] in (["archive", "place"], ["place", "archive"])
 

@@ -127,7 +127,7 @@ if child == 0:
         try:
             training.optim_step(tinker.AdamParams())
         except RuntimeError as error:
-            assert "another process" in str(error)
+            assert "belongs to the parent process" in str(error)
             code = 0
     finally:
         os._exit(code)

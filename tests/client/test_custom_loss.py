@@ -420,11 +420,11 @@ def returning(make: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
 
 
 UNTRACEABLE: list[tuple[Callable[..., Any], dict[str, int], str]] = [
-    (lambda weights: (weights, {}), {"weights": 1}, "first parameter must be called logprobs"),
-    (lambda: (0, {}), {}, "first parameter must be called logprobs"),
-    (lambda logprobs, x=1: (logprobs, {}), {"logprobs": 1, "x": 0}, "must be plain"),
-    (lambda logprobs, *x: (logprobs, {}), {"logprobs": 1, "x": 0}, "must be plain"),
-    (lambda logprobs, Big: (logprobs, {}), {"logprobs": 1, "Big": 0}, "must be plain"),
+    (lambda weights: (weights, {}), {"weights": 1}, "first parameter must be named logprobs"),
+    (lambda: (0, {}), {}, "first parameter must be named logprobs"),
+    (lambda logprobs, x=1: (logprobs, {}), {"logprobs": 1, "x": 0}, "must have a lower-case name"),
+    (lambda logprobs, *x: (logprobs, {}), {"logprobs": 1, "x": 0}, "must have a lower-case name"),
+    (lambda logprobs, Big: (logprobs, {}), {"logprobs": 1, "Big": 0}, "must have a lower-case name"),
     (lambda logprobs, x: (logprobs, {}), {"logprobs": 1}, "input_ranks must name"),
     (lambda logprobs, x: (logprobs, {}), {"logprobs": 1, "x": 3}, "rank of x must be 0, 1 or 2"),
     (lambda logprobs: (logprobs, {}), {"logprobs": 0}, "rank of logprobs must be 1 or 2"),
@@ -432,7 +432,7 @@ UNTRACEABLE: list[tuple[Callable[..., Any], dict[str, int], str]] = [
     (returning(lambda p: (p.sum() * float(p.sum()), {})), {"logprobs": 1}, "cannot be traced"),
     (returning(lambda p: (p.sum() * len(p), {})), {"logprobs": 1}, "'len' is not supported"),
     (returning(lambda p: (sum(p), {})), {"logprobs": 1}, "cannot be iterated"),
-    (returning(lambda p: ((p * CAPTURED).sum(), {})), {"logprobs": 1}, "tensor of its own"),
+    (returning(lambda p: ((p * CAPTURED).sum(), {})), {"logprobs": 1}, "contains a tensor"),
     (returning(lambda p: (LINEAR(p).sum(), {})), {"logprobs": 1}, "cannot be traced"),
     (returning(lambda p: (p.sum() * p.sum().item(), {})), {"logprobs": 1}, r"\.item\(\)"),
     (returning(lambda p: (p.frobnicate(), {})), {"logprobs": 1}, r"\.frobnicate\(\)"),
@@ -440,9 +440,9 @@ UNTRACEABLE: list[tuple[Callable[..., Any], dict[str, int], str]] = [
     (returning(lambda p: p.sum()), {"logprobs": 1}, "a tensor and a dict"),
     (returning(lambda p: (p.sum(), [])), {"logprobs": 1}, "a tensor and a dict"),
     (returning(lambda p: (5, {})), {"logprobs": 1}, "a tensor and a dict"),
-    (returning(lambda p: (p.sum(), {"nll": p.sum()})), {"logprobs": 1}, "must be called custom/"),
-    (returning(lambda p: (p.sum(), {"custom/Nll:sum": p.sum()})), {"logprobs": 1}, "must be called custom/"),
-    (returning(lambda p: (p.sum(), {"custom/nll:max": p.sum()})), {"logprobs": 1}, "must be called custom/"),
+    (returning(lambda p: (p.sum(), {"nll": p.sum()})), {"logprobs": 1}, "must be named custom/"),
+    (returning(lambda p: (p.sum(), {"custom/Nll:sum": p.sum()})), {"logprobs": 1}, "must be named custom/"),
+    (returning(lambda p: (p.sum(), {"custom/nll:max": p.sum()})), {"logprobs": 1}, "must be named custom/"),
     (returning(lambda p: (p.sum(), {"custom/nll:sum": 3.0})), {"logprobs": 1}, "must be a tensor"),
 ]
 
@@ -489,7 +489,7 @@ def test_functions_are_named_by_where_they_live(service: Any) -> None:
 
 def test_a_foreign_function_is_refused(service: Any) -> None:
     """A function that torch traces through but that no server knows is refused by its name."""
-    with pytest.raises(ValueError, match="calls 'strange_function', which is not of torch"):
+    with pytest.raises(ValueError, match="calls 'strange_function', which is not a function of torch"):
         service.create_custom_loss(calling_a_strange_function, {"logprobs": 1})
 
 

@@ -134,7 +134,7 @@ def test_the_log_observer(connect: Connect, wire: Any, caplog: pytest.LogCapture
         all_told()
     lines = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "mine"]
     assert [level for level, _ in lines] == ["INFO", "INFO", "INFO", "WARNING"]
-    assert "optim_step failed 1 times, next in" in lines[0][1]
+    assert "optim_step failed 1 times, retrying in" in lines[0][1]
     assert lines[1][1] == "optim_step is paused_capacity: full"
     assert lines[2][1].startswith("optim_step took ")
     assert "forward_backward_custom failed after" in lines[3][1]
@@ -146,7 +146,7 @@ def test_the_log_observer(connect: Connect, wire: Any, caplog: pytest.LogCapture
         training.optim_step(ADAM).cancel()
         all_told()
     text = "\n".join(record.getMessage() for record in caplog.records if record.name == "mine")
-    for part in ("in your function", "used trained 2", "answered 200", "cancelled"):
+    for part in ("in your function", "used trained 2", "returned 200", "cancelled"):
         assert part in text
 
 

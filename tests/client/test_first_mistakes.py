@@ -376,7 +376,7 @@ def test_a_custom_loss_that_returns_the_loss_alone(training: tinker.TrainingClie
 
 def test_clients_that_cannot_be_pickled_say_what_to_do(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
     """A TypeError names the client and the way to the other process."""
-    with pytest.raises(TypeError, match="a ServiceClient cannot be pickled; make one in each process"):
+    with pytest.raises(TypeError, match="a ServiceClient cannot be pickled; create one in each process"):
         pickle.dumps(service)
     with pytest.raises(TypeError, match="create_training_client_from_state"):
         pickle.dumps(training)
@@ -420,7 +420,7 @@ def test_frames_of_functions_of_the_user_stay(training: tinker.TrainingClient, d
         (lambda: tinker.ModelInput([1, 2]), TypeError, r"; for token ids use ModelInput.from_ints\(tokens\)"),
         (lambda: tinker.ModelInput(tokens=[1]), TypeError, "has no 'tokens'; it has chunks; for token ids use ModelInput"),
         (lambda: tinker.ServiceClient(base_url="host:80"), ValueError, "got 'host:80'; did you mean 'http://host:80'?"),
-        (lambda: pickle.dumps(APIFuture()), TypeError, "send its result instead"),
+        (lambda: pickle.dumps(APIFuture()), TypeError, "pickle future.result\\(\\) instead"),
         (lambda: tinker.ModelInput(chunks=[1, 2]), TypeError, "got int; for token ids use ModelInput.from_ints"),
         (lambda: tinker.AdamParams(learning_rate="fast"), ValueError, "AdamParams.learning_rate must be a number, got 'fast'"),
         (lambda: tinker.types.LoraConfig(rank=1.5), ValueError, "LoraConfig.rank must be an integer, got 1.5"),
@@ -473,7 +473,7 @@ def test_arguments_of_clients(service: tinker.ServiceClient, wire: Any, create: 
         (DATUM, "target_tokens", r"datum.loss_fn_inputs\['target_tokens'\]"),
         (DATUM, "tokens", r"datum.model_input.to_ints\(\)"),
         (tinker.ForwardBackwardOutput("x", []), "logprobs", r"output.loss_fn_outputs\[0\]\['logprobs'\]"),
-        (tinker.ForwardBackwardOutput("x", []), "loss", "the server sent no metric 'loss:sum'; metrics: none"),
+        (tinker.ForwardBackwardOutput("x", []), "loss", "the server did not send the metric 'loss:sum'; it sent: none"),
     ],
 )
 def test_attributes_of_values(value: Any, name: str, advice: str) -> None:

@@ -164,7 +164,7 @@ def test_headers_for_a_tunnel(proxy: Proxy) -> None:
     with pytest.raises(tinker.APIConnectionError):
         tinker.ServiceClient(config=config).get_server_capabilities()
     assert {(one.method, one.headers["x-team"]) for one in proxy.asked} == {("CONNECT", "a")}
-    with pytest.raises(ValueError, match="proxy must be a proxy with http"):
+    with pytest.raises(ValueError, match="proxy must be a proxy address with http"):
         tinker.Config.load(base_url=HOST, proxy="socks5://host")
 
 

@@ -76,11 +76,11 @@ def test_closing_the_holder_ends_the_session(wire: Any, service: tinker.ServiceC
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    [("aclient", "call the method of a client"), ("execute_with_retries", "patience_seconds"), ("_client_config", "inside")],
+    [("aclient", "use the client method"), ("execute_with_retries", "patience_seconds"), ("_client_config", "internal")],
 )
 def test_the_rest_of_the_holder_says_what_to_use(service: tinker.ServiceClient, name: str, advice: str) -> None:
     """Nothing of the official client's inside is there; asking for it says what is."""
-    with pytest.raises(AttributeError, match=f"holder has no '{name}': .*{advice}"):
+    with pytest.raises(AttributeError, match=f"holder has no attribute '{name}': .*{advice}"):
         getattr(service.holder, name)
     assert not hasattr(service.holder, name)
 
@@ -165,8 +165,12 @@ def test_a_given_http_client_sends(wire: Any, connect: Connect) -> None:
         ({"timeout": 0}, ValueError, "timeout must be above 0, got 0"),
         ({"max_retries": 1.5}, TypeError, "max_retries must be an integer, got float"),
         ({"max_retries": -1}, ValueError, "max_retries must be at least 0, got -1"),
-        ({"default_headers": [("a", "b")]}, TypeError, "default_headers must be a mapping of text to text, got list"),
-        ({"default_headers": {"a": 1}}, TypeError, "default_headers must be a mapping of text to text, but has a int in it"),
+        ({"default_headers": [("a", "b")]}, TypeError, "default_headers must be a mapping of strings to strings, got list"),
+        (
+            {"default_headers": {"a": 1}},
+            TypeError,
+            "default_headers must be a mapping of strings to strings, but contains a int",
+        ),
         ({"http_client": httpx.Client()}, TypeError, "http_client must be an httpx.AsyncClient, got Client"),
     ],
 )
@@ -216,7 +220,7 @@ def test_what_is_too_long_is_refused_once_the_server_has_told(wire: Any, service
     assert longest is not None
     before = len(wire.exchanges)
     fits, long = types.ModelInput.from_ints([1] * (longest - 1)), types.ModelInput.from_ints([1] * (longest + 1))
-    words = f"has {longest + 1} tokens, and the model takes {longest} at most"
+    words = f"has {longest + 1} tokens, but the model accepts at most {longest}"
     with pytest.raises(ValueError, match=rf"data\[1\]\.model_input {words}"):
         training.forward_backward([datum(), datum([1] * (longest + 1))], "cross_entropy")
     with pytest.raises(ValueError, match=rf"^prompt {words}"):
@@ -252,5 +256,5 @@ def test_saved_weights_are_checked_by_the_model_they_are_of(
     """A sampler of a run has the run's base model; one of a path alone is not checked, as nobody has said what it is."""
     longest = service.get_server_capabilities().supported_models[0].max_context_length or 0
     long = types.ModelInput.from_ints([1] * (longest + 1))
-    with pytest.raises(ValueError, match="at most, as the server's capabilities say"):
+    with pytest.raises(ValueError, match="according to the server's capabilities"):
         training.save_weights_and_get_sampling_client().sample(long, 1, types.SamplingParams(max_tokens=1))

@@ -103,8 +103,8 @@ def test_what_is_known_of_a_lost_result(training: tinker.TrainingClient, wire: A
     with pytest.raises(tinker.APIStatusError) as caught:
         future.result(10)
     (note,) = caught.value.__notes__
-    assert note.startswith(f"optim_step: request {future.request_id} was accepted 0.1 s before; the server said last that")
-    assert "paused_capacity; its result is not kept any more, whether it was carried out is not known" in note
+    assert note.startswith(f"optim_step: request {future.request_id} was accepted 0.1 s before; the last queue state was")
+    assert "paused_capacity; the server no longer has its result, and the client does not know whether it ran" in note
 
 
 def test_large_results_are_announced_first(training: tinker.TrainingClient, wire: Any) -> None:
@@ -120,7 +120,7 @@ def test_a_size_instead_of_the_result(training: tinker.TrainingClient, wire: Any
     told = {"status": "complete_metadata", "request_id": "x", "response_payload_size": 7}
     wire.fail("retrieve_future", 200, body=told, times=4)
     del clock.slept[:]
-    with pytest.raises(tinker.APIResponseValidationError, match="its size was sent again instead of the result"):
+    with pytest.raises(tinker.APIResponseValidationError, match="sent the size again instead of the result"):
         training.optim_step(ADAM).result(10)
     assert len(clock.slept) == 2
     wire.fail("retrieve_future", 200, body=told, times=2)
@@ -139,7 +139,7 @@ def test_paused_work_is_reported_once_a_minute(
         wire.fail("retrieve_future", 200, body=paused)
         training.optim_step(ADAM).result(10)
     lines = [message for message in caplog.messages if "paused by the server" in message]
-    assert [("big run" in line, "short of capacity" in line) for line in lines] == [(True, False), (False, True)]
+    assert [("big run" in line, "no free capacity" in line) for line in lines] == [(True, False), (False, True)]
 
 
 def test_polls_are_numbered_and_named(training: tinker.TrainingClient, wire: Any) -> None:

@@ -467,7 +467,7 @@ def test_wrong_arguments_are_refused() -> None:
         (lambda: term(squares, "1"), TypeError, "weight must be a number, got '1'"),
         (lambda: term(squares, True), TypeError, "weight must be a number"),
         (lambda: term(squares, 1, "a/b"), ValueError, "needs a name, without '/'"),
-        (lambda: term(squares, 1, 5), TypeError, "name must be text"),
+        (lambda: term(squares, 1, 5), TypeError, "name must be a string"),
         (lambda: term(lambda data, parts: 0), ValueError, "needs a name"),
         (lambda: term(squares, mode="process"), ValueError, "mode must be one of inline, thread, async; got 'process'"),
         (lambda: term(squares_later), ValueError, "give it mode='async'"),

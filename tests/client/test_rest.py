@@ -325,7 +325,7 @@ def test_whoami(rest: Rest, wire: Any, email: str, told: str | None) -> None:
 
 def test_whoami_of_a_key(rest: Rest) -> None:
     """A server without tokens leaves nobody to ask."""
-    with pytest.raises(tinker.UnknownIdentityError, match="nothing in a key says whose it is") as caught:
+    with pytest.raises(tinker.UnknownIdentityError, match="a key does not contain the name of its owner") as caught:
         rest.whoami().result(10)
     assert isinstance(caught.value, tinker.TinkerError)
     assert isinstance(caught.value, RuntimeError)
@@ -341,7 +341,7 @@ def test_constructing_sends_nothing(wire: Any) -> None:
         service.create_rest_client()
     assert rest.get_telemetry() is None
     assert wire.exchanges == []
-    with pytest.raises(ValueError, match="give neither"):
+    with pytest.raises(ValueError, match="pass neither"):
         Rest(service._runtime(), base_url="http://other")
 
 

@@ -58,7 +58,7 @@ def test_a_result_that_was_waited_for(
     wire.faults.clear()
     with pytest.raises(tinker.SessionLostError) as caught:
         waiting.result(10)
-    assert "whether it was carried out is not known" in str(caught.value.__cause__.__notes__)
+    assert "does not know whether it ran" in str(caught.value.__cause__.__notes__)
 
 
 def test_a_new_client_starts_a_new_session(

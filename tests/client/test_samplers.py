@@ -143,7 +143,7 @@ def test_a_base_model_that_nobody_says(service: tinker.ServiceClient, training: 
     path = training.save_state("s").result(10).path
     wire.fail("get_info", 404)
     again = service.create_training_client_from_state(path)
-    with pytest.raises(LookupError, match="which base model the run has"):
+    with pytest.raises(LookupError, match="does not report the base model of the run"):
         again.save_weights_and_get_sampling_client().get_base_model()
 
 

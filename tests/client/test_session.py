@@ -87,7 +87,7 @@ def test_silence_is_reported_once(connect: Connect, wire: Any, clock: Any, caplo
             clock.advance(10)
             wire.wait_for("session_heartbeat", beat + 2)
         clock.advance(10)
-    assert sum("no heartbeat got through" in message for message in caplog.messages) == 1
+    assert sum("no heartbeat has succeeded" in message for message in caplog.messages) == 1
 
 
 @pytest.mark.parametrize(("error", "reason"), [(None, "success"), (ValueError, "errored"), (KeyboardInterrupt, "interrupted")])
@@ -282,7 +282,7 @@ def test_a_server_that_is_not_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     rest = tinker.ServiceClient(base_url=f"http://127.0.0.1:{port}", patience_seconds=0).create_rest_client()
-    with pytest.raises(tinker.APIConnectionError, match=rf"cannot connect to 127.0.0.1:{port}: {os.strerror(ECONNREFUSED)}"):
+    with pytest.raises(tinker.APIConnectionError, match=rf"could not connect to 127.0.0.1:{port}: {os.strerror(ECONNREFUSED)}"):
         rest.list_sessions().result(10)
 
 

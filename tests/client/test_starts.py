@@ -138,5 +138,5 @@ def test_a_start_in_another_process_is_refused(service: tinker.ServiceClient, mo
         raise AssertionError
 
     monkeypatch.setattr("tinker._loop._current", type(loop_thread())())
-    with pytest.raises(RuntimeError, match="another process"):
+    with pytest.raises(RuntimeError, match="belongs to the parent process"):
         run(runtime, "a test", never)

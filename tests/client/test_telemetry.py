@@ -119,4 +119,4 @@ def test_memory_is_bounded(connect: Connect, caplog: pytest.LogCaptureFixture) -
     for _ in range(EVENTS_KEPT + 10):
         telemetry.log("x")
     assert len(telemetry._events) == EVENTS_KEPT
-    assert len([line for line in caplog.messages if "oldest are dropped" in line]) == 1
+    assert len([line for line in caplog.messages if "dropping the oldest" in line]) == 1

@@ -201,10 +201,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "DoRA": ({"config": {**CONFIG, "use_dora": True}}, "use_dora"),
     "whole modules": ({"config": {**CONFIG, "modules_to_save": ["lm_head"]}}, "modules_to_save"),
     "biases": ({"config": {**CONFIG, "bias": "all"}}, "bias is 'all'"),
-    "no base": ({"config": {**CONFIG, "base_model_name_or_path": None}}, "give base_model"),
+    "no base": ({"config": {**CONFIG, "base_model_name_or_path": None}}, "pass base_model"),
     "no weights": ({"weights": b""}, "contains no adapter_model.safetensors"),
     "no safetensors": ({"weights": b"PK\3\4 something"}, "not a safetensors file"),
-    "cut off": ({"weights": safetensors(*NAMES, cut=3)}, "not complete"),
+    "cut off": ({"weights": safetensors(*NAMES, cut=3)}, "is incomplete"),
     "empty": ({"weights": safetensors()}, "contains no weights"),
     "other weights": ({"weights": safetensors(*NAMES, "model.embed.weight")}, "model.embed.weight"),
 }
@@ -219,9 +219,9 @@ def test_what_cannot_be_uploaded_is_refused_at_once(tmp_path: Path, files: dict[
 
 def test_a_folder_must_be_one(tmp_path: Path) -> None:
     """A path that leads nowhere, a file, and a pickled adapter are called what they are."""
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         checkpoints.upload(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="give base_model and lora_config"):
+    with pytest.raises(FileNotFoundError, match="pass base_model and lora_config"):
         checkpoints.upload(tmp_path)
     folder = write(tmp_path / "adapter", weights=b"")
     (folder / "adapter_model.bin").touch()
@@ -229,7 +229,7 @@ def test_a_folder_must_be_one(tmp_path: Path) -> None:
         checkpoints.upload(folder)
     with pytest.raises(NotADirectoryError, match="not a folder"):
         checkpoints.upload(folder / "adapter_config.json")
-    with pytest.raises(ValueError, match=r"lora_config.rank is 8, but adapter_config.json says r 4"):
+    with pytest.raises(ValueError, match=r"lora_config.rank is 8, but r is 4 in adapter_config.json"):
         checkpoints.upload(write(tmp_path / "other"), lora_config=tinker.LoraConfig(rank=8))
 
 

@@ -402,7 +402,7 @@ def test_part_of_a_batch(wire: Any, connect: Any, state: State, datum: MakeDatum
     wire.answer("forward_backward", refuse_second, after=1)
     with pytest.raises(tinker.APIStatusError) as caught:
         training.forward_backward([datum(), datum(), datum()], "cross_entropy").result(10)
-    assert "1 of the 3 requests of this batch had been accepted" in str(caught.value.__notes__)
+    assert "accepted 1 of the 3 requests of this batch" in str(caught.value.__notes__)
     assert training.optim_step(ADAM).result(10)
     assert wire.requests("optim_step")[-1].seq_id == 2
 

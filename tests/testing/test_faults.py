@@ -163,9 +163,9 @@ def test_what_is_refused(server: FaultyServer) -> None:
     """A status that ends an exchange does not inform, and what never ends must take time."""
     with pytest.raises(ValueError, match="200 is not an informational status"):
         server.inform_next("healthz", 200)
-    with pytest.raises(ValueError, match="seconds greater than 0"):
+    with pytest.raises(ValueError, match="seconds must be greater than 0"):
         server.inform_next("healthz", count=None)
-    with pytest.raises(ValueError, match="seconds greater than 0"):
+    with pytest.raises(ValueError, match="seconds must be greater than 0"):
         server.trickle_next("healthz", 0, count=None)
 
 
@@ -209,7 +209,7 @@ def test_faults_that_do_not_happen_are_named(server: FaultyServer) -> None:
 @pytest.mark.parametrize(
     ("status", "error", "words"),
     [
-        (200, ValueError, "200 is not a failure: give one of 300 to 599, or the body of the response"),
+        (200, ValueError, "200 is not an error status; pass a status from 300 to 599, or the body of the response"),
         (103, ValueError, "status must be from 200 to 599, got 103"),
         ("503", TypeError, "status must be an int, got '503'"),
         (True, TypeError, "status must be an int, got True"),

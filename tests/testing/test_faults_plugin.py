@@ -77,7 +77,7 @@ def test_unused_faults_fail_the_test(tmp_path: Path) -> None:
     code, output = run_pytest(tmp_path, FAILING)
     assert code == 1, output
     assert "asample: drop, 2 left" in output
-    assert "never asked for: 2 samples" in output
+    assert "never used: 2 samples" in output
 
 
 def test_runs_that_do_not_use_it_load_nothing(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_logprobs_are_real_unless_scripted(server: FaultyServer, sampler: tinker
     server.script_logprobs(lambda tokens: [-token / 1024 for token in tokens[1:]])
     assert sampler.compute_logprobs(tinker.ModelInput.from_ints([1, 512, 256])).result(30) == [None, -0.5, -0.25]
     server.script_logprobs(lambda tokens: [])
-    with pytest.raises(tinker.RequestFailedError, match="the rule gave 0 log-probabilities for 6 tokens"):
+    with pytest.raises(tinker.RequestFailedError, match="the rule returned 0 logprobs for 6 tokens"):
         sampler.compute_logprobs(PROMPT).result(30)
 
 
@@ -95,7 +95,7 @@ def test_what_the_script_lacks_fails(server: FaultyServer, sampler: tinker.Sampl
         say(sampler)
     server.script_losses([1.0])
     server.script_samples({"x": ["1", "2"]})
-    with pytest.raises(AssertionError, match=r"never asked for: 2 samples for 'x'; 1 loss\b"):
+    with pytest.raises(AssertionError, match=r"never used: 2 samples for 'x'; 1 loss\b"):
         server.verify()
     server.forget()
     server.verify()
@@ -107,14 +107,14 @@ def test_one_answer_is_no_list(server: FaultyServer, wrong: Any) -> None:
     """A single answer, which would be read letter by letter, is refused on the line of the test."""
     with pytest.raises(TypeError, match="takes a list of responses"):
         server.script_samples(wrong)
-    with pytest.raises(ValueError, match="2 tokens and 1 logprobs"):
+    with pytest.raises(ValueError, match="1 logprobs for 2 tokens"):
         ScriptedSample("ab", logprobs=[0.0])
 
 
 @pytest.mark.parametrize("wrong", [5, None, [1.5], ["a"]])
 def test_what_is_no_answer(server: FaultyServer, wrong: Any) -> None:
     """An answer that is neither text nor token ids is refused on the line of the test."""
-    with pytest.raises(TypeError, match="a response must be text, token ids or a ScriptedSample, got"):
+    with pytest.raises(TypeError, match="a response must be a string, token ids or a ScriptedSample, got"):
         server.script_samples([wrong])
 
 

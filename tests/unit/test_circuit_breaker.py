@@ -132,7 +132,7 @@ def test_a_probe_without_an_outcome_does_not_block_for_ever(breaker: tinker.Circ
     try_to(breaker, times=3)
     time.now += 10
     with breaker.guard("fail"):
-        with pytest.raises(tinker.CircuitOpenError, match="tried by others"):
+        with pytest.raises(tinker.CircuitOpenError, match="another call is testing it"):
             breaker.call(fail)
         time.now += 10
         another = breaker.guard("fail")
@@ -327,7 +327,7 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], mess
 
 def test_wrong_names_and_breakers(breaker: tinker.CircuitBreaker) -> None:
     """A circuit's name is text; a service client takes breakers only."""
-    with pytest.raises(TypeError, match="name must be text, got int"):
+    with pytest.raises(TypeError, match="name must be a string, got int"):
         breaker.guard(5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="circuit_breaker must be a CircuitBreaker, got int"):
         tinker.ServiceClient(circuit_breaker=5)  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def test_addresses_that_are_none(url: str) -> None:
 def test_an_address_must_be_text() -> None:
     """Something else is a TypeError that says what it is."""
     wrong: Any = 8000
-    with pytest.raises(TypeError, match="base_url must be text, got int"):
+    with pytest.raises(TypeError, match="base_url must be a string, got int"):
         tinker.ServiceClient(base_url=wrong)
 
 

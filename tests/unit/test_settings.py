@@ -56,7 +56,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("heartbeat_lost_seconds", math.nan, ValueError, "heartbeat_lost_seconds must be above 0"),
     ("heartbeat_warning_seconds", "soon", TypeError, "heartbeat_warning_seconds must be a number, got str"),
     ("proxy_headers", {"a": "b\nc"}, ValueError, "header 'a' must not contain a line break"),
-    ("proxy_headers", {"a": 1}, TypeError, "header 'a' must be text"),
+    ("proxy_headers", {"a": 1}, TypeError, "header 'a' must be a string"),
     ("wire", "xml", ValueError, "wire must be one of auto, proto, json"),
     ("patience_seconds", -1, ValueError, "patience_seconds must be at least 0"),
 ]

@@ -140,7 +140,7 @@ def test_provenance() -> None:
     assert both.model_input_spans == [prompt, sampled]
     with pytest.raises(ValueError, match="cover 1 tokens, the datum has 2"):
         datum.with_provenance([prompt], [sampled, sampled])
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="or neither"):
         tinker.Datum(model_input=datum.model_input, model_input_spans=[prompt])
     with pytest.raises(ValueError, match="sequence_id"):
         types.PromptProvenanceSpan(sequence_id="", length=1)

@@ -201,7 +201,7 @@ def test_a_copy_under_the_older_name_takes_new_values() -> None:
         (lambda: types.SamplingParams(max_token=3), r"SamplingParams has no 'max_token'; did you mean 'max_tokens'\?"),  # type: ignore[call-arg]
         (
             lambda: types.SamplingParams(min_p=0.1),
-            r"parameter that only some servers know: SamplingParams\(extra=\{'min_p': ...\}\)",
+            r"parameter that only some servers support: SamplingParams\(extra=\{'min_p': ...\}\)",
         ),  # type: ignore[call-arg]
         (
             lambda: types.AdamParams(lr=0.1),
@@ -209,7 +209,7 @@ def test_a_copy_under_the_older_name_takes_new_values() -> None:
         ),  # type: ignore[call-arg]
         (lambda: types.LoraConfig(ranks=3), r"LoraConfig has no 'ranks'; did you mean 'rank'\?$"),  # type: ignore[call-arg]
         (lambda: types.SamplingParams(extra=[("a", 1)]), "extra must be a mapping of names to values, got list"),  # type: ignore[arg-type]
-        (lambda: types.SamplingParams(extra={1: 2}), "extra: a name must be text, got 1"),  # type: ignore[dict-item]
+        (lambda: types.SamplingParams(extra={1: 2}), "extra: a name must be a string, got 1"),  # type: ignore[dict-item]
     ],
 )
 def test_a_misspelt_parameter_is_told_its_spelling(make: Any, words: str) -> None:

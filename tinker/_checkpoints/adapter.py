@@ -1,7 +1,7 @@
-"""A local adapter to upload: what it is, read from its files and checked before anything is sent.
+"""Read a local adapter from its files, and check it before an upload.
 
-PEFT's two files say what they hold: ``adapter_config.json`` the rank, the header of ``adapter_model.safetensors`` the modules.
-Of the weights themselves nothing is read. Blocks; not for the loop thread.
+The rank is read from ``adapter_config.json``, the modules from the header of ``adapter_model.safetensors``. The weights are not
+read. Blocks; not for the loop thread.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ def read_adapter(folder: Path, base_model: str | None, lora_config: models.LoraC
     FileNotFoundError, NotADirectoryError or ValueError, naming the file and the field, for what cannot be uploaded.
     """
     if not folder.exists():
-        raise FileNotFoundError(f"there is no folder {folder}")
+        raise FileNotFoundError(f"the folder {folder} does not exist")
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder; pass the one that contains {CONFIG}")
     if not (folder / CONFIG).is_file():
         if base_model is None or lora_config is None:
-            raise FileNotFoundError(f"{folder} contains no {CONFIG}; without it, give base_model and lora_config")
+            raise FileNotFoundError(f"{folder} contains no {CONFIG}; add the file, or pass base_model and lora_config")
         return LocalAdapter(folder=folder, base_model=base_model, lora_config=lora_config)
     config = _read_config(folder / CONFIG)
     rank = _check_config(config)
     found = _to_lora_config(rank, _read_modules(folder))
     if lora_config is not None and lora_config.rank != rank:
-        raise ValueError(f"lora_config.rank is {lora_config.rank}, but {CONFIG} says r {rank}")
+        raise ValueError(f"lora_config.rank is {lora_config.rank}, but r is {rank} in {CONFIG}")
     return LocalAdapter(folder=folder, base_model=base_model or _read_base(config), lora_config=lora_config or found)
 
 
@@ -79,7 +79,7 @@ def _check_config(config: Mapping[str, Any]) -> int:
         raise ValueError(f"{CONFIG}: peft_type is {config.get('peft_type')!r}; only LORA adapters can be uploaded")
     for name in _REFUSED:
         if config.get(name):
-            raise ValueError(f"{CONFIG}: {name} is {config[name]!r}; adapters with it cannot be uploaded")
+            raise ValueError(f"{CONFIG}: {name} is {config[name]!r}; adapters with this setting cannot be uploaded")
     if config.get("bias", "none") != "none":
         raise ValueError(f"{CONFIG}: bias is {config['bias']!r}; only 'none' can be uploaded")
     rank, alpha = config.get("r"), config.get("lora_alpha")
@@ -93,7 +93,7 @@ def _check_config(config: Mapping[str, Any]) -> int:
 def _read_base(config: Mapping[str, Any]) -> str:
     name = config.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
-        raise ValueError(f"{CONFIG} names no base model; give base_model")
+        raise ValueError(f"{CONFIG} does not name the base model; pass base_model")
     return name
 
 
@@ -118,7 +118,7 @@ def _read_modules(folder: Path) -> set[str]:
     names = _read_header(file)
     modules = {name.partition(".lora_")[0] for name in names if ".lora_" in name}
     if strange := sorted(name for name in names if ".lora_" not in name):
-        advice = "save the adapter with save_embedding_layers=False, which leaves weights of the base model out"
+        advice = "save the adapter with save_embedding_layers=False, which omits weights of the base model"
         raise ValueError(f"{WEIGHTS} contains {strange[0]}, which is not part of a LoRA adapter; {advice}")
     if not modules:
         raise ValueError(f"{WEIGHTS} contains no weights")
@@ -131,13 +131,13 @@ def _read_header(file: Path) -> list[str]:
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if not 2 <= length <= min(_MAX_HEADER_NBYTES, size - 8):
-            raise ValueError(f"{WEIGHTS} is not a safetensors file, or damaged")
+            raise ValueError(f"{WEIGHTS} is damaged or not a safetensors file")
         try:
             header = json.loads(opened.read(length))
             entries = {name: entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
             end = 8 + length + max(entries.values(), default=0)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-            raise ValueError(f"{WEIGHTS} is not a safetensors file, or damaged") from None
+            raise ValueError(f"{WEIGHTS} is damaged or not a safetensors file") from None
     if end != size:
-        raise ValueError(f"{WEIGHTS} has {size} bytes and should have {end}: it is not complete")
+        raise ValueError(f"{WEIGHTS} is incomplete: it has {size} bytes instead of {end}")
     return list(entries)

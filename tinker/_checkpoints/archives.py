@@ -74,7 +74,7 @@ def _extract(member: _Member, place: Path) -> None:
         while piece := source.read(min(_PIECE_NBYTES, left + 1)):
             left -= len(piece)
             if left < 0:  # sizes in archives are claims
-                raise ValueError(f"{member.name!r} is larger than it says")
+                raise ValueError(f"{member.name!r} is larger than its header says")
             target.write(piece)
 
 
@@ -133,11 +133,11 @@ class SafeNames:
         path = PurePosixPath(name.removeprefix("./"))
         parts = path.parts
         if "\\" in name or ":" in name or "\0" in name or path.is_absolute() or not parts or not _RESERVED.isdisjoint(parts):
-            raise TinkerError(f"the file name {name!r} is not a name within a folder; nothing is stored")
+            raise TinkerError(f"the file name {name!r} is not a valid name within a folder; nothing was saved")
         key = str(path).casefold()
         folders = {str(folder).casefold() for folder in path.parents if folder.parts}
         if key in self._files or key in self._folders or not self._files.isdisjoint(folders):
-            raise TinkerError(f"two files are called {name!r}; nothing is stored")
+            raise TinkerError(f"two files have the name {name!r}; nothing was saved")
         self._files.add(key)
         self._folders |= folders
         return path

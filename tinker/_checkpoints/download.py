@@ -170,7 +170,7 @@ async def _get(client: httpx.AsyncClient, url: str, headers: Mapping[str, str]) 
         async with client.stream("GET", url, headers={"Accept-Encoding": "identity", **headers}) as response:
             yield response
     except httpx.TimeoutException as error:
-        raise connection_error(_prepare(url), ExchangeFailed("the server went silent", timed_out=True)) from error
+        raise connection_error(_prepare(url), ExchangeFailed("the server stopped sending data", timed_out=True)) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise connection_error(_prepare(url), ExchangeFailed(type(error).__name__)) from error
 
@@ -201,7 +201,7 @@ class _Receiving:
         if response.headers.get("content-encoding", "identity") != "identity":
             raise TinkerError(f"{_prepare(self._url).url} was sent compressed, although the client asked for it uncompressed")
         if self._start not in (0, await asyncio.to_thread(_length, self._place)):
-            raise self._truncation_error("another range than asked for")
+            raise self._truncation_error("a different range than requested")
         checks = _Checks(response.headers, whole=response.status_code == _WHOLE)
         if self._start:
             await asyncio.to_thread(checks.read, self._place)

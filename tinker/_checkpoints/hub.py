@@ -112,7 +112,7 @@ def _base_model(folder: Path) -> str:
     try:
         config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=_AdapterConfig)
     except msgspec.DecodeError as error:
-        raise TinkerError(f"{CONFIG} of the checkpoint cannot be read: {error}") from error
+        raise TinkerError(f"could not read {CONFIG} of the checkpoint: {error}") from error
     return config.base_model_name_or_path or "model"
 
 
@@ -142,7 +142,7 @@ def _present_card(hub: Hub, repo: str, revision: str | None) -> str | None:
 def _check_same(card: str | None, tinker_path: str, repo: str) -> None:
     named = set(_TINKER_PATH.findall(card or ""))
     if named and tinker_path not in named:
-        raise TinkerError(f"{repo} contains another checkpoint, {min(named)}; give another repository")
+        raise TinkerError(f"{repo} already contains another checkpoint, {min(named)}; pass another repo_id")
 
 
 def model_card(tinker_path: str, base_model: str, repo: str) -> str:

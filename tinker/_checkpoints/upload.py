@@ -138,9 +138,9 @@ class Uploading:
     def _find_files(self, urls: Mapping[str, str]) -> dict[str, Path]:
         found = {name: self.adapter.find(name) for name in sorted(urls)}
         if missing := [name for name, file in found.items() if file is None]:
-            raise TinkerError(f"{self.adapter.folder} is missing {', '.join(missing)}, which the server asks for")
+            raise TinkerError(f"{self.adapter.folder} is missing {', '.join(missing)}, which the server requires")
         if not found:
-            raise TinkerError("the server asks for no files, so there is nothing to upload")
+            raise TinkerError("the server requested no files, so there is nothing to upload")
         return {name: file for name, file in found.items() if file is not None}
 
     # ----------------------------------------------------------------------------------------------------------- one file
@@ -178,14 +178,14 @@ class Uploading:
                 url, content=self._pieces(name, file, size), headers=headers, follow_redirects=False
             )
         except httpx.TimeoutException as error:
-            raise connection_error(request, ExchangeFailed("the server went silent", timed_out=True)) from error
+            raise connection_error(request, ExchangeFailed("the server stopped responding", timed_out=True)) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise connection_error(request, ExchangeFailed(type(error).__name__)) from error
         if not response.is_success:
             raise status_error(RawResponse(request, response.status_code, response.headers, response.content))
         kept = read_checksums(response.headers, whole=False).get("sha-256")
         if kept is not None and base64.b64encode(kept).decode() != digest:
-            raise connection_error(request, ExchangeFailed("the server stored something other than what was sent"))
+            raise connection_error(request, ExchangeFailed("the server stored different content than was sent"))
 
     async def _pieces(self, name: str, file: Path, size: int) -> AsyncIterator[bytes]:
         sent = 0

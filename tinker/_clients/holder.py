@@ -1,4 +1,4 @@
-"""What scripts reach for behind the official client: its ``holder``, of which there are the parts that make sense here."""
+"""The parts of the official client's ``holder`` that make sense here, for older scripts."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ T = TypeVar("T")
 
 _STARTS_WITHIN_SECONDS = 60.0
 _INSTEAD = {
-    "aclient": "there are no connection pools to borrow; call the method of a client that sends the request you mean",
-    "execute_with_retries": "every method of a client retries by itself; how long, says ServiceClient(patience_seconds=...)",
-    "aclose": "call close() of the ServiceClient, and await what it returns",
-    "get_training_client_id": "the numbers of runs are given out by the client; training.model_id has the whole id",
-    "estimate_bytes_count_in_model_input": "len(model_input) has the tokens",
+    "aclient": "connection pools are not public; use the client method that sends the request",
+    "execute_with_retries": "client methods retry automatically; set the time limit with ServiceClient(patience_seconds=...)",
+    "aclose": "await ServiceClient.close() instead",
+    "get_training_client_id": "the client numbers the runs; use training.model_id for the complete id",
+    "estimate_bytes_count_in_model_input": "use len(model_input) for the number of tokens",
 }
 
 
 class SessionHolder:
-    """The session behind a client: its id, its end, and the thread that does all I/O."""
+    """The session of a client, its end, and the client's I/O thread."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     def get_session_id(self) -> str:
-        """Return the id of the session, which is created now if nothing has needed it yet. Blocks until the server has it."""
+        """Return the id of the session. Creates the session if necessary, and blocks until it exists."""
         return run(self._runtime, "get_session_id", _start_session, self._runtime).result()
 
     @property
@@ -41,7 +41,7 @@ class SessionHolder:
         return self.get_session_id()
 
     def get_telemetry(self) -> Telemetry | None:
-        """Return the reporter of failures; None when telemetry is off."""
+        """Return the reporter of failures; None if telemetry is off."""
         return self._runtime.telemetry
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class SessionHolder:
         run(self._runtime, "close", _close_session, self._runtime)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the event loop that does all I/O, on a thread of its own; what blocks it stops every client."""
+        """Return the event loop of the client's I/O thread. Blocking it stops every client."""
         if self._runtime.thread.is_current():
             return asyncio.get_running_loop()
         found: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
@@ -63,8 +63,8 @@ class SessionHolder:
         return run(self._runtime, "run_coroutine_threadsafe", _await_given, coro)
 
     def __getattr__(self, name: str) -> NoReturn:
-        advice = _INSTEAD.get(name, "it belongs to the inside of the official client; use the methods of the clients")
-        raise AttributeError(f"holder has no {name!r}: {advice}", name=name, obj=self)
+        advice = _INSTEAD.get(name, "it is internal to the official client; use the client methods")
+        raise AttributeError(f"holder has no attribute {name!r}: {advice}", name=name, obj=self)
 
 
 async def _start_session(_: APIFuture[str], runtime: Runtime) -> str:

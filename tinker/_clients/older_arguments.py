@@ -1,4 +1,4 @@
-"""What constructors of older versions took, and later ones ignore: read, checked, and honored."""
+"""Constructor arguments of older versions."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def _headers(headers: object) -> Mapping[str, str]:
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
-        raise TypeError(f"default_headers must be a mapping of text to text, got {type(headers).__name__}")
+        raise TypeError(f"default_headers must be a mapping of strings to strings, got {type(headers).__name__}")
     pairs = cast("Mapping[object, object]", headers)
     wrong = next((value for pair in pairs.items() for value in pair if not isinstance(value, str)), None)
     if wrong is not None:
-        raise TypeError(f"default_headers must be a mapping of text to text, but has a {type(wrong).__name__} in it")
+        raise TypeError(f"default_headers must be a mapping of strings to strings, but contains a {type(wrong).__name__}")
     return cast("Mapping[str, str]", dict(pairs))

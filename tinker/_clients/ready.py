@@ -1,4 +1,4 @@
-"""A client that may be used at once and is ready when the server has made what it stands for."""
+"""Clients that can be used at once, before the server has created their object."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def name_maker(call: str) -> Callable[[F], F]:
         @wraps(construct)
         def construct_client(self: object, *arguments: object) -> None:
             if len(arguments) != 1 or not hasattr(arguments[0], "created"):
-                raise TypeError(f"a {type(self).__name__} is made by {call}")
+                raise TypeError(f"use {call} to create a {type(self).__name__}")
             construct(self, *arguments)
 
         shown = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
@@ -36,7 +36,7 @@ def name_maker(call: str) -> Callable[[F], F]:
 
 
 class ReadyClient:
-    """A client that you can use at once: it holds a future of its creation, whose result is the client itself."""
+    """A client that you can use at once. It wraps the future of its creation, whose result is the client."""
 
     _ready: APIFuture[None]  # of nothing, as a client that its own future holds would not be collected when it is dropped
 
@@ -55,7 +55,7 @@ class ReadyClient:
             The client itself.
 
         Raises:
-            TimeoutError: The time is up; the creation goes on.
+            TimeoutError: The timeout expired; the creation continues.
             TinkerError: The error of the creation.
         """
         __tracebackhide__ = True
@@ -72,18 +72,18 @@ class ReadyClient:
             The client itself.
 
         Raises:
-            TimeoutError: The time is up; the creation is cancelled.
+            TimeoutError: The timeout expired; the creation is cancelled.
             TinkerError: The error of the creation.
         """
         await self._ready.result_async(timeout)
         return self
 
     async def coroutine(self) -> Self:
-        """Wait as a coroutine, for ``asyncio.create_task``."""
+        """Return a coroutine that waits for the client, for ``asyncio.create_task``."""
         return await self
 
     def future(self) -> APIFuture[Self]:
-        """Return a future whose result is the client, for ``concurrent.futures.wait`` and code that asks for one."""
+        """Return a future whose result is the client, for ``concurrent.futures.wait`` and similar functions."""
         future: APIFuture[Self] = APIFuture(self._ready.operation)
         future.receipt = self._ready.receipt  # whoever receives the error of the one has received that of the other
         loop_thread().start(future, self._follow)
@@ -97,7 +97,7 @@ class ReadyClient:
         return self
 
     def done(self) -> bool:
-        """Return whether the creation has ended, with success or not."""
+        """Return whether the creation has ended, successfully or not."""
         return self._ready.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -110,19 +110,19 @@ class ReadyClient:
             The error; None for success.
 
         Raises:
-            TimeoutError: The time is up; the creation goes on.
+            TimeoutError: The timeout expired; the creation continues.
         """
         return self._ready.exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Self], object]) -> None:
-        """Have ``fn(client)`` called when the creation has ended, as :meth:`APIFuture.add_done_callback` does."""
+        """Call ``fn(client)`` when the creation has ended, as :meth:`APIFuture.add_done_callback` does."""
         self._ready.add_done_callback(lambda _: fn(self))
 
     def observe_queue(self, observer: QueueObserver) -> None:
-        """Have an observer called as :meth:`APIFuture.observe_queue` does, for the creation and every request of the client.
+        """Call an observer for the creation and every request of the client, as :meth:`APIFuture.observe_queue` does.
 
         Args:
-            observer: A function of the state and the reason, or an object with the method ``on_queue_state_change``.
+            observer: A function that takes the state and the reason, or an object with a method ``on_queue_state_change``.
 
         >>> import tinker
         >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy")
@@ -132,12 +132,12 @@ class ReadyClient:
 
     @property
     def queue_state(self) -> str | None:
-        """Return the last queue state that the server reported for the creation; None before the first."""
+        """Return the queue state that the server reported last for the creation; None before the first report."""
         return self._ready.queue_state
 
     @property
     def queue_state_reason(self) -> str | None:
-        """Return the server's reason for ``queue_state``; None where it gave none."""
+        """Return the server's reason for ``queue_state``; None if the server gave no reason."""
         return self._ready.queue_state_reason
 
     @property

@@ -68,7 +68,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
     """Raise TypeError or ValueError unless they can be sent."""
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"the header {name!r} must be text")
+            raise TypeError(f"the header {name!r} must be a string")
         if _BREAKS.search(name) or _BREAKS.search(value):
             raise ValueError(f"the header {name!r} must not contain a line break")
 
@@ -115,7 +115,7 @@ class Config:
     :meth:`load` creates one from arguments and the environment, and raises ValueError or TypeError for invalid values.
 
     Attributes:
-        base_url: The address of the server, without a slash at its end and without a password.
+        base_url: The address of the server, without a trailing slash or a password.
         api_key: The credential.
         credential_cmd: A command that prints the credential.
         credentials_file: Where ``tinker auth login`` keeps the credential.
@@ -284,17 +284,17 @@ class Config:
 
     @classmethod
     def load(cls, **settings: Unpack[ConfigSettings]) -> Config:
-        """Make the settings of arguments, of the environment where an argument is not given or None, and of the defaults.
+        """Load the settings from arguments, the environment for arguments that are missing or None, and the defaults.
 
         Args:
-            **settings: The attributes of this class, as keywords; ``proxy`` is the address of one proxy for everything.
+            **settings: The attributes of this class, as keywords. ``proxy`` is the address of one proxy for all requests.
 
         Returns:
-            The settings; later changes of the environment do not change them.
+            The settings. Later changes to the environment do not affect them.
 
         Raises:
             ValueError: A setting is invalid, whether passed or read from the environment.
-            TypeError: A setting of the wrong type, or one that does not exist.
+            TypeError: A setting has the wrong type, or does not exist.
         """
         from tinker._config.settings import load_config
 
@@ -302,7 +302,7 @@ class Config:
 
     @property
     def is_hosted(self) -> bool:
-        """Return whether the server is the hosted service, which never does without a key."""
+        """Return whether the server is the hosted service, which requires a key."""
         return self.base_url == HOSTED_URL
 
     @property

@@ -1,4 +1,4 @@
-"""Which proxy an address is reached through: ``TINKER_PROXY``, else the usual variables, in either case of letters."""
+"""Choose the proxy for an address: ``TINKER_PROXY``, or the usual variables in upper or lower case."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def from_environment(env: Mapping[str, str], ours: str, given: str | None = None
 
     def check(name: str, proxy: str | None) -> str | None:
         if proxy and not proxy.startswith(("http://", "https://")):
-            raise ValueError(f"{name} must be a proxy with http:// or https://, got one with {proxy.partition('://')[0]!r}")
+            raise ValueError(f"{name} must be a proxy address with http:// or https://, got {proxy.partition('://')[0]!r}")
         return proxy or None
 
     found = {scheme: read(f"{scheme}_proxy") or read(f"{scheme.upper()}_PROXY") for scheme in ("http", "https", "all")}

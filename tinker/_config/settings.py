@@ -185,7 +185,7 @@ def _key(key: str | None, name: str) -> str | None:
     """Return the key, without the line break that files of keys end with. ValueError for one that cannot be sent."""
     stripped = (key or "").strip()
     if not is_sendable(stripped):
-        raise ValueError(f"{name} must be one line of plain ASCII text; this one has a line break or another character in it")
+        raise ValueError(f"{name} must be one line of plain ASCII text, but it contains a line break or another character")
     return stripped or None
 
 
@@ -200,7 +200,7 @@ _NOT_IN_URLS = re.compile(r"[\s\x00-\x1f\x7f?#]")
 def _base_url(url: object) -> str:
     """Return the address of a server, without the name and the password that it may have."""
     if not isinstance(url, str):
-        raise TypeError(f"base_url must be text, got {type(url).__name__}")
+        raise TypeError(f"base_url must be a string, got {type(url).__name__}")
     if not url.startswith(("http://", "https://", LOCAL_SCHEME)):
         shown = _redact(url)
         meant = "" if "://" in url else f"; did you mean 'http://{shown}'?"
@@ -217,9 +217,9 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and parts.port != 0
     except ValueError as error:
-        raise ValueError(f"base_url is not a URL: {error}: {shown!r}") from None
+        raise ValueError(f"base_url is not a valid URL: {shown!r}: {error}") from None
     if not has_host or _NOT_IN_URLS.search(url):
-        raise ValueError(f"base_url must be a host with, if need be, a port and a path, got {shown!r}")
+        raise ValueError(f"base_url must have the form http://host[:port][/path], got {shown!r}")
     return parts
 
 
@@ -267,7 +267,7 @@ def _pairs(env: Mapping[str, str], name: str) -> dict[str, str]:
     try:
         return msgspec.json.decode(env.get(name) or "{}", type=dict[str, str])
     except msgspec.DecodeError as error:
-        raise ValueError(f"{name} must be a JSON object of text: {error}") from None
+        raise ValueError(f"{name} must be a JSON object of strings: {error}") from None
 
 
 def _counts(env: Mapping[str, str], name: str) -> dict[str, int]:

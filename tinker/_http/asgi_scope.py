@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def make_scope(request: httpx.Request) -> dict[str, Any]:
-    """Return what an ASGI application is told of a request."""
+    """Return the ASGI scope of a request."""
     raw_path = request.url.raw_path.partition(b"?")[0]
     return {
         "type": "http",

@@ -1,7 +1,7 @@
-"""Where the credential comes from, and what requests carry in its place.
+"""Find the credential, and exchange it for a token if the server wants one.
 
-A server may want the key exchanged for a short-lived JWT; then the key itself is sent to that exchange only. Used on the loop,
-but for :func:`find_source`.
+A server may require a short-lived JWT in exchange for the key. The key itself is then sent only to that exchange. Everything
+here except :func:`find_source` runs on the loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RENEW_PAUSE_SECONDS = 60.0
 
 @attrs.frozen
 class Credential:
-    """A key or a token. Its repr does not show it, as tools that report errors show the variables of every frame."""
+    """A key or a token. The repr hides it, because error reporting tools show the variables of every frame."""
 
     secret: str = attrs.field(repr=False)
 
@@ -44,9 +44,9 @@ TokenExchange: TypeAlias = Callable[[Credential], Awaitable[Credential]]
 
 
 def find_source(config: Config) -> CredentialSource | None:
-    """Find the credential's source: a key, else a command, else, for the hosted service, the key of ``tinker auth login``.
+    """Find the source of the credential: a key, a command, or, for the hosted service, the key of ``tinker auth login``.
 
-    None when there is none and the server may do without. Raises TinkerError for the hosted service, which does not.
+    Returns None if no credential is set. The hosted service requires one, so this raises TinkerError for it instead.
     """
     if config.api_key is not None:
         return Credential(config.api_key)
@@ -61,14 +61,14 @@ def find_source(config: Config) -> CredentialSource | None:
             "without an account, base_url='local://' runs everything on this machine"
         )
     if not is_sendable(stored[1].key):
-        raise TinkerError(f"the key that `tinker auth login` stored in {config.credentials_file} is not one line of plain text")
+        raise TinkerError(f"the key in {config.credentials_file} must be one line of plain text; run `tinker auth login` again")
     return Credential(stored[1].key)
 
 
 def find_command(config: Config) -> CredentialCommand:
-    """Return the command as the source, where a server insists on it. TinkerError when there is none."""
+    """Return the command as the source, for a server that requires it. Raises TinkerError if no command is set."""
     if config.credential_cmd is None:
-        raise TinkerError("this server takes credentials of TINKER_CREDENTIAL_CMD only, and none is set")
+        raise TinkerError("this server only accepts credentials from TINKER_CREDENTIAL_CMD, which is not set")
     return _command(config.credential_cmd)
 
 
@@ -84,19 +84,19 @@ async def _fetch(source: CredentialSource) -> Credential:
 
 
 def _output(command: str) -> Credential:
-    """Return the output of the command, which is the credential; nothing of it reaches an error."""
+    """Return the output of the command, which is the credential. Errors never contain the output."""
     try:
         code, printed = _ran(command)
     except subprocess.TimeoutExpired:
         raise TinkerError(f"TINKER_CREDENTIAL_CMD printed no credential within {COMMAND_SECONDS:g} s") from None
     except OSError as error:
-        raise TinkerError(f"TINKER_CREDENTIAL_CMD cannot be run: {error.strerror}") from None
+        raise TinkerError(f"could not run TINKER_CREDENTIAL_CMD: {error.strerror}") from None
     if code != 0:
         raise TinkerError(f"TINKER_CREDENTIAL_CMD failed with exit code {code}")
     if not printed.secret:
         raise TinkerError("TINKER_CREDENTIAL_CMD printed no credential")
     if not is_sendable(printed.secret):
-        raise TinkerError("TINKER_CREDENTIAL_CMD printed more than one line of plain text, which cannot be a credential")
+        raise TinkerError("TINKER_CREDENTIAL_CMD must print one line of plain text")
     return printed
 
 
@@ -108,7 +108,7 @@ def _ran(command: str) -> tuple[int, Credential]:
 
 
 class Claims(msgspec.Struct):
-    """The claims of a JWT that clients look at; the signature is the server's business."""
+    """The claims of a JWT that clients use. The signature is not verified here."""
 
     exp: float | None = None
     iat: float | None = None
@@ -119,7 +119,7 @@ class Claims(msgspec.Struct):
 
 
 def read_claims(jwt: str) -> Claims:
-    """Return the claims of a JWT; empty ones when it is none."""
+    """Return the claims of a JWT; empty claims if the text is not a JWT."""
     try:
         payload = jwt.split(".")[1]
         return msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=Claims)
@@ -129,7 +129,7 @@ def read_claims(jwt: str) -> Claims:
 
 @attrs.frozen
 class _Token:
-    """A JWT and, on our clock, when to renew it and when it ends."""
+    """A JWT, with the times to renew it and when it expires, on our clock."""
 
     jwt: Credential
     renew_at: float
@@ -148,7 +148,7 @@ class Auth:
         self._exchanging: asyncio.Task[_Token] | None = None
 
     def use_exchange(self, exchange: TokenExchange, source: CredentialSource | None = None) -> None:
-        """Let requests carry what ``exchange`` gives for the credential (of ``source``, where given), from now on."""
+        """Use the result of ``exchange`` for all later requests. It exchanges the credential, or that of ``source``."""
         self._exchange = exchange
         self._source = source or self._source
 

@@ -1,6 +1,6 @@
-"""Circuits: what has failed again and again is not tried for a while, then by a few, and by all when one of those succeeds.
+"""Circuits: stop calls for a while after repeated failures, then let a few probes through, and close when one succeeds.
 
-A :class:`Circuit` counts and may be used from any thread. A :class:`CircuitGuard` is what one request of a client holds of it.
+A :class:`Circuit` counts failures and may be used from any thread. Each request of a client holds a :class:`CircuitGuard`.
 """
 
 from __future__ import annotations
@@ -123,15 +123,15 @@ class Circuit:
             return min(PROBE_SECONDS, self._rules.reset_seconds) if is_full else 0.0
 
     def error(self) -> CircuitOpenError:
-        """Return what a call gets that may not pass."""
+        """Return the error for a call that may not pass."""
         seconds, state = self.retry_after, self.state
-        why = "it is tried by others just now" if state == "half_open" else f"after {self._failures} failures in a row"
+        why = "another call is testing it" if state == "half_open" else f"after {self._failures} failures in a row"
         return CircuitOpenError(
             f"the circuit of {self.name!r} is open ({why}); try again in {seconds:.3g} s", self.name, seconds
         )
 
     def listen(self, wake: Callable[[], object]) -> Callable[[], None]:
-        """Have ``wake()`` called when it opens, on whatever thread; returns what ends that."""
+        """Call ``wake()`` when the circuit opens, on any thread. Returns a function that stops this."""
         with self._lock:
             self._sleepers.add(wake)
         return lambda: self._forget(wake)

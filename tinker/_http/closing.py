@@ -1,4 +1,4 @@
-"""What ``close()`` ends at once: waits that nobody needs any more. Used on the loop only."""
+"""Waits that ``close()`` ends at once. Used on the loop only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_open(closed: bool) -> None:
 
 
 class Closing:
-    """The waits of one client. Whoever waits when it is closed gets ClientClosedError, and so does whoever comes later."""
+    """The waits of one client. Closing raises ClientClosedError in every current and later wait."""
 
     def __init__(self) -> None:
         self._closed = False

@@ -1,7 +1,7 @@
-"""The file of stored keys, ``~/.tinker/credentials.json``: its form, and how it is read and written.
+"""Read and write the file of stored keys, ``~/.tinker/credentials.json``.
 
-The file is shared with other clients of the hosted service, so what is not understood here is kept as it is. It is replaced
-as a whole, readable by its owner only. No message quotes it.
+Other clients of the hosted service share the file, so unknown entries are kept as they are. The file is replaced as a whole
+and is readable only by its owner. No message quotes it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Stored(msgspec.Struct):
 
 
 def default_key(file: Path) -> tuple[str, StoredKey] | None:
-    """Return the id of the key that is used and the key itself; None without one. TinkerError for a broken file."""
+    """Return the id of the current key and the key; None if there is no key. Raises TinkerError for an invalid file."""
     stored = _parse(_content(file), file)
     found = stored.keys.get(stored.default or "")
     return None if found is None or stored.default is None else (stored.default, found)
@@ -98,7 +98,7 @@ def _parse(content: _Content, file: Path) -> _Stored:
 
 
 def _unreadable_error(file: Path, error: Exception) -> TinkerError:
-    return TinkerError(f"{file} cannot be read as stored credentials: {type(error).__name__}")
+    return TinkerError(f"could not read stored credentials from {file}: {type(error).__name__}")
 
 
 def _write(file: Path, content: _Content) -> None:
@@ -113,4 +113,4 @@ def _write(file: Path, content: _Content) -> None:
         os.replace(draft, file)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise TinkerError(f"{file} cannot be written: {error.strerror or type(error).__name__}") from error
+        raise TinkerError(f"could not write {file}: {error.strerror or type(error).__name__}") from error

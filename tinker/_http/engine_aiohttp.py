@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Pool(msgspec.Struct, frozen=True):
-    """An aiohttp session, and the slots for exchanges over it. Waiting for a slot is not waiting for the server."""
+    """An aiohttp session and its slots for exchanges. Time spent waiting for a slot does not count as server time."""
 
     session: aiohttp.ClientSession
     slots: asyncio.Semaphore
@@ -90,7 +90,7 @@ class AiohttpEngine:
         return RawResponse(request, response.status, received, content)
 
     def _open(self, purpose: Purpose) -> _Pool:
-        """Open the pool of a purpose. ClientClosedError once there are none any more."""
+        """Open the pool of a purpose. Raises ClientClosedError after the client was closed."""
         import aiohttp
 
         check_open(self._closed)
@@ -121,7 +121,7 @@ def _payload(request: PreparedRequest, limit: asyncio.Timeout) -> Piece | AsyncI
 
 
 async def _pieces(request: PreparedRequest, limit: asyncio.Timeout) -> AsyncIterator[Piece]:
-    """Return the body, of which each piece must be taken in time: a server that stops reading ends the exchange, too."""
+    """Return the body in pieces. The server must read each piece in time, or the exchange ends."""
     for piece in request.body:
         _limit(limit, request.silence_seconds)
         yield piece
@@ -129,13 +129,13 @@ async def _pieces(request: PreparedRequest, limit: asyncio.Timeout) -> AsyncIter
 
 
 def _limit(limit: asyncio.Timeout, seconds: float) -> None:
-    """End the exchange after so many seconds, unless it is over, as by a response that came early."""
+    """End the exchange after this many seconds, unless it is already over, for example after an early response."""
     with contextlib.suppress(RuntimeError):
         limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """Return the whole body, as it was sent. A length beyond the limit, announced or met, fails the exchange."""
+    """Return the whole body, as it was sent. A body longer than the limit fails the exchange."""
     if (response.content_length or 0) > MAX_ANSWER_NBYTES:
         raise ValueError(f"the response is larger than {MAX_ANSWER_NBYTES} bytes")
     if response.content_length is not None:
@@ -149,7 +149,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 async def _read_pieces(
     response: aiohttp.ClientResponse, request: PreparedRequest, limit: asyncio.Timeout
 ) -> AsyncIterator[bytes]:
-    """Yield the body as it comes, for as long as it takes; but no piece may take too long."""
+    """Yield the body as it arrives. There is no total time limit, only a limit for each piece."""
     _limit(limit, request.silence_seconds)
     async for piece in response.content.iter_any():
         yield piece
@@ -159,7 +159,7 @@ async def _read_pieces(
 def _headers(
     request: PreparedRequest, proxy: str, others: Mapping[str, str]
 ) -> tuple[Mapping[str, str], Mapping[str, str] | None]:
-    """Return the headers of the exchange, and of the tunnel to its server: the proxy's password is in those it reads."""
+    """Return the headers of the exchange and of the proxy tunnel, where the proxy's password is sent."""
     read = {**(_credential(proxy) or {}), **others}
     if not read or request.url.startswith("https:"):
         return request.headers, read or None
@@ -168,7 +168,7 @@ def _headers(
 
 @lru_cache
 def _proxy_url(proxy: str) -> URL:
-    """Return the proxy without name and password: errors show the address."""
+    """Return the proxy without user name and password, because errors show the address."""
     return _url(proxy).with_user(None)
 
 

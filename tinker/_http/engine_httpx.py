@@ -101,7 +101,7 @@ async def _pieces(request: PreparedRequest) -> AsyncIterator[bytes]:
 
 
 async def _hand_over(receive: Receive, response: httpx.Response, deadline: Deadline, silence_seconds: float) -> None:
-    """Hand the body over as it comes, for as long as it takes; but no piece may take too long."""
+    """Hand over the body as it arrives. There is no total time limit, only a limit for each piece."""
 
     async def pieces() -> AsyncIterator[bytes]:
         deadline.extend(silence_seconds)
@@ -120,7 +120,7 @@ async def _read_all(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 async def _read_httpx(response: httpx.Response) -> tuple[bytes, str]:
-    """Return the body and how it is packed; a transport that has read it already has unpacked it, too."""
+    """Return the body and its encoding. A transport that has already read the body has also decoded it."""
     if response.is_stream_consumed:
         return response.content, ""
     received = bytearray()

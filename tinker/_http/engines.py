@@ -1,5 +1,5 @@
-"""The two HTTP engines below one seam: aiohttp for the exchanges with a server, httpx for an injected transport, the server of
-this process, and files. Nothing above this package knows which.
+"""The two HTTP engines behind one interface: aiohttp for exchanges with a server; httpx for an injected transport, the server
+in this process, and files. Code outside this package does not depend on the choice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def open_engine(config: Config, observers: Observers, transport: httpx.AsyncBase
 
 
 def wrap_client(client: object) -> httpx.AsyncBaseTransport | None:
-    """Return a transport that sends through an httpx client of the user; None for None. TypeError for something else."""
+    """Return a transport that sends through the user's httpx client; None for None. Raises TypeError for anything else."""
     if client is None:
         return None
     import httpx
@@ -43,7 +43,7 @@ def wrap_client(client: object) -> httpx.AsyncBaseTransport | None:
 
 
 def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
-    """Return the server of this process. Imported by name: the client never depends on it otherwise."""
+    """Return the server of this process. It is imported by name, so that the client does not depend on it."""
     from tinker._http.in_process import InProcessTransport
 
     local = importlib.import_module("tinker.local")

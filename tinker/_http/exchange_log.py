@@ -1,4 +1,4 @@
-"""Exchanges as others may see them, handed to whoever logs them."""
+"""Pass redacted exchanges to the logs that asked for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("tinker")
 
 
 async def send_logged(engine: HTTPEngine, request: PreparedRequest, clock: Clock, sinks: Sequence[ExchangeSink]) -> RawResponse:
-    """Make one exchange and tell the sinks how it went."""
+    """Make one exchange and report it to the sinks."""
     began = clock.monotonic()
     try:
         response = await engine.send(request)

@@ -1,4 +1,4 @@
-"""What a client finds out about its server: each thing once, with its evidence. Written on the loop, read anywhere."""
+"""Facts that a client discovers about its server, with their evidence. Written on the loop, read anywhere."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Findings:
         self._facts[subject, operation] = ServerFact(operation=operation, finding=finding, evidence=evidence)
 
     def note_absence(self, operation: str, error: APIError | None) -> None:
-        """Note that the server lacks an operation; without an error its response was something else than it should be."""
-        evidence = "its response is of another kind" if error is None else _describe(error)
+        """Note that the server lacks an operation. If there is no error, its response had an unexpected type."""
+        evidence = "unexpected response type" if error is None else _describe(error)
         self.note(ABSENT, operation, ABSENT, evidence)
 
     def forget_absences(self) -> None:
@@ -39,5 +39,5 @@ class Findings:
 
 
 def _describe(error: APIError) -> str:
-    """Return what a failure was, in a word or a number."""
+    """Describe a failure in one word or number."""
     return str(error.status_code) if isinstance(error, APIStatusError) else type(error).__name__

@@ -1,6 +1,6 @@
-"""The way to the server of this process. Answers that are streams of events come piece by piece; httpx waits for all of it.
+"""Transport to the server in this process. Event streams arrive piece by piece, while httpx waits for the whole response.
 
-The time in which the server loads torch and a model does not count against that of a request.
+The time that the server takes to load torch and a model does not count toward a request's timeout.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class InProcessTransport(httpx.AsyncBaseTransport):
             raise
         if exchange.status == 0:
             await task
-            raise RuntimeError("the application gave no response")
+            raise RuntimeError("the application sent no response")
         return httpx.Response(exchange.status, headers=exchange.headers, stream=_StreamedBody(exchange, task))
 
 

@@ -1,4 +1,4 @@
-"""How much may be in flight: counts, bytes, and the cool-down gate that all share who share a limit. Used on the loop only."""
+"""Limits on requests in flight: counts, bytes, and the shared cool-down gate. Used on the loop only."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ THROTTLED_SECONDS = 10.0
 
 
 class Budget:
-    """A count or a number of bytes shared by many; first come, first served.
+    """A shared budget of requests or bytes; first come, first served.
 
-    A request is admitted while something is left, even when it takes more than that, so that one larger than the whole
-    budget is not starved. ``capacity`` None admits everything.
+    A request is admitted while anything is left, even if it needs more than that, so that a request larger than the whole
+    budget is not starved. A ``capacity`` of None admits everything.
     """
 
     def __init__(self, capacity: int | None) -> None:
@@ -34,7 +34,7 @@ class Budget:
         return Holding(self, amount)
 
     def try_acquire(self, amount: int = 1) -> bool:
-        """Take ``amount`` now if nobody has to wait; to be given back by :meth:`release`."""
+        """Take ``amount`` now if no request is waiting. Return it with :meth:`release`."""
         if self._left is None:
             return True
         if self._left > 0 and not self._waiters:
@@ -43,7 +43,7 @@ class Budget:
         return False
 
     async def acquire(self, amount: int = 1) -> None:
-        """Take ``amount`` when it is the caller's turn; to be given back by :meth:`release`."""
+        """Wait for the caller's turn, then take ``amount``. Return it with :meth:`release`."""
         if self.try_acquire(amount):
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -56,7 +56,7 @@ class Budget:
             raise
 
     def release(self, amount: int = 1) -> None:
-        """Give back, and admit who waits: what they take is taken now, so that nobody who comes meanwhile overtakes them."""
+        """Return ``amount`` and admit waiting requests at once, so that later requests cannot overtake them."""
         if self._left is None:
             return
         self._left += amount
@@ -82,14 +82,14 @@ class Holding:
 
 
 class CoolDown(msgspec.Struct):
-    """A gate that closes for a while when the server answers 429; everybody who shares it waits."""
+    """A gate that closes for a while after a 429 response. All requests that share it wait."""
 
     clock: Clock
     _until: float = 0.0
     _why: APIStatusError | None = None
 
     def close_for(self, why: APIStatusError, seconds: float) -> None:
-        """Keep the gate closed for at least this long from now; unless ``why`` only says that it is closed."""
+        """Keep the gate closed for at least this long from now, unless ``why`` only reports that it is closed."""
         if self._why is not None and why.__cause__ is self._why:
             return
         self._until = max(self._until, self.clock.monotonic() + seconds)
@@ -106,12 +106,12 @@ class CoolDown(msgspec.Struct):
         return self._until > 0 and self.clock.monotonic() < self._until + THROTTLED_SECONDS
 
     async def wait_open(self, sleep: Callable[[float], Awaitable[None]]) -> None:
-        """Wait until the gate is open; ``sleep`` is how the one who waits sleeps."""
+        """Wait until the gate is open, with the caller's ``sleep`` function."""
         while (left := self._until - self.clock.monotonic()) > 0:
             await sleep(left)
 
     def check(self) -> None:
-        """Raise what closed the gate, with the seconds that are left, unless it is open."""
+        """Raise the error that closed the gate, with the remaining seconds, unless the gate is open."""
         left = self._until - self.clock.monotonic()
         if left > 0 and self._why is not None:
             error = copy_error(self._why)
@@ -123,7 +123,7 @@ _cool_downs: dict[tuple[str, str | None], CoolDown] = {}
 
 
 def cool_down_for(base_url: str, api_key: str | None, clock: Clock) -> CoolDown:
-    """Return the process's gate for one server and one key: two keys or two servers never slow each other."""
+    """Return the process's gate for one server and one key. Other keys and servers are not slowed down."""
     key = (base_url, api_key)
     gate = _cool_downs.get(key)
     if gate is None or gate.clock != clock:
@@ -146,23 +146,23 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Admission(Protocol):
-    """What each attempt of a request holds while it is made."""
+    """The resources that each attempt of a request holds."""
 
     async def __aenter__(self) -> None:
-        """Take what it needs for one attempt."""
+        """Acquire the resources for one attempt."""
         ...
 
     async def __aexit__(self, *exc: object) -> None:
-        """Give it back."""
+        """Release the resources."""
         ...
 
     def note_cool_down(self, error: APIStatusError, seconds: float) -> None:
-        """Note that the server asked for fewer requests, for so long."""
+        """Note that the server asked for fewer requests for this long."""
         ...
 
 
 class SampleAdmission:
-    """What each attempt to submit a sample holds: a slot and the prompt's bytes; more of both counts while throttled."""
+    """The resources of one attempt to submit a sample: a slot and the prompt's bytes. Both count for more while throttled."""
 
     def __init__(self, limits: Limits, nbytes: int) -> None:
         self._limits, self._nbytes = limits, nbytes
@@ -189,7 +189,7 @@ class SampleAdmission:
         self.release()
 
     def release(self) -> None:
-        """Give back before the attempt is over, where the server has accepted the request and its response takes longer."""
+        """Release the resources early, when the server has accepted the request but the response takes longer."""
         self._give_back()
 
     def note_cool_down(self, error: APIStatusError, seconds: float) -> None:

@@ -1,6 +1,6 @@
-"""A server of this process that loads its model: requests wait on time of its own, and observers and the log hear of it.
+"""Wait while a server in this process loads its model, and report it to observers and the log.
 
-Importing torch can take longer than the server may take for a response, on a machine that is busy with other things.
+On a busy machine, importing torch can take longer than the response timeout, so loading has a timeout of its own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LOADING_NEWS_SECONDS = 15.0  # between two lines of the log
 
 
 class LoadingModels(Protocol):
-    """What a server of this process tells of the models that it loads."""
+    """Reports the models that a server in this process is loading."""
 
     def watch(self, listener: Callable[[str | None], object], /) -> None:
         """Call the listener, in any thread, with what loads now, and again with each change."""
         ...
 
     def unwatch(self, listener: Callable[[str | None], object], /) -> None:
-        """Call it no more."""
+        """Stop calling the listener."""
         ...
 
 
@@ -70,7 +70,7 @@ class LoadingNews:
         if what is None:
             deadline.release()
         else:
-            deadline.hold(LOADING_SECONDS, f"{what} did not load within {LOADING_SECONDS:g} s; the next request waits on")
+            deadline.hold(LOADING_SECONDS, f"{what} did not load within {LOADING_SECONDS:g} s; the next request waits again")
         if what != self._what and self._followers:
             self._tell(what)
 
@@ -85,7 +85,7 @@ class LoadingNews:
             self._writing = asyncio.ensure_future(self._write(what))
 
     def _forget(self) -> None:
-        """Write no more: it has loaded, or nobody waits for it."""
+        """Stop logging: the model has loaded, or no request is waiting for it."""
         self._what = None
         if self._writing is not None:
             self._writing.cancel()

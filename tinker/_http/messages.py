@@ -1,4 +1,4 @@
-"""What travels: a prepared request, the raw response to it, and the failure of an exchange that brought none."""
+"""The messages of an exchange: a prepared request, its raw response, and the failure of an exchange without a response."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Receive: TypeAlias = Callable[[Mapping[str, str], AsyncIterator[bytes]], Awaitab
 
 
 class Purpose(enum.Enum):
-    """What a connection is for: (the name of its pool in the settings, seconds without a byte before it counts as dead)."""
+    """The purpose of a connection: (the name of its pool in the settings, seconds of silence before it counts as dead)."""
 
     UPLOAD = ("upload", 120.0)
     SAMPLE = ("sample", 60.0)
@@ -47,12 +47,12 @@ class Purpose(enum.Enum):
 
 
 class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, encoded. ``body`` is in pieces, which may be sent one by one; ``record`` is what it was made of, for JSON.
+    """An encoded request. ``body`` is a list of pieces, which may be sent one by one; ``record`` is their source, for JSON.
 
-    ``headers`` may hold secrets: ``secret_headers`` names (in lower case) those of the user. So may ``url``; ``redacted_url``
-    does not; empty means that ``url`` has none. A body that is ``confined`` holds one too, and is not sent to another server by
-    a redirect. ``silence_seconds`` is how long the server may say nothing; 0 means as long as ``purpose`` says. With
-    ``receive``, a success is handed over piece by piece and its content is empty.
+    ``headers`` may contain secrets; ``secret_headers`` names the user's secret headers in lower case. ``url`` may contain
+    secrets too. ``redacted_url`` does not; if it is empty, ``url`` contains none. A ``confined`` body contains a secret and is
+    not sent to another server by a redirect. ``silence_seconds`` is how long the server may stay silent; 0 uses the limit of
+    ``purpose``. With ``receive``, a success is handed over piece by piece and its content is empty.
     """
 
     method: str
@@ -77,7 +77,7 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "silence_seconds", self.purpose.read_seconds)
 
     def __repr__(self) -> str:
-        """Return what is no secret."""
+        """Describe the request without secrets."""
         return f"PreparedRequest({self.method} {self.redacted_url}, {self.operation or 'no operation'}, {self.purpose.name})"
 
     def receiver_of(self, status: int) -> Receive | None:
@@ -91,12 +91,12 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nbytes(self) -> int:
-        """Return length of the body."""
+        """Return the length of the body."""
         return count_nbytes(self.body)
 
 
 class RawResponse(msgspec.Struct, frozen=True):
-    """What came back for ``request``, read completely; header names are found in any case."""
+    """The complete response to ``request``. Header names are case-insensitive."""
 
     request: PreparedRequest
     status: int
@@ -104,7 +104,7 @@ class RawResponse(msgspec.Struct, frozen=True):
     content: bytes
 
     def __repr__(self) -> str:
-        """Return what is short and no secret."""
+        """Describe the response briefly, without secrets."""
         return f"RawResponse({self.status} to {self.request!r}, {len(self.content)} bytes)"
 
     @property
@@ -114,7 +114,7 @@ class RawResponse(msgspec.Struct, frozen=True):
 
 
 class ExchangeFailed(Exception):
-    """No complete response came. ``timed_out``: not in time; ``never_connected``: nothing can have arrived either."""
+    """No complete response arrived. ``timed_out``: not in time. ``never_connected``: the request cannot have arrived."""
 
     def __init__(self, message: str, *, timed_out: bool = False, never_connected: bool = False) -> None:
         super().__init__(readable(message)[:_LONGEST_REASON])
@@ -123,14 +123,14 @@ class ExchangeFailed(Exception):
 
 
 def readable(text: str) -> str:
-    """Return text that any encoding can write: header bytes that are not UTF-8 arrive as surrogates, which none can."""
+    """Return text that any encoding can write. Header bytes that are not UTF-8 arrive as surrogates, which it replaces."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 class HTTPEngine(Protocol):
-    """Send one request, return one response; ExchangeFailed when none comes, ClientClosedError once it is closed.
+    """Sends one request and returns one response.
 
-    Redirects are responses.
+    Raises ExchangeFailed if no response arrives, and ClientClosedError after it was closed. A redirect is a response.
     """
 
     async def send(self, request: PreparedRequest) -> RawResponse:

@@ -1,4 +1,4 @@
-"""What one client tells about itself: events to its observers, whose exceptions end here, and failures to the log."""
+"""Send the events of one client to its observers, and failures to the log. Exceptions of observers are caught here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEWS_SECONDS = 30.0
 
 
 class Observers:
-    """Tells every observer every event; false without observers, so that no event is created."""
+    """The observers of one client. It is false if there are none, so that no event is created."""
 
     def __init__(
         self, clock: Clock, observers: Iterable[Observer] = (), user_metadata: Mapping[str, object] | None = None
@@ -33,17 +33,17 @@ class Observers:
         self.session_id: str | None = None
 
     def add(self, observer: Observer) -> None:
-        """Tell this one of the user's as well, from now on."""
+        """Add an observer of the user."""
         self.given = (*self.given, observer)
         self._all = (*self.given, *self._own)
 
     def remove(self, observer: Observer) -> None:
-        """Tell this one of the user's nothing any more."""
+        """Remove an observer of the user."""
         self.given = tuple(one for one in self.given if one != observer)
         self._all = (*self.given, *self._own)
 
     def add_own(self, observer: Observer) -> None:
-        """Tell a part of the client as well, which is not one of those that the user gave."""
+        """Add an observer that is a part of the client."""
         self._own = (*self._own, observer)
         self._all = (*self.given, *self._own)
 
@@ -51,7 +51,7 @@ class Observers:
         return bool(self._all)
 
     def notify(self, event: Event, progress: OperationProgress | None = None) -> None:
-        """Call each observer with the event, and with whose it is: of this operation, or of the one that the task works for."""
+        """Call each observer with the event and its origin: the given operation, or the operation of the current task."""
         told = self._identify(event, progress or PRESENT.get()) if isinstance(event, ClientEvent) else event  # pyright: ignore[reportUnnecessaryIsInstance]
         for observer in self._all:
             try:
@@ -75,13 +75,13 @@ class Observers:
         return structs.replace(event, **{name: getattr(event, name) or value for name, value in known.items()})
 
     def _metadata_of(self, subject: Subject | None) -> Mapping[str, object]:
-        """Return what the user said of the session, and over it of the run."""
+        """Return the user's metadata of the session, overridden by that of the run."""
         if subject is None or not subject.user_metadata:
             return self._metadata
         return {**self._metadata, **subject.user_metadata}
 
     def should_log(self, subject: str, seconds: float = NEWS_SECONDS) -> bool:
-        """Return whether the log has had no line on the subject for so long; if so, one is written now."""
+        """Return whether the subject may be logged now, and note that it is."""
         now = self.clock.monotonic()
         if now - self._told.get(subject, -seconds) < seconds:
             return False

@@ -1,4 +1,4 @@
-"""How far an exchange has come, and what that makes of its failure; the limits of both engines."""
+"""The progress of an exchange, which determines what its failure means; and the limits that both engines share."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MAX_ANSWER_NBYTES = 2 << 30
 
 
 class Phase(msgspec.Struct):
-    """How far an exchange has come, which says what its failure means."""
+    """The progress of an exchange, which determines what its failure means."""
 
     request: PreparedRequest
     has_begun: bool = False
 
     def failure(self, error: Exception) -> ExchangeFailed:
-        """Return the description of a failure."""
+        """Describe a failure."""
         import aiohttp
         import httpx
 
@@ -46,12 +46,12 @@ class Phase(msgspec.Struct):
 
 
 def _unreachable(error: aiohttp.ClientConnectorError) -> str:
-    """Describe it in the words of the system, where it has some: TLS has its own, and so have unknown names."""
+    """Describe a connection failure with the system's error message, except for TLS errors and unknown host names."""
     failure = error.os_error
     if isinstance(failure, ssl.SSLError) or not failure.errno:
         return f"{type(error).__name__}: {error}"
     why = os.strerror(failure.errno) if failure.errno > 0 else failure.strerror
-    return f"cannot connect to {error.host}:{error.port}: {why}"
+    return f"could not connect to {error.host}:{error.port}: {why}"
 
 
 def extend(received: bytearray, piece: bytes) -> None:

@@ -10,14 +10,14 @@ from tinker._config import Proxies
 
 
 class ProxiedTransport(httpx.AsyncBaseTransport):
-    """One httpx transport for each proxy, and one without, made when first needed."""
+    """One httpx transport for each proxy and one for direct connections, created on first use."""
 
     def __init__(self, proxies: Proxies, headers: Mapping[str, str]) -> None:
         self._proxies, self._headers = proxies, headers
         self._transports: dict[str | None, httpx.AsyncHTTPTransport] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Hand the request to the transport of its address."""
+        """Send the request through the transport for its address."""
         proxy = self._proxies.of(str(request.url))
         transport = self._transports.get(proxy)
         if transport is None:

@@ -1,4 +1,4 @@
-"""What of an exchange may be shown to others: no credential, no signed address, and of a body only its beginning."""
+"""Redact an exchange so that it can be shown to others: no credentials, no signed URLs, only the beginning of each body."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _SHORTEST_SECRET = 6
 
 
 class Redactor:
-    """Shows parts of one exchange; what its request keeps secret is left out of every part."""
+    """Shows the parts of one exchange without the secrets of its request."""
 
     def __init__(self, request: PreparedRequest) -> None:
         self._request = request
@@ -69,22 +69,22 @@ class Redactor:
         return self.text(f"{parts.path}?{parts.query}" if parts.query else parts.path)
 
     def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return headers, of which only those are shown that are known to be harmless."""
+        """Return the headers, with all values redacted except those known to be harmless."""
         shown = {name.lower(): self.text(value) if self._is_shown(name) else HIDDEN for name, value in headers.items()}
         return dict(sorted(shown.items()))
 
     def request_body(self) -> str | None:
-        """Return the beginning of the body that is sent; None without one."""
+        """Return the beginning of the request body; None if there is no body."""
         return self._body(b"".join(self._request.body[:1]), self._request.nbytes, self._request.headers.get("Content-Type", ""))
 
     def response_body(self, response: RawResponse) -> str | None:
-        """Return the beginning of the body of the response; None without one."""
+        """Return the beginning of the response body; None if there is no body."""
         if self._request.has_own_credential:  # a secret was asked for, and this may be one
             return HIDDEN
         return self._body(response.content, len(response.content), response.media_type)
 
     def text(self, text: str) -> str:
-        """Return text without what looks like a secret, and without the secrets of the request."""
+        """Remove the secrets of the request, and anything that looks like a secret, from a text."""
         for value in self._values:
             text = text.replace(value, HIDDEN)
         return re.sub(HIDDEN_TEXT, HIDDEN, re.sub(_ADDRESS, rf"\1{HIDDEN}", text))
@@ -105,7 +105,7 @@ class Redactor:
         return shown if len(shown) <= _LONGEST_BODY else f"{shown[:_LONGEST_BODY]}..."
 
     def _shorten(self, value: object, depth: int) -> object:
-        """Return a value of JSON with secrets hidden, and with the beginning of what is long."""
+        """Return a JSON value with secrets hidden and long parts shortened."""
         if isinstance(value, str):
             return self.text(value)[:_LONGEST_TEXT]
         if not isinstance(value, dict | list):
@@ -129,5 +129,5 @@ class Redactor:
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a field of this name holds a secret, by the contract or by how secrets are called."""
+    """Return whether a field of this name contains a secret, according to the contract or to common names of secrets."""
     return name in _SECRET_FIELDS or re.search(_HIDDEN_NAME, name) is not None

@@ -1,7 +1,7 @@
-"""Fields at their default that a server refuses: left out in a second try, and from then on in that session.
+"""Omit fields with their default value if a server refuses them, in the retry and then for the rest of the session.
 
-Servers that validate with the classes of an older client refuse every field that came later, also where it says nothing new.
-A field that holds something else than its default is always sent.
+Servers that validate with the classes of an older client refuse every newer field, even if it has its default value. A field
+with any other value is always sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MARKS = tuple(name.encode() for name in _REFUSALS)
 
 
 class RefusedFields:
-    """What one server refuses, by operation."""
+    """The fields that one server refuses, by operation."""
 
     def __init__(self) -> None:
         self._paths: dict[str, set[Path]] = {}
@@ -35,11 +35,11 @@ class RefusedFields:
         return bool(self._paths)
 
     def learn(self, operation: str, body: msgspec.Struct, answer: bytes) -> bool:
-        """Return whether a refusal is only about fields of ``body`` that hold their default; they are left out from now on."""
+        """Return whether a refusal only concerns fields of ``body`` with their default value, and omit these from now on."""
         paths = _find_refused(answer)
         if not paths or not all(_is_default(body, path) for path in paths):
             return False
-        logger.debug("%s: the server refuses %s; left out from now on", operation, ", ".join(map(".".join, paths)))
+        logger.debug("%s: the server refuses %s; omitted from later requests", operation, ", ".join(map(".".join, paths)))
         self._paths.setdefault(operation, set()).update(paths)
         return True
 
@@ -48,7 +48,7 @@ class RefusedFields:
         return sorted(map(".".join, self._paths.get(operation, ())))
 
     def without(self, operation: str, body: S) -> S:
-        """Return the body without the fields that the server refuses and that hold their default; itself without such."""
+        """Return the body without refused fields that have their default value; the same body if it has no such fields."""
         for path in self._paths.get(operation, ()):
             if _is_default(body, path):
                 body = _leave_out(body, path)
@@ -56,7 +56,7 @@ class RefusedFields:
 
 
 def _find_refused(answer: bytes) -> list[Path]:
-    """Return the fields that a refusal names; none when it is also about something else, or is not of this kind."""
+    """Return the fields that a refusal names; none if the refusal has other reasons or another format."""
     if not any(mark in answer for mark in _MARKS):
         return []
     try:
@@ -78,13 +78,13 @@ class _FieldRefusal(msgspec.Struct):
 
 
 def _path(loc: Sequence[str | int]) -> Path:
-    """Return the names of a field from the outside in, without the word for the body; empty for an item of a list."""
+    """Return the path of a field, from the outermost name, without the part for the body; empty for an item of a list."""
     names = loc[1:] if loc and loc[0] == "body" else loc
     return tuple(cast("Sequence[str]", names)) if all(isinstance(name, str) for name in names) else ()
 
 
 def _is_default(record: Any, path: Path) -> bool:
-    """Return whether a field is there, and holds its default."""
+    """Return whether a field is present with its default value."""
     *outer, last = path
     for name in outer:
         record = getattr(record, name, None)

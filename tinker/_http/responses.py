@@ -1,4 +1,4 @@
-"""Raw responses -> typed values and typed errors. What errors show of an exchange holds no credential."""
+"""Convert raw responses to typed values and typed errors. Errors contain no credentials."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ADVICE = "check base_url (TINKER_BASE_URL)"
 
 
 def decode_json(response: RawResponse, kind: type[T]) -> T:
-    """Decode a JSON response as ``kind``; APIResponseValidationError saying what does not fit."""
+    """Decode a JSON response as ``kind``. Raises APIResponseValidationError, which names the invalid part."""
     try:
         return json.decode(response.content, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -44,13 +44,13 @@ def decode_json(response: RawResponse, kind: type[T]) -> T:
 
 
 def headers_without_secrets(request: PreparedRequest) -> dict[str, str]:
-    """Return the headers that may be shown, and sent to another server."""
+    """Return the headers that may be shown and sent to another server."""
     secret = _SECRET_HEADERS | request.secret_headers
     return {name: value for name, value in request.headers.items() if name.lower() not in secret}
 
 
 def _redact_request(request: PreparedRequest) -> httpx.Request:
-    """Return the request as errors show it: no body, no credentials."""
+    """Return the request without body and credentials, for errors."""
     import httpx
 
     headers = {name: value for name, value in headers_without_secrets(request).items() if name != "Content-Length"}
@@ -67,12 +67,12 @@ def _redact_response(response: RawResponse) -> httpx.Response:
 
 
 def _to_bytes(text: str) -> bytes:
-    """Return the bytes of a name or value in a header, which are not text in any known encoding."""
+    """Return the bytes of a header name or value, whose encoding is unknown."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> errors.APIConnectionError:
-    """Return the error of an exchange that brought no response."""
+    """Return the error for an exchange without a response."""
     where = f"{request.method} {request.redacted_url}"
     shown = _redact_request(request)
     error: errors.APIConnectionError
@@ -86,7 +86,7 @@ def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> error
 
 
 def status_error(response: RawResponse) -> errors.APIStatusError:
-    """Return the error of a response with an error status."""
+    """Return the error for a response with an error status."""
     body = parse_body(response)
     said = _describe_misdirection(response) or body
     text = f"Error code: {response.status} - {_shorten(str(said))}" if said else f"Error code: {response.status}"
@@ -97,7 +97,7 @@ def status_error(response: RawResponse) -> errors.APIStatusError:
 
 
 def invalid_response(response: RawResponse, fault: str, operation: str = "") -> errors.APIResponseValidationError:
-    """Return the error of a success that does not fit the contract; ``fault`` says how, ``operation`` whose result it is."""
+    """Return the error for a success that does not match the contract; ``fault`` is the reason, ``operation`` the caller's."""
     said = _describe_misdirection(response, of_success=True) or f"{operation or response.request.operation}: {fault}"
     if response.request.has_own_credential:  # a secret was asked for, and this may be one
         response = msgspec.structs.replace(response, content=b"")
@@ -110,11 +110,11 @@ def invalid_response(response: RawResponse, fault: str, operation: str = "") -> 
 def _shorten(text: str) -> str:
     if len(text) <= _SHOWN_CHARACTERS:
         return readable(text)
-    return f"{readable(text[:_SHOWN_CHARACTERS])}... ({len(text)} characters in all)"
+    return f"{readable(text[:_SHOWN_CHARACTERS])}... ({len(text)} characters in total)"
 
 
 def parse_body(response: RawResponse) -> object:
-    """Parse the JSON of a response, else return the beginning of its text (None when empty, or when it is not text)."""
+    """Parse the JSON of a response. Otherwise return the beginning of its text; None if it is empty or not text."""
     if not response.content:
         return None
     if len(response.content) <= _PARSED_NBYTES:
@@ -126,7 +126,7 @@ def parse_body(response: RawResponse) -> object:
 
 
 def _beginning(content: bytes) -> str | None:
-    """Return text up to the length that is shown; a character that is cut in the middle is left out."""
+    """Return the beginning of a text, up to the length that is shown. A truncated character is omitted."""
     try:
         return codecs.getincrementaldecoder("utf-8")().decode(content[:_SHOWN_CHARACTERS])
     except UnicodeDecodeError:
@@ -134,7 +134,7 @@ def _beginning(content: bytes) -> str | None:
 
 
 def _is_deep(value: object) -> bool:
-    """Return whether a value is nested so deeply that showing or pickling it may fail."""
+    """Return whether a value is nested so deeply that printing or pickling it may fail."""
     level = [value]
     for _ in range(_DEEPEST):
         level = [inner for one in level for inner in _values_in(one)]
@@ -150,12 +150,12 @@ def _values_in(value: object) -> Iterable[object]:
 
 
 def is_web_page(response: RawResponse) -> bool:
-    """Return whether the response is for a browser."""
+    """Return whether the response is a web page."""
     return response.media_type == "text/html" or response.content[:64].lstrip().lower().startswith(_PAGE_STARTS)
 
 
 def _describe_misdirection(response: RawResponse, *, of_success: bool = False) -> str | None:
-    """Explain a response that no Tinker server gives: a web server, a gateway, a wrong path. None for any other."""
+    """Explain a response that does not come from a Tinker server, such as a gateway's. None for any other response."""
     where = f"{response.request.method} {response.request.redacted_url}"
     if is_web_page(response):
         if response.status in GATEWAY_STATUSES:

@@ -1,8 +1,8 @@
-"""How often a failed request is retried, after how long, and when to give up. What a failure means is in `statuses`.
+"""Decide when to retry a failed request and when to give up. The module `statuses` judges what a failure means.
 
-Requests carry numbers and idempotency keys, by which servers tell a repetition. Delays use full jitter: uniform between 0 and
-``min(max_delay, base_delay * 2 ** n)`` for the n-th retry, n from 0. A server's ``Retry-After`` is a floor for the delay, up
-to ``MAX_HINT_SECONDS``; a longer hint is cut to that.
+Requests carry sequence numbers and idempotency keys, so servers recognize repeated requests. Delays use full jitter: uniform
+between 0 and ``min(max_delay, base_delay * 2 ** n)`` for retry n, starting at 0. A server's ``Retry-After`` is the minimum
+delay, up to ``MAX_HINT_SECONDS``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ MAX_DECODE_ATTEMPTS = 3  # of responses that cannot be read, since the last one 
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """How long one kind of call is tried; 0 means one try.
+    """How long one kind of call is retried; 0 makes a single attempt.
 
-    ``total_seconds`` counts from the first try, or from the last answer that asked for patience (402, 429). How long those are
-    obeyed counts from the first try: ``cool_down_seconds_total`` (None: as long as other failures) and
-    ``pause_seconds_total``. Other failures whose answer says when to come back are obeyed for at least ``HINTED_SECONDS``,
-    where 429 is obeyed that long. ``fails_fast`` means that 429 is not waited out at all. ``max_retries`` is the most tries
-    after the first one; None sets no number.
+    ``total_seconds`` starts with the first attempt, or with the last response that asked to wait (402, 429). Two limits start
+    with the first attempt: ``cool_down_seconds_total`` for 429 (None uses ``total_seconds``) and ``pause_seconds_total`` for
+    402. Other failures with a ``Retry-After`` are retried for at least ``HINTED_SECONDS``, if 429 is retried that long.
+    ``fails_fast`` means that 429 is not retried. ``max_retries`` is the maximum number of retries; None sets no limit.
     """
 
     total_seconds: float
@@ -49,7 +48,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int | None = None
 
     def limit(self, verdict: Verdict, *, hinted: bool = False) -> float:
-        """Return the seconds for failures of this verdict, ``hinted`` when the server said when to come back."""
+        """Return the time limit for failures of this verdict; ``hinted`` if the server said when to retry."""
         if verdict is Verdict.PAUSE:
             return self.pause_seconds_total
         if verdict is Verdict.COOL_DOWN and self.cool_down_seconds_total is not None:
@@ -59,7 +58,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.total_seconds
 
     def within(self, seconds: float | None) -> Policy:
-        """Return this policy, given up no later than after ``seconds``; itself for None."""
+        """Return this policy with a time limit of at most ``seconds``; the same policy for None."""
         if seconds is None:
             return self
         return msgspec.structs.replace(
@@ -86,7 +85,7 @@ FILE_UPLOAD = Policy(total_seconds=300.0, pause_seconds_total=0.0)
 
 
 class RetrySettings(Protocol):
-    """What of the official client's ``RetryConfig`` has an effect."""
+    """The fields of the official client's ``RetryConfig`` that have an effect."""
 
     enable_retry_logic: bool
     enable_stuck_detection: bool
@@ -94,7 +93,7 @@ class RetrySettings(Protocol):
 
 
 def sampling_policy(wanted: RetrySettings | None) -> Policy:
-    """Return the policy of a sampler, where code for the official client chooses: a single try, or a shorter time."""
+    """Return the policy of a sampler for the given settings: a single attempt, or a shorter time limit."""
     if wanted is None:
         return SAMPLE
     if not wanted.enable_retry_logic:
@@ -103,13 +102,13 @@ def sampling_policy(wanted: RetrySettings | None) -> Policy:
 
 
 def retry_after(headers: Mapping[str, str], clock: Clock) -> float | None:
-    """Return the seconds that are waited for a server's hint, None without one."""
+    """Return the seconds to wait for a server's hint; None if it gave no hint."""
     seconds = read_requested_delay(headers, clock)
     return None if seconds is None else min(seconds, MAX_HINT_SECONDS)
 
 
 def read_requested_delay(headers: Mapping[str, str], clock: Clock) -> float | None:
-    """Read the seconds to wait: ``retry-after-ms``, ``retry-after`` in seconds or as a date; None without a hint."""
+    """Read the seconds to wait from ``retry-after-ms``, or from ``retry-after`` in seconds or as a date. None means no hint."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         value = headers.get(name)
         if value is None:
@@ -133,12 +132,12 @@ def _seconds(value: str, scale: float, clock: Clock) -> float | None:
 
 
 def longest_delay(first: float, longest: float, retries: int) -> float:
-    """Return seconds that are twice as many with each retry (from 0), up to the longest."""
+    """Return a delay that doubles with each retry (from 0), up to a maximum."""
     return min(longest, first * 2.0 ** min(retries, 32))
 
 
 def delay_before(policy: Policy, error: BaseException, retries: int, clock: Clock) -> float:
-    """Return seconds to wait before retry number ``retries`` (from 0)."""
+    """Return the seconds to wait before retry number ``retries`` (from 0)."""
     if judge(error) is Verdict.PAUSE:
         return PAUSE_SECONDS
     jittered = longest_delay(policy.base_delay, policy.max_delay, retries) * clock.random()
@@ -151,7 +150,7 @@ def _hint(error: BaseException, clock: Clock) -> float | None:
 
 
 class Attempts:
-    """The failures of one call so far; decides whether there is another try, and lets it be known."""
+    """The failures of one call so far. Decides whether to retry, and reports it."""
 
     def __init__(self, policy: Policy, observers: Observers, what: str, began: float | None = None) -> None:
         self.policy = policy
@@ -164,7 +163,7 @@ class Attempts:
         self._may_have_arrived = False
 
     def next_delay(self, error: APIError) -> float:
-        """Return seconds until the next try; raises ``error`` itself, with the attempts noted, when there is none."""
+        """Return the seconds until the next attempt. If there is none, raise ``error`` with a note about the attempts."""
         verdict = judge(error)
         error.may_have_arrived = self._may_have_arrived
         self._may_have_arrived = fate_of(error) is Fate.UNKNOWN
@@ -192,31 +191,31 @@ class Attempts:
         )
 
     def _since(self, verdict: Verdict, now: float) -> float:
-        """Return when the time for this verdict began. A server that asks for patience is alive."""
+        """Return the start of the time limit for this verdict. A server that asks clients to wait is reachable."""
         if verdict in (Verdict.COOL_DOWN, Verdict.PAUSE):
             self._patient_since = now
             return self._started
         return self._patient_since
 
     def _tell(self, error: APIError, verdict: Verdict, delay: float) -> None:
-        """Send an event, and log one line when a burst begins and from time to time while it lasts; the rest only at DEBUG."""
+        """Send an event and log a line. The first failure and later ones at intervals are warnings; the rest are DEBUG."""
         if self._observers:
             self._observers.notify(RequestRetry(operation=self._what, failures=self.count, delay_seconds=delay, error=error))
         level = logging.WARNING if self._observers.should_log(f"{self._what} {verdict.value}") else logging.DEBUG
         if verdict is Verdict.PAUSE:
-            logger.log(level, "%s is paused: %s; asking again every %g s", self._what, _to_line(str(error)), PAUSE_SECONDS)
+            logger.log(level, "%s is paused: %s; retrying every %g s", self._what, _to_line(str(error)), PAUSE_SECONDS)
         else:
             shown = _to_line(str(error)).removesuffix(".")
-            logger.log(level, "%s: %s; attempt %d failed, next in %.1f s", self._what, shown, self.count, delay)
+            logger.log(level, "%s: %s; attempt %d failed, retrying in %.1f s", self._what, shown, self.count, delay)
 
     def reset(self) -> None:
-        """Forget what went wrong: the server made progress."""
+        """Forget earlier failures, because the server made progress."""
         self.count = self._unread = 0
         self._may_have_arrived = False
         self._started = self._patient_since = self._clock.monotonic()
 
 
 def _to_line(text: str) -> str:
-    """Return a text as a line of the log: servers send tracebacks, and the error that is raised has all of it."""
+    """Return a text as one log line. Servers may send tracebacks; the raised error contains the whole text."""
     line = " ".join(text.split())
     return line if len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]} ..."

@@ -51,7 +51,7 @@ _LOCAL_ORIGIN = "http://local"
 
 
 class Reply(msgspec.Struct, Generic[T], frozen=True):
-    """The decoded answer to a request, the seconds it took, and whether no attempt before it failed."""
+    """The decoded response to a request, the seconds it took, and whether no attempt before it failed."""
 
     value: T
     elapsed_seconds: float
@@ -204,7 +204,7 @@ class Transport:
     def send_stream(
         self, request: Request[Any], policy: Policy, receiver: StreamReceiver, admit: Admission
     ) -> Coroutine[Any, Any, Reply[None]]:
-        """Send a request whose answer is a stream, as :meth:`send` does; again only until its receiver has something."""
+        """Send a request whose response is a stream, as :meth:`send` does; again only until its receiver has something."""
         prepared = self.prepare(request, Purpose.STREAM)
         # Nothing may hold events back to pack them.
         headers = {**prepared.headers, "Accept-Encoding": "identity"}

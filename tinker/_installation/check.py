@@ -49,7 +49,7 @@ class Installation(NamedTuple):
         if len(self.owners) > 1:
             return f"the files of {names} are mixed in {self.package}; {self._repair()}"
         if self.owners and not self.owners[0].is_ours:
-            return f"{names} owns {self.package}, but files of this client lie there; {self._repair()}"
+            return f"{names} owns {self.package}, but the folder contains files of this client; {self._repair()}"
         if changed := [*self.foreign, *self.missing]:
             return f"files of {self.package} do not belong to {names} or are missing ({_some(changed)}); {self._repair()}"
         return None

@@ -81,5 +81,5 @@ def open_rest(
         config = load_config(base_url=base_url, api_key=api_key, telemetry=False)  # there is no session to report about
         return Rest(open_runtime(config, _NO_SESSION, transport=transport, clock=clock))
     if base_url is not None or api_key is not None:
-        raise ValueError("base_url and api_key are those of the client whose connections are used; give neither")
+        raise ValueError("base_url and api_key come from the client whose connections are used; pass neither")
     return Rest(runtime)

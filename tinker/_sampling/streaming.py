@@ -88,7 +88,7 @@ class EventReceiver:
         if self._clock.monotonic() < self._until:
             return False
         self._outcome = connection_error(
-            self._prepared, ExchangeFailed("the connection is alive, but no tokens arrive", timed_out=True)
+            self._prepared, ExchangeFailed("the connection is alive, but no tokens arrived", timed_out=True)
         )
         return True
 
@@ -96,4 +96,4 @@ class EventReceiver:
 def _to_failure(event: models.SampleStreamEvent) -> TinkerError:
     category = (event.category or "").lower()
     known = category if category in ("user", "server") else "unknown"
-    return RequestFailedError(f"sample_stream failed: {event.error or 'the server gives no reason'}", "", known)
+    return RequestFailedError(f"sample_stream failed: {event.error or 'the server gave no reason'}", "", known)

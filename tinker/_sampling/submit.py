@@ -236,7 +236,7 @@ class Sampler:
                 pass
             except (APIError, RequestFailedError) as error:
                 if to.received_tokens:
-                    reason = f"sample_stream broke off after {to.received_tokens} tokens: {error}"
+                    reason = f"sample_stream failed after {to.received_tokens} tokens: {error}"
                     raise SampleStreamError(reason, to.received_tokens) from error
                 if not isinstance(error, APIError) or not is_absent(error):
                     raise
@@ -322,7 +322,7 @@ class Sampler:
         try:
             return await self._source.find_base_model(self.runtime, self.session_id)
         except (TinkerError, LookupError) as error:
-            logger.debug("the base model of %s is not known: %s", self.session_id, error)
+            logger.debug("could not find the base model of %s: %s", self.session_id, error)
             return None
 
     async def _cancel(self, request_id: str) -> None:
@@ -341,9 +341,9 @@ class _Unsupported(TinkerError, RuntimeError):
 def _check_answer(options: SampleOptions, response: SampleResponse) -> SampleResponse:
     """Return the response; TinkerError when the server ignored what older servers do not know."""
     if options.prompt_alt_tokens_k and response.prompt_alt_tokens is None:
-        raise _Unsupported("the server ignored prompt_alt_tokens_k; it does not know alternative tokens")
+        raise _Unsupported("the server ignored prompt_alt_tokens_k; it does not support alternative tokens")
     if options.target_prompt_logprobs is not None and response.target_prompt_logprobs is None:
-        raise _Unsupported("the server ignored target_prompt_logprobs; it does not know them")
+        raise _Unsupported("the server ignored target_prompt_logprobs; it does not support them")
     return response
 
 

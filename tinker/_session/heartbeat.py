@@ -53,7 +53,7 @@ class Heart:
             except ClientClosedError:
                 return
             except Exception:
-                logger.exception("session %s: a heartbeat failed; the next one follows", session_id)
+                logger.exception("session %s: a heartbeat failed; heartbeats continue", session_id)
             await clock.sleep(self._transport.config.heartbeat_seconds)
 
     def _hear(self) -> None:
@@ -64,11 +64,11 @@ class Heart:
         config = self._transport.config
         if not self._warned and seconds > config.heartbeat_warning_seconds:
             self._warned = True
-            logger.warning("session %s: no heartbeat got through for %.0f s: %s", session_id, seconds, error)
+            logger.warning("session %s: no heartbeat has succeeded for %.0f s: %s", session_id, seconds, error)
         if self.silence is None and config.heartbeat_lost_seconds is not None and seconds > config.heartbeat_lost_seconds:
             self.silence = SessionSilentError(
-                f"no heartbeat of session {session_id} was accepted for {seconds:.0f} s, so it counts as lost "
-                f"(heartbeat_lost_seconds is {config.heartbeat_lost_seconds:g}); the last one failed with: {error}"
+                f"session {session_id} counts as lost: the server accepted no heartbeat for {seconds:.0f} s "
+                f"(heartbeat_lost_seconds is {config.heartbeat_lost_seconds:g}). The last error: {error}"
             )
             self.silence.__cause__ = error
             self._tell(session_id, seconds, error)

@@ -46,8 +46,8 @@ _PENDING_STATUSES = frozenset({"pending", "queued", "running", "in_progress"})
 _METADATA_ONLY = "complete_metadata"
 # Queue states that mean waiting, and what they mean where the server gives no reason.
 _PAUSED = {
-    "paused_rate_limit": "a limit on how much may run at once is reached",
-    "paused_capacity": "the server is short of capacity",
+    "paused_rate_limit": "the limit of concurrent work is reached",
+    "paused_capacity": "the server has no free capacity",
 }
 _RUNNING = "active"
 NOTICE_SECONDS = 60.0
@@ -220,13 +220,13 @@ class _Poll(Generic[T]):
     def _note_size(self, status: models.FutureStatus, response: RawResponse) -> None:
         """Note that the result is there; it is asked for in full next, after which its size alone does not count as one."""
         if self.result_nbytes is not None:
-            raise self._invalid(response, "its size was sent again instead of the result")
+            raise self._invalid(response, "the server sent the size again instead of the result")
         self.failures.reset()
         self.result_nbytes = max(0, status.response_payload_size or 0)
 
     def _from_proto(self, response: RawResponse) -> T:
         if self.spec.from_proto is None:
-            raise self._invalid(response, "a protobuf body where JSON is promised")
+            raise self._invalid(response, "the body is protobuf instead of JSON")
         try:
             return self.spec.from_proto(response.content)
         except Exception as error:
@@ -280,8 +280,8 @@ class _Poll(Generic[T]):
         """Describe the request that ``error`` ends the wait for."""
         future, now = self.future, self.poller.transport.clock.monotonic()
         since = "" if future.timings.submitted is None else f" {now - future.timings.submitted:.1f} s before"
-        state = f"; the server said last that it is {future.queue_state}" if future.queue_state else ""
-        lost = "; its result is not kept any more, whether it was carried out is not known" if is_lost(error) else ""
+        state = f"; the last queue state was {future.queue_state}" if future.queue_state else ""
+        lost = "; the server no longer has its result, and the client does not know whether it ran" if is_lost(error) else ""
         return f"{future.operation}: request {self.request_id} was accepted{since}{state}{lost}"
 
     def _tell(self, status: models.FutureStatus) -> None:

@@ -129,7 +129,7 @@ class ServerSettings:
             except ClientClosedError:
                 return
             except Exception:
-                logger.exception("reading the server's settings failed; retrying")
+                logger.exception("could not read the server's settings; retrying")
             await self._transport.clock.sleep(max(server_config.dynamic.refresh_interval_sec, SHORTEST_REFRESH_SECONDS))
 
 
@@ -153,4 +153,4 @@ def _useless_limit(config: models.ClientConfigResponse) -> str | None:
 
 
 def _useless_token(answer: models.AuthTokenResponse) -> str | None:
-    return None if is_sendable(answer.jwt) else "the token cannot be sent in a header"
+    return None if is_sendable(answer.jwt) else "the token contains characters that a header cannot contain"

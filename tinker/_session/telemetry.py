@@ -43,7 +43,7 @@ class _Common(TypedDict):
 
 
 class Telemetry:
-    """The reports of one service client; ``ServiceClient.get_telemetry`` gives it. Used from any thread."""
+    """Reports of one service client, from ``ServiceClient.get_telemetry``. All methods are safe in any thread."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -55,12 +55,12 @@ class Telemetry:
         self.wanted: bool = True
 
     def __call__(self, event: Event) -> None:
-        """Report what failed."""
+        """Report a failure."""
         if isinstance(event, FutureSettled) and event.error is not None:
             self.log_exception(event.error, operation=event.operation)
 
     def log(self, event_name: str, event_data: Mapping[str, object] | None = None, severity: models.Severity = "INFO") -> None:
-        """Report something of your own. It is sent as it is: put no secrets into it."""
+        """Report a custom event. It is sent unchanged, so do not include secrets."""
         self._add(models.GenericEvent(event_name=event_name, event_data=dict(event_data or {}), **self._common(severity)))
 
     def log_exception(
@@ -136,7 +136,7 @@ class Telemetry:
             return
         if len(self._events) == EVENTS_KEPT and not self._dropped:
             self._dropped = True
-            logger.warning("telemetry: more than %d events wait to be sent; the oldest are dropped", EVENTS_KEPT)
+            logger.warning("telemetry: more than %d events are waiting; dropping the oldest", EVENTS_KEPT)
         self._events.append(event)
 
     def _common(self, severity: models.Severity) -> _Common:

@@ -50,10 +50,10 @@ def check_handle(handle: LossHandle, data: Sequence[Datum], session_id: str | No
             name = "target_tokens" if one.name == LOGPROBS else one.name
             tensor = datum.loss_fn_inputs.get(name)
             if tensor is None:
-                raise ValueError(f"datum[{index}].loss_fn_inputs is missing {name}, which the loss {handle.name!r} takes")
+                raise ValueError(f"datum[{index}].loss_fn_inputs is missing {name}, which the loss {handle.name!r} needs")
             if len(dimensions(tensor)) != one.rank:
                 shape = dimensions(tensor)
-                raise ValueError(f"datum[{index}]: {name} has shape {shape}; {handle.name!r} takes {one.rank} dimensions")
+                raise ValueError(f"datum[{index}]: {name} has shape {shape}, but {handle.name!r} takes {one.rank} dimensions")
 
 
 async def create_handle(future: APIFuture[LossHandle], runtime: Runtime, traced: TracedLoss) -> LossHandle:
@@ -180,7 +180,7 @@ def _logprobs(data: Sequence[Datum], output: ForwardBackwardOutput) -> Logprobs:
     for index, (datum, fields) in enumerate(zip(data, output.loss_fn_outputs, strict=True)):
         shape = dimensions(datum.loss_fn_inputs["target_tokens"])
         if "logprobs" not in fields:
-            raise ValueError(f"the server's cross_entropy gives no logprobs (datum {index}: {', '.join(fields) or 'nothing'})")
+            raise ValueError(f"the server's cross_entropy returned no logprobs (datum {index}: {', '.join(fields) or 'empty'})")
         values = np.array(fields["logprobs"].to_numpy(), np.float32)
         if values.size != np.prod(shape, dtype=int):
             raise ValueError(f"datum {index}: the server returned {values.size} logprobs for targets of shape {shape}")

@@ -114,7 +114,7 @@ def check_evaluation(evaluated: Evaluated, logprobs: Logprobs) -> Evaluated:
         raise ValueError(f"the custom loss returned {len(evaluated.gradients)} gradients for {len(logprobs)} datums")
     for index, (gradient, part) in enumerate(zip(evaluated.gradients, logprobs, strict=True)):
         if gradient.shape != part.shape:
-            shapes = f"shape {list(gradient.shape)}, the log-probabilities have {list(part.shape)}"
+            shapes = f"shape {list(gradient.shape)}, but the log-probabilities have {list(part.shape)}"
             raise ValueError(f"the gradient of the custom loss for data[{index}] has {shapes}")
         if not np.isfinite(gradient).all():
             raise ValueError(f"the gradient of the custom loss for data[{index}] contains NaN or infinity")

@@ -138,8 +138,8 @@ class LossRequests(msgspec.Struct, frozen=True):
     def _note_accepted(self, error: BaseException, count: int) -> None:
         if count and not self.job.forward_only:
             error.add_note(
-                f"{count} of the {len(self.chunks)} requests of this batch had been accepted; their gradients count in the "
-                "next optimizer step."
+                f"The server accepted {count} of the {len(self.chunks)} requests of this batch; the next optimizer step "
+                "includes their gradients."
             )
 
     def _tell_possible_use(self, accepted: Sequence[_Chunk], future: APIFuture[Any]) -> None:

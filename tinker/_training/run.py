@@ -122,7 +122,7 @@ class TrainingRun:
         """Return what the model is; call when it is created. LookupError when the server does not say."""
         assert self.model is not None
         if self.model.info is None:
-            raise LookupError("this server does not describe its models (it has no get_info)")
+            raise LookupError("this server does not describe its models (it does not support get_info)")
         return self.model.info
 
     @property
@@ -269,5 +269,5 @@ class SavedForSampling(msgspec.Struct, frozen=True):
         """Return the base model of the run, once it is created. LookupError when nobody has said it."""
         await self.run.created
         if self.base_model is None:
-            raise LookupError("this server does not say which base model the run has")
+            raise LookupError("this server does not report the base model of the run")
         return self.base_model

@@ -72,13 +72,13 @@ def _inputs(fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> tuple[CustomL
     parameters = list(inspect.signature(fn).parameters.values())
     names = [parameter.name for parameter in parameters]
     if not names or names[0] != LOGPROBS:
-        raise _refusal(f"the first parameter must be called {LOGPROBS}, got {', '.join(names) or 'none'}")
+        raise _refusal(f"the first parameter must be named {LOGPROBS}, got {', '.join(names) or 'no parameters'}")
     if len(names) > MAX_INPUTS:
-        raise _refusal(f"at most {MAX_INPUTS} parameters are possible, got {len(names)}")
+        raise _refusal(f"a loss can have at most {MAX_INPUTS} parameters, got {len(names)}")
     for parameter in parameters:
         plain = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
         if not plain or not _INPUT_NAME.fullmatch(parameter.name):
-            raise _refusal(f"the parameter {parameter} must be plain: a lower-case name, no default, no * and no /")
+            raise _refusal(f"the parameter {parameter} must have a lower-case name and no default, * or /")
     if set(input_ranks) != set(names):
         raise _refusal(f"input_ranks must name the parameters {', '.join(names)}, got {', '.join(input_ranks)}")
     return tuple(CustomLossInput(name=name, rank=_rank(name, input_ranks[name])) for name in names)
@@ -108,14 +108,14 @@ def _wire_node(node: Node) -> CustomLossNode:
 
 def _target(node: Node) -> str:
     if node.op == "get_attr":
-        raise _refusal("the loss contains a tensor of its own; make it a parameter, or a number")
+        raise _refusal("the loss contains a tensor; make it a parameter or a number")
     if node.op == "call_module":
-        raise _refusal("the loss calls a module; a loss has functions of tensors only")
+        raise _refusal("the loss calls a module; use only functions of tensors")
     if node.op == "call_function":
         return _function_name(cast("Callable[..., object]", node.target))
     target = str(node.target)
     if node.op == "call_method" and not _is_tensor_method(target):
-        raise _refusal(f"the loss calls .{target}(), which a traced loss cannot")
+        raise _refusal(f"the loss calls .{target}(), which a traced loss does not support")
     return target
 
 
@@ -130,7 +130,7 @@ def _function_name(function: Callable[..., object]) -> str:
     name = _public_names().get(id(function))
     if name is None:
         shown = getattr(function, "__name__", function)
-        raise _refusal(f"the loss calls {shown!r}, which is not of torch, math or operator")
+        raise _refusal(f"the loss calls {shown!r}, which is not a function of torch, math or operator")
     return name
 
 
@@ -164,7 +164,7 @@ def _check_output(node: Node) -> None:
         raise _refusal("the loss must return a tensor and a dict of metrics")
     for name, metric in cast("dict[object, object]", value[1]).items():
         if not isinstance(name, str) or not _METRIC_NAME.fullmatch(name):
-            raise _refusal(f"the metric {name!r} must be called custom/<name>:sum or custom/<name>:mean, in lower case")
+            raise _refusal(f"the metric {name!r} must be named custom/<name>:sum or custom/<name>:mean, in lower case")
         if not isinstance(metric, Node):
             raise _refusal(f"the metric {name!r} must be a tensor")
 

@@ -1,12 +1,12 @@
-"""Observe a client: its attempts, retries, queue states and futures, as values for programs, and counts made of them.
+"""Observe a client: events for its attempts, retries, queue states and futures, and metrics computed from them.
 
     service = tinker.ServiceClient(observers=[print])
 
-An observer is called with one value after the other, on the thread of this package that does all I/O (for a cancelled future,
-on the thread that cancels it), so it must not block. An exception of an observer is logged once and otherwise ignored. A client
-without observers pays nothing.
+An observer is called with one event at a time, on the client's I/O thread (for a cancelled future, on the thread that cancels
+it), so it must not block. The first exception of an observer is logged; later ones are ignored. A client without observers has
+no overhead.
 
-Times are those of the client's monotonic clock, in seconds.
+All times come from the client's monotonic clock, in seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The events that observers receive: one class for each kind."""
+"""The events that observers receive, one class for each kind, and the types of observers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import msgspec
 class Timings(NamedTuple):
     """The times of a request; None for a stage that it has not reached.
 
-    Where an operation makes several requests, ``submitted`` and ``running`` are of the first of them, ``fetched`` of the last.
+    If an operation makes several requests, ``submitted`` and ``running`` belong to the first, and ``fetched`` to the last.
 
     Attributes:
         queued: When the method was called.
-        submitted: When the server had accepted the request.
-        running: When the server first said that it is working on the request, which it need not say.
-        fetched: When the result was here.
+        submitted: When the server accepted the request.
+        running: When the server first reported that it was working on the request. Servers may omit this.
+        fetched: When the result arrived.
     """
 
     queued: float | None = None
@@ -34,12 +34,12 @@ class ClientEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The client that an event belongs to; every kind of event has these attributes.
 
     Attributes:
-        operation: The name of the method, or, for exchanges, that in the contract.
-        session_id: The session; None before there is one, and for clients without.
-        training_run_id: The training run; None before it exists, and for what belongs to none.
-        sampling_session_id: The sampling session; None before it exists, and for what belongs to none.
+        operation: The name of the method; for exchanges, the operation in the contract.
+        session_id: The session; None before it exists, and for clients without a session.
+        training_run_id: The training run; None before it exists, and for events without a run.
+        sampling_session_id: The sampling session; None before it exists, and for events without one.
         request_id: The server's id of the request; None before the server accepted it.
-        user_metadata: What you told of the session, and over it of the training run, as ``user_metadata``.
+        user_metadata: The ``user_metadata`` of the session, overridden by that of the training run.
     """
 
     operation: str
@@ -55,15 +55,15 @@ class ClientEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FutureStarted(ClientEvent, frozen=True, kw_only=True):
-    """An operation began: a method was called, and its work starts now."""
+    """An operation started: a method was called, and its work begins."""
 
 
 class AttemptStarted(ClientEvent, frozen=True, kw_only=True):
-    """One exchange with the server begins.
+    """One exchange with the server starts.
 
     Attributes:
-        started: When it began.
-        sent_nbytes: The size of the body that is sent.
+        started: When it started.
+        sent_nbytes: The size of the request body in bytes.
     """
 
     started: float
@@ -73,16 +73,15 @@ class AttemptStarted(ClientEvent, frozen=True, kw_only=True):
 class RequestAttempt(ClientEvent, frozen=True, kw_only=True):
     """One exchange with the server ended.
 
-    Waiting for a result takes several attempts of ``retrieve_future``; those with the status 408 only say that it is not there
-    yet.
+    Waiting for a result takes several attempts of ``retrieve_future``. The status 408 means that the result is not ready yet.
 
     Attributes:
-        started: When the attempt began.
+        started: When the attempt started.
         seconds: How long the attempt took.
-        sent_nbytes: The size of the body that was sent.
-        status: The HTTP status; None when no response came.
-        received_nbytes: The size of the body of the response.
-        error: The reason for a failure; None for success, and for an attempt that was given up.
+        sent_nbytes: The size of the request body in bytes.
+        status: The HTTP status; None if there was no response.
+        received_nbytes: The size of the response body in bytes.
+        error: The reason for a failure; None for success, and for an abandoned attempt.
     """
 
     started: float
@@ -94,7 +93,7 @@ class RequestAttempt(ClientEvent, frozen=True, kw_only=True):
 
 
 class RequestRetry(ClientEvent, frozen=True, kw_only=True):
-    """An attempt failed, and another one will follow.
+    """An attempt failed and will be retried.
 
     Attributes:
         failures: The number of failures in a row.
@@ -112,7 +111,7 @@ class QueueChange(ClientEvent, frozen=True, kw_only=True):
 
     Attributes:
         state: The state of the queue: ``active``, ``paused_capacity``, ...
-        reason: The server's reason for people; None where it gave none.
+        reason: The server's reason, in words; None if it gave no reason.
     """
 
     state: str
@@ -139,13 +138,13 @@ class TokensUsed(ClientEvent, frozen=True, kw_only=True):
     """The tokens of one request, as servers bill them.
 
     Attributes:
-        base_model: The base model; None where it is not known.
-        trained: Tokens that went through ``forward`` or ``forward_backward``.
-        prefilled: Tokens of prompts that the server had to read.
-        cached: Tokens of prompts that the server says it had in its cache.
+        base_model: The base model; None if it is not known.
+        trained: Tokens processed by ``forward`` or ``forward_backward``.
+        prefilled: Prompt tokens that the server had to process.
+        cached: Prompt tokens that the server found in its cache.
         sampled: Tokens that the server generated.
-        is_confirmed: Whether the result came. False means that the server accepted the request and its outcome is not known,
-            as when you cancelled it: it may be billed.
+        is_confirmed: Whether the result arrived. False means that the server accepted the request, but the outcome is not
+            known, for example because you cancelled it. It may be billed.
     """
 
     base_model: str | None = None
@@ -160,7 +159,7 @@ class CustomLossStarted(ClientEvent, frozen=True, kw_only=True):
     """The loss function of a ``forward_backward_custom`` is called.
 
     Attributes:
-        datum_count: The number of datums that it gets.
+        datum_count: The number of datums that it receives.
     """
 
     datum_count: int
@@ -170,10 +169,10 @@ class CustomLossEvaluated(ClientEvent, frozen=True, kw_only=True):
     """The loss function of a ``forward_backward_custom`` has returned.
 
     Attributes:
-        seconds: How long it took, with its gradient.
-        loss: The loss; None when the function failed.
+        seconds: How long it took, including its gradient.
+        loss: The loss; None if the function failed.
         metrics: The metrics of the function.
-        error: The reason of a failure; None for success.
+        error: The reason for a failure; None for success.
     """
 
     seconds: float
@@ -187,13 +186,13 @@ class LossTerm(ClientEvent, frozen=True, kw_only=True):
 
     Attributes:
         name: The name of the term.
-        step: The step of the loss, from 0, by which a schedule sets the weight.
-        weight: The weight of the term at that step; None where it could not be had.
-        value: The value of the term without its weight; None when it failed.
-        contribution: The weight times the value; None when it failed.
-        grad_norm: The L2 norm of the gradient of the value by all log-probabilities; None when the term failed or does not
+        step: The step of the loss, from 0, which a schedule uses to set the weight.
+        weight: The weight of the term at that step; None if it could not be computed.
+        value: The value of the term without its weight; None if it failed.
+        contribution: The weight times the value; None if it failed.
+        grad_norm: The L2 norm of the gradient of the value by all log-probabilities; None if the term failed or does not
             depend on them.
-        seconds: How long the function of the term ran; None when it failed.
+        seconds: How long the function of the term ran; None if it failed.
         error: The error of the term; None for success.
     """
 
@@ -212,7 +211,7 @@ class SessionLost(ClientEvent, frozen=True, kw_only=True):
 
     Attributes:
         silent_seconds: The time since the server accepted the last heartbeat.
-        error: What the last heartbeat failed with.
+        error: The error of the last heartbeat.
     """
 
     silent_seconds: float
@@ -223,7 +222,7 @@ CircuitState: TypeAlias = Literal["closed", "open", "half_open"]
 
 
 class CircuitChange(ClientEvent, frozen=True, kw_only=True):
-    """A circuit breaker changed its state.
+    """The state of a circuit breaker changed.
 
     Attributes:
         circuit: The name of the circuit; a client has one for each server, credential and kind of call.
@@ -238,11 +237,11 @@ class CircuitChange(ClientEvent, frozen=True, kw_only=True):
 
 
 class ModelLoading(ClientEvent, frozen=True, kw_only=True):
-    """The server of this process (``local://``) is loading a model that requests wait for, or has finished loading it.
+    """The server in this process (``local://``) is loading a model that requests wait for, or has finished loading it.
 
     Attributes:
-        what: What is loaded, such as ``torch and tinker/babble``.
-        seconds: How long it took; None where it begins.
+        what: What is being loaded, such as ``torch and tinker/babble``.
+        seconds: How long it took; None when loading starts.
     """
 
     operation: str = "loading"
@@ -258,11 +257,11 @@ class RecoveryChange(ClientEvent, frozen=True, kw_only=True):
 
     Attributes:
         run_id: The run that was lost.
-        stage: What happened: the loss was ``detected``, an attempt ``started``, ``failed`` or ``completed``, or no attempt is
-            left and the recovery is ``exhausted``. ``unknown`` means that a monitor could not ask for the run's state.
+        stage: What happened: the loss was ``detected``; an attempt ``started``, ``failed`` or ``completed``; or no attempt is
+            left and the recovery is ``exhausted``. ``unknown`` means that a monitor could not get the run's state.
         attempt: The number of the attempt, from 1; 0 before the first.
-        path: The checkpoint of the attempt; None for a run that begins anew, and where there is no attempt.
-        error: The loss, or the failure of the attempt; None where it started or completed.
+        path: The checkpoint of the attempt; None if the run starts from scratch, or there is no attempt.
+        error: The loss, or the failure of the attempt; None if it started or completed.
     """
 
     operation: str = "recovery"
@@ -284,7 +283,7 @@ class QueueStateObserver(Protocol):
 
         Args:
             queue_state: The state, such as ``paused_capacity``.
-            queue_state_reason: The server's reason for people; None where it gave none.
+            queue_state_reason: The server's reason, in words; None if it gave no reason.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""A record of every exchange with a server that can be shown to others, for reports of defects."""
+"""Redacted records of exchanges with a server, for bug reports."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of one exchange that may be shown: no credentials, no signed addresses, and the beginning of each body.
+    """The parts of one exchange that are safe to share: no credentials, no signed URLs, and the beginning of each body.
 
     Attributes:
         operation: The name in the contract.
         method: The HTTP method.
         path: The path and the query.
-        request_headers: The headers that were sent, by name in lower case; what is not known to be harmless is redacted.
-        request_nbytes: The size of the body.
-        request_body: The beginning of a JSON body, with secrets redacted; of any other its kind; None without a body.
-        status: The HTTP status; None when no response came.
-        response_headers: The headers of the response.
-        response_nbytes: The size of its body.
-        response_body: The beginning of its body, as of the request.
+        request_headers: The request headers, by name in lower case. Values not known to be harmless are redacted.
+        request_nbytes: The size of the request body in bytes.
+        request_body: The beginning of a JSON body, with secrets redacted; for other bodies, their type; None without a body.
+        status: The HTTP status; None if there was no response.
+        response_headers: The response headers.
+        response_nbytes: The size of the response body in bytes.
+        response_body: The beginning of the response body, in the form of ``request_body``.
         seconds: How long the exchange took.
-        error: Why no response came; None when one did.
+        error: The reason why there was no response; None if there was one.
     """
 
     operation: str
@@ -57,14 +57,14 @@ ExchangeSink: TypeAlias = Callable[[ExchangeRecord], object]
 
 
 class ExchangeLog:
-    """A log of exchanges that goes on until it is closed; made by :func:`log_exchanges`."""
+    """A log of exchanges that runs until it is closed. Created by :func:`log_exchanges`."""
 
     def __init__(self, sink: ExchangeSink, file: TextIO | None = None) -> None:
         self.sink = sink
         self._file = file
 
     def close(self) -> None:
-        """End the log; what it has stays. Closing again has no effect."""
+        """End the log and keep its records. Closing again has no effect."""
         _remove(self.sink)
         if self._file is not None:
             self._file.close()
@@ -77,14 +77,14 @@ class ExchangeLog:
 
 
 def log_exchanges(target: str | Path | ExchangeSink | None = None) -> ExchangeLog:
-    """Log every exchange of every client of this process from now on, without secrets, for a report of a defect.
+    """Log every later exchange of every client in this process, without secrets, for a bug report.
 
     Args:
-        target: A file, to which a line of JSON is appended for each exchange; or a function of an :class:`ExchangeRecord`,
-            called on the client's I/O thread; None writes lines of JSON to the standard error.
+        target: A file, to which one line of JSON is appended for each exchange; or a function that takes an
+            :class:`ExchangeRecord` and runs on the client's I/O thread. None writes lines of JSON to standard error.
 
     Returns:
-        The log, to be closed; also a context manager.
+        The log. Close it, or use it as a context manager.
 
     Raises:
         OSError: The file cannot be written.
@@ -103,7 +103,7 @@ def log_exchanges(target: str | Path | ExchangeSink | None = None) -> ExchangeLo
 
 
 def open_log(target: str | Path | ExchangeSink | None) -> ExchangeLog:
-    """Make a log that nothing is written to yet."""
+    """Create an empty log."""
     if callable(target):
         return ExchangeLog(target)
     if target is None:
@@ -113,14 +113,14 @@ def open_log(target: str | Path | ExchangeSink | None) -> ExchangeLog:
 
 
 class LineWriter:
-    """A sink that writes each record as a line of JSON; from any thread."""
+    """A sink that writes each record as a line of JSON, from any thread."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
         self._lock = threading.Lock()
 
     def __call__(self, record: ExchangeRecord) -> None:
-        """Write one record, unless the file was closed meanwhile."""
+        """Write one record, unless the file has been closed."""
         with self._lock:
             if not self._file.closed:
                 self._file.write(f"{record.to_json()}\n")
@@ -132,7 +132,7 @@ _sinks: tuple[ExchangeSink, ...] = ()
 
 
 def exchange_sinks() -> tuple[ExchangeSink, ...]:
-    """Return where exchanges of this process go; empty nearly always."""
+    """Return the sinks for exchanges of this process; usually none."""
     return _sinks
 
 

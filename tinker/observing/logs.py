@@ -20,15 +20,15 @@ from tinker.observing.events import (
 
 
 class LogObserver:
-    """An observer that writes a line to your logger for each important event; the fields of the record say what it belongs to.
+    """Observer that writes a line to your logger for each important event.
 
-    Outcomes, retries and news of the queue are written at ``level``, failures at WARNING, single exchanges at DEBUG. Each
-    record has the attributes ``session_id``, ``training_run_id``, ``sampling_session_id``, ``request_id`` and ``user_metadata``
-    for formatters that write JSON.
+    Outcomes, retries and queue changes are logged at ``level``, failures at WARNING, single exchanges at DEBUG. Each record
+    has the attributes ``session_id``, ``training_run_id``, ``sampling_session_id``, ``request_id`` and ``user_metadata``, for
+    JSON formatters.
 
     Args:
         logger: The logger, or its name.
-        level: The level of what goes well.
+        level: The level of events that are not failures.
 
     >>> import logging, tinker
     >>> from tinker.observing import LogObserver
@@ -40,7 +40,7 @@ class LogObserver:
         self._level = level
 
     def __call__(self, event: Event) -> None:
-        """Write the line of one event, where it has one."""
+        """Log one event, if it is one that is logged."""
         level, text = self._describe(event)
         if text is not None and self._logger.isEnabledFor(level):
             about = {
@@ -59,7 +59,7 @@ class LogObserver:
             case FutureSettled():
                 return logging.WARNING, f"failed after {event.seconds:.3f} s: {event.error or 'cancelled'}"
             case RequestRetry():
-                return self._level, f"failed {event.failures} times, next in {event.delay_seconds:.1f} s: {event.error}"
+                return self._level, f"failed {event.failures} times, retrying in {event.delay_seconds:.1f} s: {event.error}"
             case QueueChange():
                 return self._level, f"is {event.state}" + (f": {event.reason}" if event.reason else "")
             case SessionLost():
@@ -77,6 +77,6 @@ class LogObserver:
                 counts = {name: getattr(event, name) for name in ("trained", "prefilled", "cached", "sampled")}
                 return logging.DEBUG, "used " + ", ".join(f"{name} {count}" for name, count in counts.items() if count)
             case RequestAttempt():
-                return logging.DEBUG, f"answered {event.status or 'nothing'} in {event.seconds:.3f} s"
+                return logging.DEBUG, f"returned {event.status or 'no response'} in {event.seconds:.3f} s"
             case _:
                 return logging.DEBUG, None

@@ -1,4 +1,4 @@
-"""Counts made of events, and measurements of the user's own: counters, gauges and histograms."""
+"""Counts of events, and custom counters, gauges and histograms."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Summary:
     """The durations of one operation. Percentiles cover the last thousand, by the nearest rank.
 
     Attributes:
-        count: How many there were.
-        failed: How many of them failed.
+        count: The number of operations.
+        failed: The number of failed operations.
         mean_seconds: The mean duration.
         longest_seconds: The longest duration.
         p50: The median in seconds.
         p95: The 95th percentile in seconds.
         p99: The 99th percentile in seconds.
         shortest_seconds: The shortest duration.
-        buckets: The number of durations up to the upper end of each bucket, in seconds; the last bucket has no end.
+        buckets: The number of durations up to the upper bound of each bucket, in seconds, by bound. The last is infinite.
     """
 
     count: int
@@ -56,14 +56,14 @@ class HistogramSummary:
 
     Attributes:
         count: The number of values.
-        total: Their sum.
-        mean: Their mean.
-        smallest: The smallest.
-        largest: The largest.
+        total: The sum of the values.
+        mean: The mean of the values.
+        smallest: The smallest value.
+        largest: The largest value.
         p50: The median.
         p95: The 95th percentile.
         p99: The 99th percentile.
-        buckets: How many values were at most as large as the upper end of each bucket; the last one is infinite.
+        buckets: The number of values up to the upper bound of each bucket, by bound. The last is infinite.
     """
 
     count: int
@@ -79,13 +79,13 @@ class HistogramSummary:
 
 @attrs.frozen(kw_only=True)
 class Snapshot:
-    """The counts of :class:`Metrics` at one time.
+    """A snapshot of the counts of :class:`Metrics`.
 
     Attributes:
         attempts: The exchanges, by operation of the contract.
         futures: The outcomes, by method.
         retries: The number of retries, by operation of the contract.
-        queue_changes: The number of changes of the queue, by state.
+        queue_changes: The number of queue changes, by state.
         sent_nbytes: The bytes of all bodies sent.
         received_nbytes: The bytes of all bodies received.
         tokens: The tokens by kind: ``trained``, ``prefilled``, ``cached``, ``sampled``.
@@ -107,9 +107,9 @@ class Snapshot:
 
 
 class Metrics:
-    """Counts of events, and of what you count yourself. One object may observe several clients.
+    """Observer that counts events, with counters, gauges and histograms of yours. One object may observe several clients.
 
-    Printing it with rich, and showing it in a notebook, gives a table; :meth:`prometheus` gives text for a scrape.
+    It is shown as a table by rich and in notebooks. :meth:`prometheus` returns text for a scrape.
 
     >>> import tinker
     >>> from tinker.observing import Metrics
@@ -163,26 +163,26 @@ class Metrics:
     # ------------------------------------------------------------------------------------------------------ your own numbers
 
     def increment(self, name: str, by: float = 1) -> None:
-        """Add to one of your counters, which starts at 0.
+        """Increase one of your counters, which start at 0.
 
         Args:
-            name: Its name; letters, digits and ``_`` are the same everywhere.
-            by: How much, at least 0.
+            name: The name of the counter. Use letters, digits and ``_``, which every export keeps.
+            by: The amount to add, at least 0.
 
         Raises:
-            ValueError: A counter cannot fall, nor be NaN.
+            ValueError: The amount is negative or NaN.
         """
         if not by >= 0 or math.isinf(by):
-            raise ValueError(f"by must be a number of at least 0, got {by}; for values that can fall, use a gauge")
+            raise ValueError(f"by must be at least 0, got {by}; for values that can decrease, use a gauge")
         with self._lock:
             self._counters[name] = self._counters.get(name, 0) + by
 
     def set_gauge(self, name: str, value: float) -> None:
-        """Set one of your gauges: a number that rises and falls, such as a learning rate.
+        """Set one of your gauges: a number that can rise and fall, such as a learning rate.
 
         Args:
-            name: Its name.
-            value: Its value from now on.
+            name: The name of the gauge.
+            value: The new value.
         """
         with self._lock:
             self._gauges[name] = float(value)
@@ -191,12 +191,12 @@ class Metrics:
         """Add a value to one of your histograms.
 
         Args:
-            name: Its name.
+            name: The name of the histogram.
             value: The value.
-            buckets: The upper ends of the buckets, rising; those of the first call stay. The default fits seconds.
+            buckets: The increasing upper bounds of the buckets. The first call sets them. The default suits seconds.
 
         Raises:
-            ValueError: The value is NaN, or the buckets do not rise.
+            ValueError: The value is NaN, or the buckets do not increase.
         """
         if math.isnan(value):
             raise ValueError(f"{name}: NaN cannot be recorded")
@@ -209,7 +209,7 @@ class Metrics:
     # --------------------------------------------------------------------------------------------------------------- reading
 
     def snapshot(self) -> Snapshot:
-        """Return the present counts."""
+        """Return a snapshot of the counts."""
         with self._lock:
             return Snapshot(
                 attempts={name: tally.summary() for name, tally in self._attempts.items()},
@@ -225,7 +225,7 @@ class Metrics:
             )
 
     def prometheus(self) -> str:
-        """Return the present counts in Prometheus' text format, for a page that a scrape reads.
+        """Return the counts in the Prometheus text format, for a metrics endpoint.
 
         >>> metrics = Metrics()
         >>> metrics.increment("episodes", 3)

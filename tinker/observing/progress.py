@@ -1,4 +1,4 @@
-"""``tinker.progress``: futures with a bar, for threads and for asyncio."""
+"""``tinker.progress``: wait for futures with a progress bar, in threads and asyncio."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _AdvanceByOne(Protocol):
 
 
 class FutureProgress(Generic[T_co]):
-    """The results of futures, with a bar. Iterate over it, call :meth:`results`, or await it; each shows the bar."""
+    """The results of futures, with a progress bar. Iterate over it, call :meth:`results`, or await it."""
 
     def __init__(self, futures: Iterable[Future[Any]], description: str, file: Any = None) -> None:
         self._futures: Sequence[Future[Any]] = list(futures)
@@ -35,7 +35,7 @@ class FutureProgress(Generic[T_co]):
         return len(self._futures)
 
     def __iter__(self) -> Generator[T_co]:
-        """Yield the results in the order of the futures, as soon as each is there; the bar counts all that are done."""
+        """Yield each result as soon as it is available, in the order of the futures. The bar counts all that are done."""
         with self._bar() as step:
             for future in self._futures:
                 future.add_done_callback(lambda _: step())
@@ -43,7 +43,7 @@ class FutureProgress(Generic[T_co]):
                 yield cast("T_co", future.result())
 
     def results(self, timeout: float | None = None) -> list[T_co]:
-        """Block until all are done, and return the results in the order of the futures.
+        """Block until all futures are done, and return the results in the order of the futures.
 
         Args:
             timeout: The longest time to wait in seconds; None waits forever.
@@ -52,8 +52,8 @@ class FutureProgress(Generic[T_co]):
             The results.
 
         Raises:
-            TimeoutError: The time is up.
-            TinkerError: The error of the first future that failed, at once.
+            TimeoutError: The timeout expired.
+            TinkerError: A future failed. The first error is raised at once.
         """
         with self._bar() as step:
             for future in as_completed(self._futures, timeout):
@@ -99,17 +99,16 @@ def _awaitable(future: Any) -> Awaitable[Any]:
 
 
 def progress(futures: Iterable[Future[T]], description: str = "") -> FutureProgress[T]:
-    """Wait for many futures with a bar on the error stream; without a terminal or a notebook there is no bar.
+    """Wait for many futures with a progress bar on standard error. Without a terminal or notebook, no bar is shown.
 
-    The bar is drawn by tqdm where it is installed and a notebook runs, else by rich.
+    In a notebook, tqdm draws the bar if it is installed; otherwise rich does.
 
     Args:
         futures: The futures, of this package or any ``concurrent.futures.Future``.
-        description: The words before the bar.
+        description: The text before the bar.
 
     Returns:
-        An object to iterate over with ``for`` or ``async for`` (results in order, as they come), to call ``results()``
-            of, or to ``await``.
+        An object with the results in order: iterate over it with ``for`` or ``async for``, call ``results()``, or await it.
 
     >>> import tinker
     >>> sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(base_model="tinker/toy")
@@ -123,7 +122,7 @@ def progress(futures: Iterable[Future[T]], description: str = "") -> FutureProgr
 
 
 def _is_notebook() -> bool:
-    """Return whether this is the process of a notebook; not of one that only imported ipykernel."""
+    """Return whether this process runs a notebook. Importing ipykernel is not enough."""
     ipython: Any = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and type(shell).__module__.startswith("ipykernel")

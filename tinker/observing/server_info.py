@@ -1,4 +1,4 @@
-"""What a client has found out about its server, for bug reports."""
+"""Facts that a client has discovered about its server, for bug reports."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class ServerFact(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a client found out about a server.
+    """One fact that a client discovered about a server.
 
     Attributes:
-        operation: The operation it was found out by, as the contract names it.
+        operation: The operation that revealed it, by its name in the contract.
         finding: What the client does since then, or what the server lacks.
-        evidence: What the server answered.
+        evidence: The server's response.
     """
 
     operation: str
@@ -23,12 +23,12 @@ class ServerFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client has found out about its server so far. Its text is meant for bug reports and contains no secrets.
+    """The facts that a client has discovered about its server so far. ``str()`` is safe for bug reports: it has no secrets.
 
     Attributes:
         base_url: The address of the server.
-        sdk_version: The SDK version that the client reports to the server.
-        facts: What was found out, in that order; of something found out twice the later one.
+        sdk_version: The SDK version that the client sends to the server.
+        facts: The facts in the order of discovery. A newer fact replaces an older one about the same subject.
 
     >>> fact = ServerFact(operation="telemetry", finding="absent", evidence="404")
     >>> print(ServerInfo(base_url="http://server", sdk_version="0.38.0", facts=(fact,)))

@@ -94,7 +94,7 @@ def _check_function(fn: object, mode: str) -> None:
 
 def _check_name(name: object) -> str:
     if not isinstance(name, str):
-        raise TypeError(f"name must be text, got {name!r}")
+        raise TypeError(f"name must be a string, got {name!r}")
     if not name or "/" in name or name.startswith("<"):
         raise ValueError(f"a term needs a name, without '/', for its metrics; got {name!r}")
     return name

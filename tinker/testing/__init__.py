@@ -1,20 +1,20 @@
-"""Tools for tests: a server with scripted faults, a clock, pytest fixtures of both, and the conformance kit.
+"""Tools for tests: a server with scripted faults, a simulated clock, pytest fixtures for both, and the conformance kit.
 
-Programs that use the client are tested against the toy engine, on a wire on which anything can go wrong, in simulated time::
+Test programs that use the client against the toy engine, with simulated network faults and simulated time::
 
     def test_my_loop(tinker_server, tinker_service):
         tinker_server.fail_next("asample", status=429, headers={"retry-after": "1"}, times=3)
         tinker_server.drop_next("optim_step", applied=True)
         my_loop(tinker_service)
 
-The fixtures (:mod:`tinker.testing.plugin`) are there wherever this package is installed; a scripted fault that does not happen
-fails the test.
+The fixtures (:mod:`tinker.testing.plugin`) are available wherever this package is installed. A scripted fault that does not
+happen fails the test.
 
-What the model says can be scripted too (``script_samples``, ``script_logprobs``, ``script_losses``), so that the code of a
-reward is tested without chance.
+You can also script the model's output (``script_samples``, ``script_logprobs``, ``script_losses``), so that tests of a reward
+function are deterministic.
 
-Servers are tested by the conformance kit. From a shell it is ``tinker conformance --base-url http://localhost:8000``. In a
-test suite each check is one test::
+The conformance kit tests servers. From a shell, run ``tinker conformance --base-url http://localhost:8000``. In a test suite,
+each check is one test::
 
     import pytest
     from tinker.testing import check_ids, verify
@@ -24,7 +24,7 @@ test suite each check is one test::
     def test_conformance(check_id: str) -> None:
         verify(check_id, "http://localhost:8000")
 
-It speaks to the server as any client would, over HTTP, and nothing in it knows which server that is.
+The kit talks to the server over HTTP, like any client, and makes no assumptions about its implementation.
 """
 
 from __future__ import annotations

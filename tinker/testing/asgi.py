@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 async def call_app(app: ASGIApp, request: httpx.Request, body: bytes) -> ServerResponse:
-    """Return what the application answers; whatever it raises is raised here."""
+    """Return the application's response. Exceptions of the application are raised here."""
     exchange = _ASGIExchange(body)
     await app(make_scope(request), exchange.receive, exchange.send)
     return ServerResponse(status=exchange.status, headers=httpx.Headers(exchange.headers), content=b"".join(exchange.parts))
@@ -32,7 +32,7 @@ class _ASGIExchange:
         self.parts: list[bytes] = []
 
     async def receive(self) -> dict[str, Any]:
-        """Return the whole body; later nothing, as the client stays."""
+        """Return the whole body. A second call never returns, because the client does not disconnect."""
         if self._body is None:
             await asyncio.Event().wait()
         body, self._body = self._body, None

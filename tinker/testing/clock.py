@@ -1,4 +1,4 @@
-"""A clock for tests: minutes of retries take milliseconds, in the right order."""
+"""Simulated time that advances only while all clients wait, so that minutes of retries take milliseconds."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class _Sleeper:
 
 
 class SteppedClock:
-    """A clock for ``ServiceClient(clock=stepped.clock())``.
+    """Simulated clock for ``ServiceClient(clock=stepped.clock())``.
 
-    Short sleeps, below ``long_seconds``, are waits of a request: as soon as no exchange is under way and nothing else runs,
-    time jumps to the end of the earliest one. Long sleeps (heartbeats, refreshes) do not make time jump: they end when the time
-    is reached, through short sleeps or :meth:`advance`. Sleeps end one after the other, in the order of their times.
+    A sleep shorter than ``long_seconds`` advances the clock: when no exchange is running and nothing else happens, time jumps
+    to the end of the earliest short sleep. Longer sleeps (heartbeats, refreshes) do not advance the clock. They end when such
+    jumps or :meth:`advance` reach their time. Sleepers wake one at a time, in the order of their times.
 
-    ``random`` replaces the client's random numbers, so that delays are known. ``slept`` lists the short sleeps.
+    ``random`` is the client's random number, so that delays are deterministic. ``slept`` lists the short sleeps.
 
     >>> import asyncio
     >>> clock = SteppedClock()
@@ -57,33 +57,33 @@ class SteppedClock:
         self._clock = Clock(monotonic=self, wall=self, sleep=self.sleep, random=lambda: random, timer=self._timer)
 
     def clock(self) -> Clock:
-        """Return the clock as a client takes it; clients that share it share their time."""
+        """Return the clock for a client. Clients with the same clock share their time."""
         return self._clock
 
     def __call__(self) -> float:
-        """Return the time, for the ``clock`` and ``now`` of a local server's state."""
+        """Return the time, for the arguments ``clock`` and ``now`` of a local server's state."""
         return self.now
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep as a client does."""
+        """Sleep in simulated time."""
         urgent = seconds < self._long_seconds
         if urgent:
             self.slept.append(seconds)
         await self._sleep(seconds, urgent)
 
     async def _timer(self, seconds: float) -> None:
-        """A limit is nobody's wait, however short it is."""
+        """Sleep for a time limit, which does not advance the clock even if it is short."""
         await self._sleep(seconds, urgent=False)
 
     async def elapse(self, seconds: float) -> None:
-        """Let so much time pass, however much it is; for what takes its time on the wire."""
+        """Let this much time pass, even if it is long, to simulate delays on the network."""
         await self._sleep(seconds, urgent=True)
 
     def advance(self, seconds: float, *, idle: bool = False) -> None:
-        """Move time on by so much and wake, in order, whoever slept until then; returns when they have acted.
+        """Advance the time and wake the sleepers that are due, in order. Returns after they have run.
 
-        Waits first, a few real seconds at most, until there is a sleeper to wake; AssertionError when nobody does, unless
-        ``idle`` says that there need not be one.
+        First waits, for a few real seconds at most, until there is a sleeper to wake. Raises AssertionError if there is none,
+        unless ``idle`` is True.
         """
         until = self.now + seconds
         with self._changed:
@@ -91,7 +91,7 @@ class SteppedClock:
             if idle and not there:
                 self.now = until
                 return
-            assert there, f"nobody sleeps who would wake within {seconds} s"
+            assert there, f"no sleep ends within {seconds} s"
             loop = self._sleepers[0].loop
         with suppress(concurrent.futures.CancelledError):  # the last thing that happened was the end of the loop
             asyncio.run_coroutine_threadsafe(self._advance(seconds), loop).result()
@@ -105,7 +105,7 @@ class SteppedClock:
 
     @contextmanager
     def busy(self) -> Generator[None]:
-        """While the block runs, something happens that takes real time: no jumps."""
+        """Stop time jumps while the block runs, because it takes real time."""
         with self._changed:
             self._busy += 1
         try:
@@ -134,7 +134,7 @@ class SteppedClock:
                 heapq.heapify(self._sleepers)
 
     async def _jump(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wake one sleeper after the other, as long as somebody of this loop waits."""
+        """Wake one sleeper at a time, as long as a sleeper of this loop waits."""
         try:
             while any(sleeper.urgent and sleeper.loop is loop for sleeper in self._sleepers):
                 await self._calm()
@@ -152,7 +152,7 @@ class SteppedClock:
             sleeper.loop.call_soon_threadsafe(sleeper.woken.set)
 
     async def _calm(self) -> None:
-        """Until nothing has happened for some turns of the loop."""
+        """Wait until nothing has happened for some iterations of the loop."""
         turns = 0
         while turns < _CALM_TURNS:
             turns = 0 if self._busy else turns + 1

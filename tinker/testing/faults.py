@@ -1,20 +1,20 @@
-"""What can go wrong with one exchange, and the script that says which exchange it happens to.
+"""Faults of exchanges, and the script that assigns them to exchanges.
 
     kind          what the client sees
     ------------  --------------------------------------------------------------------------------------
     status        a response with this status, headers and body instead of the server's
     drop          the connection breaks without a response
-    hang          nothing more comes, though the connection stays open (for ``seconds``, if given)
-    delay         the request reaches the server so much later
-    truncate      the head and the first half of the body come, then the connection breaks
-    corrupt       the response's body is garbage of the same length
-    slow          the response's body comes in pieces, with so much time before each
+    hang          no more data arrives, but the connection stays open (for ``seconds``, if given)
+    delay         the request reaches the server after ``seconds``
+    truncate      the head and the first half of the body arrive, then the connection breaks
+    corrupt       the response body is garbage of the same length
+    slow          the response body arrives in pieces, each after ``seconds``
     header        the response has a header whose bytes are not ASCII
-    deep          the response's body is JSON that is nested a hundred thousand times
-    trickle       the response's head comes byte by byte, with so much time before each
-    inform        answers with a status 1xx come before the response, with so much time after each
+    deep          the response body is JSON nested a hundred thousand levels deep
+    trickle       the response head arrives byte by byte, each after ``seconds``
+    inform        1xx responses arrive before the response, each followed by a pause of ``seconds``
 
-A fault with ``applied`` happens after the server has carried the request out, one without it before.
+A fault with ``applied`` happens after the server has executed the request; otherwise it happens before.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class ServerResponse:
 
 @attrs.frozen(kw_only=True)
 class Fault:
-    """One thing that goes wrong. ``seconds`` and ``count`` None mean forever.
+    """One fault. None for ``seconds`` or ``count`` means forever.
 
-    ``answer`` is sent instead of the server's, as by a ``status`` fault. ``header`` is added to the server's response, ``body``
-    takes the place of its body. ``count`` is how many bytes trickle, or how many answers with the status ``informs`` come.
+    ``answer`` replaces the server's response, as in a ``status`` fault. ``header`` is added to the server's response, and
+    ``body`` replaces its body. ``count`` is the number of bytes that trickle, or of responses with the status ``informs``.
     """
 
     kind: FaultKind
@@ -85,7 +85,7 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """Return a word for totals and messages."""
+        """Return a short name for totals and messages."""
         status = "" if self.answer is None else f" {self.answer.status}"
         return f"{self.kind}{status}{' after' if self.applied and self.kind in ('drop', 'hang', 'status') else ''}"
 
@@ -98,7 +98,7 @@ def status_fault(
     applied: bool = False,
     kind: FaultKind = "status",
 ) -> Fault:
-    """Return a response in place of the server's; ``body`` is bytes as they are, other JSON, or None for a detail."""
+    """Return a fault that replaces the response. Bytes in ``body`` are sent unchanged, else JSON; None sends a detail."""
     media: dict[str, HeaderValue]
     if isinstance(body, bytes):
         content, media = body, {}
@@ -111,7 +111,7 @@ def status_fault(
 
 
 def apply_fault(answer: ServerResponse | None, fault: Fault | None) -> ServerResponse | None:
-    """Return what becomes of the server's response; None is no response at all."""
+    """Apply a fault to the server's response. None means no response."""
     if fault is not None and (fault.answer is not None or fault.kind in ("drop", "hang")):
         return fault.answer
     if answer is None or fault is None:
@@ -124,7 +124,7 @@ def apply_fault(answer: ServerResponse | None, fault: Fault | None) -> ServerRes
 
 
 def pauses(answer: ServerResponse | None, fault: Fault | None) -> Iterator[float]:
-    """Return how long the client waits for each piece of the response, or for each of what comes before it."""
+    """Return the delay before each piece of the response, or after each informational response."""
     if fault is None or answer is None:
         return iter(())
     if fault.kind == "slow":
@@ -135,7 +135,7 @@ def pauses(answer: ServerResponse | None, fault: Fault | None) -> Iterator[float
 
 
 def repeat(value: T, count: int | None) -> Iterator[T]:
-    """Return the value so many times; None is forever."""
+    """Return the value ``count`` times; None means forever."""
     return itertools.repeat(value) if count is None else itertools.repeat(value, count)
 
 
@@ -147,10 +147,10 @@ class _ScriptedFault:
 
 
 class OtherForms:
-    """Lets a scripted refusal apply to a request, however it is written.
+    """Applies a scripted refusal to a request in any encoding.
 
-    A client that does not know yet what a server reads sends what was refused as protobuf once more as JSON, under the same
-    number; that gets the same answer.
+    A client that does not know yet which encodings a server accepts sends a refused protobuf request again as JSON, with the
+    same sequence number. Both get the same response.
     """
 
     OPERATIONS = ("forward_backward", "forward")
@@ -159,7 +159,7 @@ class OtherForms:
         self._refused: dict[str, tuple[int, Fault]] = {}
 
     def note(self, headers: Mapping[str, str], body: bytes, fault: Fault) -> None:
-        """Remember what a protobuf request was answered; of each model the last."""
+        """Remember the response to the last protobuf request of each model."""
         if fault.answer is None or fault.answer.status < 400 or headers.get("content-type") != proto.MEDIA_TYPE:
             return
         try:
@@ -169,7 +169,7 @@ class OtherForms:
         self._refused[call.model_id] = call.seq_id, attrs.evolve(fault, applied=False)
 
     def of(self, operation: str, body: bytes) -> Fault | None:
-        """Return the fault of a JSON request that was refused as protobuf."""
+        """Return the fault for a JSON request that was refused as protobuf."""
         if operation not in self.OPERATIONS or not self._refused:
             return None
         try:
@@ -190,7 +190,7 @@ def _no_fault(operation: str, number: int) -> Fault | None:
 
 
 class FaultScript:
-    """Which exchange meets which fault: first what was scripted, in that order, then chance. Used from any thread."""
+    """Assigns faults to exchanges: scripted faults first, in order, then random faults. Used from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -199,7 +199,7 @@ class FaultScript:
         self._counts: Counter[str] = Counter()
 
     def add(self, operation: str, fault: Fault, times: int) -> None:
-        """The next ``times`` exchanges of ``operation`` (``*``: of any) meet ``fault``. ValueError for an unknown one."""
+        """Apply ``fault`` to the next ``times`` exchanges of ``operation`` (``*``: any); ValueError if it is unknown."""
         if operation != ANY and operation not in OPERATIONS:
             close = difflib.get_close_matches(operation, OPERATIONS, 3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
@@ -208,13 +208,13 @@ class FaultScript:
             self._pending.append(_ScriptedFault(operation, fault, times))
 
     def by_chance(self, chance: Callable[[str, int], Fault | None] = _no_fault) -> None:
-        """From now on ``chance`` is asked about every exchange without a scripted fault: its operation, its number from 0."""
+        """Choose the faults of later exchanges with ``chance(operation, number)``, if none is scripted; numbers start at 0."""
         with self._lock:
             self._counts.clear()
             self._chance = chance
 
     def take(self, operation: str) -> Fault | None:
-        """Return the fault of the exchange that begins now."""
+        """Return the fault of the exchange that starts now."""
         with self._lock:
             for scripted in self._pending:
                 if scripted.left > 0 and scripted.operation in (operation, ANY):
@@ -230,7 +230,7 @@ class FaultScript:
             return [f"{one.operation}: {one.fault.name}, {one.left} left" for one in self._pending if one.left > 0]
 
     def forget(self) -> None:
-        """Forget what was scripted, and chance."""
+        """Remove scripted and random faults."""
         with self._lock:
             self._pending.clear()
         self.by_chance()
@@ -244,11 +244,10 @@ def chances(
     hang_seconds: float | None = None,
     longest_seconds: float = 1.0,
 ) -> Callable[[str, int], Fault | None]:
-    """A share ``rate`` of all exchanges fails, each of ``kinds`` as often as the others.
+    """Random faults in a share ``rate`` of all exchanges, with equal probability for each of ``kinds``.
 
-    The fate of the n-th exchange of an operation depends on the seed only. ``hang_seconds`` is when a hanging connection
-    breaks after all (None: never), ``longest_seconds`` what a delay or a
-    slow body takes at most.
+    The fault of the n-th exchange of an operation depends only on the seed. A hanging connection breaks after
+    ``hang_seconds`` (None: never). ``longest_seconds`` is the maximum duration of a delay or a slow body.
     """
 
     def chance(operation: str, number: int) -> Fault | None:
@@ -274,7 +273,7 @@ def chances(
 
 
 def _unusual(kind: FaultKind, draw: random.Random) -> Fault:
-    """Odd header bytes or deep JSON, as often in an error as in the server's response."""
+    """Return a fault with odd header bytes or deep JSON, equally often in an error and in the server's response."""
     header = ("x-chance", draw.choice(_HEADER_BYTES)) if kind == "header" else None
     body = DEEP_JSON if kind == "deep" else None
     if draw.random() < 0.5:
@@ -283,12 +282,12 @@ def _unusual(kind: FaultKind, draw: random.Random) -> Fault:
 
 
 def garble(content: bytes) -> bytes:
-    """As many bytes, which are neither JSON nor protobuf nor text."""
+    """Return as many bytes that are neither JSON nor protobuf nor text."""
     return b"\xff" * len(content)
 
 
 def pieces(content: bytes, count: int = SLOW_PIECES) -> list[bytes]:
-    """Return the content in at most ``count`` parts."""
+    """Split the content into at most ``count`` parts."""
     size = max(1, -(-len(content) // count))
     return [content[start : start + size] for start in range(0, len(content), size)]
 
@@ -307,7 +306,7 @@ _OPEN = [
 
 
 def operation_of(method: str, path: str) -> str:
-    """Return the operation id of a request; method and path where the contract has none."""
+    """Return the operation id of a request, or its method and path if it is not in the contract."""
     found = _FIXED.get((method, path))
     if found is not None:
         return found

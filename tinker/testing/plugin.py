@@ -1,4 +1,4 @@
-"""Fixtures for pytest, there wherever this package is installed: a faulty local server, a client of it, simulated time.
+"""Pytest fixtures, available wherever this package is installed: a faulty local server, a client of it, and simulated time.
 
     def test_rate_limits_are_waited_out(tinker_server, tinker_service, tinker_clock):
         tinker_server.fail_next("asample", status=429, headers={"retry-after": "3"}, times=3)
@@ -6,8 +6,8 @@
         assert sampler.sample(prompt, 1, params).result(timeout=30).sequences
         assert tinker_clock.now - 1000 >= 9
 
-A scripted fault that does not happen fails the test. Loading this module imports pytest only. A warning says when files
-of another distribution are mixed with those of this package.
+A scripted fault that does not happen fails the test. Loading this module imports only pytest. A warning tells you if files of
+another distribution are mixed with those of this package.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Warn once, in the main process, about an installation that is mixed with another."""
+    """Warn once, in the main process, if the installation is mixed with another distribution."""
     from tinker._installation import inspect_installation
 
     problem = None if hasattr(config, "workerinput") else inspect_installation().problem
@@ -46,7 +46,7 @@ def tinker_clock() -> SteppedClock:
 def tinker_server(tinker_clock: SteppedClock, tmp_path: Path) -> Iterator[FaultyServer]:
     """An in-process toy server with scriptable faults.
 
-    ``tinker_server.service()`` makes more clients, each with its own session.
+    ``tinker_server.service()`` creates more clients, each with its own session.
     """
     from tinker.testing import toy_server
 
@@ -57,25 +57,25 @@ def tinker_server(tinker_clock: SteppedClock, tmp_path: Path) -> Iterator[Faulty
 
 @pytest.fixture
 def tinker_service(tinker_server: FaultyServer) -> ServiceClient:
-    """A client of that server."""
+    """A service client connected to ``tinker_server``."""
     return tinker_server.service()
 
 
 @pytest.fixture
 def tinker_training(tinker_service: ServiceClient) -> TrainingClient:
-    """A new training client of that server, with rank 4. Async tests can await it: clients are not tied to an event loop."""
+    """A new training client of rank 4, on ``tinker_server``. Async tests can await it: clients work in any event loop."""
     return tinker_service.create_lora_training_client("tinker/toy", rank=4, seed=0)
 
 
 @pytest.fixture
 def tinker_sampler(tinker_service: ServiceClient) -> SamplingClient:
-    """A sampling client for that server's base model."""
+    """A sampling client for the base model of ``tinker_server``."""
     return tinker_service.create_sampling_client(base_model="tinker/toy")
 
 
 @pytest.fixture
 def tinker_url(tmp_path: Path) -> Iterator[str]:
-    """The base URL of a server with the toy engine on a port of this machine, in real time; nothing fails there."""
+    """The base URL of a toy server on a local port, in real time and without faults."""
     from tinker.testing import toy_server
 
     with toy_server(tmp_path / "tinker-server-on-port") as server, server.on_port() as url:

@@ -1,4 +1,4 @@
-"""A port of this machine on which deliveries travel as they are told: whole, cut, slowly, or not at all."""
+"""A local port that delivers responses as the script says: complete, truncated, slowly, or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOK_SECONDS = 0.1
 
 
 class Port:
-    """An HTTP/1.1 server in a thread of its own; ``serve`` makes the deliveries."""
+    """An HTTP/1.1 server in its own thread. ``serve`` returns the deliveries."""
 
     def __init__(self, serve: Serve) -> None:
         self._serve = serve
@@ -39,19 +39,19 @@ class Port:
 
     @property
     def url(self) -> str:
-        """Return the base URL; the same all the time."""
+        """Return the base URL, which does not change."""
         return f"http://127.0.0.1:{self._number}"
 
     def open_listener(self) -> None:
-        """Accept connections, if that had ended."""
+        """Accept connections again."""
         self._call(self._listen())
 
     def close_listener(self) -> None:
-        """Refuse new connections and break those there are."""
+        """Refuse new connections and break existing ones."""
         self._call(self._stop_listening())
 
     def close(self) -> None:
-        """End everything; returns when the thread has ended."""
+        """Stop the server, and wait until the thread has ended."""
         self._closing = True
         self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -118,7 +118,7 @@ class Port:
         return web.Response(status=answer.status, headers=_forward_headers(answer), body=answer.content)
 
     async def _hang(self, request: web.BaseRequest, seconds: float | None) -> None:
-        """Until the time is over, the client has gone, or the server ends."""
+        """Wait until the time is over, the client disconnects, or the server ends."""
         ends = math.inf if seconds is None else self._loop.time() + seconds
         while not self._is_over(request) and self._loop.time() < ends:  # noqa: ASYNC110 - no event
             await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, ends - self._loop.time())))
@@ -154,7 +154,7 @@ def _forward_headers(answer: ServerResponse) -> dict[str, str]:
 
 
 def _break_connection(request: web.BaseRequest, response: web.StreamResponse | None = None) -> web.StreamResponse:
-    """End the connection; what is returned reaches nobody."""
+    """End the connection. The returned response is not sent."""
     if request.transport is not None:
         request.transport.close()
     return response or web.Response()

@@ -1,4 +1,4 @@
-"""What a scripted model says: its answers, log-probabilities and losses, instead of chance."""
+"""The script of a model: the responses, log-probabilities and losses that replace the model's own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _read_tokens(said: str | Sequence[int]) -> tuple[int, ...]:
     try:
         tokens = tuple(said.encode()) if isinstance(said, str) else tuple(map(operator.index, said))
     except TypeError:
-        raise TypeError(f"a response must be text, token ids or a ScriptedSample, got {said!r}") from None
+        raise TypeError(f"a response must be a string, token ids or a ScriptedSample, got {said!r}") from None
     return tokens or (END_OF_TEXT,)
 
 
@@ -29,9 +29,9 @@ def _read_logprobs(logprobs: Sequence[float] | None) -> tuple[float, ...] | None
 class ScriptedSample:
     """One response of a scripted model.
 
-    ``said`` is a text, written in the toy's tokens (its bytes), or token ids; an empty one is the token that ends a text.
-    ``logprobs`` None are those that the model under test really gives these tokens, so that a policy just sampled has a ratio
-    of 1. ``stop_reason`` None is ``stop``, or ``length`` where the response is cut at ``max_tokens``.
+    ``said`` is a text, encoded in the toy's tokens (its bytes), or a list of token ids. An empty text is the end-of-text
+    token. If ``logprobs`` is None, the model computes the log-probabilities of these tokens, so that a policy that was just
+    sampled has a ratio of 1. If ``stop_reason`` is None, it is ``stop``, or ``length`` if ``max_tokens`` truncates it.
     """
 
     tokens: tuple[int, ...] = attrs.field(alias="said", converter=_read_tokens)
@@ -40,7 +40,7 @@ class ScriptedSample:
 
     def __attrs_post_init__(self) -> None:
         if self.logprobs is not None and len(self.logprobs) != len(self.tokens):
-            raise ValueError(f"there are {len(self.tokens)} tokens and {len(self.logprobs)} logprobs")
+            raise ValueError(f"got {len(self.logprobs)} logprobs for {len(self.tokens)} tokens; pass one for each token")
 
 
 #: A text, token ids, or both with their log-probabilities.
@@ -70,7 +70,7 @@ class ModelScript:
         self._steps = 0
 
     def add_samples(self, answers: Iterable[Answer] | Mapping[str, Iterable[Answer]] | AnswerRule) -> None:
-        """Let the next samples be these: in the order in which they are asked for, by their prompt, or by a rule."""
+        """Set the next samples: in the order of the requests, by prompt, or by a rule."""
         if isinstance(answers, (str, ScriptedSample)):
             raise TypeError(f"script_samples takes a list of responses: write [{answers!r}]")
         with self._lock:
@@ -84,7 +84,7 @@ class ModelScript:
                 self._answers.extend(map(_to_sample, answers))
 
     def take_sample(self, prompt: Sequence[int]) -> ScriptedSample:
-        """Return the next answer to a prompt. LookupError where the script has none."""
+        """Return the next response to a prompt. Raises LookupError if the script has none."""
         text = bytes(token for token in prompt if token < END_OF_TEXT).decode(errors="replace")
         with self._lock:
             waiting = self._by_prompt.get(text) or self._answers
@@ -96,7 +96,7 @@ class ModelScript:
         return _to_sample(rule(text))
 
     def add_losses(self, losses: Iterable[float] | LossRule) -> None:
-        """Let the next losses be these, or follow a rule."""
+        """Set the next losses, or a rule for them."""
         with self._lock:
             self.has_losses = True
             if callable(losses):
@@ -105,7 +105,7 @@ class ModelScript:
                 self._losses.extend(map(float, losses))
 
     def take_loss(self, loss_fn: str) -> float:
-        """Return the loss of the next request. LookupError where the script has none."""
+        """Return the loss of the next request. Raises LookupError if the script has none."""
         with self._lock:
             number, self._steps = self._steps, self._steps + 1
             if self._losses:

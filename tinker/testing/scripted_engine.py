@@ -1,4 +1,4 @@
-"""The toy engine with a script: what the script says takes the place of what it would have said, all else is the toy's."""
+"""The toy engine with a script, which replaces the samples, log-probabilities or losses that the engine would return."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class ScriptedEngine(ToyEngine):
-    """Engine that trains like the toy engine, and samples what the script says."""
+    """Engine that trains like the toy engine and takes its samples from the script."""
 
     def __init__(self, script: ModelScript) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class ScriptedEngine(ToyEngine):
             return result
         values = _ask(lambda: list(rule(job.tokens.tolist())))
         if len(values) != len(job.tokens) - 1:
-            raise EngineError(f"the rule gave {len(values)} log-probabilities for {len(job.tokens) - 1} tokens after the first")
+            raise EngineError(f"the rule returned {len(values)} logprobs for {len(job.tokens) - 1} tokens after the first")
         return attrs.evolve(result, prompt_logprobs=np.array([np.nan, *values], np.float32))
 
     def _say(self, job: SampleJob, index: int, answer: ScriptedSample) -> Continuation:
@@ -82,7 +82,7 @@ class ScriptedEngine(ToyEngine):
         return Continuation(tokens=tokens, logprobs=logprobs, stop_reason=reason)
 
     def _score(self, job: SampleJob, tokens: Int32) -> Float32:
-        """Return what the weights really give the tokens."""
+        """Return the log-probabilities that the weights assign to the tokens."""
         whole = SampleJob(
             tokens=np.concatenate([job.tokens, tokens]), weights=job.weights, max_tokens=1, seed=0, prompt_logprobs=True
         )
@@ -92,7 +92,7 @@ class ScriptedEngine(ToyEngine):
 
 
 def _ask(question: Callable[[], T]) -> T:
-    """Return what the script says; EngineError, which fails the request, where it says nothing or a rule of it fails."""
+    """Return the next entry of the script. Raises EngineError, which fails the request, if there is none or a rule fails."""
     try:
         return question()
     except LookupError as error:

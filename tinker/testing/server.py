@@ -1,4 +1,4 @@
-"""A server whose exchanges fail as a script says: in the process, where time can be simulated, and on a real port."""
+"""A server with scripted faults, in the process with simulated time, or on a real port."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ Mode = Literal["up", "down", "silent"]
 
 @attrs.define(eq=False)
 class ReceivedRequest:
-    """One request that arrived ``at`` that time of the clock (without a clock, of the system's monotonic one).
+    """One request that arrived. ``at`` is the time of the server's clock, or of the system's monotonic clock.
 
-    ``status`` is None until it is answered, and when no response came.
+    ``status`` is the status of the response; None until there is one.
     """
 
     operation: str
@@ -60,7 +60,7 @@ class ReceivedRequest:
 
 @attrs.frozen
 class Delivery:
-    """What goes back: ``answer`` None is none at all, ``fault`` how it travels."""
+    """The response on its way back. None for ``answer`` means no response; ``fault`` is applied to it."""
 
     answer: ServerResponse | None
     fault: Fault | None
@@ -69,9 +69,9 @@ class Delivery:
 class FaultyServer:
     """An ASGI application behind a connection with scriptable faults.
 
-    Clients reach it in this process, through :attr:`transport` or the clients that :meth:`service` makes, and on a port
-    while :meth:`on_port` runs. Operations are called by their ids in the contract (``asample``, ``retrieve_future``, ...;
-    ``"*"`` is any). :meth:`verify` fails when a scripted fault did not happen. Everything may be used from any thread.
+    Clients reach it in this process, through :attr:`transport` or the clients that :meth:`service` creates, and on a port
+    while :meth:`on_port` runs. Operations have their ids from the contract (``asample``, ``retrieve_future``, ...); ``"*"``
+    matches any. :meth:`verify` fails if a scripted fault did not happen. All methods may be called from any thread.
 
     >>> import tinker
     >>> from tinker.testing import toy_server
@@ -99,7 +99,7 @@ class FaultyServer:
         self.totals: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        """Return how the server stands, and the faults that have not happened yet."""
+        """Show the URL, the state of the server, and the faults that have not happened yet."""
         where = "" if self._port is None else f" on {self._port.url}"
         faults_to_come = ", ".join(self._script.list_pending()) or "none"
         return f"<{type(self).__name__}{where}, {self._mode}; faults to come: {faults_to_come}>"
@@ -116,23 +116,25 @@ class FaultyServer:
         times: int = 1,
         applied: bool = False,
     ) -> None:
-        """Respond to the next requests with this status. ``body`` is sent as JSON, bytes as they are; None sends a detail.
+        """Return this status for the next requests.
 
-        A client that does not know yet which format the server reads may repeat a refused protobuf request as JSON. This counts
-        as the same request, and gets the same response.
+        Bytes in ``body`` are sent unchanged, other values as JSON; None sends a default detail. Header values may be any bytes.
+        With ``applied``, the server executes the request first, and its own response is lost.
 
-        Header values may be any bytes. With ``applied``, the server carries out the request first, and its response is lost.
-        Raises TypeError for a status that is not an int, and ValueError for an invalid status or a success without a ``body``.
+        A client that does not know yet which encodings the server accepts may send a refused protobuf request again as JSON.
+        This counts as the same request and gets the same response.
+
+        Raises TypeError if the status is not an int, and ValueError for an invalid status or a success without a ``body``.
         """
         _check_status(status, body)
         self._script.add(operation, faults.status_fault(status, headers, body, applied=applied), times)
 
     def drop_next(self, operation: str, *, applied: bool = False, times: int = 1) -> None:
-        """Break the connection of the next requests without a response; with ``applied``, the server carries them out first."""
+        """Break the connection of the next requests without a response, before or after the server executes them."""
         self._script.add(operation, Fault(kind="drop", applied=applied), times)
 
     def hang_next(self, operation: str, *, seconds: float | None = None, applied: bool = False, times: int = 1) -> None:
-        """Never respond to the next requests, and keep their connections open; break them after ``seconds``, if given."""
+        """Send no response to the next requests and keep their connections open. Break them after ``seconds``, if given."""
         self._script.add(operation, Fault(kind="hang", applied=applied, seconds=seconds), times)
 
     def delay_next(self, operation: str, seconds: float, *, times: int = 1) -> None:
@@ -144,21 +146,21 @@ class FaultyServer:
         self._script.add(operation, Fault(kind="truncate", applied=True), times)
 
     def corrupt_next(self, operation: str, *, body: bytes | None = None, times: int = 1) -> None:
-        """Replace the bodies of the next responses by ``body``; by default by garbage of the same length."""
+        """Replace the bodies of the next responses with ``body``, by default with garbage of the same length."""
         self._script.add(operation, Fault(kind="corrupt", applied=True, body=body), times)
 
     def header_next(self, operation: str, name: str, value: HeaderValue, *, times: int = 1) -> None:
-        """Add a header to the next responses. Its value may be any bytes; text is encoded as UTF-8."""
+        """Add a header to the next responses. Its value may be any bytes; a string is encoded as UTF-8."""
         self._script.add(operation, Fault(kind="header", applied=True, header=(name, value)), times)
 
     def slow_next(self, operation: str, seconds: float, *, times: int = 1) -> None:
-        """Send the bodies of the next responses in eight pieces, after waiting for ``seconds`` before each."""
+        """Send the bodies of the next responses in eight pieces, with a delay of ``seconds`` before each."""
         self._script.add(operation, Fault(kind="slow", applied=True, seconds=seconds), times)
 
     def trickle_next(self, operation: str, seconds: float, *, count: int | None = faults.SLOW_PIECES, times: int = 1) -> None:
-        """Send ``count`` bytes of a header of the next responses one by one, and wait ``seconds`` before each.
+        """Send ``count`` bytes of a header of the next responses one by one, with a delay of ``seconds`` before each.
 
-        If ``count`` is None, the header never ends.
+        If ``count`` is None, the head never ends.
         """
         _check_ends(count, seconds)
         self._script.add(operation, Fault(kind="trickle", applied=True, seconds=seconds, count=count), times)
@@ -166,9 +168,9 @@ class FaultyServer:
     def inform_next(
         self, operation: str, status: int = 103, *, seconds: float = 0.0, count: int | None = 1, times: int = 1
     ) -> None:
-        """Send ``count`` responses with this informational status before the next responses, and wait ``seconds`` after each.
+        """Send ``count`` informational responses before each of the next responses, with a delay of ``seconds`` after each.
 
-        If ``count`` is None, nothing else is ever sent. ValueError for a status that is not informational.
+        If ``count`` is None, the final response never arrives. Raises ValueError if the status is not informational.
         """
         if not 100 <= status < 200 or status == 101:
             raise ValueError(f"{status} is not an informational status; 100, 102 and 103 are")
@@ -185,26 +187,26 @@ class FaultyServer:
         hang_seconds: float | None = None,
         longest_seconds: float = 1.0,
     ) -> None:
-        """Make a share ``rate`` of all exchanges fail; the ``kinds`` of faults are equally frequent.
+        """Let a share ``rate`` of all exchanges fail, with equal probability for each of ``kinds``. A rate of 0 stops this.
 
-        The fate of the n-th exchange of an operation depends on ``seed`` only. Hanging connections break after
-        ``hang_seconds``; a delay or a slow response takes at most ``longest_seconds``. A rate of 0 stops the faults.
+        The fault of the n-th exchange of an operation depends only on ``seed``. Hanging connections break after
+        ``hang_seconds``. ``longest_seconds`` is the maximum duration of a delay or a slow response.
         """
         chance = faults.chances(rate, seed, kinds, hang_seconds=hang_seconds, longest_seconds=longest_seconds)
         self._script.by_chance(chance)
 
     def forget(self) -> None:
-        """Forget the script, and stop random faults."""
+        """Remove scripted and random faults."""
         self._script.forget()
         if self.model_script is not None:
             self.model_script.forget()
 
     def verify(self) -> None:
-        """Raise AssertionError, naming each, if scripted faults have not happened or scripted responses were not requested."""
+        """Raise AssertionError if a scripted fault did not happen or a scripted response was not used, and name each."""
         unused = self._script.list_pending()
         assert not unused, f"scripted faults that never happened: {'; '.join(unused)}"
         unheard = [] if self.model_script is None else self.model_script.list_pending()
-        assert not unheard, f"scripted, and never asked for: {'; '.join(unheard)}"
+        assert not unheard, f"scripted responses that were never used: {'; '.join(unheard)}"
 
     # -------------------------------------------------------------------------------------------------------------- the model
 
@@ -212,8 +214,8 @@ class FaultyServer:
         """Script the model's next samples.
 
         A list is used in request order, one element per sample. For concurrent requests, give a mapping of prompts (as text) to
-        lists, or a function of the prompt, so that the order of the requests does not matter. A response is a text, token ids,
-        or a :class:`ScriptedSample` with log-probabilities. A sample fails if the script has no response left.
+        lists, or a function of the prompt, so that the order of the requests does not matter. A response is a text, a list of
+        token ids, or a :class:`ScriptedSample` with log-probabilities. A sample fails if the script has no response left.
 
         >>> import tinker
         >>> from tinker.testing import toy_server
@@ -234,19 +236,19 @@ class FaultyServer:
     def script_losses(self, losses: Iterable[float] | LossRule) -> None:
         """Script the losses that the next ``forward`` and ``forward_backward`` requests report; gradients do not change.
 
-        A function is called with the name of the loss and the number of the request, from 0.
+        A function is called with the name of the loss and the number of the request, starting at 0.
         """
         self._model_script().add_losses(losses)
 
     def _model_script(self) -> ModelScript:
         if self.model_script is None:
-            raise ValueError("this server has no model of its own to script; use toy_server()")
+            raise ValueError("this server has no model to script; use toy_server()")
         return self.model_script
 
     # ------------------------------------------------------------------------------------------------------------ up and down
 
     def go_down(self) -> None:
-        """Refuse new connections and break existing ones. The server keeps its state; responses under way are lost."""
+        """Refuse new connections and break existing ones. The server keeps its state, but responses in transit are lost."""
         self._mode = "down"
         self._life += 1
         if self._port is not None:
@@ -265,15 +267,15 @@ class FaultyServer:
     # --------------------------------------------------------------------------------------------------------------- the log
 
     def requests(self, operation: str) -> list[ReceivedRequest]:
-        """Return the requests of an operation that arrived, oldest first."""
+        """Return the received requests of an operation, oldest first."""
         with self._arrived:
             return [exchange for exchange in self.exchanges if exchange.operation == operation]
 
     def wait_for(self, operation: str, count: int = 1) -> list[ReceivedRequest]:
-        """Return the requests of an operation once ``count`` have arrived; raise AssertionError after ten real seconds."""
+        """Wait until ``count`` requests of an operation have arrived. Raises AssertionError after ten real seconds."""
         with self._arrived:
             there = self._arrived.wait_for(lambda: len(self.requests(operation)) >= count, _PATIENCE_SECONDS)
-        assert there, f"{operation}: {len(self.requests(operation))} requests arrived, not {count}"
+        assert there, f"{operation}: expected {count} requests, but {len(self.requests(operation))} arrived"
         return self.requests(operation)
 
     # --------------------------------------------------------------------------------------------------------------- clients
@@ -284,7 +286,7 @@ class FaultyServer:
         return _InProcess(self)
 
     def service(self, **arguments: Any) -> ServiceClient:
-        """Create a client that reaches this server in the process and uses its clock. It is closed with the server."""
+        """Create a client that is connected to this server in the process and uses its clock. It is closed with the server."""
         given: dict[str, Any] = {"base_url": "http://server", "api_key": "tml-test", "transport": self.transport}
         if self._clock is not None:
             given["clock"] = self._clock.clock()
@@ -293,7 +295,7 @@ class FaultyServer:
 
     @contextmanager
     def on_port(self) -> Generator[str]:
-        """Listen on a free port of this machine and yield the base URL; for real time only."""
+        """Listen on a free local port and yield the base URL. Requires real time."""
         self._port = Port(self._serve)
         try:
             yield self._port.url
@@ -302,7 +304,7 @@ class FaultyServer:
             port.close()
 
     def close(self) -> None:
-        """End what :meth:`service` made."""
+        """Close the clients that :meth:`service` created."""
         services, self._services = self._services, []
         for service in services:
             service.close().exception(_PATIENCE_SECONDS)
@@ -311,7 +313,7 @@ class FaultyServer:
 
     @property
     def mode(self) -> Mode:
-        """Return whether the server answers: ``up``, ``down`` or ``silent``."""
+        """Return the state of the server: ``up``, ``down`` or ``silent``."""
         return self._mode
 
     def _note(self, request: httpx.Request, body: bytes) -> ReceivedRequest:
@@ -329,14 +331,14 @@ class FaultyServer:
         return exchange
 
     def _next_fault(self, operation: str, request: httpx.Request, body: bytes) -> Fault | None:
-        """Return the fault of this exchange. A refusal is about a request, also where the client tries that in another form."""
+        """Return the fault of this exchange. A refusal still applies if the client retries the request in another encoding."""
         fault = self._forms.of(operation, body) or self._script.take(operation)
         if fault is not None:
             self._forms.note(request.headers, body, fault)
         return fault
 
     async def _serve(self, request: httpx.Request, sleep: Callable[[float], Any]) -> Delivery:
-        """Let one exchange happen on the server's side, and say how its response travels."""
+        """Execute one exchange on the server, and return how its response is delivered."""
         exchange, life = self._note(request, await request.aread()), self._life
         fault = exchange.fault
         if fault is not None and fault.kind == "delay":
@@ -353,7 +355,7 @@ class FaultyServer:
         return Delivery(answer, fault)
 
     def _note_refusal(self, exchange: ReceivedRequest, answer: ServerResponse | None) -> None:
-        """Skip the number of a refused request of a run: its server has read it, so the run does not wait for that."""
+        """Skip the sequence number of a refused request, so that its run does not wait for it."""
         if self.state is not None and answer is not None and answer.status in REJECTED_STATUSES:
             from tinker.local.scheduling import skip_rejected
 
@@ -365,24 +367,24 @@ class FaultyServer:
 
 
 def _check_status(status: object, body: object) -> None:
-    """Raise TypeError for a status that is no int, ValueError for one that is no response, or a success that says nothing."""
+    """Raise TypeError if the status is not an int, ValueError for an invalid status or a success without a body."""
     if not isinstance(status, int) or isinstance(status, bool):
         raise TypeError(f"status must be an int, got {status!r}")
     if not 200 <= status <= 599:
         raise ValueError(f"status must be from 200 to 599, got {status}")
     if status < 300 and body is None:
-        raise ValueError(f"{status} is not a failure: give one of 300 to 599, or the body of the response")
+        raise ValueError(f"{status} is not an error status; pass a status from 300 to 599, or the body of the response")
 
 
 def _check_ends(count: int | None, seconds: float) -> None:
-    """Raise ValueError for what never ends and takes no time: simulated time would stand still."""
+    """Raise ValueError for a fault that never ends and takes no time, because simulated time would stop."""
     if count is None and seconds <= 0:
-        raise ValueError("count None needs seconds greater than 0")
+        raise ValueError("seconds must be greater than 0 if count is None")
 
 
 @attrs.frozen
 class _InProcess(httpx.AsyncBaseTransport):
-    """What a client without a network sees."""
+    """Transport of a client in the same process."""
 
     server: FaultyServer
 
@@ -397,14 +399,14 @@ class _InProcess(httpx.AsyncBaseTransport):
 
 @attrs.define
 class _Patience:
-    """How long a client waits for a sign of life: at most ``limit`` seconds."""
+    """The read timeout of a client: at most ``limit`` seconds of silence."""
 
     server: FaultyServer
     limit: float
     timed_out: bool = False
 
     async def sleep(self, seconds: float | None) -> None:
-        """Let time pass; None is forever. Not longer than the client waits."""
+        """Let time pass, but not longer than the read timeout; None means forever."""
         self.timed_out = self.timed_out or seconds is None or seconds >= self.limit
         duration = self.limit if seconds is None else min(seconds, self.limit)
         clock = self.server._clock  # pyright: ignore[reportPrivateUsage]
@@ -413,7 +415,7 @@ class _Patience:
 
 @attrs.frozen
 class _Transit:
-    """A response on its way back, as httpx tells of it."""
+    """The body of a response, as httpx reads it."""
 
     request: httpx.Request
     delivery: Delivery
@@ -440,11 +442,11 @@ class _Transit:
 def toy_server(
     data_dir: Path | None = None, *, clock: SteppedClock | None = None, keep: bool = True, **settings: Any
 ) -> Generator[FaultyServer]:
-    """Run a local server with the toy engine behind a faulty wire; needs the extra ``server``.
+    """Run a local server with the toy engine behind a faulty connection. Requires the extra ``server``.
 
-    If ``data_dir`` is None, a temporary directory is used. ``settings`` are those of ``tinker.local.Settings``; the server
-    uses ``clock`` too. The end of the block closes the clients and the server, without :meth:`~FaultyServer.verify`.
-    With ``keep`` False the log of requests stays empty.
+    If ``data_dir`` is None, a temporary folder is used. ``settings`` are those of ``tinker.local.Settings``. The server uses
+    ``clock`` too. The end of the block closes the clients and the server, but does not call :meth:`~FaultyServer.verify`.
+    If ``keep`` is False, the log of requests stays empty.
     """
     from tinker.local import Settings, State, create_app
     from tinker.testing.scripted_engine import ScriptedEngine

@@ -1,4 +1,4 @@
-"""Answers as bytes on the wire, for what HTTP libraries do not send: odd header bytes, slow heads, informational answers."""
+"""Raw responses that HTTP libraries cannot send: odd header bytes, slow heads, informational responses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ OF_THE_CONNECTION = frozenset({"content-length", "transfer-encoding", "connectio
 
 
 def is_plain(answer: ServerResponse, fault: Fault | None) -> bool:
-    """Return whether any HTTP library can send it."""
+    """Return whether an HTTP library can send the response."""
     is_special = fault is not None and fault.kind in ("trickle", "inform")
     return not is_special and all(value.isascii() for _, value in answer.headers.raw)
 
 
 def render(answer: ServerResponse, fault: Fault | None) -> Iterator[tuple[float, bytes]]:
-    """Yield what is written, piece by piece, each with the seconds that pass before it. The connection ends after the last."""
+    """Yield the pieces to write, each with the delay before it in seconds. The connection ends after the last piece."""
     seconds = 0.0 if fault is None else fault.seconds or 0.0
     first, rest = _status_line(answer.status), _headers(answer) + answer.content
     if fault is not None and fault.kind == "trickle":

@@ -1,4 +1,4 @@
-"""Datum: one training example, its model input and the tensors of its loss; and where its tokens came from."""
+"""Datum: one training example with its model input, the tensors of its loss, and the provenance of its tokens."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ LossFnInputValue: TypeAlias = TensorData | NDArray[Any] | Sequence[Any]
 
 
 def to_tensor_data(name: str, value: object) -> TensorData:
-    """Convert a loss input to TensorData; ValueError for ragged lists, TypeError for values that are not tensors."""
+    """Convert a loss input to TensorData. Raises ValueError for ragged lists, TypeError for values that are not tensors."""
     if isinstance(value, TensorData):
         return value
     if is_torch(value):
@@ -95,7 +95,7 @@ def to_tensor_data(name: str, value: object) -> TensorData:
 
 
 def _cast(name: str, array: NDArray[Any], dtype: TensorDtype) -> NDArray[Any]:
-    """Return the values of a list as its input needs them; ValueError where that would change them."""
+    """Convert a list to the dtype of its input. Raises ValueError if that would change the values."""
     if dtype == "int64" and array.dtype.kind == "f" and (changed := np.flatnonzero(array != np.trunc(array))).size:
         at = int(changed[0])
         raise ValueError(f"{name} must be integers, got {array.reshape(-1)[at]} at position {at}")
@@ -135,8 +135,8 @@ class Datum(Signposted, AttrsValue):
     Attributes:
         model_input: The tokens and other chunks that the model reads.
         loss_fn_inputs: Tensors by name: TensorData, numpy arrays, torch tensors or lists. Their first dimension is the length
-            of ``model_input``. The name sets the dtype of a list (``target_tokens`` int64; ``weights``, ``advantages`` and
-            ``logprobs`` float32); under other names its values do.
+            of ``model_input``. The dtype of a list depends on the name (``target_tokens`` is int64; ``weights``,
+            ``advantages`` and ``logprobs`` are float32); for other names, it depends on the values.
         model_input_spans: The origin of the tokens of ``model_input``; None if unknown. Pass both lists of spans, or
             neither.
         loss_fn_input_spans: The origin of the tokens of ``target_tokens``; None if unknown.
@@ -160,7 +160,7 @@ class Datum(Signposted, AttrsValue):
         if not isinstance(self.model_input, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"Datum.model_input must be a ModelInput, {suggest_model_input(self.model_input)}")
         if (self.model_input_spans is None) != (self.loss_fn_input_spans is None):
-            raise ValueError("model_input_spans and loss_fn_input_spans go together")
+            raise ValueError("pass both model_input_spans and loss_fn_input_spans, or neither")
 
     def __repr__(self) -> str:
         """Return every value of a short example, and the sizes of a long one."""
@@ -185,7 +185,7 @@ class Datum(Signposted, AttrsValue):
         return cls(**fields)
 
     def with_provenance(self, model_input: Sequence[ProvenanceSpan], loss_fn_inputs: Sequence[ProvenanceSpan]) -> Datum:
-        """Return a copy with spans that say where its tokens come from.
+        """Return a copy with spans that describe the origin of its tokens.
 
         Args:
             model_input: The spans of the model input, in order.
@@ -195,7 +195,7 @@ class Datum(Signposted, AttrsValue):
             The copy.
 
         Raises:
-            ValueError: The lengths of the spans do not add up to those of the input and of ``target_tokens``.
+            ValueError: The total length of the spans differs from the length of the input or of ``target_tokens``.
         """
         _check_tiling("model_input", model_input, self.model_input.length)
         targets = self.loss_fn_inputs.get("target_tokens")

@@ -1,4 +1,4 @@
-"""Model input: token chunks, image chunks and audio chunks in order. Values are immutable; build a new one to change one."""
+"""Model input: an ordered list of token, image and audio chunks. Values are immutable; create a new one to make changes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class EncodedTextChunk(Value):
 
     Args:
         tokens: The token ids, a list, tuple, range, numpy array or torch tensor of integers, which is copied. The attribute is
-            a list (a tuple when a tuple was given) that must not be changed.
+            a list, or a tuple if you passed one. Do not change it.
         type: The kind of the chunk, always ``encoded_text``.
 
     Raises:
-        ValueError: The values are not integers of 32 bits.
+        ValueError: The values are not 32-bit integers.
 
     >>> EncodedTextChunk(tokens=[1, 2, 3]).length
     3
@@ -50,7 +50,7 @@ class EncodedTextChunk(Value):
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Return the token ids, a list (a tuple when a tuple was given)."""
+        """Return the token ids as a list, or as a tuple if a tuple was passed."""
         if self._tokens is None:
             object.__setattr__(self, "_tokens", self._array.tolist())
         assert self._tokens is not None
@@ -120,7 +120,7 @@ class ImageChunk(AttrsValue):
     Attributes:
         data: The bytes of the image file; a str is decoded as base64.
         format: The format of the file, such as ``png`` or ``jpeg``.
-        expected_tokens: The number of tokens that the image counts as in lengths; None means unknown.
+        expected_tokens: The number of tokens that the image counts as. None means unknown.
         type: The kind of the chunk, always ``image``.
     """
 
@@ -131,18 +131,18 @@ class ImageChunk(AttrsValue):
 
     @property
     def length(self) -> int:
-        """Return ``expected_tokens``; ValueError when it is None."""
+        """Return ``expected_tokens``. Raises ValueError if it is None."""
         return _token_count(self)
 
 
 @attrs.frozen(kw_only=True)
 class ImageAssetPointerChunk(AttrsValue):
-    """Reference to an image that the server fetches; only for sampling and JSON servers.
+    """Reference to an image that the server downloads. Only for sampling and for servers that use JSON.
 
     Attributes:
         format: The format of the file, such as ``png`` or ``jpeg``.
-        location: The address of the file.
-        expected_tokens: The number of tokens that the image counts as in lengths; None means unknown.
+        location: The URL of the file.
+        expected_tokens: The number of tokens that the image counts as. None means unknown.
         type: The kind of the chunk, always ``image_asset_pointer``.
     """
 
@@ -153,7 +153,7 @@ class ImageAssetPointerChunk(AttrsValue):
 
     @property
     def length(self) -> int:
-        """Return ``expected_tokens``; ValueError when it is None."""
+        """Return ``expected_tokens``. Raises ValueError if it is None."""
         return _token_count(self)
 
 
@@ -244,7 +244,7 @@ def _read_chunk(chunk: object) -> object:
 
 
 class Tokenizer(Protocol):
-    """What :meth:`ModelInput.from_text` needs of a tokenizer; those of transformers and tiktoken have it."""
+    """A tokenizer for :meth:`ModelInput.from_text`, such as those of transformers and tiktoken."""
 
     def encode(self, text: str, /) -> Sequence[int]:
         """Return the token ids of ``text``."""
@@ -276,7 +276,7 @@ class ModelInput(Signposted, AttrsValue):
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int] | Iterable[int]) -> ModelInput:
-        """Make an input of one text chunk.
+        """Create an input with one text chunk.
 
         Args:
             tokens: The token ids, a list, numpy array or torch tensor of integers.
@@ -285,7 +285,7 @@ class ModelInput(Signposted, AttrsValue):
             The input.
 
         Raises:
-            ValueError: The values are not integers of 32 bits, or one is negative.
+            ValueError: The values are not 32-bit integers, or one is negative.
         """
         __tracebackhide__ = True
         chunk = EncodedTextChunk(tokens=tokens)
@@ -296,7 +296,7 @@ class ModelInput(Signposted, AttrsValue):
 
     @classmethod
     def from_text(cls, text: str, tokenizer: Tokenizer) -> ModelInput:
-        """Make an input of one text chunk, as a tokenizer encodes the text.
+        """Create an input with one text chunk by encoding a text.
 
         Args:
             text: The text.
@@ -309,7 +309,7 @@ class ModelInput(Signposted, AttrsValue):
 
     @classmethod
     def empty(cls) -> ModelInput:
-        """Make an input without chunks; a start for :meth:`append`."""
+        """Create an input without chunks. Use :meth:`append` to add chunks."""
         return cls(chunks=[])
 
     def append(self, chunk: ModelInputChunk) -> ModelInput:
@@ -353,7 +353,7 @@ class ModelInput(Signposted, AttrsValue):
 
     @property
     def length(self) -> int:
-        """Return the number of tokens over all chunks; ValueError when an image chunk has no ``expected_tokens``."""
+        """Return the number of tokens in all chunks. Raises ValueError if an image chunk has no ``expected_tokens``."""
         return sum(chunk.length for chunk in self.chunks)
 
 

@@ -1,4 +1,4 @@
-"""Parameters of optimizers, sampling and LoRA. They are the wire's records, with their values checked."""
+"""Parameters of optimizers, sampling and LoRA. They check their values."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class _NamesChecked(RecordType):
 def _advise(kind: type[Record], name: str) -> str:
     advice = advise(kind.__name__, name, kind.__struct_fields__)
     if "extra" in kind.__struct_fields__:
-        advice += f" For a parameter that only some servers know: {kind.__name__}(extra={{{name!r}: ...}})"
+        advice += f" For a parameter that only some servers support: {kind.__name__}(extra={{{name!r}: ...}})"
     return advice
 
 
 class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
-    """Parameters of one Adam step with decoupled weight decay. Raises ValueError for a value that is not a number.
+    """Parameters of one Adam step with decoupled weight decay. Raises ValueError if a value is not a number.
 
     Attributes:
         learning_rate (float): The learning rate, 1e-4 by default.
@@ -55,7 +55,7 @@ class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
         beta2 (float): The decay of the second moment, 0.95 by default.
         eps (float): The term that keeps the denominator from zero, 1e-12 by default.
         weight_decay (float): The decoupled weight decay, 0 by default.
-        grad_clip_norm (float): The largest global norm of the gradient; 0, the default, does not clip.
+        grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, disables clipping.
     """
 
     def __post_init__(self) -> None:
@@ -63,11 +63,11 @@ class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
 
 
 class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
-    """Parameters of one Dimuon step. Raises ValueError for a value that is not a number or out of range.
+    """Parameters of one Dimuon step. Raises ValueError if a value is not a number or is out of range.
 
     Attributes:
         learning_rate (float): The learning rate, 0 or more.
-        grad_clip_norm (float): The largest global norm of the gradient; 0, the default, and less do not clip.
+        grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, or less disables clipping.
         beta1 (float): The momentum, from 0 to below 1, 0.9 by default.
     """
 
@@ -80,11 +80,11 @@ class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
 class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
     """Configuration of a LoRA adapter: its rank, and the parts of the model that it adapts.
 
-    Raises ValueError for a value that is not a number.
+    Raises ValueError if a value is not a number.
 
     Attributes:
         rank (int): The rank of the adapter's matrices.
-        seed (int | None): The seed of the adapter's initial weights; None, the default, lets the server choose.
+        seed (int | None): The seed of the adapter's initial weights. If None, the default, the server chooses.
         train_unembed (bool): Whether the output layer gets an adapter, True by default.
         train_mlp (bool): Whether MLP layers and experts get an adapter, True by default.
         train_attn (bool): Whether attention layers get an adapter, True by default.
@@ -97,18 +97,18 @@ class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
 class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass=_NamesChecked):
     """Parameters of sampling.
 
-    Raises ValueError for a value that is not a number or out of range, and for stops of the wrong type.
+    Raises ValueError if a value is not a number or is out of range, or a stop has the wrong type.
 
     Attributes:
-        max_tokens (int | None): The largest number of tokens; None, the default, samples to the end of the context.
-        seed (int | None): The seed of the sampling; None, the default, lets the server choose.
-        stop (str | Sequence[str] | Sequence[int] | None): A text, texts, or token ids at which to stop, in place of the
-            model's end-of-text token. None, the default, stops at that token; an empty list stops at none.
-        temperature (float): The temperature, 1 by default; 0 always takes the most likely token.
-        top_k (int): The number of most likely tokens to choose from; -1, the default, means all.
+        max_tokens (int | None): The maximum number of tokens. None, the default, samples to the end of the context.
+        seed (int | None): The seed of the sampling. If None, the default, the server chooses.
+        stop (str | Sequence[str] | Sequence[int] | None): A string, strings, or token ids at which to stop, instead of the
+            model's end-of-text token. None, the default, stops at that token; an empty list never stops.
+        temperature (float): The temperature, 1 by default. 0 always takes the most likely token.
+        top_k (int): The number of most likely tokens to choose from. -1, the default, means all.
         top_p (float): The probability mass of most likely tokens to choose from, 1 by default.
-        extra (Mapping[str, Any] | None): Parameters that only some servers know, JSON by name, sent with the others; None,
-            the default, sends none. A server ignores or rejects unknown ones; the local server ignores them.
+        extra (Mapping[str, Any] | None): Parameters that only some servers support, as JSON values by name. Optional. Servers
+            ignore or reject unknown parameters; the local server ignores them.
 
     >>> SamplingParams(max_tokens=8, temperature=0, stop=["\\n"]).temperature
     0.0
@@ -151,7 +151,7 @@ def _extra(extra: object) -> dict[str, Any] | None:
     parameters = dict(cast("Mapping[object, Any]", extra))
     for name, value in parameters.items():
         if not isinstance(name, str) or not name:
-            raise TypeError(f"SamplingParams.extra: a name must be text, got {name!r}")
+            raise TypeError(f"SamplingParams.extra: a name must be a string, got {name!r}")
         if name in SamplingParams.__struct_fields__:
             raise ValueError(
                 f"SamplingParams.extra must not contain {name!r}, which is an argument: SamplingParams({name}=...)"

@@ -38,7 +38,7 @@ class ForwardBackwardInput(AttrsValue):
     Attributes:
         data: The examples.
         loss_fn: The name of the loss.
-        loss_fn_config: Settings of the loss; None means the server's defaults.
+        loss_fn_config: Settings of the loss. None means the server's defaults.
     """
 
     data: list[Datum] = attrs.field(converter=_datums)
@@ -72,7 +72,7 @@ class ForwardRequest(AttrsValue):
 class OptimStepRequest(AttrsValue):
     """Body of an ``optim_step`` request.
 
-    The parameters may be called ``adam_params`` or ``optimizer_params`` too, as on the wire.
+    ``adam_params`` and ``optimizer_params``, the names in the API, are also accepted.
 
     Attributes:
         optim_params: The parameters of the step.
@@ -158,7 +158,7 @@ class GetBillingUsageRequest(AttrsValue):
 
     Attributes:
         starting_on: The first hour, a datetime or RFC 3339 text.
-        ending_before: The hour after the last one, in the same form; later than ``starting_on``.
+        ending_before: The hour after the last one, in the same form. Must be later than ``starting_on``.
     """
 
     starting_on: datetime.datetime = attrs.field(converter=instant)
@@ -174,7 +174,7 @@ class GetCurrentCheckpointStorageUsageRequest(AttrsValue):
     """Which checkpoints to count.
 
     Attributes:
-        project_id: The project of the checkpoints; None counts those of all projects.
+        project_id: The project of the checkpoints. None counts the checkpoints of all projects.
     """
 
     project_id: str | None = None

@@ -1,4 +1,4 @@
-"""Results of the server: outputs of losses and samples, backed by arrays that view the received bytes."""
+"""Results of losses and samples. Their arrays share memory with the received bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ForwardBackwardOutput(Signposted, AttrsValue):
     """Result of ``forward`` and ``forward_backward``.
 
     Attributes:
-        loss_fn_output_type: The server's name for the form of the outputs.
+        loss_fn_output_type: The server's name for the format of the outputs.
         loss_fn_outputs: The tensors of each datum by name, in the order of the data; ``logprobs`` for the built-in losses.
         metrics: Numbers by ``name:reduction``, such as ``loss:sum``.
     """
@@ -56,12 +56,12 @@ class ForwardBackwardOutput(Signposted, AttrsValue):
 
     @property
     def loss(self) -> float:
-        """Return the metric ``loss:sum``; AttributeError when the server sent none (``metrics`` lists what it sent)."""
+        """Return the metric ``loss:sum``. Raises AttributeError if the server did not send it; see ``metrics``."""
         return self.metrics["loss:sum"] if "loss:sum" in self.metrics else self._refuse_loss()
 
     def _refuse_loss(self) -> NoReturn:
         known = ", ".join(sorted(self.metrics)) or "none"
-        raise AttributeError(f"the server sent no metric 'loss:sum'; metrics: {known}")
+        raise AttributeError(f"the server did not send the metric 'loss:sum'; it sent: {known}")
 
     if not TYPE_CHECKING:
 
@@ -85,10 +85,10 @@ class TopkLogprobs(AttrsValue):
 
     @classmethod
     def from_rows(cls, rows: Sequence[TopkRow]) -> TopkLogprobs:
-        """Make the table of the rows that :meth:`tolist` returns; shorter rows are padded.
+        """Create a table from rows in the format of :meth:`tolist`. Shorter rows are padded.
 
         Args:
-            rows: For each position a list of (token id, log-probability), or None.
+            rows: For each position, a list of (token id, log-probability), or None.
 
         Returns:
             The table.
@@ -113,7 +113,7 @@ class TopkLogprobs(AttrsValue):
         """Return the rows of the table, without empty cells.
 
         Returns:
-            For each position a list of (token id, log-probability); None where the server sent none.
+            For each position, a list of (token id, log-probability), or None if the server sent none.
         """
         return [_row(ids, logprobs) for ids, logprobs in zip(self.token_ids.tolist(), self.logprobs.tolist(), strict=True)]
 
@@ -127,7 +127,7 @@ def _row(ids: list[int], logprobs: list[float]) -> TopkRow:
 
 @attrs.frozen
 class PromptAltTokens(AttrsValue):
-    """k drawn alternatives at each position of a prompt of n tokens.
+    """The k alternatives drawn at each position of a prompt of n tokens.
 
     Attributes:
         tokens: The token ids, int64 ``[n - 1, k]``.
@@ -143,16 +143,16 @@ class PromptAltTokens(AttrsValue):
 
 
 class SampledSequence(Signposted, Value):
-    """One continuation. Sequences are equal when all their fields are.
+    """One continuation. Sequences are equal if all their fields are equal.
 
-    Arrays are kept as they are, and converted to lists once, on first use.
+    Arrays are stored unchanged, and converted to lists on first use.
 
     Args:
-        stop_reason: The reason for the end, ``stop`` or ``length``.
-        sequence_id: The server's id of the sequence; None if it gave none.
-        tokens_np: The token ids, int32; None means none.
+        stop_reason: Why the sequence ended, ``stop`` or ``length``.
+        sequence_id: The server's id of the sequence; None if it sent none.
+        tokens_np: The token ids, int32. None means no tokens.
         logprobs_np: The log-probability of each token, float32; None if the server sent none.
-        topk_logprobs_np: The most likely alternatives of each token; None if you did not ask for them.
+        topk_logprobs_np: The most likely alternatives of each token; None if they were not requested.
         tokens: The token ids as a list, instead of ``tokens_np``.
         logprobs: The log-probabilities as a list, instead of ``logprobs_np``.
     """
@@ -204,7 +204,7 @@ class SampledSequence(Signposted, Value):
         logprobs: NDArray[np.float32] | None,
         topk_logprobs: TopkLogprobs | None,
     ) -> SampledSequence:
-        """Make a sequence of arrays that have their dtypes already; nothing is converted."""
+        """Create a sequence from arrays with the right dtypes, without conversion."""
         sequence = cls.__new__(cls)
         values = sequence.__dict__
         values["stop_reason"] = stop_reason
@@ -216,17 +216,17 @@ class SampledSequence(Signposted, Value):
 
     @cached_property
     def tokens(self) -> list[int]:
-        """Return the token ids; the stop that ended the sequence is among them."""
+        """Return the token ids, including the stop token that ended the sequence."""
         return cast("list[int]", self.tokens_np.tolist())
 
     @cached_property
     def logprobs(self) -> list[float] | None:
-        """Return the log-probability of each token; None when the server sent none."""
+        """Return the log-probability of each token; None if the server sent none."""
         return None if self.logprobs_np is None else self.logprobs_np.tolist()
 
     @cached_property
     def topk_logprobs(self) -> list[TopkRow] | None:
-        """Return for each token the most likely alternatives as (id, log-probability); None if you did not ask for them."""
+        """Return the most likely alternatives of each token as (id, log-probability); None if they were not requested."""
         return None if self.topk_logprobs_np is None else self.topk_logprobs_np.tolist()
 
     def _field_values(self) -> dict[str, Any]:
@@ -272,19 +272,19 @@ def _table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
 
 @attrs.frozen(slots=False)
 class SampleResponse(Signposted, AttrsValue):
-    """Result of ``sample``: one sequence per sample, and what was requested about the prompt of n tokens.
+    """Result of ``sample``: one sequence per sample, and the requested information about the prompt of n tokens.
 
-    The arguments with an underscore are the names that tests of older code use for the lists.
+    The arguments with an underscore exist for tests of older code.
 
     Attributes:
         sequences: The continuations.
-        prompt_logprobs_np: The log-probability of each prompt token, float32 ``[n]``, NaN for the first and where unknown; None
-            when not asked for.
-        topk_prompt_logprobs_np: The most likely tokens of each prompt position; None if you did not ask for them.
+        prompt_logprobs_np: The log-probability of each prompt token, float32 ``[n]``; NaN for the first token and for unknown
+            values. None if not requested.
+        topk_prompt_logprobs_np: The most likely tokens of each prompt position; None if not requested.
         target_prompt_logprobs: The log-probabilities of the tokens in ``target_prompt_logprobs`` of the call, float32 ``[n - 1,
-            K]``; None when not asked for.
-        prompt_cache_hit_tokens: The number of prompt tokens that the server had in its cache.
-        prompt_alt_tokens: The drawn alternatives of each prompt token; None if you did not ask for them.
+            K]``; None if not requested.
+        prompt_cache_hit_tokens: The number of prompt tokens that the server found in its cache.
+        prompt_alt_tokens: The alternatives drawn for each prompt token; None if not requested.
     """
 
     sequences: list[SampledSequence]
@@ -344,14 +344,14 @@ class SampleResponse(Signposted, AttrsValue):
 
     @cached_property
     def prompt_logprobs(self) -> list[float | None] | None:
-        """Return the log-probability of each prompt token given the tokens before it; None for the first and where unknown."""
+        """Return the log-probability of each prompt token given the previous ones; None for the first and unknown values."""
         if self.prompt_logprobs_np is None:
             return None
         return [None if value != value else value for value in self.prompt_logprobs_np.tolist()]
 
     @cached_property
     def topk_prompt_logprobs(self) -> list[TopkRow] | None:
-        """Return for each prompt position the most likely tokens as (id, log-probability); None if you did not ask for them."""
+        """Return the most likely tokens of each prompt position as (id, log-probability); None if they were not requested."""
         return None if self.topk_prompt_logprobs_np is None else self.topk_prompt_logprobs_np.tolist()
 
 
@@ -361,7 +361,7 @@ class SaveWeightsResponse(AttrsValue):
 
     Attributes:
         path: The path, ``tinker://<training run>/weights/<name>``.
-        type: The server's name for the kind of answer; None if it gives none.
+        type: The server's name for the kind of response; None if it sends none.
     """
 
     path: str
@@ -378,7 +378,7 @@ class SaveWeightsForSamplerResponse(AttrsValue):
 
     Attributes:
         path: The path, ``tinker://<training run>/sampler_weights/<name>``.
-        type: The server's name for the kind of answer; None if it gives none.
+        type: The server's name for the kind of response; None if it sends none.
     """
 
     path: str
@@ -399,7 +399,7 @@ class SaveWeightsExternalResponse(AttrsValue):
 
     Attributes:
         path: The path, ``tinker://<training run>/external_weights/<name>``.
-        type: The server's name for the kind of answer; None if it gives none.
+        type: The server's name for the kind of response; None if it sends none.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""What a stream of samples consists of."""
+"""The chunks of a sample stream."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class SampleStreamChunk:
     Attributes:
         index: The number of the sample that the tokens belong to, from 0.
         tokens: The token ids; empty if a sample ends without another token.
-        logprobs: The log-probability of each of the tokens; None if the server gives none.
-        text: The text that these tokens complete; None without a tokenizer. A character that is spread over several tokens
-            comes with the last of them.
+        logprobs: The log-probability of each token; None if the server sends none.
+        text: The text that these tokens complete; None without a tokenizer. A character that spans several tokens belongs to
+            the last of them.
         stop_reason: Why the sample ends with this chunk, ``stop`` or ``length``; None if it continues.
     """
 

@@ -1,4 +1,4 @@
-"""TensorData: an array on its way to or from the server. Stored as one numpy array; lists are made only on request."""
+"""TensorData: a tensor that is sent to or received from the server. It is stored as a numpy array."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _DESCRIPTION = ("dtype", "shape", "sparse_crow_indices", "sparse_col_indices")
 class TensorData(Value):
     """A float32 or int64 tensor, dense or sparse (CSR, two-dimensional).
 
-    Two TensorData are equal when dtype, shape and values are.
+    Two TensorData are equal if their dtypes, shapes and values are equal.
 
     Args:
-        data: The values, a list or an array, cast to ``dtype``; None means no values. Of a sparse tensor only the listed
+        data: The values, a list or an array, cast to ``dtype``. A sparse tensor takes only the stored values. None means no
             values.
-        dtype: ``float32`` or ``int64``; it must be given.
-        shape: The dimensions; None keeps those of ``data``. A sparse tensor needs them.
-        sparse_crow_indices: The start of each row in ``data``, one more than there are rows; None for a dense tensor.
+        dtype: ``float32`` or ``int64``. Required.
+        shape: The dimensions. None uses those of ``data``. Required for a sparse tensor.
+        sparse_crow_indices: The start of each row in ``data``, and the end of the last row; None for a dense tensor.
         sparse_col_indices: The column of each value; None for a dense tensor.
 
     Raises:
         TypeError: ``dtype`` is missing.
-        ValueError: The indices, the shape and the values do not fit together.
+        ValueError: The indices, the shape and the values do not match.
 
     >>> TensorData([1.0, 2.0], "float32").tolist()
     [1.0, 2.0]
@@ -71,7 +71,7 @@ class TensorData(Value):
             raise TypeError("TensorData needs a dtype: 'float32' or 'int64'")
         sparse = sparse_crow_indices is not None
         if sparse != (sparse_col_indices is not None):
-            raise ValueError("sparse_crow_indices and sparse_col_indices go together")
+            raise ValueError("pass both sparse_crow_indices and sparse_col_indices, or neither")
         array = _store(data, numpy_dtype(dtype))
         if sparse:
             array = array.reshape(-1)
@@ -82,34 +82,34 @@ class TensorData(Value):
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> TensorData:
-        """Make a dense tensor of an array: floats and masks (bool) become float32, integers int64.
+        """Create a dense tensor from an array. Floats and booleans become float32, integers int64.
 
         Args:
             array: The values. A writable array that already has the dtype is shared, not copied.
 
         Returns:
-            The tensor, of the array's shape.
+            A tensor with the shape of the array.
 
         Raises:
-            ValueError: The dtype is not one of numbers, or an unsigned value does not fit in int64.
+            ValueError: The dtype is not numeric, or an unsigned value does not fit in int64.
         """
         values = wire_array(np.asarray(array))
         return _wrap(values if values.flags.writeable else values.copy())
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor) -> TensorData:
-        """Make a dense tensor of a torch tensor, as :meth:`from_numpy` does; bfloat16 widens to float32.
+        """Create a dense tensor from a torch tensor, as :meth:`from_numpy` does. bfloat16 is converted to float32.
 
         Args:
-            tensor: The values; the memory of a contiguous CPU tensor is shared.
+            tensor: The values. The memory of a contiguous CPU tensor is shared.
 
         Returns:
-            The tensor, of the same shape.
+            A tensor of the same shape.
 
         Raises:
-            TypeError: The values are no torch tensor.
+            TypeError: The argument is not a torch tensor.
             RuntimeError: The tensor requires grad.
-            ValueError: The dtype is not one of numbers, or an unsigned value does not fit in int64.
+            ValueError: The dtype is not numeric, or an unsigned value does not fit in int64.
         """
         if not is_torch(tensor):
             raise TypeError(f"from_torch takes a torch tensor, got {type(tensor).__name__}")
@@ -117,27 +117,27 @@ class TensorData(Value):
 
     @classmethod
     def from_torch_sparse(cls, tensor: torch.Tensor, pad_value: int = 0) -> TensorData:
-        """Make a CSR tensor of a two-dimensional torch tensor where that is smaller, otherwise a dense one.
+        """Create a CSR tensor from a two-dimensional torch tensor if that is smaller, otherwise a dense tensor.
 
         Args:
             tensor: The values.
-            pad_value: The value of the cells that are left out.
+            pad_value: The value that is not stored.
 
         Returns:
-            The tensor, of the same shape.
+            A tensor of the same shape.
         """
         return cls.from_numpy_sparse(torch_to_numpy(tensor), pad_value)
 
     @classmethod
     def from_numpy_sparse(cls, array: NDArray[Any], pad_value: int = 0) -> TensorData:
-        """Make a CSR tensor of a two-dimensional array where that is smaller, otherwise a dense one.
+        """Create a CSR tensor from a two-dimensional array if that is smaller, otherwise a dense tensor.
 
         Args:
             array: The values.
-            pad_value: The value of the cells that are left out.
+            pad_value: The value that is not stored.
 
         Returns:
-            The tensor, of the same shape.
+            A tensor of the same shape.
         """
         if isinstance(pad_value, bool):
             raise TypeError("pad_value must be an int")
@@ -146,12 +146,12 @@ class TensorData(Value):
 
     @property
     def data(self) -> list[float]:
-        """Return the stored values as a fresh flat list (for a sparse tensor, the listed values only)."""
+        """Return the stored values as a new flat list (for a sparse tensor, only the stored values)."""
         return cast("list[float]", self._numpy.reshape(-1).tolist())
 
     @property
     def values(self) -> NumericArray:
-        """Return the stored array without a copy (for a sparse tensor, the listed values only)."""
+        """Return the stored array without a copy (for a sparse tensor, only the stored values)."""
         return self._numpy
 
     @property
@@ -163,7 +163,7 @@ class TensorData(Value):
         """Return the tensor as an array.
 
         Args:
-            pad_value: The value of the absent cells of a sparse tensor.
+            pad_value: The value of the missing entries of a sparse tensor.
 
         Returns:
             The stored array itself, not a copy; a new dense array for a sparse tensor.
@@ -177,13 +177,13 @@ class TensorData(Value):
         return dense
 
     def to_torch(self, pad_value: float = 0) -> torch.Tensor:
-        """Return the tensor as a torch tensor, sharing memory where that may be written to.
+        """Return the tensor as a torch tensor. It shares memory if the memory is writable.
 
         Args:
-            pad_value: The value of the absent cells of a sparse tensor.
+            pad_value: The value of the missing entries of a sparse tensor.
 
         Returns:
-            The torch tensor, dense.
+            A dense torch tensor.
 
         Raises:
             ImportError: torch is not installed.
@@ -197,13 +197,13 @@ class TensorData(Value):
         return torch.from_numpy(shared)  # pyright: ignore[reportUnknownMemberType]
 
     def tolist(self, pad_value: float = 0) -> Any:  # the depth of the list is the rank of the tensor
-        """Return the values as nested lists, a plain number for a 0-dimensional tensor.
+        """Return the values as nested lists, or as a number for a 0-dimensional tensor.
 
         Args:
-            pad_value: The value of the absent cells of a sparse tensor.
+            pad_value: The value of the missing entries of a sparse tensor.
 
         Returns:
-            Lists as deep as the tensor has dimensions.
+            Lists with one level per dimension.
         """
         return self.to_numpy(pad_value).tolist()
 
@@ -230,7 +230,7 @@ class TensorData(Value):
         return hash((self.dtype, self._numpy.size))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return what :meth:`to_numpy` does, for functions of numpy."""
+        """Return :meth:`to_numpy`, for numpy functions."""
         array = self.to_numpy()
         return array if dtype is None and not copy else np.array(array, dtype=dtype, copy=True)
 

@@ -1,4 +1,4 @@
-"""Numbers of tokens of each kind: those that were used, those of a bill, and those that a run will use."""
+"""Token counts by kind: tokens used, tokens of a bill, and estimates for a run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tinker.types.model_input import ModelInput
 
 @attrs.frozen(kw_only=True)
 class TokenCounts:
-    """Token counts by billing category. Two of them can be added.
+    """Token counts by billing category. You can add them.
 
     Attributes:
-        trained: Tokens that went through ``forward`` or ``forward_backward``.
-        prefilled: Tokens of prompts that the server had to read.
-        cached: Tokens of prompts that the server had in its cache.
+        trained: Tokens processed by ``forward`` or ``forward_backward``.
+        prefilled: Prompt tokens that the server had to process.
+        cached: Prompt tokens that the server found in its cache.
         sampled: Tokens that the server generated.
 
     >>> TokenCounts(prefilled=10, sampled=4) + TokenCounts(trained=100, sampled=1)
@@ -34,7 +34,7 @@ class TokenCounts:
 
     @property
     def total(self) -> int:
-        """Return the number of all tokens."""
+        """Return the total number of tokens."""
         return self.trained + self.prefilled + self.cached + self.sampled
 
     def __add__(self, other: TokenCounts) -> TokenCounts:
@@ -47,14 +47,14 @@ class TokenCounts:
 
 
 def estimate_training(data: Sequence[Datum], *, passes: int = 1) -> TokenCounts:
-    """Count the tokens that training on data will use.
+    """Estimate the tokens that training on data will use.
 
     Args:
         data: The datums.
-        passes: How often each of them is sent; a ``forward_backward_custom`` with your own function sends them twice.
+        passes: How often each datum is sent. ``forward_backward_custom`` with your own function sends it twice.
 
     Returns:
-        The counts; what images count as is taken from their ``expected_tokens``.
+        The counts. Images count as their ``expected_tokens``.
 
     Raises:
         ValueError: ``passes`` is below 0.
@@ -71,15 +71,15 @@ def estimate_training(data: Sequence[Datum], *, passes: int = 1) -> TokenCounts:
 
 
 def estimate_sampling(prompts: Iterable[ModelInput], *, max_tokens: int, num_samples: int = 1) -> TokenCounts:
-    """Count the tokens that sampling will use at most.
+    """Estimate the maximum number of tokens that sampling will use.
 
     Args:
         prompts: The prompts, one for each call of ``sample``.
-        max_tokens: The most tokens of a sample; those that end earlier use less.
+        max_tokens: The maximum number of tokens of a sample. Samples that end earlier use fewer.
         num_samples: The number of samples of each prompt.
 
     Returns:
-        The counts, as if the server had no prompt in its cache.
+        The counts, assuming that the server has no prompt in its cache.
 
     Raises:
         ValueError: A number is below 0.
@@ -100,7 +100,7 @@ def count_billing(usage: models.BillingUsageResponse, *, session_id: str | None 
 
     Args:
         usage: The response of ``AdminClient.get_billing_usage``.
-        session_id: The session to count; None counts all of them.
+        session_id: The session to count. None counts all sessions.
 
     Returns:
         The counts of each base model.

@@ -23,16 +23,16 @@ _COLUMNS = ("Model", "Run", "Operation", "Requests", "Trained", "Prefilled", "Ca
 
 @attrs.frozen(kw_only=True)
 class UsageLine:
-    """What one operation used of one model in one run.
+    """The tokens that one operation used, for one model and run.
 
     Attributes:
-        base_model: The base model; None where it is not known.
+        base_model: The base model; None if it is not known.
         training_run_id: The run that was trained, or whose weights were sampled from; None for a base model.
         session_id: The session.
         operation: The name of the method.
-        requests: The number of requests whose result came.
-        tokens: Their tokens.
-        unconfirmed: The tokens of requests that were accepted and whose outcome is not known, as of cancelled ones.
+        requests: The number of requests whose result arrived.
+        tokens: The tokens of these requests.
+        unconfirmed: The tokens of accepted requests whose outcome is not known, such as cancelled requests.
     """
 
     base_model: str | None
@@ -54,8 +54,8 @@ class UsageLine:
 class Usage:
     """Observer that counts the tokens that clients use.
 
-    Give it to ``ServiceClient(observers=[...])`` or ``add_observer``; one may observe several clients. Printing it with rich,
-    and showing it in a notebook, gives a table.
+    Pass it to ``ServiceClient(observers=[...])`` or ``add_observer``; it may observe several clients. It is shown as a table by
+    rich and in notebooks.
 
     >>> import tinker
     >>> usage = Usage()
@@ -89,7 +89,7 @@ class Usage:
             self._lines[key] = _add(line, counts, confirmed=event.is_confirmed)
 
     def lines(self) -> tuple[UsageLine, ...]:
-        """Return what was used so far, by model, run and operation, in the order of first use."""
+        """Return the usage so far, by model, run and operation, in the order of first use."""
         with self._lock:
             return tuple(self._lines.values())
 
@@ -100,22 +100,22 @@ class Usage:
 
     @property
     def total(self) -> TokenCounts:
-        """Return all tokens of requests whose result came."""
+        """Return the tokens of all requests whose result arrived."""
         return sum((line.tokens for line in self.lines()), TokenCounts())
 
     @property
     def unconfirmed(self) -> TokenCounts:
-        """Return the tokens of requests whose outcome is not known: they may be billed."""
+        """Return the tokens of requests whose outcome is not known. They may be billed."""
         return sum((line.unconfirmed for line in self.lines()), TokenCounts())
 
     def by(self, name: UsageKeyName) -> dict[str | None, TokenCounts]:
-        """Return the tokens by one of the attributes of :class:`UsageLine`.
+        """Group the tokens by an attribute of :class:`UsageLine`.
 
         Args:
             name: ``base_model``, ``training_run_id``, ``session_id`` or ``operation``.
 
         Raises:
-            ValueError: For any other name.
+            ValueError: The name is not one of these.
         """
         if name not in ("base_model", "training_run_id", "session_id", "operation"):
             raise ValueError(f"name must be base_model, training_run_id, session_id or operation, got {name!r}")
@@ -125,10 +125,10 @@ class Usage:
         return dict(found)
 
     def cost(self, prices: Mapping[str, Price]) -> float:
-        """Return what the tokens cost by a price list.
+        """Return the cost of the tokens according to a price list.
 
         Args:
-            prices: The price of each base model; ``*`` stands for every other model.
+            prices: The price of each base model. ``*`` matches every other model.
 
         Raises:
             ValueError: A model that was used has no price.

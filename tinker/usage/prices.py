@@ -1,4 +1,4 @@
-"""The price list of a user, and what tokens cost by it. The client knows no prices of its own."""
+"""The user's price list and the cost of tokens. The client contains no prices."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Price:
     """Prices of a million tokens of one model, in a currency of your choice.
 
     Attributes:
-        train: For tokens that are trained.
-        prefill: For tokens of prompts.
-        sample: For tokens that are generated.
-        cached: For tokens of prompts that the server had in its cache; None means that they cost what others do.
+        train: The price of trained tokens.
+        prefill: The price of prompt tokens.
+        sample: The price of generated tokens.
+        cached: The price of prompt tokens in the server's cache. None means the same price as ``prefill``.
 
     >>> Price(train=0.40, prefill=0.13, sample=0.40).cost(TokenCounts(trained=2_500_000))
     1.0
@@ -45,7 +45,7 @@ class Price:
     cached: float | None = attrs.field(default=None, validator=_check_price)
 
     def cost(self, counts: TokenCounts) -> float:
-        """Return what tokens cost.
+        """Return the cost of tokens.
 
         Args:
             counts: The tokens.
@@ -64,8 +64,8 @@ def price_of(prices: Mapping[str, Price], base_model: str | None) -> Price:
     """Return the price of a model.
 
     Args:
-        prices: The price list, by base model; ``*`` stands for every other model.
-        base_model: The model; None is one that is not known.
+        prices: The price list, by base model. ``*`` matches every other model.
+        base_model: The model. None means an unknown model.
 
     Raises:
         ValueError: The list has no price for it.
@@ -81,15 +81,15 @@ def load_prices(path: str | Path) -> dict[str, Price]:
     """Read a price list from a file.
 
     Args:
-        path: A TOML file with a table for each model, or a JSON file with an object for each, of ``train``, ``prefill``,
-            ``sample`` and, where you like, ``cached``: prices of a million tokens.
+        path: A TOML file with a table for each model, or a JSON file with an object for each model. The fields ``train``,
+            ``prefill``, ``sample`` and, optionally, ``cached`` are prices of a million tokens.
 
     Returns:
         The prices by base model.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is not a price list; the message names the model and the price.
+        ValueError: The file is not a price list. The message names the model and the price.
     """
     file = Path(path)
     text = file.read_text(encoding="utf-8")

@@ -15,8 +15,8 @@ from tinker.cli.output import format_size, progress, show, show_properties
 
 # What the library calls its arguments, and the options that give them.
 _OPTIONS = {
-    "give base_model and lora_config": "give --base-model and --rank",
-    "give base_model": "give --base-model",
+    "pass base_model and lora_config": "pass --base-model and --rank",
+    "pass base_model": "pass --base-model",
     "lora_config.rank is": "--rank is",
 }
 
