@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -32,10 +33,8 @@ Ts = TypeVarTuple("Ts")
 TICK_SECONDS = 0.5
 LONG_SECONDS = 2.0
 NEWS_SECONDS = 60.0
-HELD = "code in this process held the interpreter; run long computations in another process"
-STARVED = (
-    "this process got little processor time: the machine is busy or was suspended, or a blocking call held the interpreter"
-)
+HELD = "code in this process held the GIL; run long computations in another process"
+STARVED = "this process got little processor time: the machine is busy or was suspended, or a blocking call held the GIL"
 _IMPORT_SYSTEM = "<frozen importlib"
 
 
@@ -60,7 +59,8 @@ class LoopThread:
         self._woken_for = -1  # a drain that begins after this many others is certain to come
         self._starting = threading.Lock()  # taken by threads of this class only, which signals do not interrupt
         self._ident: int | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], _TaskOwner[Any] | None] = {}
+        self._told: weakref.WeakSet[_TaskOwner[Any]] = weakref.WeakSet()  # by `log_unfinished`
         self._watching: asyncio.Task[None] | None = None
         self._beside: concurrent.futures.ThreadPoolExecutor | None = None
 
@@ -83,23 +83,22 @@ class LoopThread:
 
     def _begin(self, owner: _TaskOwner[T], function: Callable[[*Ts], Coroutine[Any, Any, T]], args: tuple[*Ts]) -> None:
         if not owner.cancelled():
-            task = self.task(function(*args), owner.operation, owner._settle)  # pyright: ignore[reportPrivateUsage]
-            owner._task = task  # pyright: ignore[reportPrivateUsage]
+            owner._task = self.task(function(*args), owner.operation, owner)  # pyright: ignore[reportPrivateUsage]
 
     def task(
         self,
         coroutine: Coroutine[Any, Any, T],
         name: str | None = None,
-        settle: Callable[[asyncio.Task[T]], object] | None = None,
+        owner: _TaskOwner[T] | None = None,
     ) -> asyncio.Task[T]:
-        """Start a task of this thread, whose outcome goes to ``settle``; call only on the loop. See :meth:`background`.
+        """Start a task of this thread, whose outcome goes to the owner; call only on the loop. See :meth:`background`.
 
         It has a context of its own: what is set for the task that starts it is not set for this one.
         """
         assert self._loop is not None
         task = self._loop.create_task(coroutine, name=name, context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._retire if settle is None else partial(self._settle, settle))
+        self._tasks[task] = owner
+        task.add_done_callback(self._retire if owner is None else partial(self._settle, owner))
         return task
 
     def background(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -120,12 +119,23 @@ class LoopThread:
             self._beside = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="tinker-user")
         return await asyncio.get_running_loop().run_in_executor(self._beside, _call_safely, function)
 
-    def _settle(self, settle: Callable[[asyncio.Task[T]], object], task: asyncio.Task[T]) -> None:
-        self._tasks.discard(task)
-        settle(task)
+    def log_unfinished(self, when: str, ours: Callable[[_TaskOwner[Any]], bool] = lambda _: True) -> None:
+        """Log, once, the operations that nobody has waited for, those that have not begun too; from any thread."""
+        calls = (call.args[0] for call in tuple(self._calls) if isinstance(call, partial) and call.func == self._begin)
+        owners = [*filter(None, tuple(self._tasks.values())), *calls]
+        unfinished = [one for one in owners if not one.cancelled() and one not in self._told and ours(one)]
+        self._told.update(unfinished)
+        if unfinished:
+            first, last = unfinished[0].operation, unfinished[-1].operation
+            what = first if len(unfinished) == 1 else f"{len(unfinished)} requests, {first} to {last},"
+            logger.warning("%s had not finished %s, and may be lost; call .result() on the last request to wait", what, when)
+
+    def _settle(self, owner: _TaskOwner[T], task: asyncio.Task[T]) -> None:
+        del self._tasks[task]
+        owner._settle(task)  # pyright: ignore[reportPrivateUsage]
 
     def _retire(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         if not task.cancelled():
             task.exception()  # looked at, so that a task whose waiter was cancelled is not reported as forgotten
 
@@ -134,7 +144,8 @@ class LoopThread:
         return threading.get_ident() == self._ident
 
     def end_reports(self) -> None:
-        """Report nothing any more: when the interpreter ends, connections that are open are closed by that."""
+        """Log what nobody waited for, and report nothing any more: the end of the interpreter closes connections."""
+        self.log_unfinished("when the program ended")
         if self._loop is not None:
             self._loop.set_exception_handler(lambda _, __: None)
 

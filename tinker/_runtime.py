@@ -151,5 +151,14 @@ def is_of_this_process(runtime: Runtime) -> bool:
     return runtime.thread is loop_thread()
 
 
+def log_unfinished(runtime: Runtime) -> None:
+    """Log the operations of the runtime that nobody has waited for, as it is closed."""
+    reachability = runtime.transport.reachability
+    runtime.thread.log_unfinished(
+        "when the client was closed",
+        lambda owner: isinstance(owner, APIFuture) and owner.progress.reachability is reachability,
+    )
+
+
 def _abandon(thread: LoopThread, transport: Transport, server: ServerSettings, session: Session) -> None:
     thread.call(lambda: thread.background(shut_down(transport, server, session.background_tasks), "abandoned session"))

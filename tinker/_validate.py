@@ -31,6 +31,8 @@ LOSS_INPUTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 _TARGETS_DTYPE = limits.LOSS_FN_TYPE_INPUT_DTYPES["target_tokens"]
 # A traced loss may take inputs that are not one value for each token; these are.
 _ALIGNED_OF_CUSTOM = frozenset({"target_tokens", "weights"})
+# Log-probabilities may be minus infinity, of tokens that a sampler left out.
+_ALWAYS_FINITE = frozenset({"weights", "advantages"})
 
 
 def read_batch(data: Sequence[Datum], loss_fn: str) -> list[Datum]:
@@ -38,7 +40,7 @@ def read_batch(data: Sequence[Datum], loss_fn: str) -> list[Datum]:
     __tracebackhide__ = True
     if isinstance(data, Datum):
         raise TypeError("data must be a list of Datum, got one Datum: write [datum]")
-    if isinstance(data, str) or not isinstance(data, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(data, (str, Mapping)) or not isinstance(data, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"data must be a list of Datum, got {type(data).__name__}")
     if not isinstance(loss_fn, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         advice = "; for your own function, use forward_backward_custom" if callable(loss_fn) else ""
@@ -51,12 +53,13 @@ def check_data(data: Sequence[Datum], loss_fn: str) -> None:
     __tracebackhide__ = True
     if len(data) == 0:
         raise ValueError("data is empty: pass at least one Datum")
-    for index, datum in enumerate(data):
-        if not isinstance(datum, Datum):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"data[{index}] must be a Datum, got {type(datum).__name__}")
-        names = datum.loss_fn_inputs.keys()
-        _check_names(index, names, loss_fn)
-        _check_lengths(index, datum, _ALIGNED_OF_CUSTOM if loss_fn == "custom" else names)
+    with np.errstate(over="ignore", invalid="ignore"):  # in `_check_values`
+        for index, datum in enumerate(data):
+            if not isinstance(datum, Datum):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"data[{index}] must be a Datum, got {type(datum).__name__}")
+            names = datum.loss_fn_inputs.keys()
+            _check_names(index, names, loss_fn)
+            _check_lengths(index, datum, _ALIGNED_OF_CUSTOM if loss_fn == "custom" else names)
 
 
 def _check_names(index: int, names: Set[str], loss_fn: str) -> None:
@@ -89,10 +92,22 @@ def _check_lengths(index: int, datum: Datum, aligned: Collection[str]) -> None:
         if length is not None and shape[0] != length and name in aligned:
             size = f"length {shape[0]}" if len(shape) == 1 else f"shape {list(shape)}"
             raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has {size}, model_input has {length} tokens")
-        if tensor.dtype == "float32" and np.isnan(tensor.values).any():
-            raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] contains NaN")
-        if name == "target_tokens" and tensor.dtype != _TARGETS_DTYPE:
-            raise ValueError(f"data[{index}].loss_fn_inputs['target_tokens'] must be integers, got {tensor.dtype}")
+        _check_values(f"data[{index}].loss_fn_inputs[{name!r}]", name, tensor)
+
+
+def _check_values(where: str, name: str, tensor: TensorData) -> None:
+    values = tensor.values.ravel()
+    if name == "target_tokens":
+        if tensor.dtype != _TARGETS_DTYPE:
+            raise ValueError(f"{where} must be integers, got {tensor.dtype}")
+        # Labels of other libraries are -100 for a prompt or padding. To look at each would take as long as to encode them.
+        if values.size and min(values[0], values[-1]) < 0:
+            raise ValueError(f"{where} has negative token ids; to ignore a token, use a valid id with weight 0")
+    elif tensor.dtype == "float32" and not math.isfinite(np.dot(values, values)):  # much faster than to look at each
+        if np.isnan(values).any():
+            raise ValueError(f"{where} contains NaN")
+        if name in _ALWAYS_FINITE and np.isinf(values).any():
+            raise ValueError(f"{where} contains infinity")
 
 
 def input_length(model_input: ModelInput) -> int | None:
@@ -120,7 +135,9 @@ def _check_context_length(what: str, model_input: ModelInput, longest: int) -> N
 
 
 def check_loss_config(config: Mapping[str, float | str] | None) -> None:
-    """Raise TypeError unless every value is a number or text."""
+    """Raise TypeError unless it is a mapping, and every value a number or text."""
+    if config is not None and not isinstance(config, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"loss_fn_config must be a mapping of names to values, got {type(config).__name__}")
     for name, value in (config or {}).items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"loss_fn_config[{name!r}] must be a number or text, got {type(value).__name__}")

@@ -57,6 +57,10 @@ class APIFuture(concurrent.futures.Future[T]):
         """Raise TypeError: the result arrives in this process, so the future cannot be pickled."""
         raise TypeError("an APIFuture cannot be pickled; pickle future.result() instead")
 
+    def __getitem__(self, _: object) -> NoReturn:
+        """Say that this is not the result yet; iterating ends here too."""
+        raise TypeError(f"{self!r} is not a list: call .result() or await it for the result")
+
     def __dir__(self) -> list[str]:
         """Return the public names."""
         return [name for name in super().__dir__() if name not in _INTERNAL]

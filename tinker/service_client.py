@@ -15,7 +15,7 @@ from tinker._clients import SessionHolder, awaiting_twin_of, read_older_argument
 from tinker._clock import Clock
 from tinker._config import Config, load_later, show_url
 from tinker._http import ONE_SHOT, SUBMIT
-from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
+from tinker._runtime import Runtime, is_of_this_process, log_unfinished, open_runtime, run
 from tinker._session import Description
 from tinker._training import NewAdapter, SavedAdapter, TrainingRun, create_handle, trace
 from tinker._validate import check_base_model, check_model_path, check_observer, check_optimizer
@@ -80,7 +80,7 @@ class ServiceClient:
         TypeError: An observer is not a function, or the address or key has the wrong argument name.
 
     >>> service = ServiceClient(base_url="local://toy")
-    >>> training = service.create_lora_training_client(base_model="tinker/babble", rank=8)
+    >>> training = service.create_lora_training_client(base_model="tinker/toy", rank=8)
     """
 
     def __init__(
@@ -477,6 +477,8 @@ class ServiceClient:
         already, self._closed = self._closed, True
         if already or self._opened is None or not is_of_this_process(self._opened):
             return immediate(None, "close")
+        if status == "success":
+            log_unfinished(self._opened)
         return run(self._opened, "close", _close, self._opened, status, detail)
 
     def __enter__(self) -> Self:

@@ -227,7 +227,7 @@ def test_nobody_there(call: Callable[..., Result]) -> None:
     result = call("run", "list", base_url="http://127.0.0.1:9")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[1:] == [
-        "Error: Cannot connect to 127.0.0.1:9: Connection refused",
+        "Error: Could not connect to 127.0.0.1:9: Connection refused",
         "Request: POST http://127.0.0.1:9/api/v1/client/config",
         CONNECTION_ADVICE,
     ]

@@ -422,6 +422,10 @@ def test_frames_of_functions_of_the_user_stay(training: tinker.TrainingClient, d
         (lambda: tinker.ServiceClient(base_url="host:80"), ValueError, "got 'host:80'; did you mean 'http://host:80'?"),
         (lambda: pickle.dumps(APIFuture()), TypeError, "pickle future.result\\(\\) instead"),
         (lambda: tinker.ModelInput(chunks=[1, 2]), TypeError, "got int; for token ids use ModelInput.from_ints"),
+        (lambda: tinker.AdamParams(1e-4), TypeError, r"takes no positional arguments: write AdamParams\(learning_rate=...\)"),
+        (lambda: tinker.ServiceClient(api_key=3), TypeError, "api_key must be a string, got int"),
+        (lambda: tinker.ServiceClient(base_url="http://h/api/v1"), ValueError, "which the client adds: 'http://h'"),
+        (lambda: tinker.Datum(PROMPT, {"logprobs": [None, 0.0]}), ValueError, r"logprobs\[0\] is None: the first token"),
         (lambda: tinker.AdamParams(learning_rate="fast"), ValueError, "AdamParams.learning_rate must be a number, got 'fast'"),
         (lambda: tinker.types.LoraConfig(rank=1.5), ValueError, "LoraConfig.rank must be an integer, got 1.5"),
         (lambda: tinker.SamplingParams(seed="a"), ValueError, "SamplingParams.seed must be an integer or None, got 'a'"),
@@ -469,9 +473,6 @@ def test_arguments_of_clients(service: tinker.ServiceClient, wire: Any, create: 
         (tinker.types.SampledSequence("stop", tokens=[1]), "text", r"tokenizer.decode\(sequence.tokens\)"),
         (tinker.types.SampledSequence("stop", tokens=[1]), "token_ids", "sequence.tokens"),
         (tinker.types.SampledSequence("stop", tokens=[1]), "finish_reason", "sequence.stop_reason"),
-        (PROMPT, "tokens", r"model_input.to_ints\(\)"),
-        (DATUM, "target_tokens", r"datum.loss_fn_inputs\['target_tokens'\]"),
-        (DATUM, "tokens", r"datum.model_input.to_ints\(\)"),
         (tinker.ForwardBackwardOutput("x", []), "logprobs", r"output.loss_fn_outputs\[0\]\['logprobs'\]"),
         (tinker.ForwardBackwardOutput("x", []), "loss", "the server did not send the metric 'loss:sum'; it sent: none"),
     ],
@@ -497,3 +498,43 @@ def test_clients_that_a_service_makes(client: Callable[..., object], maker: str)
     for arguments in ((), ("tinker/toy",)):
         with pytest.raises(TypeError, match=maker):
             client(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "loss_fn", "message"),
+    [
+        ({"target_tokens": [-100, 3]}, "cross_entropy", r"\['target_tokens'\] has negative token ids; to ignore a token"),
+        ({"target_tokens": [2, 3], "weights": [np.inf, 0.0]}, "cross_entropy", r"\['weights'\] contains infinity"),
+        ({"target_tokens": [2, 3], "weights": [1e30, np.nan]}, "cross_entropy", r"\['weights'\] contains NaN"),
+    ],
+)
+def test_values_that_no_loss_can_use(
+    training: tinker.TrainingClient, wire: Any, inputs: Any, loss_fn: str, message: str
+) -> None:
+    """They are refused on the line of the call, by the index of the datum and the field, and nothing is sent."""
+    with pytest.raises(ValueError, match=r"^data\[1\].loss_fn_inputs" + message):
+        training.forward_backward([DATUM, tinker.Datum(PROMPT, inputs)], loss_fn)
+    assert wire.requests("forward_backward") == []
+
+
+def test_large_weights_are_no_infinity(training: tinker.TrainingClient) -> None:
+    """Weights whose squares no float32 holds are as good as others."""
+    heavy = tinker.Datum(PROMPT, {"target_tokens": [2, 3], "weights": [1e25, 0.0]})
+    training.forward([heavy], "cross_entropy").result(10)
+
+
+def test_a_future_in_the_place_of_its_result() -> None:
+    """Iterating over a future, or taking an item of it, says how to get the result."""
+    future: Any = APIFuture("sample")
+    for use in (lambda: future[0], lambda: list(future)):
+        with pytest.raises(TypeError, match=r"call .result\(\) or await it"):
+            use()
+    assert future  # is there, and has no length
+
+
+def test_tensors_read_like_arrays() -> None:
+    """Their repr shows the first values, and they have a length, items and an iterator."""
+    tensor = tinker.TensorData([1.0, 2.5], "float32")
+    assert repr(tensor) == "TensorData([1, 2.5], float32, shape=[2])"
+    assert repr(tinker.TensorData(list(range(9)), "int64")) == "TensorData([0, 1, 2, 3, 4, 5, 6, 7, ...], int64, shape=[9])"
+    assert (len(tensor), sum(tensor), tensor[1]) == (2, 3.5, 2.5)

@@ -317,3 +317,42 @@ def test_reports_are_sent_while_the_session_lasts(connect: Connect, wire: Any, c
     service.create_lora_training_client("tinker/toy").result(10)
     clock.advance(10)
     assert [event["event"] for event in wire.wait_for("telemetry")[0].json["events"]] == ["SESSION_START"]
+
+
+def test_what_nobody_waited_for_is_logged(connect: Connect, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Closing a client whose requests have not finished logs how many."""
+    service = connect()
+    release = wire.hold("create_model")
+    service.create_lora_training_client("tinker/toy").save_state("final")
+    wire.wait_for("create_model")
+    closed = service.close()
+    release()
+    closed.result(10)
+    (said,) = [record.getMessage() for record in caplog.records if "may be lost" in record.getMessage()]
+    assert said.startswith("2 requests, create_lora_training_client to save_state, had not finished when the client was closed")
+
+
+def test_a_client_that_waited_says_nothing(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+    """Closing a client whose requests have finished logs nothing, nor does one that was interrupted."""
+    service = connect()
+    service.create_lora_training_client("tinker/toy").save_state("final").result(10)
+    service.close().result(10)
+    interrupted = connect()
+    interrupted.create_lora_training_client("tinker/toy")
+    interrupted.close("interrupted").result(10)
+    assert "may be lost" not in caplog.text
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_program_that_waits_for_nothing(closes: bool) -> None:
+    """A program that ends without having waited is told once which requests may be lost."""
+    end = "service.close().result()" if closes else ""
+    script = f"""
+import tinker
+service = tinker.ServiceClient(base_url="local://toy")
+service.create_lora_training_client("tinker/toy").save_state("final")
+{end}
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.count("create_lora_training_client to save_state, had not finished when the") == 1
+    assert ("the client was closed" if closes else "the program ended") in done.stderr

@@ -311,7 +311,7 @@ def test_experts_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
 def test_a_model_that_reads_images_is_refused(tmp_path: Path) -> None:
     """A vision-language model which is no causal language model to transformers is refused in one sentence."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
-    with pytest.raises(ValueError, match="kind, qwen2_5_vl, is no causal language model in transformers") as caught:
+    with pytest.raises(ValueError, match="kind, qwen2_5_vl, is not a causal language model in transformers") as caught:
         TorchEngine(tmp_path, device="cpu")
     assert "images" in str(caught.value)
 

@@ -276,7 +276,7 @@ def test_what_has_ended_is_not_kept() -> None:
     with loop_of_its_own() as thread:
         kept: list[Any] = []
         thread.call(lambda: kept.append(weakref.ref(thread.task(asyncio.sleep(0)))))
-        thread.call(lambda: kept.append(weakref.ref(thread.task(asyncio.sleep(0), settle=lambda task: None))))
+        thread.call(lambda: kept.append(weakref.ref(thread.task(asyncio.sleep(0), owner=APIFuture()))))
         for _ in range(4):
             assert runs(thread)
         gc.collect()

@@ -55,11 +55,11 @@ def test_copies_have_memory_of_their_own() -> None:
 
 
 def test_values_cannot_be_set() -> None:
-    """A tensor is frozen; its repr shows everything but its values."""
+    """A tensor is frozen; its repr shows its values."""
     tensor = TensorData([1, 2], "int64", [2])
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         tensor.dtype = "float32"  # type: ignore[misc]
-    assert repr(tensor) == "TensorData(dtype='int64', shape=[2], sparse_crow_indices=None, sparse_col_indices=None)"
+    assert repr(tensor) == "TensorData([1, 2], int64, shape=[2])"
 
 
 def test_absent_cells_have_the_pad_value() -> None:

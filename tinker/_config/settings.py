@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from tinker._config.config import ConfigSettings
 
+_API_PATH = "/api/v1"
 _ON = frozenset({"1", "true", "yes", "on"})
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
@@ -183,6 +184,8 @@ def _patience(seconds: float) -> float:
 
 def _key(key: str | None, name: str) -> str | None:
     """Return the key, without the line break that files of keys end with. ValueError for one that cannot be sent."""
+    if not isinstance(key or "", str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be a string, got {type(key).__name__}")
     stripped = (key or "").strip()
     if not is_sendable(stripped):
         raise ValueError(f"{name} must be one line of plain ASCII text, but it contains a line break or another character")
@@ -208,6 +211,9 @@ def _base_url(url: object) -> str:
     if url.startswith(LOCAL_SCHEME):
         return url
     parts = _split(url.rstrip("/"))
+    if parts.path.endswith(_API_PATH):
+        shown = _redact(url.rstrip("/").removesuffix(_API_PATH))
+        raise ValueError(f"base_url must be the address before {_API_PATH}, which the client adds: {shown!r}")
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 

@@ -90,6 +90,9 @@ def rectangular(values: Sequence[Any], what: str) -> NDArray[Any]:
         array = np.asarray(values)
     except ValueError:
         array = np.asarray(None)
+    if (at := next((index for index, value in enumerate(values) if value is None), None)) is not None:
+        advice = ": the first token of a prompt has no log-probability" if at == 0 else ""
+        raise ValueError(f"{what} must be numbers, but {what}[{at}] is None{advice}")
     if array.dtype.kind == "U":
         raise ValueError(f"{what} must be numbers, got text")
     if array.dtype.kind not in "iufb":

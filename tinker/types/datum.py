@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tinker_wire import limits
 
 from tinker.types._arrays import TensorDtype, is_torch, pack, rectangular, wire_array
-from tinker.types._values import AttrsValue, Signposted
+from tinker.types._values import AttrsValue
 from tinker.types.model_input import LONGEST_SHOWN, EncodedTextChunk, ModelInput, suggest_model_input
 from tinker.types.tensor_data import TensorData
 
@@ -129,7 +129,7 @@ def _count_text(model_input: object) -> int:
 
 
 @attrs.frozen(slots=False, repr=False)
-class Datum(Signposted, AttrsValue):
+class Datum(AttrsValue):
     """One training example: its model input and the tensors of its loss.
 
     Attributes:
@@ -150,11 +150,6 @@ class Datum(Signposted, AttrsValue):
     loss_fn_inputs: LossFnInputs = attrs.field(factory=lambda: dict[str, TensorData](), converter=_tensors)
     model_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
     loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
-
-    _elsewhere: ClassVar[Mapping[str, str]] = {
-        **{name: f"datum.loss_fn_inputs[{name!r}]" for name in LIST_DTYPES},
-        **dict.fromkeys(("tokens", "input_ids"), "datum.model_input.to_ints()"),
-    }
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.model_input, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -12,7 +12,7 @@ import numpy as np
 from tinker_wire import models
 
 from tinker.types._arrays import Int32Array, token_array
-from tinker.types._values import AttrsValue, Signposted, parameters
+from tinker.types._values import AttrsValue, parameters
 from tinker_records import FieldInfo, Value
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class Tokenizer(Protocol):
 
 
 @attrs.frozen(kw_only=True)
-class ModelInput(Signposted, AttrsValue):
+class ModelInput(AttrsValue):
     """Input of the model: chunks in order.
 
     Attributes:
@@ -265,9 +265,6 @@ class ModelInput(Signposted, AttrsValue):
     chunks: list[ModelInputChunk] = attrs.field(converter=_chunk_list)
 
     _advice: ClassVar[str] = "; for token ids use ModelInput.from_ints(tokens)"
-    _elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("tokens", "token_ids", "input_ids", "ids"), "model_input.to_ints()"
-    )
 
     @classmethod
     def _of_fields(cls, fields: dict[str, Any]) -> Self:

@@ -34,6 +34,9 @@ class _NamesChecked(RecordType):
 
         def __call__(cls, *args: object, **values: object) -> object:
             __tracebackhide__ = True
+            if args:
+                first = cls.__struct_fields__[0]
+                raise TypeError(f"{cls.__name__} takes no positional arguments: write {cls.__name__}({first}=...)")
             for name in values.keys() - set(cls.__struct_fields__):
                 raise TypeError(_advise(cls, name))
             return super().__call__(*args, **values)

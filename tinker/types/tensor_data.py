@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import attrs
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 
+_SHOWN_VALUES = 8  # in a repr
 _DESCRIPTION = ("dtype", "shape", "sparse_crow_indices", "sparse_col_indices")
 
 
@@ -238,10 +239,23 @@ class TensorData(Value):
         raise attrs.exceptions.FrozenInstanceError
 
     def __repr__(self) -> str:
-        return (
-            f"TensorData(dtype={self.dtype!r}, shape={self.shape!r}, "
-            f"sparse_crow_indices={self.sparse_crow_indices!r}, sparse_col_indices={self.sparse_col_indices!r})"
-        )
+        """Return the dtype, the shape, and the values of a short tensor or the first ones of a long one."""
+        shown = ", ".join(f"{value:.6g}" for value in self.values.ravel()[:_SHOWN_VALUES].tolist())
+        more = ", ..." if self.values.size > _SHOWN_VALUES else ""
+        sparse = ", sparse" if self.is_sparse else ""
+        return f"TensorData([{shown}{more}], {self.dtype}, shape={list(dimensions(self))}{sparse})"
+
+    def __len__(self) -> int:
+        """Return the size of the first dimension."""
+        return len(self.to_numpy())
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the first dimension, as numpy does."""
+        return iter(self.to_numpy())
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the values at an index or a slice, as numpy does."""
+        return self.to_numpy()[index]
 
     def __reduce__(self) -> tuple[object, ...]:
         return TensorData, (self._numpy, self.dtype, self.shape, self.sparse_crow_indices, self.sparse_col_indices)

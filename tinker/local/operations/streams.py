@@ -88,7 +88,7 @@ class TokenStream:
         self._places[index] = place + 1
         if place < len(taken):
             if taken[place] != token:
-                raise EngineError("the sample had to begin again and took another way; ask for it again")
+                raise EngineError("the sample was restarted and diverged from what was streamed; request it again")
             return not self._closed
         taken.append(token)
         with self._lock:

@@ -24,7 +24,7 @@ def find_place(placement: Placement) -> TorchPlace:
     """Find the device. Raises ValueError, in one sentence, for one that this machine does not have."""
     device = torch.device(_choose_device() if placement.device == "auto" else placement.device)
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("device 'mps' is not available: this torch finds no GPU of Apple")
+        raise ValueError("device 'mps' is not available: this torch build finds no Apple GPU")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(
             f"device {placement.device!r} is not available: this torch finds {torch.cuda.device_count()} CUDA GPUs"

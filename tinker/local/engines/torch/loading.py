@@ -52,7 +52,7 @@ def check_kind(config: Any, source: str) -> None:
     is_own = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if not is_own and not reads_images(config) and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
-            f"{source} is not supported: its kind, {config.model_type}, is no causal language model in transformers "
+            f"{source} is not supported: its kind, {config.model_type}, is not a causal language model in transformers "
             f"{transformers.__version__}; of models that read images, only Qwen3-VL is run here"
         )
 
