@@ -156,7 +156,7 @@ def test_escapes_in_a_stop(call: Call, tmp_path: Path, typed: str, sent: str) ->
 
 def test_a_training_checkpoint_is_not_sampled(call: Call, run: Any) -> None:
     """The error says what kind of checkpoint it is and which command makes one to sample from, and that command does."""
-    advice = f"Weights to sample from are made by: tinker checkpoint create --from {run.training} --sampler\n"
+    advice = f"To save weights that can be sampled, run: tinker checkpoint create --from {run.training} --sampler\n"
     sampled = call("sample", "hi", "--model", run.training)
     assert sampled.exit_code == 1
     assert f"Error: {run.training} is a training checkpoint, which cannot be sampled\n" in sampled.stderr
@@ -312,7 +312,10 @@ def test_runs_of_the_server(call: Call, ask: Ask, server: str) -> None:
     assert first["loss:sum"] == pytest.approx(first["loss per token"] * first["tokens:sum"])
     assert ask("run", "compare", run_id)["runs"][0]["steps"] == 2
     result = call("run", "watch", "nobody:train:0")
-    assert (result.exit_code, "neither a file nor a run 'nobody:train:0'" in result.stderr) == (1, True)
+    assert (
+        result.exit_code,
+        "There is no file 'nobody:train:0', and the server keeps no curve of such a run" in result.stderr,
+    ) == (1, True)
 
 
 def test_servers_without_curves(call: Call, scripted: Callable[..., str]) -> None:

@@ -49,7 +49,7 @@ def test_doctor_of_a_whole_server(ask: Ask, call: Call, server: str) -> None:
     assert {status for status, _ in found.values()} == {"ok", "note"}
     assert re.fullmatch(r"responds in [\d.]+ ms \(first request, with connection: [\d.]+ ms\)", found["connection"][1])
     assert found["settings"][1] == "received; all at their defaults"
-    assert found["wire"][1] == "training requests go as protobuf"
+    assert found["wire"][1] == "training requests are sent as protobuf"
     assert value["operations"] == dict.fromkeys(OPERATIONS, "yes")
     assert tinker.RestClient(base_url=server).list_sessions(limit=1000).result(10).sessions == before
     table = call("doctor", "--operations")
@@ -74,7 +74,7 @@ def test_doctor_of_a_server_that_knows_less(ask: Ask, scripted: Callable[..., st
     assert value["operations"]["create_session"] == "yes"
     found = checks(value)
     assert "search_sessions" in found["operations"][1]
-    assert found["wire"][1] == "training requests go as JSON"
+    assert found["wire"][1] == "training requests are sent as JSON"
 
 
 def test_doctor_finds_the_form_as_clients_do(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str) -> None:
@@ -84,7 +84,7 @@ def test_doctor_finds_the_form_as_clients_do(call: Call, tmp_path: Path, monkeyp
         assert result.exit_code == 0
         value = json.loads(result.stdout)
         assert value["base_url"] == url
-        assert checks(value)["wire"] == ("ok", "training requests go as JSON, as the server answers 500 to protobuf")
+        assert checks(value)["wire"] == ("ok", "training requests are sent as JSON, as the server answers 500 to protobuf")
         fact = {"operation": "forward_backward", "finding": "as json, sparse tensors kept", "evidence": "500 to another form"}
         assert fact in value["facts"]
         assert "500 to another form" in call("doctor", "-v", "--base-url", url).stdout
@@ -94,7 +94,7 @@ def test_doctor_finds_the_form_as_clients_do(call: Call, tmp_path: Path, monkeyp
         assert "answers 500" in found[1]
     monkeypatch.setenv("TINKER_WIRE", "json")
     found = checks(json.loads(call("-f", "json", "doctor", base_url=server).stdout))["wire"]
-    assert found == ("ok", "training requests go as JSON, as TINKER_WIRE says")
+    assert found == ("ok", "training requests are sent as JSON, as TINKER_WIRE says")
 
 
 PAGE = "<!DOCTYPE html>\n<html><body>" + "<p>Welcome</p>" * 100

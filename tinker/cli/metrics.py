@@ -164,7 +164,8 @@ def open_live(options: GlobalOptions, run_id: str) -> MetricsReader:
         known = {str(one["id"]): one for one in facts["runs"]}
         if run_id not in known:
             raise CommandFailed(
-                f"There is neither a file nor a run {run_id!r}", "`tinker run list` shows the runs of the server."
+                f"There is no file {run_id!r}, and the server keeps no curve of such a run",
+                "A server keeps the curves of a run while it runs. To keep them in a file, use `tinker train --log FILE`.",
             )
         steps = _join_curves(facts["curves"])
         records = [{"type": "step", "step": one.number, **one.metrics} for one in steps]

@@ -30,7 +30,7 @@ def explain_refusal(service: ServiceClient, model: str) -> Generator[None]:
         yield
     except (APIStatusError, RequestFailedError) as error:
         if model.startswith("tinker://") and "/weights/" in model:
-            advice = f"Weights to sample from are made by: tinker checkpoint create --from {model} --sampler"
+            advice = f"To save weights that can be sampled, run: tinker checkpoint create --from {model} --sampler"
             raise CommandFailed(f"{model} is a training checkpoint, which cannot be sampled", advice) from error
         names = [one.model_name for one in service.get_server_capabilities().supported_models if one.model_name]
         closest = None if model in names else find_closest(model, names)

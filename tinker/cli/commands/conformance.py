@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tinker._config import load_config
+from tinker.cli.options import GlobalOptions, pass_options
 from tinker.errors import TinkerError
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ class NotRun(click.ClickException):
 
 
 @click.command()
-@click.option("--base-url", metavar="URL", help="Base URL of the server. Default: TINKER_BASE_URL.")
+@click.option(
+    "--base-url", metavar="URL", help="Base URL of the server. Default: that of `tinker --base-url`, else TINKER_BASE_URL."
+)
 @click.option("--api-key", metavar="KEY", help="API key. Default: TINKER_API_KEY.")
 @click.option("--base-model", metavar="NAME", help="Model to train. Default: the first that the server offers.")
 @click.option("--label", default="", metavar="TEXT", help="Name of the server in reports, such as its name and version.")
@@ -51,7 +54,10 @@ class NotRun(click.ClickException):
 @click.option("--markdown", "markdown_file", type=_FILE, help="Write a Markdown report with recorded exchanges.")
 @click.option("--badge", "badge_file", type=_FILE, help="Write an SVG badge; a .json file is an endpoint badge of shields.io.")
 @click.option("--list", "list_only", is_flag=True, help="List the checks without running them.")
+@pass_options
 def conformance(
+    global_options: GlobalOptions,
+    /,
     base_url: str | None,
     api_key: str | None,
     json_file: Path | None,
@@ -76,7 +82,7 @@ def conformance(
     if list_only:
         table.show_checks(all_checks(), screen)
         return
-    report = _run(base_url, api_key, **options)
+    report = _run(base_url or global_options.base_url, api_key, **options)
     files.write(report, json=json_file, junit=junit_file, markdown=markdown_file, badge=badge_file, strict=strict)
     if _STDOUT not in (json_file, junit_file, markdown_file, badge_file):
         table.show(report, screen)

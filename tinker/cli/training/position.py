@@ -72,7 +72,7 @@ class Bookmark:
             value = json.loads(self.path.read_text())
         except FileNotFoundError:
             raise CommandFailed(
-                "There is nothing to resume: no unfinished run of this data, --name and server is known here",
+                "There is nothing to resume: this machine has no unfinished run with this data file, --name and server",
                 "Leave --resume out to begin. To go on from any checkpoint with new data or options, use --from PATH.",
             ) from None
         except ValueError:

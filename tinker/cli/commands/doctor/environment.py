@@ -50,7 +50,7 @@ def check_credential(config: Config) -> CheckResult:
     except TinkerError as error:
         return CheckResult("credential", "FAIL", str(error))
     if source is None:
-        return CheckResult("credential", "note", "none, which servers other than the hosted one may accept")
+        return CheckResult("credential", "note", "none; only the hosted service requires one")
     if config.api_key is not None:
         return CheckResult("credential", "ok", "the key of TINKER_API_KEY")
     if config.credential_cmd is not None:

@@ -36,12 +36,12 @@ async def check_wire(prober: Prober) -> CheckResult:
             accepted = trial.next_after(refusal)
     except APIStatusError as error:
         detail = f"the server does not tell what it reads; it answers {error.status_code} to a model that it cannot know"
-        return CheckResult("wire", "note", f"{detail}. Training requests go as {_NAMES[first.media]} first")
+        return CheckResult("wire", "note", f"{detail}. Training requests are sent as {_NAMES[first.media]} first")
     trial.accept()
     why = ", as TINKER_WIRE says" if choice != "auto" else ""
     if accepted != first:
         why = f", as the server answers {refusals[0].status_code} to {_NAMES[first.media]}"
-    return CheckResult("wire", "ok", f"training requests go as {_NAMES[accepted.media]}{why}")
+    return CheckResult("wire", "ok", f"training requests are sent as {_NAMES[accepted.media]}{why}")
 
 
 async def _find_refusal(prober: Prober, form: WireFormat) -> APIStatusError | None:
