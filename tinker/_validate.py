@@ -67,7 +67,10 @@ def _check_names(index: int, names: Set[str], loss_fn: str) -> None:
     where = f"data[{index}].loss_fn_inputs"
     if not required <= names:
         missing = ", ".join(sorted(required - names))
-        meant = _suggest_inputs(names - (known or names), required - names)
+        others = names - (known or names)
+        meant = _suggest_inputs(others, required - names) or (
+            f"; it has {', '.join(map(repr, sorted(others)))}" if others else ""
+        )
         raise ValueError(f"{where} is missing {missing}, which {loss_fn} needs{meant}")
     if known is not None and not names <= known:
         unknown = ", ".join(map(repr, sorted(names - known)))

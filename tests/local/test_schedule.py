@@ -112,7 +112,7 @@ def test_a_gap_ends_at_its_time(futures: FutureStore, queue: ModelQueue) -> None
     drain(queue, 13.0)
     assert log == ["0", "5"]
     for number in (0, 1, 4, 5, 7):
-        with pytest.raises(APIProblem, match="comes too late"):
+        with pytest.raises(APIProblem, match="is stale"):
             queue.require_free(number)
     queue.require_free(6)
     assert queue.next_wake() == 23.0

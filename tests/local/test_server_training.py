@@ -58,7 +58,7 @@ def test_a_number_that_never_comes_is_given_up(make_api: MakeApi) -> None:
     assert "metrics" in api.result(api.step(model, 5))
     status, detail = api.refused("optim_step", {"model_id": model, "seq_id": 4, "adam_params": {}})
     assert status == 409
-    assert "comes too late" in detail
+    assert "is stale" in detail
     assert "metrics" in api.result(api.step(model, 6))
 
 

@@ -173,7 +173,7 @@ def test_a_model_is_spread_by_transformers(source: Path, expected: TorchEngine) 
         ({"device": "cuda:"}, "device is 'cuda:'"),
         ({"dtype": "int8"}, "dtype is 'int8'; it must be one of auto, float32, bfloat16, float16"),
         ({"device_map": "disk"}, "device_map is 'disk'; it must be one of auto, balanced"),
-        ({"device": "cpu", "device_map": "auto"}, "device 'cpu' and device_map 'auto' exclude each other"),
+        ({"device": "cpu", "device_map": "auto"}, "device 'cpu' and device_map 'auto' cannot be combined"),
     ],
 )
 def test_what_no_machine_has_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -203,7 +203,7 @@ def test_a_server_refuses_at_its_start_what_is_not_here(tmp_path: Path) -> None:
     for arguments, message in (
         (["--device", gpu], f"device '{gpu}' is not available"),
         (["--device", "tpu"], "device is 'tpu'"),
-        (["--device", "cpu", "--device-map", "auto"], "exclude each other"),
+        (["--device", "cpu", "--device-map", "auto"], "cannot be combined"),
     ):
         result = CliRunner().invoke(main, ["serve", "--engine", "torch", "--port", "0", *arguments])
         assert (result.exit_code, result.output.count("\n")) == (1, 1)

@@ -329,9 +329,9 @@ def claim_size(width: int, height: int) -> bytes:
 
 
 BROKEN = {
-    "empty": (b"", "png", "the 0 bytes are no PNG image"),
-    "noise": (b"\x89PNG\r\n\x1a\n...", "png", "bytes are no PNG image"),
-    "another format": (make_image(SMALL, image_format="JPEG"), "png", "bytes are no PNG image"),
+    "empty": (b"", "png", "the 0 bytes are not a PNG image"),
+    "noise": (b"\x89PNG\r\n\x1a\n...", "png", "bytes are not a PNG image"),
+    "another format": (make_image(SMALL, image_format="JPEG"), "png", "bytes are not a PNG image"),
     "truncated": (make_image((48, 48))[:900], "png", "the image is damaged"),
     "a bomb": (claim_size(60_000, 60_000), "png", "the image has more than 33554432 pixels"),
     "a smaller bomb": (claim_size(2**15, 2**10 + 1), "png", "the image has more than 33554432 pixels"),
@@ -433,7 +433,7 @@ def test_a_wrong_image_fails_its_own_request(service: tinker.ServiceClient) -> N
     pointer = ImageAssetPointerChunk(format="png", location="https://example.com/a.png", expected_tokens=8)
     refused = [
         (datum(wrong, 9), "datum 1: chunk 1: expected_tokens is 9, and the model makes 8 tokens of this image"),
-        (datum(broken, 8), "datum 1: chunk 1: the 7 bytes are no PNG image"),
+        (datum(broken, 8), "datum 1: chunk 1: the 7 bytes are not a PNG image"),
     ]
     for bad, sentence in refused:
         with pytest.raises(tinker.RequestFailedError, match=sentence):

@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_tried_in_smaller_parts(tight: tuple[Any, TightMemo
 def test_what_does_not_fit_at_all_is_one_sentence_and_the_run_goes_on(tight: tuple[Any, TightMemory]) -> None:
     """The client of a datum that is too long reads so; nothing of it reaches the next step, which works."""
     training, _ = tight
-    with pytest.raises(tinker.TinkerError, match=r"memory of cpu does not suffice .* 100 tokens; send shorter ones"):
+    with pytest.raises(tinker.TinkerError, match=r"out of memory on cpu, .* 100 tokens; send shorter ones"):
         training.forward_backward([datum(100), datum(8)], "cross_entropy").result()
     assert training.optim_step(tinker.AdamParams(learning_rate=1e-3)).result().metrics["grad_norm:mean"] == 0.0
     training.forward_backward([datum(8)], "cross_entropy").result()

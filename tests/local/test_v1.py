@@ -299,6 +299,12 @@ def test_the_packaged_tokenizer_is_the_one_of_transformers() -> None:
     assert ours.encode_chat(HELLO) == theirs.encode_chat(HELLO)
 
 
+def test_a_path_that_is_not_there_is_an_error_of_the_same_form(url: str) -> None:
+    """Clients for OpenAI's API read the errors of unknown paths and methods too."""
+    for answer in (httpx.get(f"{url}/v1/nothing"), httpx.get(f"{url}/v1/completions")):
+        assert answer.json()["error"]["message"].endswith(f": GET {answer.request.url.path}")
+
+
 def test_a_chat_template_of_the_model_is_used() -> None:
     """Models that were trained on a form of chats get that form; what their template refuses is the client's fault."""
     transformers = pytest.importorskip("transformers")
@@ -337,7 +343,20 @@ def test_a_real_model_chats(tmp_path: Path) -> None:
         ),
         ("completions", {"model": MODEL, "prompt": "a", "n": "2"}, "n: must be an integer or null, not a string", "n"),
         ("completions", [], "the body: must be an object, not a list", None),
-        ("completions", {"model": MODEL, "prompt": ""}, "prompt is empty", None),
+        ("completions", {"model": MODEL, "prompt": ""}, "prompt is empty", "prompt"),
+        ("completions", {"model": MODEL, "prompt": "a", "n": 0}, "n is 0; it must be at least 1", "n"),
+        (
+            "chat/completions",
+            {"model": MODEL, "messages": [{"role": "usr", "content": "a"}]},
+            "messages[0].role is 'usr'; it must be one of system, developer, user, assistant, tool",
+            "messages[0].role",
+        ),
+        (
+            "chat/completions",
+            {"model": MODEL, "messages": [{"role": "user"}]},
+            "messages[0].content is missing",
+            "messages[0].content",
+        ),
     ],
 )
 def test_a_body_that_does_not_fit_is_refused_in_words(

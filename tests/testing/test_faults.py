@@ -455,3 +455,21 @@ def test_pieces_are_the_whole(length: int) -> None:
     parts = pieces(content[:length])
     assert b"".join(parts) == content[:length]
     assert len(parts) <= 8
+
+
+@pytest.mark.parametrize("form", ["proto", "json"])
+def test_a_request_shows_its_datums(form: str) -> None:
+    """The datums of a training request are there in either format; protobuf is not taken for JSON."""
+    import tinker
+
+    datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0.0, 1.0]})
+    with toy_server() as server:
+        service = server.service(wire=form)
+        training = service.create_lora_training_client("tinker/toy", rank=4)
+        training.forward_backward([datum], "cross_entropy").result(30)
+        training.forward([datum], "cross_entropy").result(30)
+        for request in (server.requests("forward_backward")[0], *server.requests("forward")):
+            assert request.data == [datum]
+        if form == "proto":
+            with pytest.raises(ValueError, match=r"is protobuf; its datums are in \.data"):
+                _ = server.requests("forward_backward")[0].json

@@ -13,7 +13,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
@@ -29,7 +29,7 @@ from tinker.local.state import State
 from tinker.local.storage import in_trace
 from tinker.local.unread import UnreadFields
 from tinker.local.uploads import upload_route
-from tinker.local.v1 import v1_routes
+from tinker.local.v1 import describe_error, v1_routes
 from tinker.local.web import Traffic, TrafficWatch, web_routes
 
 Handler: TypeAlias = Callable[[State, APICall], Awaitable[msgspec.Struct | Response | None]]
@@ -169,4 +169,7 @@ def _error_response(problem: APIProblem) -> Response:
 async def _no_route(request: Request, error: Exception) -> Response:
     """Answer an unknown path or method."""
     assert isinstance(error, HTTPException)
-    return _error_response(APIProblem(error.status_code, f"{error.detail}: {request.method} {request.url.path}", error.headers))
+    detail = f"{error.detail}: {request.method} {request.url.path}"
+    if request.url.path.startswith("/v1/"):
+        return JSONResponse(describe_error(error.status_code, detail), error.status_code, error.headers)
+    return _error_response(APIProblem(error.status_code, detail, error.headers))

@@ -24,6 +24,8 @@ from tinker.testing.clock import SteppedClock
 from tinker.testing.faults import Fault, FaultKind, FaultScript, HeaderValue, OtherForms, ServerResponse
 from tinker.testing.port import Port
 from tinker.testing.script import Answer, AnswerRule, LogprobRule, LossRule, ModelScript
+from tinker.types.datum import Datum
+from tinker.wire import decode_forward_backward
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -54,8 +56,16 @@ class ReceivedRequest:
 
     @property
     def json(self) -> Any:
-        """Return the body as JSON."""
+        """Return the body as JSON. Raises ValueError if it is protobuf; see :attr:`data`."""
+        if "protobuf" in self.headers.get("content-type", ""):
+            raise ValueError(f"the body of {self.operation} is protobuf; its datums are in .data")
         return json.loads(self.body)
+
+    @property
+    def data(self) -> list[Datum]:
+        """Return the datums of a ``forward`` or ``forward_backward``, whatever its format."""
+        content_type = self.headers.get("content-type", "")
+        return list(decode_forward_backward(self.body, content_type, forward_only=self.operation == "forward").data)
 
 
 @attrs.frozen

@@ -209,7 +209,7 @@ def _chunk_list(chunks: Iterable[ModelInputChunk]) -> list[ModelInputChunk]:
     for index, chunk in enumerate(result):
         if not isinstance(chunk, _CHUNKS):  # pyright: ignore[reportUnnecessaryIsInstance]
             is_token = isinstance(cast("object", chunk), numbers.Integral)
-            advice = "; for token ids use ModelInput.from_ints(tokens)" if is_token else ""
+            advice = "; for token ids use ModelInput.from_ints(tokens), or append_int(token)" if is_token else ""
             raise TypeError(f"chunks[{index}] must be a model input chunk, got {type(chunk).__name__}{advice}")
     return result
 

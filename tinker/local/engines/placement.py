@@ -32,7 +32,7 @@ def _check_map(placement: Placement, field: attrs.Attribute[DeviceMap | None], v
     if value is not None and value not in get_args(DeviceMap):
         raise ValueError(f"device_map is {value!r}; it must be one of {', '.join(get_args(DeviceMap))}")
     if value is not None and placement.device != "auto":
-        raise ValueError(f"device {placement.device!r} and device_map {value!r} exclude each other")
+        raise ValueError(f"device {placement.device!r} and device_map {value!r} cannot be combined")
 
 
 @attrs.frozen(kw_only=True)

@@ -81,7 +81,7 @@ class ModelQueue:
     def require_free(self, number: int) -> None:
         """Raise APIProblem 409 when the number is used up: given up, or refused before."""
         if number < self._next or number in self._waiting:
-            raise conflict(f"seq_id {number} comes too late: this model is at {self._next}; use a new seq_id")
+            raise conflict(f"seq_id {number} is stale: the next one of this model is {self._next}")
 
     def put(self, number: int, work: ModelTask, now: float) -> None:
         """Queue a request under a free number."""

@@ -32,8 +32,8 @@ from tinker.local.storage.owners import Owner
 from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker_records import prepare
 
-SAVING_OPERATIONS = {
-    "weights": "save_weights",
+SAVING_METHODS = {
+    "weights": "save_state",
     "sampler_weights": "save_weights_for_sampler",
     "external_weights": "save_weights_external",
 }
@@ -72,7 +72,7 @@ class Checkpoints:
             raise EngineError(str(error)) from error
         found, _, name = parsed.checkpoint_id.partition("/")
         if found not in kinds:
-            wanted = " or ".join(f"{kind!r} (made by {SAVING_OPERATIONS[kind]})" for kind in kinds)
+            wanted = " or ".join(f"{kind!r} (made by {SAVING_METHODS[kind]})" for kind in kinds)
             raise EngineError(f"{path} is a checkpoint of kind {found!r}; it must be {wanted} here")
         folder = self._folder(parsed.training_run_id, found, name)
         record = self._read(folder)

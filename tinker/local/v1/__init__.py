@@ -6,6 +6,7 @@ waits, is counted and is refused like every other one.
 
 from __future__ import annotations
 
+from tinker.local.v1.answers import describe_error
 from tinker.local.v1.routes import read_any_credential, v1_routes
 
-__all__ = ["read_any_credential", "v1_routes"]
+__all__ = ["describe_error", "read_any_credential", "v1_routes"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -10,6 +11,7 @@ import attrs
 import msgspec
 
 from tinker.local.misfits import describe_misfits
+from tinker.local.v1.bodies import ChatBody, CompletionBody
 from tinker.local.v1.sample_text import TokenScore
 
 AnswerBody: TypeAlias = dict[str, Any]
@@ -116,12 +118,20 @@ def encode_event(value: AnswerBody) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
+# What a refusal begins with, such as "messages[0].role" or "top_p".
+_NAMED = re.compile(r"(?P<field>\w+)(\[\d+\])?(\.\w+)?")
+_FIELDS = frozenset({*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__})
+
+
 def describe_error(status: int, detail: object) -> AnswerBody:
     """Describe a refusal as clients for OpenAI's API raise it."""
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
     codes = {401: "invalid_api_key", 404: "not_found"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
     message, param = detail, None
-    if not isinstance(detail, str):
+    if isinstance(detail, str):
+        named = _NAMED.match(detail)
+        param = named[0] if named is not None and named["field"] in _FIELDS and kind == "invalid_request_error" else None
+    else:
         message, param = describe_misfits(detail) or (msgspec.json.encode(detail).decode(), None)
     return {"error": {"message": message, "type": kind, "param": param, "code": codes.get(status)}}

@@ -72,6 +72,9 @@ class CompletionBody(GenerationBody, kw_only=True):
         return [item for item in self.prompt if not isinstance(item, int)]
 
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
 class ContentPart(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
@@ -109,7 +112,7 @@ def check_completion(body: CompletionBody) -> None:
         *(["best_of must be n, or be left out"] if body.best_of not in (None, body.samples) else ()),
         *(["prompt is empty"] if not body.prompts or not all(body.prompts) else ()),
         *(["stream takes one prompt"] if body.is_streamed and len(body.prompts) > 1 else ()),
-        *(["stream and echo exclude each other"] if body.is_streamed and body.echo else ()),
+        *(["stream and echo cannot be combined"] if body.is_streamed and body.echo else ()),
         *_check_top(body.logprobs, "logprobs"),
     ]
     _refuse(faults)
@@ -122,13 +125,24 @@ def check_chat(body: ChatBody) -> None:
         *_name_fields(body, ("tools",)),
         *(["response_format must be text"] if (body.response_format or {}).get("type", "text") != "text" else ()),
         *(["messages is empty"] if not body.messages else ()),
+        *_check_messages(body.messages),
         *(["top_logprobs needs logprobs"] if body.top_logprobs and not body.logprobs else ()),
         *_check_top(body.top_logprobs, "top_logprobs"),
     ]
     _refuse(faults)
 
 
+def _check_messages(messages: Sequence[ChatMessage]) -> Iterator[str]:
+    for index, message in enumerate(messages):
+        if message.role not in _ROLES:
+            yield f"messages[{index}].role is {message.role!r}; it must be one of {', '.join(_ROLES)}"
+        elif message.content is None and message.role != "assistant":
+            yield f"messages[{index}].content is missing"
+
+
 def _find_faults(body: GenerationBody) -> Iterator[str]:
+    if body.samples < 1:
+        yield f"n is {body.samples}; it must be at least 1"
     yield from _name_fields(body, ("presence_penalty", "frequency_penalty", "logit_bias"))
     if "" in body.stops:
         yield "stop contains an empty text"

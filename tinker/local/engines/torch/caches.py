@@ -32,7 +32,7 @@ KINDS = frozenset(  # of layers whose rows can be chosen and joined here, by nam
 def check_cache(cache: Any, model: str) -> None:
     """Raise ValueError, naming the model, where a layer keeps something that is unknown here."""
     if odd := sorted({type(layer).__name__ for layer in cache.layers} - KINDS):
-        raise ValueError(f"{model} is not supported: it caches what it has computed in a way unknown here ({', '.join(odd)})")
+        raise ValueError(f"{model} is not supported: it uses an unsupported type of cache ({', '.join(odd)})")
 
 
 def has_columns(cache: Any) -> bool:

@@ -38,7 +38,7 @@ def open_image(data: bytes, image_format: str) -> Image:
     except PIL.Image.DecompressionBombError as error:
         raise too_large from error
     except Exception as error:
-        raise EngineError(f"the {len(data)} bytes are no {FORMATS[image_format]} image") from error
+        raise EngineError(f"the {len(data)} bytes are not a {FORMATS[image_format]} image") from error
     if image.width * image.height > MAX_PIXELS:
         raise too_large
     return image

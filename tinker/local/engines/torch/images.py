@@ -116,9 +116,7 @@ class TorchImages:
             if not is_out_of_memory(error):
                 raise
             release_memory(self._model.device)
-            raise EngineError(
-                f"the memory of {self._model.device} does not suffice for this image; send a smaller one"
-            ) from error
+            raise EngineError(f"out of memory on {self._model.device} for this image; send a smaller one") from error
         _, rows, columns = inputs["image_grid_thw"][0].tolist()
         return TorchImage(
             key=int.from_bytes(key[:8]) >> 1,

@@ -53,7 +53,7 @@ class Trainer:
             return done
         longest = max(len(datum.tokens) for datum in plan.data)
         raise EngineError(
-            f"the memory of {self._model.device} does not suffice for this data, also in small parts: its longest datum has "
+            f"out of memory on {self._model.device}, even in small parts: the longest datum has "
             f"{longest} tokens; send shorter ones"
         )
 
