@@ -145,9 +145,9 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_interpreters_end(live_server: str, ending: str) -> None:
-    """However a program ends, and whatever is under way then, the interpreter ends too, and prints no traceback."""
+    """However a program ends, and whatever is under way then, the interpreter ends too, and prints what may be lost at most."""
     done = in_python(BEGIN + ENDINGS[ending], live_server)
-    assert done.stderr.decode() == ""
+    assert [line for line in done.stderr.decode().splitlines() if "may be lost; call .result()" not in line] == []
     assert done.returncode == (3 if "sys.exit" in ENDINGS[ending] else 0)
 
 
