@@ -168,7 +168,7 @@ def test_kinds_are_not_mixed_up(api: Api) -> None:
     assert sampling == f"tinker://{model}/sampler_weights/a"
     body = {"session_id": session, "sampling_session_seq_id": 0, "model_path": training}
     assert "save_weights_for_sampler" in api.refused("create_sampling_session", body)[1]
-    assert "save_weights" in api.failure(load_new(api, session, 1, sampling))[1]
+    assert "save_state" in api.failure(load_new(api, session, 1, sampling))[1]
 
 
 def test_an_expired_checkpoint_is_gone(make_api: MakeApi) -> None:
