@@ -419,6 +419,14 @@ def test_options_that_do_not_fit(call: Call, data: str, tmp_path: Path) -> None:
     assert "There is no folder" in call("train", data, "--log", "nowhere/log.jsonl", base_url="http://127.0.0.1:1").stderr
 
 
+def test_the_rank_of_a_checkpoint(call: Any, tmp_path: Path) -> None:
+    """A run that starts from a checkpoint keeps the rank of its adapter, so a rank of its own is refused."""
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "a", "completion": "b"}\n')
+    result = call("train", str(data), "--from", "tinker://run/weights/a", "--rank", "3")
+    assert (result.exit_code, "--rank cannot be used with --from" in result.stderr) == (2, True)
+
+
 def test_nothing_but_steps_is_said_into_a_pipe(call: Call, data: str) -> None:
     """The title of the result's table, which only a terminal shows, is on neither stream."""
     result = call("train", data, "--max-steps", "1")

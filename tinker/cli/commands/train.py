@@ -123,6 +123,8 @@ def _check_options(values: Mapping[str, Any], given: Collection[str]) -> None:
     needless = next((name for name in _FOR_GRPO if name in given), None)
     if needless and not (values["grpo"] or values["resume"]):  # a run that goes on has the --grpo that it began with
         raise click.UsageError(f"{option_of(needless)} needs --grpo.")
+    if values["start"] and "rank" in given:
+        raise click.UsageError("--rank cannot be used with --from: the checkpoint's adapter keeps its rank.")
     if values["grpo"] and (values["eval_file"] or values["estimate"]):
         raise click.UsageError("--eval-file and --estimate cannot be used with --grpo.")
     if values["eval_every"] and not values["eval_file"]:

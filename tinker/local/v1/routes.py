@@ -48,7 +48,8 @@ def _answer_errors(state: State, endpoint: Endpoint) -> Endpoint:
             state.accounts.admit("asample", read_any_credential(request.headers))
             return await endpoint(request)
         except APIProblem as problem:
-            return _to_response(describe_error(problem.status, problem.detail), problem.status, problem.headers)
+            status = 400 if problem.status == 422 else problem.status  # as OpenAI's API has it
+            return _to_response(describe_error(status, problem.detail), status, problem.headers)
         except ClientDisconnect:
             return Response(status_code=499)  # the client is gone
         except Exception as error:

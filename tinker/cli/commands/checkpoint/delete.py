@@ -119,7 +119,7 @@ def _delete(options: GlobalOptions, rest: RestClient, paths: Sequence[str]) -> N
         for count, _ in enumerate(concurrent.futures.as_completed(deletions), start=1):
             advance(count)
     errors = [(path, deletion.exception()) for deletion, path in deletions.items()]
-    failed = [{"tinker_path": path, "error": str(error)} for path, error in errors if error is not None]
+    failed = [{"tinker_path": path, "error": say(error)} for path, error in errors if isinstance(error, Exception)]
     deleted = len(paths) - len(failed)
     if options.format == "json":
         show_json({"deleted_count": deleted, "failed": failed}, indent=None)
