@@ -356,7 +356,7 @@ class TrainingClient(ReadyClient):
             policy=sampling_policy(retry_config),
             record_stability_info=record_stability_info,
         )
-        sampler.created.receipt.add_action(saved.saved.receipt.mark_received)
+        sampler.created.receipt.share(saved.saved.receipt)
         return SamplingClient(sampler)
 
     def create_sampling_client(

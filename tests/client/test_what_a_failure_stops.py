@@ -618,6 +618,23 @@ def test_an_error_nobody_looks_at_is_logged_at_exit(collected: bool) -> None:
     assert done.stderr.count("create_lora_training_client failed, and its error was never retrieved: BadRequestError") == 1
 
 
+def test_an_error_of_a_creation_is_logged_once() -> None:
+    """A creation that fails is named in the log, and not the requests that failed with it."""
+    script = (
+        "import concurrent.futures, tinker\n"
+        "service = tinker.ServiceClient(base_url='local://toy')\n"
+        "client = service.create_lora_training_client('no/such-model')\n"
+        "futures = [client.optim_step(tinker.AdamParams(learning_rate=1e-3)) for _ in range(3)]\n"
+        "sampler = service.create_sampling_client(base_model='no/such-model')\n"
+        "prompt, params = tinker.ModelInput.from_ints([1]), tinker.SamplingParams(max_tokens=1)\n"
+        "futures += [sampler.sample(prompt, 1, params) for _ in range(3)]\n"
+        "concurrent.futures.wait(futures)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    lines = [line.partition(" failed")[0] for line in done.stderr.splitlines() if "never retrieved" in line]
+    assert sorted(lines) == ["create_lora_training_client", "create_sampling_client"]
+
+
 def test_an_error_that_was_looked_at_is_not_logged(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture
 ) -> None:

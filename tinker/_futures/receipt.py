@@ -17,15 +17,21 @@ class Receipt(msgspec.Struct, eq=False):
 
     _actions: tuple[Callable[[], object], ...] = ()
     _unseen: _Unseen | None = None
+    _is_of_another: bool = False
 
     def expect(self, operation: str, error: BaseException) -> None:
-        """Log ``error`` finally, unless it was received or passed on before."""
-        if self._unseen is None:
+        """Log ``error`` finally, unless it was received or passed on before, or another future logs it."""
+        if self._unseen is None and not self._is_of_another:
             self._unseen = _Unseen(operation, error)
 
     def add_action(self, action: Callable[[], object]) -> None:
         """Have ``action()`` called when the user receives the error; add it before the future is settled."""
         self._actions += (action,)
+
+    def share(self, earlier: Receipt) -> None:
+        """Note that this future fails with the error of ``earlier``, which logs it and is received with this one."""
+        self._is_of_another = True
+        self.add_action(earlier.mark_received)
 
     def mark_received(self) -> None:
         """Note that the user has the error, if only that of an operation that failed because of it."""

@@ -67,7 +67,7 @@ class Sequencer:
         """Raise what keeps the request whose turn it is from being sent."""
         if self._ended is not None:
             creation, error = self._ended
-            turn.future.receipt.add_action(creation.receipt.mark_received)
+            turn.future.receipt.share(creation.receipt)
             raise _add_note(copy_error(error))
         received = [block for block in self._blocks if block.received is not None and block.received <= turn.called]
         self.known_failure = max([self.known_failure, *(block.number for block in received)])
