@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 
@@ -35,6 +35,15 @@ def suggest(what: str, name: str, known: Iterable[str]) -> str:
 _ALIASES = {"lr": "learning_rate", "max_new_tokens": "max_tokens", "n": "num_samples"}
 
 
+def find_meant(name: str, known: Collection[str]) -> str | None:
+    """Return the known name that was probably meant: other libraries' name for the same, or a misspelling.
+
+    >>> find_meant("lr", ["learning_rate"]), find_meant("sed", ["seed"]), find_meant("tree", ["seed"])
+    ('learning_rate', 'seed', None)
+    """
+    return _ALIASES[name] if _ALIASES.get(name) in known else find_closest(name, known)
+
+
 def advise(kind: str, name: str, known: Iterable[str]) -> str:
     """Return what is said of an argument that a type does not have: the name that was meant, or all names.
 
@@ -42,7 +51,7 @@ def advise(kind: str, name: str, known: Iterable[str]) -> str:
     "AdamParams has no 'beta_1'; did you mean 'beta1'?"
     """
     names = sorted(known)
-    closest = _ALIASES[name] if _ALIASES.get(name) in names else find_closest(name, names)
+    closest = find_meant(name, names)
     meant = f"did you mean {closest!r}?" if closest else f"it has {', '.join(names)}."
     return f"{kind} has no {name!r}; {meant}"
 

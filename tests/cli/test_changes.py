@@ -26,19 +26,20 @@ def left(server: str, run: Any) -> set[str]:
 
 
 def test_publish_and_unpublish(call: Call, ask: Ask, run: Any) -> None:
-    """They print nothing; what is so already is an error."""
+    """They confirm on stderr only; what is so already is an error."""
     for command, public in (("publish", True), ("unpublish", False)):
         result = call("checkpoint", command, run.training)
-        assert (result.exit_code, result.output) == (0, "")
+        told = f"{run.training} is {'public' if public else 'private'}.\n"
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "", told)
         assert ask("checkpoint", "info", run.training)["public"] is public
     assert call("checkpoint", "unpublish", run.training).exit_code == 1
 
 
 def test_set_ttl(call: Call, ask: Ask, run: Any) -> None:
     """A time sets the expiry, --remove takes it away, and exactly one of them is given."""
-    assert call("checkpoint", "set-ttl", run.training, "--ttl", "7200").output == ""
+    assert call("checkpoint", "set-ttl", run.training, "--ttl", "7200").stderr == f"{run.training} expires in 7,200 seconds.\n"
     assert ask("checkpoint", "info", run.training)["expires_at"] is not None
-    assert call("checkpoint", "set-ttl", run.training, "--remove").exit_code == 0
+    assert call("checkpoint", "set-ttl", run.training, "--remove").stderr == f"{run.training} never expires.\n"
     assert ask("checkpoint", "info", run.training)["expires_at"] is None
     for wrong in ([], ["--ttl", "7200", "--remove"]):
         assert call("checkpoint", "set-ttl", run.training, *wrong).exit_code == 1

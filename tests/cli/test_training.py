@@ -166,7 +166,17 @@ def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"promt": "a"}', "line 2: an example has"),
+        (
+            '{"promt": "a"}',
+            'line 2: an example has "prompt" and "completion", or "messages", or "text", or "tokens"; got promt; '
+            'did you mean "prompt" by "promt"?',
+        ),
+        ('{"prompt": "a"}', 'line 2: "prompt" needs "completion" beside it; got prompt\n'),
+        (
+            '{"prompt": "a", "completon": "b"}',
+            'line 2: "prompt" needs "completion" beside it; got prompt, completon; did you mean "completion" by "completon"?',
+        ),
+        ('{"answer": "a"}', 'line 2: "answer" needs "prompt" beside it; got answer\n'),
         ("{a", "line 2: not JSON: Expecting property name enclosed in double quotes (column 2)"),
         ('{"tokens": [1], "weights": [1]}', "nothing to learn"),
         ('{"tokens": [1, 99999]}', "line 2: there is no token id 99999; ids run from 0 to 257"),

@@ -190,6 +190,15 @@ def test_a_wrong_field_is_named(api: Api) -> None:
     assert detail == [{"loc": ["body", "tags", 1], "msg": "must be a string, not an integer", "type": "type_error"}]
 
 
+def test_every_wrong_field_is_named(api: Api) -> None:
+    """A body with several misfits is refused with all of them at once."""
+    _, detail = api.refused("optim_step", {"model_id": 5, "adam_params": {"learning_rate": "high"}})
+    places = [(".".join(map(str, fault["loc"])), fault["type"]) for fault in detail]
+    assert sorted(places) == [("body.adam_params.learning_rate", "type_error"), ("body.model_id", "type_error")]
+    _, detail = api.refused("create_model", {"base_model": "tinker/toy", "lora_config": {"rank": "8"}})
+    assert {fault["loc"][1] for fault in detail} == {"session_id", "model_seq_id", "lora_config"}
+
+
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [

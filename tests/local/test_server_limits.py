@@ -181,7 +181,7 @@ def test_the_end_fails_what_waits_and_leaves_no_thread(make_api: MakeApi) -> Non
     assert api.result(running)["metrics"]
     assert api.refused("optim_step", {"model_id": model, "seq_id": 3, "adam_params": {}})[0] == 503
     assert api.refused("asample", sample_body(None))[0] == 503
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_closing_is_harmless_at_any_time(make_api: MakeApi) -> None:

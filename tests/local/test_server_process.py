@@ -52,7 +52,7 @@ def test_a_server_runs_on_a_free_port_and_ends(tmp_path: Path) -> None:
         assert result.json()["model_id"] == f"{session}:train:0"
     with pytest.raises(httpx.ConnectError):
         httpx.get(url + path("healthz"))
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 def poll_body(future: Any) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def test_the_servers_of_a_process_can_be_closed(in_process: Path) -> None:
     session = asyncio.run(post(app, "create_session", SESSION))["session_id"]
     asyncio.run(post(app, "create_model", {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}))
     close_in_process()
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # those of earlier tests may end meanwhile
     fresh = in_process_app("local://toy", in_process)
     assert fresh is not app
     assert "not found" in asyncio.run(post(fresh, "session_heartbeat", {"session_id": session}))["detail"]
@@ -372,4 +372,4 @@ def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=30)
     assert process.returncode == 0, rest
-    assert rest == ("", "")
+    assert rest == ("", "Stopped.\n")

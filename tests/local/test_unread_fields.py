@@ -30,7 +30,18 @@ SAMPLE = models.SampleRequest
 )
 def test_what_a_record_has_no_place_for_is_found(content: bytes, kind: type, found: list[str]) -> None:
     """Also inside other records; not what a client may name as it likes, nor what says nothing."""
-    assert find_unread(content, kind) == found
+    assert list(find_unread(content, kind)) == found
+
+
+def test_the_field_that_was_probably_meant_is_named() -> None:
+    """A misspelling, and the name that other libraries use, lead to the right one at the same place."""
+    content = b'{"sampling_params": {"temprature": 1, "max_new_tokens": 2, "min_p": 0.1}, "n": 2}'
+    assert find_unread(content, SAMPLE) == {
+        "sampling_params.temprature": "temperature",
+        "sampling_params.max_new_tokens": "max_tokens",
+        "sampling_params.min_p": None,
+        "n": "num_samples",
+    }
 
 
 def test_not_more_is_named_than_a_header_holds() -> None:
@@ -59,9 +70,10 @@ def test_a_strict_server_refuses_them(make_api: MakeApi) -> None:
     """The answer names each, and the number of a refused request is not used up."""
     api = make_api(strict=True)
     session = api.session()
-    wrong = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy", "lora_config": {"rank": 4, "alpha": 2}}
+    wrong = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy", "lora_config": {"rank": 4, "sed": 2}}
     status, detail = api.refused("create_model", wrong)
-    assert (status, detail[0]["loc"]) == (422, ["body", "lora_config", "alpha"])
+    told = {"loc": ["body", "lora_config", "sed"], "msg": "unknown field; did you mean 'seed'?", "type": "extra_forbidden"}
+    assert (status, detail) == (422, [told])
     model = api.model(session)
     assert api.refused("forward_backward", {**loss_body(model, 1), "extra": True})[0] == 422
     assert api.result(api.loss(model, 1))["metrics"]["tokens:sum"] == 2

@@ -203,8 +203,9 @@ def test_wrong_keys_and_models_are_the_errors_that_clients_know(client: Any, url
     assert httpx.get(f"{url}/v1/models").status_code == 401
     assert httpx.get(f"{url}/v1/models", headers={"X-API-Key": KEY}).status_code == 200
     for name in ("other/model", "tinker://run/sampler_weights/none", "tinker://", "tinker://run/weights/x"):
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.NotFoundError) as caught:
             client.completions.create(model=name, prompt="x")
+        assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
 def test_a_page_elsewhere_gets_nothing_from_a_server_without_a_key(tmp_path: Path) -> None:
@@ -332,7 +333,7 @@ def test_a_real_model_chats(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "message", "param"),
     [
-        ("chat/completions", {}, "model: the field is missing", "model"),
+        ("chat/completions", {}, "model: the field is missing; messages: the field is missing", "model"),
         ("chat/completions", {"model": MODEL}, "messages: the field is missing", "messages"),
         ("chat/completions", {"model": MODEL, "messages": "hi"}, "messages: must be a list, not a string", "messages"),
         (

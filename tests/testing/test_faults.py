@@ -427,7 +427,7 @@ def test_a_port_leaves_nothing_behind(tmp_path: Path) -> None:
             server.wait_for("healthz")
         thread.join(10)
         assert not thread.is_alive()
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 # Parts

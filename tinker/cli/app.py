@@ -10,7 +10,7 @@ from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli.errors import convert_errors, show_failures
 from tinker.cli.help_examples import example_text
 from tinker.cli.lazy import Entry, LazyGroup
-from tinker.cli.options import PATIENCE_SECONDS, Format, GlobalOptions
+from tinker.cli.options import PATIENCE_SECONDS, GlobalOptions
 from tinker.cli.unknown_options import explain_unknown_options
 
 COMMANDS = {
@@ -39,7 +39,7 @@ class Main(LazyGroup):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with show_failures(ctx.params["format"]), convert_errors(debug=bool(ctx.params["debug"])), explain_unknown_options():
+        with show_failures(ctx.params), convert_errors(ctx.params), explain_unknown_options():
             return super().invoke(ctx)
 
 
@@ -57,6 +57,9 @@ class Main(LazyGroup):
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(DISTRIBUTION_VERSION, prog_name="tinker")
 @click.pass_context
-def main(ctx: click.Context, format: Format, base_url: str | None, patience: float, debug: bool) -> None:
-    """Train and sample models with the Tinker API, or serve it from this machine."""
-    ctx.obj = GlobalOptions(format, base_url, patience)
+def main(ctx: click.Context, /, **_: object) -> None:
+    """Train and sample models with the Tinker API, or serve it from this machine.
+
+    These options can also be given after the command.
+    """
+    ctx.obj = GlobalOptions.from_params(ctx.params)

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import json
 import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -63,12 +63,12 @@ class CommandFailed(click.ClickException):
 
 
 @contextlib.contextmanager
-def show_failures(output_format: str) -> Generator[None]:
-    """Show the failure of the block as one line of JSON where the output is JSON; the exit code is the same."""
+def show_failures(params: Mapping[str, Any]) -> Generator[None]:
+    """Show the failure of the block as one line of JSON if ``format`` then is JSON; the exit code is the same."""
     try:
         yield
     except click.ClickException as failure:
-        if output_format != "json":
+        if params["format"] != "json":
             raise
         click.echo(json.dumps(_to_record(failure)), err=True)
         raise click.exceptions.Exit(failure.exit_code) from failure
@@ -82,8 +82,8 @@ def _to_record(failure: click.ClickException) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def convert_errors(*, debug: bool = False) -> Generator[None]:
-    """Convert every exception of the block into one that click shows and exits with; ``debug`` shows its traceback too."""
+def convert_errors(params: Mapping[str, Any]) -> Generator[None]:
+    """Convert every exception of the block into one that click shows and exits with. With ``debug``, show its traceback too."""
     try:
         yield
     except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -94,7 +94,7 @@ def convert_errors(*, debug: bool = False) -> Generator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             raise  # the reader of the output has gone; click ends quietly
-        if debug:
+        if params["debug"]:
             click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
         raise to_failure(error) from error
 

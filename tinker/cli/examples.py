@@ -19,6 +19,7 @@ from tinker.cli.capacity import Capacity
 from tinker.cli.errors import CommandFailed
 from tinker.cli.output import format_count
 from tinker.types import Datum, ModelInput
+from tinker_records import find_closest
 
 _ANSWERS = ("completion", "answer", "response")
 _LEARNED_ROLE = "assistant"
@@ -153,8 +154,21 @@ def _example(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
         return ExampleRow(tokens, [1.0] * len(tokens))
     if "tokens" in line:
         return _token_example(line["tokens"], line.get("weights"))
-    known = f'"prompt" and "{_ANSWERS[0]}", or "messages", or "text", or "tokens"'
-    raise ValueError(f"an example has {known}; got {', '.join(line) or 'nothing'}")
+    raise ValueError(_explain_fields(line))
+
+
+def _explain_fields(line: dict[str, Any]) -> str:
+    """Say what an example without the fields of any kind lacks."""
+    if "prompt" in line:
+        lacking = f'"prompt" needs "{_ANSWERS[0]}" beside it'
+    elif answer := next((name for name in _ANSWERS if name in line), None):
+        lacking = f'"{answer}" needs "prompt" beside it'
+    else:
+        lacking = f'an example has "prompt" and "{_ANSWERS[0]}", or "messages", or "text", or "tokens"'
+    known = ["prompt", *_ANSWERS, "messages", "text", "tokens"]
+    meant = {name: find_closest(name, known) for name in line if name not in known}
+    hints = "".join(f'; did you mean "{right}" by "{name}"?' for name, right in meant.items() if right not in (None, *line))
+    return f"{lacking}; got {', '.join(line) or 'nothing'}{hints}"
 
 
 def _require_text(line: dict[str, Any], name: str) -> str:

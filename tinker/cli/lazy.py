@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import click
 
 from tinker.cli.help_examples import example_text
+from tinker.cli.options import accept_global_options
 
 
 class Entry(NamedTuple):
@@ -35,6 +36,7 @@ class LazyGroup(click.Group):
         module, _, name = self.entries[cmd_name].home.partition(":")
         command = getattr(import_module(module), name)
         assert isinstance(command, click.Command)
+        accept_global_options(command, ctx.find_root().command)
         command.epilog = command.epilog or example_text(self.entries[cmd_name].home)
         return command
 

@@ -1,11 +1,12 @@
-"""The options before the command: the format of the output, the server, and how long to retry."""
+"""The options of ``tinker`` itself: the format of the output, the server, and how long to retry."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import click
+from click.core import ParameterSource
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -21,6 +22,11 @@ class GlobalOptions(NamedTuple):
     base_url: str | None = None
     patience_seconds: float = PATIENCE_SECONDS
 
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any]) -> GlobalOptions:
+        """Take the options from the parameters of ``tinker``."""
+        return cls(params["format"], params["base_url"], params["patience"])
+
 
 ACCESS_SCOPE = click.option(
     "--access-scope",
@@ -35,3 +41,32 @@ OFFSET = click.option("--offset", type=click.IntRange(min=0), default=0, help="N
 def pass_options(command: Callable[Concatenate[GlobalOptions, P], R]) -> Callable[P, R]:
     """Give a command the options of ``tinker`` as its first argument."""
     return click.make_pass_decorator(GlobalOptions, ensure=True)(command)
+
+
+def accept_global_options(command: click.Command, main: click.Command) -> None:
+    """Let a command take the options of ``main`` too, except those that it has itself. Its help does not repeat them."""
+    known = {name for parameter in command.params for name in parameter.opts}
+    for option in main.params:
+        if isinstance(option, click.Option) and not option.is_eager and known.isdisjoint(option.opts):
+            command.params.append(_repeat(option))
+
+
+def _repeat(option: click.Option) -> click.Option:
+    return click.Option(
+        [*option.opts, str(option.name)],
+        type=option.type,
+        is_flag=option.is_flag,
+        metavar=option.metavar,
+        hidden=True,
+        expose_value=False,
+        callback=_overrule,
+    )
+
+
+def _overrule(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    """Let an option that is given after the command take the place of the one before it."""
+    name = str(parameter.name)
+    if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        main = context.find_root()
+        main.params[name] = value
+        main.obj = context.obj = GlobalOptions.from_params(main.params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import msgspec
 from tinker_wire.models import JSONValue
@@ -29,6 +29,7 @@ _WORDS = {
     "object": "an object",
     "datetime": "a time",
 }
+_MISSING_SENTENCE = "the field is missing"
 _LIMITS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 
@@ -51,7 +52,7 @@ def read_misfit(error: Exception) -> Misfit:
         message, path = placed["message"], placed["path"]
     place = tuple(int(part) if part.isdigit() else part for part in _PATH_PART.findall(path))
     if found := _MISSING.fullmatch(message):
-        return Misfit((*place, found["field"]), "the field is missing", "missing")
+        return Misfit((*place, found["field"]), _MISSING_SENTENCE, "missing")
     if found := _UNKNOWN.fullmatch(message):
         return Misfit(place, f"the value {found['value']} is unknown", "enum")
     if found := _MISFIT.fullmatch(message):
@@ -62,6 +63,30 @@ def read_misfit(error: Exception) -> Misfit:
             "type_error" if found["found"] else "value_error",
         )
     return Misfit(place, message)
+
+
+def find_misfits(value: object, kind: type[msgspec.Struct]) -> list[Misfit]:
+    """Find what does not fit the record ``kind``: each missing field, and the first misfit in each of the others."""
+    if not isinstance(value, dict):
+        return [read_misfit(error) for error in _try(value, kind)]
+    found: list[Misfit] = []
+    fields = cast("dict[str, object]", value)
+    for field in msgspec.structs.fields(kind):
+        name = field.encode_name
+        if name in fields:
+            misfits = map(read_misfit, _try(fields[name], field.type))
+            found += [misfit._replace(place=(name, *misfit.place)) for misfit in misfits]
+        elif field.required:
+            found.append(Misfit((name,), _MISSING_SENTENCE, "missing"))
+    return found
+
+
+def _try(value: object, kind: type[Any]) -> list[msgspec.ValidationError]:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        return [error]
+    return []
 
 
 def _to_words(kind: str) -> str:

@@ -84,6 +84,7 @@ def describe_start(url: str, base_model: str, *others: str, has_key: bool) -> st
     Serving tinker/toy at http://127.0.0.1:8000 (TINKER_BASE_URL=http://127.0.0.1:8000)
     Key:  any, or none
     Page: http://127.0.0.1:8000/    API: http://127.0.0.1:8000/docs
+    Stop: Ctrl-C
     <BLANKLINE>
         import tinker
         service = tinker.ServiceClient(base_url="http://127.0.0.1:8000")
@@ -93,6 +94,7 @@ def describe_start(url: str, base_model: str, *others: str, has_key: bool) -> st
     return f"""Serving {", ".join((base_model, *others))} at {url} (TINKER_BASE_URL={url})
 Key:  {key}
 Page: {url}/    API: {url}/docs
+Stop: Ctrl-C
 
     import tinker
     service = tinker.ServiceClient(base_url="{url}")

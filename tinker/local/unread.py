@@ -9,20 +9,23 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 from msgspec import inspect
 
 from tinker.local.errors import APIProblem
+from tinker_records import find_meant
 
 HEADER = "x-tinker-unread-fields"
 TAG = "type"
 MAX_ITEMS = 8  # of a list are looked at: items of one list are alike
 MAX_NAMED = 20
+MAX_NAME_LENGTH = 100
 MAX_WARNINGS = 1000  # one for each field of each operation
 _UNSAFE = re.compile(r"[^\w.\[\]-]", re.ASCII)
 _Members = tuple[inspect.StructType, ...]
+_Unread = tuple[str, Collection[str]]  # a field, and the names of those that are read at its place
 log: logging.Logger = logging.getLogger("tinker.local")
 
 
@@ -35,28 +38,40 @@ class UnreadFields:
 
     def check(self, name: str, content: bytes, kind: type[msgspec.Struct] | None) -> Mapping[str, str]:
         """Return the headers that name unread fields of a body for ``kind``. Raises APIProblem 422 where that is strict."""
-        found = [] if kind is None or not content else find_unread(content, kind)
+        found = {} if kind is None or not content else find_unread(content, kind)
         if not found:
             return {}
         if self._strict:
             faults = [
-                {"loc": ["body", *field.split(".")], "msg": "unknown field", "type": "extra_forbidden"} for field in found
+                {"loc": ["body", *field.split(".")], "msg": f"unknown field{_ask(meant)}", "type": "extra_forbidden"}
+                for field, meant in found.items()
             ]
             raise APIProblem(422, [*faults])
-        for field in found:
-            self._warn(name, field)
+        for field, meant in found.items():
+            self._warn(name, field, meant)
         return {HEADER: ", ".join(found)}
 
-    def _warn(self, name: str, field: str) -> None:
+    def _warn(self, name: str, field: str, meant: str | None) -> None:
         if (name, field) not in self._warned and len(self._warned) < MAX_WARNINGS:
             self._warned.add((name, field))
-            log.warning("%s: unknown field %s was ignored", name, field)
+            log.warning("%s: unknown field %s was ignored%s", name, field, _ask(meant))
 
 
-def find_unread(content: bytes, kind: type[msgspec.Struct]) -> list[str]:
-    """Return the fields, as ``sampling_params.min_p``, that a record has no place for; none where the body is no object."""
-    found = dict.fromkeys(_find_in_object(content, _members(kind)))
-    return [_UNSAFE.sub("?", field)[:100] for field in found][:MAX_NAMED]
+def _ask(meant: str | None) -> str:
+    return "" if meant is None else f"; did you mean {meant!r}?"
+
+
+def find_unread(content: bytes, kind: type[msgspec.Struct]) -> dict[str, str | None]:
+    """Find the fields, such as ``sampling_params.topp``, that a record has no place for, each with the name it may mean.
+
+    A body that is no object has none.
+    """
+    found = list(dict(_find_in_object(content, _members(kind))).items())[:MAX_NAMED]
+    return {_UNSAFE.sub("?", field)[:MAX_NAME_LENGTH]: _find_meant(field, known) for field, known in found}
+
+
+def _find_meant(field: str, known: Collection[str]) -> str | None:
+    return find_meant(field.rpartition(".")[2][:MAX_NAME_LENGTH], known)
 
 
 @functools.cache
@@ -85,7 +100,7 @@ def _items(kind: inspect.Type) -> Iterator[inspect.Type]:
             yield member.item_type
 
 
-def _find_in_object(content: bytes | msgspec.Raw, records: _Members) -> Iterator[str]:
+def _find_in_object(content: bytes | msgspec.Raw, records: _Members) -> Iterator[_Unread]:
     try:
         body = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -96,18 +111,18 @@ def _find_in_object(content: bytes | msgspec.Raw, records: _Members) -> Iterator
     for name, value in body.items():
         if name in fields:
             for kind in fields[name]:
-                yield from (f"{name}.{inner}" for inner in _find_in_value(value, kind))
+                yield from ((f"{name}.{inner}", known) for inner, known in _find_in_value(value, kind))
         elif name != TAG and bytes(value) != b"null":
-            yield name or "?"
+            yield name or "?", fields
 
 
-def _find_in_value(value: msgspec.Raw, kind: inspect.Type) -> Iterator[str]:
+def _find_in_value(value: msgspec.Raw, kind: inspect.Type) -> Iterator[_Unread]:
     records = _records(kind)
     if records and not _is_open(kind):
         yield from _find_in_object(value, records)
     for item_kind in _items(kind):
         if _records(item_kind) and not _is_open(item_kind):
-            yield from (name for item in _read_items(value) for name in _find_in_object(item, _records(item_kind)))
+            yield from (field for item in _read_items(value) for field in _find_in_object(item, _records(item_kind)))
 
 
 def _read_items(value: msgspec.Raw) -> list[msgspec.Raw]:

@@ -36,8 +36,8 @@ def usage(options: GlobalOptions, run_id: str, days: int, prices_path: Path | No
     """
     prices, rest = read_prices(prices_path), rest_client(options)
     session_id = _session_of(run_id)
-    others = [other for other in rest.get_session(session_id).result().training_run_ids if other != run_id]
     counts = _count(options, rest, session_id, days)
+    others = _find_others(rest, session_id, run_id, has_usage=bool(counts))
     cost = cost_of(prices, counts)
     value = {
         "training_run_id": run_id,
@@ -55,6 +55,19 @@ def _session_of(run_id: str) -> str:
     if not found:
         raise CommandFailed(f"The session of {run_id} is not known", f"A run's ID is <session>{_TRAIN}<number>.")
     return session_id
+
+
+def _find_others(rest: RestClient, session_id: str, run_id: str, *, has_usage: bool) -> list[str]:
+    """Return the other runs of the session; none if the server has only its usage. CommandFailed without either."""
+    from tinker.errors import NotFoundError
+
+    try:
+        return [other for other in rest.get_session(session_id).result().training_run_ids if other != run_id]
+    except NotFoundError as error:
+        if has_usage:
+            return []
+        advice = "Usage is counted per session, and the server does not know the session of this run, or no longer."
+        raise CommandFailed(f"The server has no usage of {run_id}", advice) from error
 
 
 def _count(options: GlobalOptions, rest: RestClient, session_id: str, days: int) -> Mapping[str | None, TokenCounts]:

@@ -161,6 +161,7 @@ def serve(
         if hold is not None:
             settings = attrs.evolve(settings, hold_seconds=hold)
         run(model=model or None, engine=engine or None, host=host, port=port, settings=settings)
+        click.echo("Stopped.", err=True)
     except (ImportError, OSError, ValueError) as error:
         is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         taken = f"port {port} is in use; choose another with --port, or --port 0"

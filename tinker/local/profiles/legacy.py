@@ -13,7 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from tinker.local.errors import APIProblem
-from tinker.local.misfits import Misfit, read_misfit
+from tinker.local.misfits import Misfit, find_misfits, read_misfit
 from tinker_records import prepare
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -28,11 +28,15 @@ def read_body(content: bytes, kind: type[T]) -> T:
     except msgspec.DecodeError as error:
         raise _json_problem(error) from error
     try:
-        return msgspec.convert(_fill(msgspec.json.decode(content), _type_of(kind)), kind)
-    except msgspec.ValidationError as error:
-        raise APIProblem(422, [read_misfit(error).describe("body")]) from error
+        value = msgspec.json.decode(content)
     except msgspec.DecodeError as error:  # its beginning was read as a value of another type
         raise _json_problem(error) from error
+    filled = _fill(value, _type_of(kind))
+    try:
+        return msgspec.convert(filled, kind)
+    except msgspec.ValidationError as error:
+        misfits = find_misfits(filled, kind) or [read_misfit(error)]
+        raise APIProblem(422, [misfit.describe("body") for misfit in misfits]) from error
 
 
 def _json_problem(error: msgspec.DecodeError) -> APIProblem:

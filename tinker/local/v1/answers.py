@@ -123,15 +123,16 @@ _NAMED = re.compile(r"(?P<field>\w+)(\[\d+\])?(\.\w+)?")
 _FIELDS = frozenset({*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__})
 
 
-def describe_error(status: int, detail: object) -> AnswerBody:
-    """Describe a refusal as clients for OpenAI's API raise it."""
+def describe_error(status: int, detail: object, param: str | None = None) -> AnswerBody:
+    """Describe a refusal as clients for OpenAI's API raise it. By default the parameter is what the text begins with."""
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-    codes = {401: "invalid_api_key", 404: "not_found"}
+    codes = {401: "invalid_api_key", 404: "model_not_found" if param == "model" else "not_found"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    message, param = detail, None
+    message = detail
     if isinstance(detail, str):
         named = _NAMED.match(detail)
-        param = named[0] if named is not None and named["field"] in _FIELDS and kind == "invalid_request_error" else None
+        if named is not None and named["field"] in _FIELDS and kind == "invalid_request_error":
+            param = named[0]
     else:
         message, param = describe_misfits(detail) or (msgspec.json.encode(detail).decode(), None)
     return {"error": {"message": message, "type": kind, "param": param, "code": codes.get(status)}}

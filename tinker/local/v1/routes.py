@@ -49,7 +49,8 @@ def _answer_errors(state: State, endpoint: Endpoint) -> Endpoint:
             return await endpoint(request)
         except APIProblem as problem:
             status = 400 if problem.status == 422 else problem.status  # as OpenAI's API has it
-            return _to_response(describe_error(status, problem.detail), status, problem.headers)
+            param = "model" if status == 404 else None  # the only thing that a request of these names
+            return _to_response(describe_error(status, problem.detail, param), status, problem.headers)
         except ClientDisconnect:
             return Response(status_code=499)  # the client is gone
         except Exception as error:

@@ -1,4 +1,4 @@
-"""``tinker checkpoint publish``, ``unpublish`` and ``set-ttl``. They print nothing when they succeed."""
+"""``tinker checkpoint publish``, ``unpublish`` and ``set-ttl``. They confirm on stderr; stdout stays empty."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tinker.cli.clients import rest_client
 from tinker.cli.commands.checkpoint.paths import parse_path
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.output import format_count
 from tinker.cli.times import check_ttl
 
 
@@ -18,6 +19,7 @@ def publish(options: GlobalOptions, checkpoint_path: str) -> None:
     """Make a checkpoint public: everybody can load, sample and download it. Only the owner of its run can do this."""
     path = parse_path(checkpoint_path).tinker_path
     rest_client(options).publish_checkpoint_from_tinker_path(path).result()
+    _confirm(options, f"{path} is public.")
 
 
 @click.command()
@@ -27,6 +29,7 @@ def unpublish(options: GlobalOptions, checkpoint_path: str) -> None:
     """Make a public checkpoint private again. Only the owner of its run can do this."""
     path = parse_path(checkpoint_path).tinker_path
     rest_client(options).unpublish_checkpoint_from_tinker_path(path).result()
+    _confirm(options, f"{path} is private.")
 
 
 @click.command("set-ttl")
@@ -41,3 +44,9 @@ def set_ttl(options: GlobalOptions, checkpoint_path: str, ttl: int | None, remov
         raise CommandFailed("Give either --ttl or --remove")
     check_ttl(ttl)
     rest_client(options).set_checkpoint_ttl_from_tinker_path(path, ttl).result()
+    _confirm(options, f"{path} never expires." if ttl is None else f"{path} expires in {format_count(ttl, 'second')}.")
+
+
+def _confirm(options: GlobalOptions, text: str) -> None:
+    if options.format == "table":
+        click.echo(text, err=True)

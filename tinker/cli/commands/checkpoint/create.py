@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from tinker.service_client import ServiceClient
     from tinker.training_client import TrainingClient
 
+_RANK = 32
+
 
 @click.command()
 @click.option("-m", "--model", metavar="NAME", help="Base model of the new adapter.")
 @click.option("--from", "start", metavar="PATH", help="Checkpoint to load instead, with its optimizer state.")
-@click.option("--rank", type=click.IntRange(min=1), default=32, show_default=True, help="Rank of the new LoRA adapter.")
+@click.option("--rank", type=click.IntRange(min=1), help=f"Rank of the new LoRA adapter. Default: {_RANK}.")
 @click.option("--seed", type=int, help="Seed for initializing the adapter. Default: chosen by the server.")
 @click.option("--name", default="initial", show_default=True, help="Name of the checkpoint.")
 @click.option("--sampler", is_flag=True, help="Also save a checkpoint to sample from.")
@@ -28,7 +30,7 @@ def create(
     options: GlobalOptions,
     model: str | None,
     start: str | None,
-    rank: int,
+    rank: int | None,
     seed: int | None,
     name: str,
     sampler: bool,
@@ -43,6 +45,8 @@ def create(
 
     if (model is None) == (start is None):
         raise click.UsageError("Give either --model or --from.")
+    if start is not None and (rank is not None or seed is not None):
+        raise click.UsageError("--rank and --seed cannot be used with --from: the adapter is a copy.")
     check_ttl(ttl)
     with service_client(options) as service:
         training = _create_client(service, model, start, rank, seed).result()
@@ -55,8 +59,10 @@ def create(
     show(options, value, lambda: show_properties("Checkpoint", properties))
 
 
-def _create_client(service: ServiceClient, model: str | None, start: str | None, rank: int, seed: int | None) -> TrainingClient:
+def _create_client(
+    service: ServiceClient, model: str | None, start: str | None, rank: int | None, seed: int | None
+) -> TrainingClient:
     if start is not None:
         return service.create_training_client_from_state_with_optimizer(parse_path(start).tinker_path)
     assert model is not None
-    return service.create_lora_training_client(model, rank=rank, seed=seed)
+    return service.create_lora_training_client(model, rank=rank or _RANK, seed=seed)

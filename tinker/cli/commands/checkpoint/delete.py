@@ -123,7 +123,7 @@ def _delete(options: GlobalOptions, rest: RestClient, paths: Sequence[str]) -> N
     deleted = len(paths) - len(failed)
     if options.format == "json":
         show_json({"deleted_count": deleted, "failed": failed}, indent=None)
-    else:
+    elif deleted:
         click.echo(f"Deleted {format_count(deleted, 'checkpoint')}")
     if failed:
         raise CommandFailed(
