@@ -219,8 +219,8 @@ FAULTS = [
         (400, {"error": {"message": "no such model"}}, "no such model"),
         (404, {"detail": "there is no run x"}, "there is no run x"),
         (400, {"message": "red \x1b[31m text"}, "red \\x1b[31m text"),
-        (400, {"detail": [5]}, "Invalid request\nDetails: Error code: 400 - {'detail': [5]}"),
-        (422, ["a list"], "Invalid data provided\nDetails: Error code: 422 - ['a list']"),
+        (400, {"detail": [5]}, "Invalid request\nDetails: Error code: 400 - {'detail': [5]} (get_training_run)"),
+        (422, ["a list"], "Invalid data provided\nDetails: Error code: 422 - ['a list'] (get_training_run)"),
     ],
 )
 def test_a_refusal_of_what_was_given(

@@ -143,12 +143,12 @@ def test_long_error_bodies_are_cut(training: tinker.TrainingClient, wire: Any) -
     [(b"", None), (b'{"detail": "no"}', {"detail": "no"}), (b"plain words", "plain words"), (b"\xff\xfe", None)],
 )
 def test_bodies_of_errors(training: tinker.TrainingClient, wire: Any, body: bytes, shown: object) -> None:
-    """The body of an error is its JSON, else its text, else None; the message has it where there is one."""
+    """The body of an error is its JSON, else its text, else None; the message has it where there is one, and the operation."""
     wire.fail("optim_step", 404, body=body, outside="any answer")
     error = training.optim_step(ADAM).exception(10)
     assert isinstance(error, tinker.NotFoundError)
     assert error.body == shown
-    assert str(error) == "Error code: 404" if shown is None else str(shown) in str(error)
+    assert str(error) == f"Error code: 404{'' if shown is None else f' - {shown}'} (optim_step)"
 
 
 @pytest.mark.usefixtures("anywhere")

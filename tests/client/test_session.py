@@ -278,11 +278,12 @@ def test_import_loads_little() -> None:
 
 
 def test_a_server_that_is_not_there() -> None:
-    """The error says which address refuses the connection, in the words of the system."""
+    """The error says which address refuses the connection, in the words of the system, and what to check."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     rest = tinker.ServiceClient(base_url=f"http://127.0.0.1:{port}", patience_seconds=0).create_rest_client()
-    with pytest.raises(tinker.APIConnectionError, match=rf"could not connect to 127.0.0.1:{port}: {os.strerror(ECONNREFUSED)}"):
+    words = rf"could not connect to 127.0.0.1:{port}: {os.strerror(ECONNREFUSED)}. Check that the server is running, and its address"
+    with pytest.raises(tinker.APIConnectionError, match=words):
         rest.list_sessions().result(10)
 
 

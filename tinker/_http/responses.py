@@ -71,6 +71,9 @@ def _to_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+_UNREACHABLE_HINT = " Check that the server is running, and its address (base_url or TINKER_BASE_URL)."
+
+
 def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> errors.APIConnectionError:
     """Return the error for an exchange without a response."""
     where = f"{request.method} {request.redacted_url}"
@@ -79,7 +82,8 @@ def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> error
     if failure.timed_out:
         error = errors.APITimeoutError(shown, f"Request timed out: {where}: {failure}.")
     else:
-        error = errors.APIConnectionError(message=f"Connection error: {where}: {failure}.", request=shown)
+        hint = _UNREACHABLE_HINT if failure.never_connected else ""
+        error = errors.APIConnectionError(message=f"Connection error: {where}: {failure}.{hint}", request=shown)
         error.never_connected = failure.never_connected
     error.operation = request.operation
     return error
@@ -88,11 +92,15 @@ def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> error
 def status_error(response: RawResponse) -> errors.APIStatusError:
     """Return the error for a response with an error status."""
     body = parse_body(response)
-    said = _describe_misdirection(response) or body
-    text = f"Error code: {response.status} - {_shorten(str(said))}" if said else f"Error code: {response.status}"
+    operation = response.request.operation
+    text = f"Error code: {response.status}"
+    if misdirection := _describe_misdirection(response):
+        text += f" - {_shorten(misdirection)}"
+    else:
+        text += (f" - {_shorten(str(body))}" if body else "") + (f" ({operation})" if operation else "")
     kind = errors.status_error_type(response.status)
     error = kind(text, response=_redact_response(response), body=body)
-    error.operation = response.request.operation
+    error.operation = operation
     return error
 
 

@@ -205,7 +205,7 @@ class Attempts:
         if verdict is Verdict.PAUSE:
             logger.log(level, "%s is paused: %s; retrying every %g s", self._what, _to_line(str(error)), PAUSE_SECONDS)
         else:
-            shown = _to_line(str(error)).removesuffix(".")
+            shown = _to_line(str(error)).removesuffix(".").removesuffix(f" ({self._what})")
             logger.log(level, "%s: %s; attempt %d failed, retrying in %.1f s", self._what, shown, self.count, delay)
 
     def reset(self) -> None:
