@@ -55,7 +55,7 @@ class APIFuture(concurrent.futures.Future[T]):
 
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: the result arrives in this process, so the future cannot be pickled."""
-        raise TypeError("an APIFuture cannot be pickled; pickle future.result() instead")
+        raise TypeError("an APIFuture cannot be pickled or copied; pickle future.result() instead")
 
     def __getitem__(self, _: object) -> NoReturn:
         """Say that this is not the result yet; iterating ends here too."""

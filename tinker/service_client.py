@@ -141,7 +141,7 @@ class ServiceClient:
 
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: connections and threads belong to one process, so the client cannot be pickled."""
-        raise TypeError("a ServiceClient cannot be pickled; create one in each process")
+        raise TypeError("a ServiceClient cannot be pickled or copied; create one in each process")
 
     # ------------------------------------------------------------------------------------------------------------- training
 

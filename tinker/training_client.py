@@ -73,7 +73,7 @@ class TrainingClient(ReadyClient):
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: one process keeps the order of the run's requests, so the client cannot be pickled."""
         raise TypeError(
-            "a TrainingClient cannot be pickled; call save_state, and load the state in the other process with "
+            "a TrainingClient cannot be pickled or copied; call save_state, and load the state in the other process with "
             "create_training_client_from_state"
         )
 

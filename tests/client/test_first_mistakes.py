@@ -376,7 +376,7 @@ def test_a_custom_loss_that_returns_the_loss_alone(training: tinker.TrainingClie
 
 def test_clients_that_cannot_be_pickled_say_what_to_do(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
     """A TypeError names the client and the way to the other process."""
-    with pytest.raises(TypeError, match="a ServiceClient cannot be pickled; create one in each process"):
+    with pytest.raises(TypeError, match="a ServiceClient cannot be pickled or copied; create one in each process"):
         pickle.dumps(service)
     with pytest.raises(TypeError, match="create_training_client_from_state"):
         pickle.dumps(training)

@@ -80,6 +80,14 @@ def test_unused_faults_fail_the_test(tmp_path: Path) -> None:
     assert "never used: 2 samples" in output
 
 
+def test_a_failed_test_has_no_second_error(tmp_path: Path) -> None:
+    """The faults of a test that fails by itself need not have happened."""
+    content = "def test_it(tinker_server):\n    tinker_server.drop_next('asample')\n    assert 1 == 2\n"
+    code, output = run_pytest(tmp_path, content)
+    assert code == 1
+    assert "1 failed in" in output
+
+
 def test_runs_that_do_not_use_it_load_nothing(tmp_path: Path) -> None:
     """Where no fixture is used, the plugin costs the import of pytest."""
     code, output = run_pytest(tmp_path, LAZY)
