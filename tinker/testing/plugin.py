@@ -6,8 +6,8 @@
         assert sampler.sample(prompt, 1, params).result(timeout=30).sequences
         assert tinker_clock.now - 1000 >= 9
 
-A scripted fault that does not happen fails a test that passes otherwise. Loading this module imports only pytest. A warning tells you if files of
-another distribution are mixed with those of this package.
+A scripted fault that does not happen fails a test that passes otherwise. Loading this module imports only pytest. A warning
+tells you if files of another distribution are mixed with those of this package.
 """
 
 from __future__ import annotations
