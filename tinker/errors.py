@@ -196,7 +196,7 @@ class RequestFailedError(TinkerError):
     def __init__(self, message: str, request_id: str, category: str, *, reason: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.reason = message if reason is None else reason
+        self.reason: str = message if reason is None else reason
         self.request_id = request_id
         self.category = category
 
