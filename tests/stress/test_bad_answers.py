@@ -134,12 +134,13 @@ def clock() -> Clock:
     now = [1000.0]
 
     async def sleep(seconds: float) -> None:
-        if seconds >= 10:
-            await asyncio.Event().wait()
         now[0] += seconds
         await asyncio.sleep(0)
 
-    return Clock(monotonic=lambda: now[0], wall=lambda: now[0], sleep=sleep, random=lambda: 0.5)
+    async def never(_: float) -> None:
+        await asyncio.Event().wait()
+
+    return Clock(monotonic=lambda: now[0], wall=lambda: now[0], sleep=sleep, random=lambda: 0.5, timer=never)
 
 
 @pytest.fixture

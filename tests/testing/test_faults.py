@@ -268,6 +268,20 @@ def test_a_scripted_failure_is_met_once(server: FaultyServer, applied: bool) -> 
     assert loss(training).result(30).loss == expected
 
 
+@pytest.mark.parametrize("operation", ["optim_step", "retrieve_future"])
+@pytest.mark.parametrize("seconds", [5, 10, 60])
+def test_the_time_a_server_asks_for_passes_at_once(tmp_path: Path, operation: str, seconds: int) -> None:
+    """A retry waits as long as Retry-After says, in simulated time."""
+    clock = SteppedClock()
+    with toy_server(tmp_path, clock=clock) as server:
+        training = server.service().create_lora_training_client("tinker/toy", rank=4).result(30)
+        server.fail_next(operation, status=503, headers={"Retry-After": str(seconds)})
+        began = clock.now
+        assert training.optim_step(tinker.AdamParams(learning_rate=1e-3)).result(30)
+        assert clock.now >= began + seconds
+        server.verify()
+
+
 def test_waiting_for_requests(server: FaultyServer) -> None:
     """A test can wait until an operation was asked for so many times."""
     thread = threading.Thread(target=lambda: [get(server) for _ in range(3)])

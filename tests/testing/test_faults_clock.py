@@ -26,12 +26,12 @@ def test_short_sleeps_pass_in_order() -> None:
     assert asyncio.run(scenario(SteppedClock())) == [("a", 1.0), ("b", 5.0), ("c", 9.0)]
 
 
-def test_long_sleeps_wait_for_time_to_come_that_far() -> None:
-    """A long sleep does not move time, and ends when the time of others has passed it."""
+def test_a_timer_waits_for_time_to_come_that_far() -> None:
+    """A timer does not move time, and ends when the time of others has passed it."""
 
     async def scenario() -> tuple[bool, float]:
         clock = SteppedClock()
-        beat = asyncio.create_task(clock.sleep(10))
+        beat = asyncio.create_task(clock.clock().timer(10))
         await clock.sleep(9)
         early = beat.done()
         await clock.sleep(9)
@@ -76,7 +76,7 @@ def test_advance_wakes_everybody_on_the_way() -> None:
 
     async def beat() -> None:
         while len(beats) < 360:
-            await clock.sleep(10)
+            await clock.clock().timer(10)
             beats.append(clock.now)
 
     thread = threading.Thread(target=asyncio.run, args=(beat(),))

@@ -54,7 +54,7 @@ class Heart:
                 return
             except Exception:
                 logger.exception("session %s: a heartbeat failed; heartbeats continue", session_id)
-            await clock.sleep(self._transport.config.heartbeat_seconds)
+            await clock.timer(self._transport.config.heartbeat_seconds)
 
     def _hear(self) -> None:
         self._warned, self.silence = False, None

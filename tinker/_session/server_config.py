@@ -130,7 +130,7 @@ class ServerSettings:
                 return
             except Exception:
                 logger.exception("could not read the server's settings; retrying")
-            await self._transport.clock.sleep(max(server_config.dynamic.refresh_interval_sec, SHORTEST_REFRESH_SECONDS))
+            await self._transport.clock.timer(max(server_config.dynamic.refresh_interval_sec, SHORTEST_REFRESH_SECONDS))
 
 
 # Settings that say how much there may be of something, so that nothing could ever be sent with 0.

@@ -89,7 +89,7 @@ class Telemetry:
     async def run(self) -> None:
         """Send what there is, from time to time."""
         while self.wanted:
-            await self._transport.clock.sleep(FLUSH_SECONDS)
+            await self._transport.clock.timer(FLUSH_SECONDS)
             try:
                 await self.flush()
             except Exception as error:

@@ -32,11 +32,12 @@ class _Sleeper:
 class SteppedClock:
     """Simulated clock for ``ServiceClient(clock=stepped.clock())``.
 
-    A sleep shorter than ``long_seconds`` advances the clock: when no exchange is running and nothing else happens, time jumps
-    to the end of the earliest short sleep. Longer sleeps (heartbeats, refreshes) do not advance the clock. They end when such
-    jumps or :meth:`advance` reach their time. Sleepers wake one at a time, in the order of their times.
+    A sleep before a retry or a poll advances the clock: when no exchange is running and nothing else happens, time jumps to the
+    end of the earliest such sleep. Heartbeats, refreshes and time limits do not advance the clock. They come when such jumps or
+    :meth:`advance` reach their time. Sleepers wake one at a time, in the order of their times.
 
-    ``random`` is the client's random number, so that delays are deterministic. ``slept`` lists the short sleeps.
+    ``random`` is the client's random number, so that delays are deterministic. ``slept`` lists the sleeps before retries and
+    polls.
 
     >>> import asyncio
     >>> clock = SteppedClock()
@@ -45,10 +46,9 @@ class SteppedClock:
     1009.0
     """
 
-    def __init__(self, *, long_seconds: float = 10.0, random: float = 0.99) -> None:
+    def __init__(self, *, random: float = 0.99) -> None:
         self.now: float = 1000.0
         self.slept: list[float] = []
-        self._long_seconds = long_seconds
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._sleepers: list[_Sleeper] = []
@@ -66,17 +66,15 @@ class SteppedClock:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep in simulated time."""
-        urgent = seconds < self._long_seconds
-        if urgent:
-            self.slept.append(seconds)
-        await self._sleep(seconds, urgent)
+        self.slept.append(seconds)
+        await self._sleep(seconds, urgent=True)
 
     async def _timer(self, seconds: float) -> None:
-        """Sleep for a time limit, which does not advance the clock even if it is short."""
+        """Sleep for what happens beside the work, or ends it: a heartbeat, a time limit. Does not advance the clock."""
         await self._sleep(seconds, urgent=False)
 
     async def elapse(self, seconds: float) -> None:
-        """Let this much time pass, even if it is long, to simulate delays on the network."""
+        """Let this much time pass, to simulate delays on the network."""
         await self._sleep(seconds, urgent=True)
 
     def advance(self, seconds: float, *, idle: bool = False) -> None:
