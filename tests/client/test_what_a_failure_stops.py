@@ -647,6 +647,22 @@ def test_an_error_that_was_looked_at_is_not_logged(
     assert unseen(caplog, "looked at'") == []
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_error_is_received_with_that_of_a_stopped_request(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture, kept: bool
+) -> None:
+    """Who has the error of a stopped request need not look at the failed one too, whether its future is kept or dropped."""
+    wire.fail("forward_backward", 422, body={"detail": "passed on"})
+    futures = [training.forward_backward([datum()], "cross_entropy")] if kept else []
+    if not kept:
+        training.forward_backward([datum()], "cross_entropy")
+    with pytest.raises(tinker.PrecedingRequestFailed, match="passed on"):
+        training.optim_step(ADAM).result(10)
+    futures.clear()
+    assert training.optim_step(ADAM).result(10)
+    assert unseen(caplog, "passed on") == []
+
+
 def test_an_error_of_a_creation_is_received_with_that_of_a_request(
     wire: Any, service: tinker.ServiceClient, caplog: pytest.LogCaptureFixture
 ) -> None:

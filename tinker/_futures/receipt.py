@@ -12,7 +12,7 @@ import msgspec
 logger = logging.getLogger("tinker")
 
 
-class Receipt(msgspec.Struct, eq=False):
+class Receipt(msgspec.Struct, eq=False, weakref=True):
     """What is to happen when the user receives the error of one future. May be used from any thread."""
 
     _actions: tuple[Callable[[], object], ...] = ()

@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from tinker._futures import Receipt
 from tinker._http import Findings
 from tinker._session import NotRunError
 from tinker._training.numbers import Numbers
@@ -61,7 +62,7 @@ class Sequencer:
         turn.future.receipt.add_action(block.receive)
         for later in self._turns:
             if later.position > turn.position and (later.behind is None or later.behind.position > turn.position):
-                later.behind = block
+                later.behind, later.receipt_behind = block, turn.future.receipt
 
     def check(self, turn: Turn) -> None:
         """Raise what keeps the request whose turn it is from being sent."""
@@ -74,8 +75,7 @@ class Sequencer:
         self._blocks = [block for block in self._blocks if block not in received]
         block = next((block for block in self._blocks if block.position < turn.position), None)
         if block is not None:
-            turn.future.receipt.add_action(block.receive)
-            raise block.error_for(turn.future.operation, "sent")
+            raise block.stop(turn.future, "sent")
 
     async def explain_stop(self, turn: Turn, reason: NotRunError) -> PrecedingRequestFailed:
         """Return the error of a request that the server did not run, once everything before it is over.
@@ -85,8 +85,7 @@ class Sequencer:
         for earlier in [one for one in self._turns if one.position < turn.position]:
             await earlier.future.wait()
         if turn.behind is not None:
-            turn.future.receipt.add_action(turn.behind.receive)
-            return turn.behind.error_for(turn.future.operation, "run")
+            return turn.behind.stop(turn.future, "run")
         operation, failed = turn.future.operation, reason.failed_operation
         error = PrecedingRequestFailed(f"{operation} was not run, because the {failed} before it failed", operation, failed)
         error.__cause__ = reason
@@ -145,6 +144,8 @@ class Turn:
         self.position = position
         self.called = called
         self.behind: Block | None = None
+        #: Of the failure in ``behind``: not logged as unseen while this operation may still pass it on.
+        self.receipt_behind: Receipt | None = None
         self._first_number: int | None = None
         self._last_number = 0
 
@@ -179,6 +180,7 @@ class Block:
     def __init__(self, sequencer: Sequencer, turn: Turn, error: BaseException) -> None:
         self._sequencer = sequencer
         self._operation = turn.future.operation
+        self._receipt = weakref.ref(turn.future.receipt)  # weak: a failure that nobody will look at is logged when dropped
         self._error = copy_error(error)  # without the traceback, which holds the future and the data
         self._lock = threading.Lock()
         self.position = turn.position
@@ -191,10 +193,12 @@ class Block:
             if self.received is None:
                 self.received = self._sequencer.now()
 
-    def error_for(self, operation: str, not_done: str) -> PrecedingRequestFailed:
-        """Return the error of a request that this stops, which was not ``sent`` or not ``run``."""
+    def stop(self, future: APIFuture[Any], not_done: str) -> PrecedingRequestFailed:
+        """Return the error of an operation that this stops, which was not ``sent`` or not ``run``. It is received with this."""
+        receipt = self._receipt()
+        future.receipt.add_action(self.receive if receipt is None else receipt.mark_received)
         first_line = (str(self._error) or type(self._error).__name__).splitlines()[0]
-        message = f"{operation} was not {not_done}, because the {self._operation} before it failed: {first_line}"
-        error = PrecedingRequestFailed(message, operation, self._operation)
+        message = f"{future.operation} was not {not_done}, because the {self._operation} before it failed: {first_line}"
+        error = PrecedingRequestFailed(message, future.operation, self._operation)
         error.__cause__ = self._error
         return error
