@@ -14,7 +14,8 @@ import msgspec
 class Clock(msgspec.Struct, frozen=True):
     """``monotonic`` in seconds, ``wall`` in seconds since 1970, ``random`` uniform in [0, 1).
 
-    ``timer`` sleeps as well, for what does not belong to a call: heartbeats, refreshes, and limits that calls are expected to keep.
+    ``timer`` sleeps as well, for what does not belong to a call (heartbeats, refreshes), and for limits that something else is
+    expected to keep.
     """
 
     monotonic: Callable[[], float] = time.monotonic

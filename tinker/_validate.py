@@ -89,6 +89,9 @@ def _check_lengths(index: int, datum: Datum, aligned: Collection[str]) -> None:
     if length == 0:
         raise ValueError(f"data[{index}].model_input has no tokens")
     for name, tensor in datum.loss_fn_inputs.items():
+        if not isinstance(tensor, TensorData):  # pyright: ignore[reportUnnecessaryIsInstance]
+            where = f"data[{index}].loss_fn_inputs[{name!r}]"
+            raise TypeError(f"{where} must be TensorData, got {type(tensor).__name__}; Datum(...) converts lists and arrays")
         shape = dimensions(tensor)
         if not shape:
             continue
@@ -229,6 +232,8 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def _check_targets(prompt: ModelInput, targets: TensorData) -> None:
+    if not isinstance(targets, TensorData):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"target_prompt_logprobs must be TensorData, got {type(targets).__name__}")
     shape = dimensions(targets)
     if targets.dtype != "int64" or len(shape) != 2:
         raise ValueError("target_prompt_logprobs must be an int64 tensor of shape [len(prompt) - 1, K]")

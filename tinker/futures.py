@@ -144,7 +144,12 @@ class APIFuture(concurrent.futures.Future[T]):
 
         Args:
             fn: A function that takes this future. It must not block.
+
+        Raises:
+            TypeError: ``asyncio.wait`` was called with this future, for which it would wait forever.
         """
+        if getattr(fn, "__module__", None) == "asyncio.tasks":
+            raise TypeError("asyncio.wait needs tasks: pass asyncio.ensure_future(future)")
         super().add_done_callback(partial(_call_back, fn))
 
     def set_exception(self, exception: BaseException | None) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, cast
 
 import msgspec
 import msgspec.structs
 
-from tinker_records.names import NamesChecked
+from tinker_records.names import NamesChecked, advise
 from tinker_records.values import FieldInfo, Value
 
 if TYPE_CHECKING:
@@ -45,8 +45,20 @@ def prepare(kind: type[S]) -> type[S]:
     return kind
 
 
+def _refuse_change(record: Record, name: str, value: object = None) -> NoReturn:
+    kind, known = type(record).__name__, record.__struct_fields__
+    if name not in known:
+        raise AttributeError(advise(kind, name, known))
+    raise AttributeError(f"{kind} cannot be changed: make another, such as dataclasses.replace(value, {name}=...)")
+
+
 class RecordType(msgspec.StructMeta, NamesChecked):
     """The type of the types of records, which are made as fast as msgspec makes them: their calls are not watched."""
+
+    def __init__(cls, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for method in ("__setattr__", "__delattr__"):  # msgspec gives every frozen type its own, which say less
+            setattr(cls, method, _refuse_change)
 
     @property
     def __signature__(cls) -> inspect.Signature:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
+import re
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -408,6 +409,43 @@ def test_frames_of_functions_of_the_user_stay(training: tinker.TrainingClient, d
     assert "fail" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
 
 
+@pytest.mark.parametrize("value", [[1.0, 1.0, 1.0], np.ones(3), None])
+def test_a_loss_input_that_was_assigned_to_a_datum(training: tinker.TrainingClient, datum: MakeDatum, value: Any) -> None:
+    """A value that Datum did not convert is refused with its place."""
+    one = datum()
+    one.loss_fn_inputs["weights"] = value
+    place = re.escape("data[1].loss_fn_inputs['weights'] must be TensorData, got")
+    with pytest.raises(TypeError, match=rf"^{place} {type(value).__name__}; Datum\(...\) converts lists and arrays"):
+        training.forward_backward([datum(), one], "cross_entropy")
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "lr", "learning_rte"])
+@pytest.mark.parametrize("change", [lambda value, name: setattr(value, name, 1.0), delattr])
+def test_a_field_that_is_changed(name: str, change: Callable[[object, str], object]) -> None:
+    """A record says how to make another one, and which field was meant."""
+    params = tinker.AdamParams(learning_rate=1e-3)
+    wanted = "make another, such as dataclasses.replace(value, learning_rate=...)"
+    if name != "learning_rate":
+        wanted = f"AdamParams has no {name!r}; did you mean 'learning_rate'?"
+    with pytest.raises(AttributeError, match=re.escape(wanted)):
+        change(params, name)
+    assert params.learning_rate == 1e-3
+
+
+def test_waiting_for_futures_as_for_tasks(training: tinker.TrainingClient) -> None:
+    """asyncio.wait refuses futures at once, with what to pass, instead of waiting forever."""
+
+    async def scenario() -> tuple[set[Any], set[Any]]:
+        future = training.optim_step(tinker.AdamParams(learning_rate=1e-3))
+        with pytest.raises(TypeError, match=r"pass asyncio.ensure_future\(future\)"):
+            await asyncio.wait([future])
+        return await asyncio.wait([asyncio.ensure_future(future)])
+
+    done, pending = asyncio.run(scenario())
+    assert [one.result().metrics is not None for one in done] == [True]
+    assert not pending
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -420,6 +458,9 @@ def test_frames_of_functions_of_the_user_stay(training: tinker.TrainingClient, d
         (lambda: tinker.ModelInput([1, 2]), TypeError, r"; for token ids use ModelInput.from_ints\(tokens\)"),
         (lambda: tinker.ModelInput(tokens=[1]), TypeError, "has no 'tokens'; it has chunks; for token ids use ModelInput"),
         (lambda: tinker.ServiceClient(base_url="host:80"), ValueError, "got 'host:80'; did you mean 'http://host:80'?"),
+        (lambda: tinker.ServiceClient(base_url="local:toy"), ValueError, "got 'local:toy'; did you mean 'local://toy'?"),
+        (lambda: tinker.ServiceClient(base_url="local"), ValueError, "got 'local'; did you mean 'local://'?"),
+        (lambda: tinker.ServiceClient(base_url="local:80"), ValueError, "did you mean 'http://local:80'?"),
         (lambda: pickle.dumps(APIFuture()), TypeError, "pickle future.result\\(\\) instead"),
         (lambda: tinker.ModelInput(chunks=[1, 2]), TypeError, "got int; for token ids use ModelInput.from_ints"),
         (lambda: tinker.AdamParams(1e-4), TypeError, r"takes no positional arguments: write AdamParams\(learning_rate=...\)"),

@@ -197,6 +197,7 @@ def is_sendable(key: str) -> bool:
     return key.isascii() and key.isprintable()
 
 
+_NEARLY_LOCAL = re.compile(r"local(?::/?(\D.*)?)?")
 _NOT_IN_URLS = re.compile(r"[\s\x00-\x1f\x7f?#]")
 
 
@@ -206,7 +207,9 @@ def _base_url(url: object) -> str:
         raise TypeError(f"base_url must be a string, got {type(url).__name__}")
     if not url.startswith(("http://", "https://", LOCAL_SCHEME)):
         shown = _redact(url)
-        meant = "" if "://" in url else f"; did you mean 'http://{shown}'?"
+        local = _NEARLY_LOCAL.fullmatch(shown)
+        likely = f"{LOCAL_SCHEME}{local[1] or ''}" if local else f"http://{shown}"
+        meant = "" if "://" in url else f"; did you mean {likely!r}?"
         raise ValueError(f"base_url must start with http://, https:// or {LOCAL_SCHEME}, got {shown!r}{meant}")
     if url.startswith(LOCAL_SCHEME):
         return url
