@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -167,6 +168,43 @@ def test_what_is_refused(server: FaultyServer) -> None:
         server.inform_next("healthz", count=None)
     with pytest.raises(ValueError, match="seconds must be greater than 0"):
         server.trickle_next("healthz", 0, count=None)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "words"),
+    [
+        ("fail_next", {"times": 0}, "times must be at least 1, got 0"),
+        ("drop_next", {"times": -1}, "times must be at least 1, got -1"),
+        ("hang_next", {"seconds": -1}, "seconds must be at least 0, got -1"),
+        ("delay_next", {"seconds": -0.5}, "seconds must be at least 0, got -0.5"),
+        ("delay_next", {"seconds": math.nan}, "seconds must be at least 0, got nan"),
+        ("slow_next", {"seconds": -1}, "seconds must be at least 0, got -1"),
+        ("trickle_next", {"seconds": 1, "count": 0}, "count must be at least 1, got 0"),
+        ("trickle_next", {"seconds": -1, "count": 2}, "seconds must be at least 0, got -1"),
+        ("inform_next", {"seconds": -1}, "seconds must be at least 0, got -1"),
+        ("inform_next", {"count": -2}, "count must be at least 1, got -2"),
+    ],
+)
+def test_numbers_that_script_nothing(server: FaultyServer, method: str, arguments: dict[str, Any], words: str) -> None:
+    """A fault that happens never, or in negative time, is refused on the line of the test, and nothing is scripted."""
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        getattr(server, method)("healthz", **arguments)
+    server.verify()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"rate": 1.5}, "rate must be from 0 to 1, got 1.5"),
+        ({"rate": -0.1}, "rate must be from 0 to 1, got -0.1"),
+        ({"rate": 0.1, "hang_seconds": -1}, "hang_seconds must be at least 0, got -1"),
+        ({"rate": 0.1, "longest_seconds": -1}, "longest_seconds must be at least 0, got -1"),
+    ],
+)
+def test_rates_and_durations_of_chance(server: FaultyServer, arguments: dict[str, Any], words: str) -> None:
+    """A share that is none and negative durations are refused on the line of the test."""
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        server.fail_randomly(**arguments, seed=1)
 
 
 @pytest.mark.parametrize("fault", ["fail_next", "drop_next", "hang_next"])

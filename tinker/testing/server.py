@@ -81,7 +81,8 @@ class FaultyServer:
 
     Clients reach it in this process, through :attr:`transport` or the clients that :meth:`service` creates, and on a port
     while :meth:`on_port` runs. Operations have their ids from the contract (``asample``, ``retrieve_future``, ...); ``"*"``
-    matches any. :meth:`verify` fails if a scripted fault did not happen. All methods may be called from any thread.
+    matches any. :meth:`verify` fails if a scripted fault did not happen. All methods may be called from any thread. Those that
+    script a fault raise ValueError for an unknown operation, for ``times`` or ``count`` below 1, and for negative seconds.
 
     >>> import tinker
     >>> from tinker.testing import toy_server
