@@ -314,6 +314,14 @@ def test_waiting_for_requests(server: FaultyServer) -> None:
     thread.join()
 
 
+def test_all_requests(server: FaultyServer) -> None:
+    """Without an operation, and for ``*``, the log has every request in the order of arrival."""
+    get(server)
+    get(server, "/api/v1/get_server_capabilities")
+    assert [one.operation for one in server.requests()] == ["healthz", "get_server_capabilities"]
+    assert server.requests("*") == server.wait_for("*", 2) == server.requests()
+
+
 # Chance
 
 

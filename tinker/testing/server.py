@@ -277,10 +277,10 @@ class FaultyServer:
 
     # --------------------------------------------------------------------------------------------------------------- the log
 
-    def requests(self, operation: str) -> list[ReceivedRequest]:
-        """Return the received requests of an operation, oldest first."""
+    def requests(self, operation: str = faults.ANY) -> list[ReceivedRequest]:
+        """Return the received requests of an operation, oldest first; of all operations by default."""
         with self._arrived:
-            return [exchange for exchange in self.exchanges if exchange.operation == operation]
+            return [exchange for exchange in self.exchanges if operation in (exchange.operation, faults.ANY)]
 
     def wait_for(self, operation: str, count: int = 1) -> list[ReceivedRequest]:
         """Wait until ``count`` requests of an operation have arrived. Raises AssertionError after ten real seconds."""
