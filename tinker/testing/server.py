@@ -242,7 +242,7 @@ class FaultyServer:
 
     def script_logprobs(self, rule: LogprobRule) -> None:
         """Script ``compute_logprobs``: ``rule(tokens)`` returns the log-probability of each prompt token after the first."""
-        self._model_script().logprob_rule = rule
+        self._model_script().set_logprobs(rule)
 
     def script_losses(self, losses: Iterable[float] | LossRule) -> None:
         """Script the losses that the next ``forward`` and ``forward_backward`` requests report; gradients do not change.
