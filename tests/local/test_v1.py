@@ -76,6 +76,17 @@ def test_a_checkpoint_is_a_model(client: Any, checkpoint: str) -> None:
     assert chat.model == checkpoint
 
 
+def test_checkpoints_of_models_that_are_not_served_are_not_listed(tmp_path: Path) -> None:
+    """After a restart with another model, only what can be sampled is listed."""
+    for name in (MODEL, "tinker/other"):
+        engine = ToyEngine(base_model=name)
+        with serve_in_thread(State(lambda engine=engine: engine, Settings(data_dir=tmp_path))) as url:  # type: ignore[misc]
+            training = tinker.ServiceClient(base_url=url).create_lora_training_client(base_model=name, rank=4)
+            path = training.save_weights_for_sampler("x").result().path
+            listed = [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]]
+            assert listed == [name, path]
+
+
 def test_a_chat_ends_at_max_tokens_and_has_a_role(client: Any) -> None:
     """The shape that chat front ends read."""
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]

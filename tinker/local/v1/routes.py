@@ -75,10 +75,12 @@ class Endpoints:
         self._texts: dict[str, Texts] = {}
 
     async def list_models(self, request: Request) -> Response:
-        """List the base models and every checkpoint that can be sampled from, the newest first."""
+        """List the base models and every checkpoint of theirs that can be sampled from, the newest first."""
         engines = await self._state.engines()
+        served = {engine.base_model for engine in engines}
         records = await self._state.offload_always(self._state.checkpoints.list)
-        saved = [_describe_model(one.path, one.created_at) for one in records if one.kind == "sampler_weights"]
+        samplers = [one for one in records if one.kind == "sampler_weights" and one.engine_model in served]
+        saved = [_describe_model(one.path, one.created_at) for one in samplers]
         bases = [_describe_model(engine.base_model, 0) for engine in engines]
         return _to_response({"object": "list", "data": [*bases, *saved]})
 
