@@ -184,7 +184,7 @@ def test_several_prompts_are_answered_in_order(client: Any) -> None:
         ({"logprobs": 1000}, "logprobs"),
         ({"stop": [""]}, "stop"),
         ({"temperature": -1}, "temperature"),
-        ({"n": 100_000}, "num_samples"),
+        ({"n": 100_000}, "n is 100000; it must be from 1 to 1024"),
         ({"max_tokens": 10**6}, "context length"),
         ({"prompt": [10**6]}, "the prompt"),
         ({"max_tokens": "many"}, "max_tokens"),
@@ -356,7 +356,7 @@ def test_a_real_model_chats(tmp_path: Path) -> None:
         ("completions", {"model": MODEL, "prompt": "a", "n": "2"}, "n: must be an integer or null, not a string", "n"),
         ("completions", [], "the body: must be an object, not a list", None),
         ("completions", {"model": MODEL, "prompt": ""}, "prompt is empty", "prompt"),
-        ("completions", {"model": MODEL, "prompt": "a", "n": 0}, "n is 0; it must be at least 1", "n"),
+        ("completions", {"model": MODEL, "prompt": "a", "n": 0}, "n is 0; it must be from 1 to 1024", "n"),
         (
             "chat/completions",
             {"model": MODEL, "messages": [{"role": "usr", "content": "a"}]},
@@ -378,3 +378,33 @@ def test_a_body_that_does_not_fit_is_refused_in_words(
     answer = httpx.post(f"{url}/v1/{path}", json=body, headers={"x-api-key": KEY})
     error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
     assert (answer.status_code, answer.json()) == (400, {"error": error})
+
+
+OUT_OF_RANGE: list[tuple[str, float]] = [
+    ("n", 100_000),
+    ("n", -1),
+    ("max_tokens", -1),
+    ("max_tokens", 10**6),
+    ("temperature", -0.5),
+    ("top_p", 1.5),
+    ("top_k", -2),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        *(("completions", field, value) for field, value in [*OUT_OF_RANGE, ("logprobs", 1000), ("logprobs", -1)]),
+        *(
+            ("chat/completions", field, value)
+            for field, value in [*OUT_OF_RANGE, ("top_logprobs", 1000), ("max_completion_tokens", -1)]
+        ),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_its_parameter(url: str, path: str, field: str, value: float) -> None:
+    """``param`` is the parameter as the request has it, also where the engine refuses its value."""
+    content = {"messages": HELLO, "logprobs": True} if path.startswith("chat") else {"prompt": "x"}
+    answer = httpx.post(f"{url}/v1/{path}", json={"model": MODEL, **content, field: value}, headers={"x-api-key": KEY})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field)
+    assert error["message"].startswith(f"{field} is {value}")

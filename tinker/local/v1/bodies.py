@@ -104,10 +104,10 @@ class ChatBody(GenerationBody, kw_only=True):
     tools: list[object] | None = None
 
 
-def check_completion(body: CompletionBody) -> None:
+def check_completion(body: CompletionBody, max_samples: int) -> None:
     """Raise APIProblem 400 for what this server cannot do, naming the field."""
     faults = [
-        *_find_faults(body),
+        *_find_faults(body, max_samples),
         *_name_fields(body, ("suffix",)),
         *(["best_of must be n, or be left out"] if body.best_of not in (None, body.samples) else ()),
         *(["prompt is empty"] if not body.prompts or not all(body.prompts) else ()),
@@ -118,14 +118,15 @@ def check_completion(body: CompletionBody) -> None:
     _refuse(faults)
 
 
-def check_chat(body: ChatBody) -> None:
+def check_chat(body: ChatBody, max_samples: int) -> None:
     """Raise APIProblem 400 for what this server cannot do, naming the field."""
     faults = [
-        *_find_faults(body),
+        *_find_faults(body, max_samples),
         *_name_fields(body, ("tools",)),
         *(["response_format must be text"] if (body.response_format or {}).get("type", "text") != "text" else ()),
         *(["messages is empty"] if not body.messages else ()),
         *_check_messages(body.messages),
+        *_check_max_tokens("max_completion_tokens", body.max_completion_tokens),
         *(["top_logprobs needs logprobs"] if body.top_logprobs and not body.logprobs else ()),
         *_check_top(body.top_logprobs, "top_logprobs"),
     ]
@@ -140,9 +141,10 @@ def _check_messages(messages: Sequence[ChatMessage]) -> Iterator[str]:
             yield f"messages[{index}].content is missing"
 
 
-def _find_faults(body: GenerationBody) -> Iterator[str]:
-    if body.samples < 1:
-        yield f"n is {body.samples}; it must be at least 1"
+def _find_faults(body: GenerationBody, max_samples: int) -> Iterator[str]:
+    if not 1 <= body.samples <= max_samples:
+        yield f"n is {body.samples}; it must be from 1 to {max_samples}"
+    yield from _check_max_tokens("max_tokens", body.max_tokens)
     yield from _name_fields(body, ("presence_penalty", "frequency_penalty", "logit_bias"))
     if "" in body.stops:
         yield "stop contains an empty text"
@@ -151,6 +153,10 @@ def _find_faults(body: GenerationBody) -> Iterator[str]:
 def _name_fields(body: GenerationBody, names: Sequence[str]) -> list[str]:
     """Name the fields that ask for something; zero and empty ask for nothing."""
     return [f"{name} is not supported by this server" for name in names if getattr(body, name)]
+
+
+def _check_max_tokens(name: str, count: int | None) -> list[str]:
+    return [] if count is None or count >= 0 else [f"{name} is {count}; it must be at least 0"]
 
 
 def _check_top(count: int | None, name: str) -> list[str]:

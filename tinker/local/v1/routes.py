@@ -95,7 +95,7 @@ class Endpoints:
         call = await self._receive(request)
         body = read_body(call.content, CompletionBody)
         notes = self._unread.check("completions", call.content, CompletionBody)
-        check_completion(body)
+        check_completion(body, self._state.settings.max_samples)
         texts = await self._find_texts(body.model)
         return await _answer(open_completion(self._state, texts, body), request, call, notes)
 
@@ -104,7 +104,7 @@ class Endpoints:
         call = await self._receive(request)
         body = read_body(call.content, ChatBody)
         notes = self._unread.check("chat/completions", call.content, ChatBody)
-        check_chat(body)
+        check_chat(body, self._state.settings.max_samples)
         texts = await self._find_texts(body.model)
         return await _answer(open_chat(self._state, texts, body), request, call, notes)
 
