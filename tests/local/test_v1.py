@@ -14,6 +14,7 @@ from support.api import GatedEngine, MakeApi
 import tinker
 from tinker.local import Settings, State, create_app, running_server, serve_in_thread
 from tinker.local.engines.toy import ToyEngine
+from tinker.local.unread import HEADER
 from tinker.local.v1 import generation
 from tinker.local.v1.sample_text import SampleText, TokenScore
 from tinker.local.v1.texts import ByteTexts, ModelTexts, load_texts
@@ -408,3 +409,53 @@ def test_a_value_out_of_range_is_refused_with_its_parameter(url: str, path: str,
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, field)
     assert error["message"].startswith(f"{field} is {value}")
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"temprature": 0.5}, "temprature", 'unknown parameter "temprature"; did you mean "temperature"?'),
+        ({"topp": 0.5}, "topp", 'unknown parameter "topp"; did you mean "top_p"?'),
+        ({"max_new_tokens": 5}, "max_new_tokens", 'unknown parameter "max_new_tokens"; did you mean "max_tokens"?'),
+        ({"metadta": {}}, "metadta", 'unknown parameter "metadta"; did you mean "metadata"?'),
+        ({"min_p": 0.1}, "min_p", "min_p is not supported by this server"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty", "repetition_penalty is not supported by this server"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty is not supported by this server"),
+        ({"frequency_penalty": 0.1}, "frequency_penalty", "frequency_penalty is not supported by this server"),
+        ({"stop_token_ids": [5]}, "stop_token_ids", "stop_token_ids is not supported by this server"),
+        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "chat_template_kwargs is not supported by this server"),
+    ],
+)
+def test_a_parameter_that_would_change_the_text_is_not_ignored(
+    url: str, path: str, fields: dict[str, object], param: str, message: str
+) -> None:
+    """Misspelled parameters, and those of other servers that change the text, are refused by name."""
+    content = {"messages": HELLO} if path.startswith("chat") else {"prompt": "x"}
+    answer = httpx.post(f"{url}/v1/{path}", json={"model": MODEL, **content, **fields}, headers={"x-api-key": KEY})
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
+    assert (answer.status_code, answer.json()) == (400, {"error": error})
+
+
+NEUTRAL: dict[str, object] = {
+    "min_p": 0,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "stop_token_ids": [],
+    "ignore_eos": False,
+    "add_generation_prompt": True,
+    "chat_template_kwargs": None,
+}
+HARMLESS: dict[str, object] = {"metadata": {"a": "b"}, "user_id": "x", "store": True, "prompt_logprobs": 1, "top_words": 3}
+
+
+def test_neutral_values_and_harmless_parameters_are_accepted(tmp_path: Path) -> None:
+    """A neutral value changes nothing, even on a strict server; other unknown parameters are named in a header."""
+    for strict, fields in ((True, NEUTRAL), (False, {**NEUTRAL, **HARMLESS})):
+        with running_server(Settings(data_dir=tmp_path / str(strict), strict=strict)) as url:
+            answer = httpx.post(f"{url}/v1/completions", json={"model": MODEL, "prompt": "x", "user": "me", **fields})
+            assert answer.status_code == 200, answer.text
+            assert answer.headers.get(HEADER) == (None if strict else ", ".join(HARMLESS))
