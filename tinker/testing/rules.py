@@ -48,7 +48,7 @@ def locate(rule: Callable[..., object]) -> str:
 def _show(value: object) -> str:
     text = repr(value)
     shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
-    return f"{shown} of length {len(value)}" if isinstance(value, (list, tuple)) else shown
+    return f"{shown} of length {len(cast('list[object]', value))}" if isinstance(value, (list, tuple)) else shown
 
 
 def read_number(value: Any) -> float:

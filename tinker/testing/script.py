@@ -74,21 +74,23 @@ class ModelScript:
         """Set the next samples: in the order of the requests, by prompt, or by a rule."""
         if isinstance(answers, (str, ScriptedSample)):
             raise TypeError(f"script_samples takes a list of responses: write [{answers!r}]")
-        by_prompt = cast("Mapping[str, Iterable[Answer]]", answers) if isinstance(answers, Mapping) else None
-        for prompt, several in (by_prompt or {}).items():
+        with self._lock:
+            if callable(answers):
+                self._rule = answers
+            elif isinstance(answers, Mapping):
+                self._add_by_prompt(cast("Mapping[str, Iterable[Answer]]", answers))
+            else:
+                self._answers.extend(map(_to_sample, answers))
+            self.has_samples = True
+
+    def _add_by_prompt(self, answers: Mapping[str, Iterable[Answer]]) -> None:
+        for prompt, several in answers.items():
             if isinstance(several, (str, ScriptedSample)):
                 raise TypeError(
                     f"script_samples takes a list of responses for each prompt: write {{{prompt!r}: [{several!r}]}}"
                 )
-        with self._lock:
-            self.has_samples = True
-            if callable(answers):
-                self._rule = answers
-            elif by_prompt is not None:
-                for prompt, several in by_prompt.items():
-                    self._by_prompt.setdefault(prompt, deque()).extend(map(_to_sample, several))
-            else:
-                self._answers.extend(map(_to_sample, answers))
+        for prompt, several in answers.items():
+            self._by_prompt.setdefault(prompt, deque()).extend(map(_to_sample, several))
 
     def take_sample(self, prompt: Sequence[int]) -> ScriptedSample:
         """Return the next response to a prompt. Raises ScriptError if the script has none or its rule fails."""
@@ -123,14 +125,14 @@ class ModelScript:
 
     def add_losses(self, losses: Iterable[float] | LossRule) -> None:
         """Set the next losses, or a rule for them."""
-        if not callable(losses) and not isinstance(losses, Iterable):
+        if not callable(losses) and not hasattr(losses, "__iter__"):
             raise TypeError(f"script_losses takes a list of losses or a function, got {losses!r}")
         with self._lock:
-            self.has_losses = True
             if callable(losses):
                 self._loss_rule = losses
             else:
                 self._losses.extend(map(read_number, losses))
+            self.has_losses = True
 
     def take_loss(self, loss_fn: str) -> float:
         """Return the loss of the next request. Raises ScriptError if the script has none or its rule fails."""
