@@ -6,16 +6,18 @@ import inspect
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+LIKENESS = 0.6  # from 0 to 1, of a misspelled name to the one that was meant
 
-def find_closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that a misspelled one resembles most; None where it resembles none.
+
+def find_closest(name: str, known: Iterable[str], likeness: float = LIKENESS) -> str | None:
+    """Return the known name that a misspelled one resembles most; None where it resembles none by at least ``likeness``.
 
     >>> find_closest("learning_rte", ["beta1", "learning_rate"])
     'learning_rate'
     """
     import difflib
 
-    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)), None)
 
 
 def suggest(what: str, name: str, known: Iterable[str]) -> str:
@@ -35,13 +37,13 @@ def suggest(what: str, name: str, known: Iterable[str]) -> str:
 _ALIASES = {"lr": "learning_rate", "max_new_tokens": "max_tokens", "n": "num_samples"}
 
 
-def find_meant(name: str, known: Collection[str]) -> str | None:
+def find_meant(name: str, known: Collection[str], likeness: float = LIKENESS) -> str | None:
     """Return the known name that was probably meant: other libraries' name for the same, or a misspelling.
 
     >>> find_meant("lr", ["learning_rate"]), find_meant("sed", ["seed"]), find_meant("tree", ["seed"])
     ('learning_rate', 'seed', None)
     """
-    return _ALIASES[name] if _ALIASES.get(name) in known else find_closest(name, known)
+    return _ALIASES[name] if _ALIASES.get(name) in known else find_closest(name, known, likeness)
 
 
 def advise(kind: str, name: str, known: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -139,16 +140,48 @@ def test_long_error_bodies_are_cut(training: tinker.TrainingClient, wire: Any) -
 
 
 @pytest.mark.parametrize(
-    ("body", "shown"),
-    [(b"", None), (b'{"detail": "no"}', {"detail": "no"}), (b"plain words", "plain words"), (b"\xff\xfe", None)],
+    ("body", "kept", "shown"),
+    [
+        (b"", None, ""),
+        (b'{"detail": "no"}', {"detail": "no"}, " - no"),
+        (b"plain words", "plain words", " - plain words"),
+        (b"\xff\xfe", None, ""),
+        (b"[5]", [5], " - [5]"),
+    ],
 )
-def test_bodies_of_errors(training: tinker.TrainingClient, wire: Any, body: bytes, shown: object) -> None:
-    """The body of an error is its JSON, else its text, else None; the message has it where there is one, and the operation."""
+def test_bodies_of_errors(training: tinker.TrainingClient, wire: Any, body: bytes, kept: object, shown: str) -> None:
+    """The body of an error is its JSON, else its text, else None; the message has what it says, and the operation."""
     wire.fail("optim_step", 404, body=body, outside="any answer")
     error = training.optim_step(ADAM).exception(10)
     assert isinstance(error, tinker.NotFoundError)
-    assert error.body == shown
-    assert str(error) == f"Error code: 404{'' if shown is None else f' - {shown}'} (optim_step)"
+    assert error.body == kept
+    assert str(error) == f"Error code: 404{shown} (optim_step)"
+
+
+FAULTS = [{"loc": ["body", "data", 0, "rank"], "msg": "Input should be an integer", "input": "x"}, {"msg": "Value error"}]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"detail": {"msg": "out of disk"}}, "out of disk"),
+        ({"detail": {"message": "out of disk", "code": 7}}, "out of disk"),
+        ({"error": {"message": "no such model", "type": "not_found"}}, "no such model"),
+        ({"error": "not_found", "message": "no such model"}, "no such model"),
+        ({"detail": FAULTS}, "body.data.0.rank: Input should be an integer; Value error"),
+        ({"detail": {"errors": 5}}, "{'detail': {'errors': 5}}"),
+        ({"detail": [*FAULTS, 5]}, str({"detail": [*FAULTS, 5]})),
+    ],
+)
+def test_the_explanation_of_a_refusal(training: tinker.TrainingClient, wire: Any, body: object, said: str) -> None:
+    """The message has the server's sentence alone, in whatever form of JSON, of a call and of a result; else the body."""
+    wire.fail("save_weights", 403, body=json.dumps(body).encode(), outside="other servers' forms")
+    error = training.save_state("x").exception(10)
+    assert str(error) == f"Error code: 403 - {said} (save_weights)"
+    wire.fail("retrieve_future", 400, body=json.dumps(body).encode(), outside="other servers' forms")
+    failed = training.optim_step(ADAM).exception(10)
+    assert isinstance(failed, tinker.RequestFailedError)
+    assert said.startswith("{") or failed.reason == said
 
 
 @pytest.mark.usefixtures("anywhere")

@@ -207,7 +207,7 @@ def test_stops_of_every_form_are_understood(api: Api, stop: Any) -> None:
         ({"params": {"stop": ["a", 1]}}, "stop must be"),
         ({"params": {"stop": {"a": 1}}}, "stop must be"),
         ({"params": {"temperature": -1}}, "temperature is -1"),
-        ({"params": {"max_tokens": 10**6}}, "exceed the context length"),
+        ({"params": {"max_tokens": 10**6}}, "exceeds the context length"),
         ({"tokens": []}, "the prompt is empty"),
         ({"tokens": [700]}, "the prompt contains token id 700"),
         ({"tokens": [2**40]}, "the prompt: tokens must fit in 32 bits"),

@@ -784,7 +784,7 @@ def test_a_saved_snapshot_samples_the_same(engine: TorchEngine, tmp_path: Path) 
     [
         ({"tokens": np.array([], np.int32)}, "prompt is empty"),
         ({"tokens": np.array([258], np.int32)}, "token id 258"),
-        ({"max_tokens": 123}, "6 prompt tokens \\+ max_tokens 123 exceed the context length of 128"),
+        ({"max_tokens": 123}, "a prompt of 6 tokens exceeds the context length of 128; use max_tokens of at most 122"),
         ({"temperature": -0.1}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
         ({"top_k": -2}, "top_k"),

@@ -549,7 +549,7 @@ def test_a_wrong_option_is_named(engine: ToyEngine, config: dict[str, Any], said
         ({"tokens": np.array([], np.int32)}, "the prompt is empty"),
         ({"tokens": np.array([512], np.int32)}, "token id 512"),
         ({"max_tokens": -1}, "max_tokens is -1"),
-        ({"max_tokens": 10**6}, "exceed the context length"),
+        ({"max_tokens": 10**6}, "exceeds the context length"),
         ({"num_samples": 0}, "num_samples is 0"),
         ({"temperature": math.inf}, "temperature is inf"),
         ({"top_k": -2}, "top_k is -2"),
@@ -564,6 +564,31 @@ def test_a_wrong_sample_job_is_named(engine: ToyEngine, fields: dict[str, Any], 
     """What cannot be sampled is refused with the parameter's name."""
     with pytest.raises(EngineError, match=said):
         sample(engine, **fields)
+
+
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "said"),
+    [
+        (
+            1,
+            20,
+            "max_tokens is 20, which with a prompt of 1 token exceeds the context length of 16; use max_tokens of at most 15",
+        ),
+        (
+            6,
+            11,
+            "max_tokens is 11, which with a prompt of 6 tokens exceeds the context length of 16; use max_tokens of at most 10",
+        ),
+        (16, 1, "the prompt has 16 tokens, which fills the context length of 16; shorten the prompt"),
+        (17, -1, "the prompt has 17 tokens, which exceeds the context length of 16; shorten the prompt"),
+    ],
+)
+def test_a_sample_that_does_not_fit_is_told_what_does(length: int, max_tokens: int, said: str) -> None:
+    """The refusal says how much fits, or that the prompt is too long; a prompt that fills the context can be scored."""
+    small = ToyEngine(max_context_length=16)
+    with pytest.raises(EngineError, match=f"^{said}$"):
+        sample(small, tokens=np.ones(length, np.int32), max_tokens=max_tokens)
+    assert sample(small, tokens=np.ones(16, np.int32), max_tokens=0)
 
 
 @pytest.mark.parametrize("params", [{"learning_rate": math.nan}, {"beta1": 1.0}, {"eps": -1.0}])

@@ -81,12 +81,12 @@ def test_a_strict_server_refuses_them(make_api: MakeApi) -> None:
 
 def test_the_endpoints_for_other_clients_do_the_same(make_api: MakeApi) -> None:
     """A header by default, 400 where that is wanted."""
-    body = {"model": "tinker/toy", "prompt": "x", "max_tokens": 1, "min_p": 0.2}
+    body = {"model": "tinker/toy", "prompt": "x", "max_tokens": 1, "service_tier": "auto"}
     for strict, status in ((False, 200), (True, 400)):
         api = make_api(strict=strict)
         answer = api.runner.run(api.client.post("/v1/completions", json=body))
         assert answer.status_code == status
-        assert strict or answer.headers[HEADER] == "min_p"
+        assert strict or answer.headers[HEADER] == "service_tier"
 
 
 def test_our_own_client_sends_nothing_unread(make_api: MakeApi) -> None:

@@ -14,6 +14,7 @@ from support.api import GatedEngine, MakeApi
 import tinker
 from tinker.local import Settings, State, create_app, running_server, serve_in_thread
 from tinker.local.engines.toy import ToyEngine
+from tinker.local.unread import HEADER
 from tinker.local.v1 import generation
 from tinker.local.v1.sample_text import SampleText, TokenScore
 from tinker.local.v1.texts import ByteTexts, ModelTexts, load_texts
@@ -74,6 +75,17 @@ def test_a_checkpoint_is_a_model(client: Any, checkpoint: str) -> None:
         model=checkpoint, messages=[{"role": "user", "content": "e"}], max_tokens=4, temperature=0
     )
     assert chat.model == checkpoint
+
+
+def test_checkpoints_of_models_that_are_not_served_are_not_listed(tmp_path: Path) -> None:
+    """After a restart with another model, only what can be sampled is listed."""
+    for name in (MODEL, "tinker/other"):
+        engine = ToyEngine(base_model=name)
+        with serve_in_thread(State(lambda engine=engine: engine, Settings(data_dir=tmp_path))) as url:  # type: ignore[misc]
+            training = tinker.ServiceClient(base_url=url).create_lora_training_client(base_model=name, rank=4)
+            path = training.save_weights_for_sampler("x").result().path
+            listed = [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]]
+            assert listed == [name, path]
 
 
 def test_a_chat_ends_at_max_tokens_and_has_a_role(client: Any) -> None:
@@ -173,7 +185,7 @@ def test_several_prompts_are_answered_in_order(client: Any) -> None:
         ({"logprobs": 1000}, "logprobs"),
         ({"stop": [""]}, "stop"),
         ({"temperature": -1}, "temperature"),
-        ({"n": 100_000}, "num_samples"),
+        ({"n": 100_000}, "n is 100000; it must be from 1 to 1024"),
         ({"max_tokens": 10**6}, "context length"),
         ({"prompt": [10**6]}, "the prompt"),
         ({"max_tokens": "many"}, "max_tokens"),
@@ -345,7 +357,7 @@ def test_a_real_model_chats(tmp_path: Path) -> None:
         ("completions", {"model": MODEL, "prompt": "a", "n": "2"}, "n: must be an integer or null, not a string", "n"),
         ("completions", [], "the body: must be an object, not a list", None),
         ("completions", {"model": MODEL, "prompt": ""}, "prompt is empty", "prompt"),
-        ("completions", {"model": MODEL, "prompt": "a", "n": 0}, "n is 0; it must be at least 1", "n"),
+        ("completions", {"model": MODEL, "prompt": "a", "n": 0}, "n is 0; it must be from 1 to 1024", "n"),
         (
             "chat/completions",
             {"model": MODEL, "messages": [{"role": "usr", "content": "a"}]},
@@ -367,3 +379,83 @@ def test_a_body_that_does_not_fit_is_refused_in_words(
     answer = httpx.post(f"{url}/v1/{path}", json=body, headers={"x-api-key": KEY})
     error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
     assert (answer.status_code, answer.json()) == (400, {"error": error})
+
+
+OUT_OF_RANGE: list[tuple[str, float]] = [
+    ("n", 100_000),
+    ("n", -1),
+    ("max_tokens", -1),
+    ("max_tokens", 10**6),
+    ("temperature", -0.5),
+    ("top_p", 1.5),
+    ("top_k", -2),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        *(("completions", field, value) for field, value in [*OUT_OF_RANGE, ("logprobs", 1000), ("logprobs", -1)]),
+        *(
+            ("chat/completions", field, value)
+            for field, value in [*OUT_OF_RANGE, ("top_logprobs", 1000), ("max_completion_tokens", -1)]
+        ),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_its_parameter(url: str, path: str, field: str, value: float) -> None:
+    """``param`` is the parameter as the request has it, also where the engine refuses its value."""
+    content = {"messages": HELLO, "logprobs": True} if path.startswith("chat") else {"prompt": "x"}
+    answer = httpx.post(f"{url}/v1/{path}", json={"model": MODEL, **content, field: value}, headers={"x-api-key": KEY})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field)
+    assert error["message"].startswith(f"{field} is {value}")
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"temprature": 0.5}, "temprature", 'unknown parameter "temprature"; did you mean "temperature"?'),
+        ({"topp": 0.5}, "topp", 'unknown parameter "topp"; did you mean "top_p"?'),
+        ({"max_new_tokens": 5}, "max_new_tokens", 'unknown parameter "max_new_tokens"; did you mean "max_tokens"?'),
+        ({"metadta": {}}, "metadta", 'unknown parameter "metadta"; did you mean "metadata"?'),
+        ({"min_p": 0.1}, "min_p", "min_p is not supported by this server"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty", "repetition_penalty is not supported by this server"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty is not supported by this server"),
+        ({"frequency_penalty": 0.1}, "frequency_penalty", "frequency_penalty is not supported by this server"),
+        ({"stop_token_ids": [5]}, "stop_token_ids", "stop_token_ids is not supported by this server"),
+        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "chat_template_kwargs is not supported by this server"),
+    ],
+)
+def test_a_parameter_that_would_change_the_text_is_not_ignored(
+    url: str, path: str, fields: dict[str, object], param: str, message: str
+) -> None:
+    """Misspelled parameters, and those of other servers that change the text, are refused by name."""
+    content = {"messages": HELLO} if path.startswith("chat") else {"prompt": "x"}
+    answer = httpx.post(f"{url}/v1/{path}", json={"model": MODEL, **content, **fields}, headers={"x-api-key": KEY})
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
+    assert (answer.status_code, answer.json()) == (400, {"error": error})
+
+
+NEUTRAL: dict[str, object] = {
+    "min_p": 0,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "stop_token_ids": [],
+    "ignore_eos": False,
+    "add_generation_prompt": True,
+    "chat_template_kwargs": None,
+}
+HARMLESS: dict[str, object] = {"metadata": {"a": "b"}, "user_id": "x", "store": True, "prompt_logprobs": 1, "top_words": 3}
+
+
+def test_neutral_values_and_harmless_parameters_are_accepted(tmp_path: Path) -> None:
+    """A neutral value changes nothing, even on a strict server; other unknown parameters are named in a header."""
+    for strict, fields in ((True, NEUTRAL), (False, {**NEUTRAL, **HARMLESS})):
+        with running_server(Settings(data_dir=tmp_path / str(strict), strict=strict)) as url:
+            answer = httpx.post(f"{url}/v1/completions", json={"model": MODEL, "prompt": "x", "user": "me", **fields})
+            assert answer.status_code == 200, answer.text
+            assert answer.headers.get(HEADER) == (None if strict else ", ".join(HARMLESS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -169,6 +170,43 @@ def test_what_is_refused(server: FaultyServer) -> None:
         server.trickle_next("healthz", 0, count=None)
 
 
+@pytest.mark.parametrize(
+    ("method", "arguments", "words"),
+    [
+        ("fail_next", {"times": 0}, "times must be at least 1, got 0"),
+        ("drop_next", {"times": -1}, "times must be at least 1, got -1"),
+        ("hang_next", {"seconds": -1}, "seconds must be at least 0, got -1"),
+        ("delay_next", {"seconds": -0.5}, "seconds must be at least 0, got -0.5"),
+        ("delay_next", {"seconds": math.nan}, "seconds must be at least 0, got nan"),
+        ("slow_next", {"seconds": -1}, "seconds must be at least 0, got -1"),
+        ("trickle_next", {"seconds": 1, "count": 0}, "count must be at least 1, got 0"),
+        ("trickle_next", {"seconds": -1, "count": 2}, "seconds must be at least 0, got -1"),
+        ("inform_next", {"seconds": -1}, "seconds must be at least 0, got -1"),
+        ("inform_next", {"count": -2}, "count must be at least 1, got -2"),
+    ],
+)
+def test_numbers_that_script_nothing(server: FaultyServer, method: str, arguments: dict[str, Any], words: str) -> None:
+    """A fault that happens never, or in negative time, is refused on the line of the test, and nothing is scripted."""
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        getattr(server, method)("healthz", **arguments)
+    server.verify()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"rate": 1.5}, "rate must be from 0 to 1, got 1.5"),
+        ({"rate": -0.1}, "rate must be from 0 to 1, got -0.1"),
+        ({"rate": 0.1, "hang_seconds": -1}, "hang_seconds must be at least 0, got -1"),
+        ({"rate": 0.1, "longest_seconds": -1}, "longest_seconds must be at least 0, got -1"),
+    ],
+)
+def test_rates_and_durations_of_chance(server: FaultyServer, arguments: dict[str, Any], words: str) -> None:
+    """A share that is none and negative durations are refused on the line of the test."""
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        server.fail_randomly(**arguments, seed=1)
+
+
 @pytest.mark.parametrize("fault", ["fail_next", "drop_next", "hang_next"])
 @pytest.mark.parametrize("applied", [False, True])
 def test_before_and_after(fault: str, applied: bool) -> None:
@@ -288,6 +326,14 @@ def test_waiting_for_requests(server: FaultyServer) -> None:
     thread.start()
     assert len(server.wait_for("healthz", 3)) >= 3
     thread.join()
+
+
+def test_all_requests(server: FaultyServer) -> None:
+    """Without an operation, and for ``*``, the log has every request in the order of arrival."""
+    get(server)
+    get(server, "/api/v1/get_server_capabilities")
+    assert [one.operation for one in server.requests()] == ["healthz", "get_server_capabilities"]
+    assert server.requests("*") == server.wait_for("*", 2) == server.requests()
 
 
 # Chance

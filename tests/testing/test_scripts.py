@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import tinker
 from tinker.testing import FaultyServer, ScriptedSample, toy_server
+from tinker.testing.rules import locate
 
 PROMPT = tinker.ModelInput.from_ints(list(b"2 + 2 ="))
 PARAMS = tinker.SamplingParams(max_tokens=8)
@@ -61,9 +64,6 @@ def test_logprobs_are_real_unless_scripted(server: FaultyServer, sampler: tinker
     assert (scripted.logprobs, scripted.stop_reason) == ([-0.5, -0.25], "length")
     server.script_logprobs(lambda tokens: [-token / 1024 for token in tokens[1:]])
     assert sampler.compute_logprobs(tinker.ModelInput.from_ints([1, 512, 256])).result(30) == [None, -0.5, -0.25]
-    server.script_logprobs(lambda tokens: [])
-    with pytest.raises(tinker.RequestFailedError, match="the rule returned 0 logprobs for 6 tokens"):
-        sampler.compute_logprobs(PROMPT).result(30)
 
 
 def test_what_is_scripted_is_streamed(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
@@ -91,7 +91,7 @@ def test_what_the_script_lacks_fails(server: FaultyServer, sampler: tinker.Sampl
     with pytest.raises(tinker.RequestFailedError, match="no response left for the prompt"):
         say(sampler, 2)
     server.script_samples(lambda prompt: 1 / 0)  # type: ignore[arg-type,return-value]
-    with pytest.raises(tinker.RequestFailedError, match="a rule of the script failed: ZeroDivisionError"):
+    with pytest.raises(tinker.RequestFailedError, match="raised ZeroDivisionError: division by zero"):
         say(sampler)
     server.script_losses([1.0])
     server.script_samples({"x": ["1", "2"]})
@@ -109,6 +109,128 @@ def test_one_answer_is_no_list(server: FaultyServer, wrong: Any) -> None:
         server.script_samples(wrong)
     with pytest.raises(ValueError, match="1 logprobs for 2 tokens"):
         ScriptedSample("ab", logprobs=[0.0])
+
+
+def test_a_list_for_each_prompt(server: FaultyServer) -> None:
+    """The response of a prompt, which would be read letter by letter, is refused on the line of the test."""
+    with pytest.raises(TypeError, match=r"for each prompt: write {'2 \+ 2 =': \['4'\]}"):
+        server.script_samples({"2 + 2 =": "4"})
+    server.verify()
+
+
+def test_what_is_no_script(server: FaultyServer) -> None:
+    """A number, where a list or a function is meant, is refused on the line of the test."""
+    wrong: Any = 5
+    with pytest.raises(TypeError, match="script_logprobs takes a function, got 5"):
+        server.script_logprobs(wrong)
+    with pytest.raises(TypeError, match="script_losses takes a list of losses or a function, got 5"):
+        server.script_losses(wrong)
+
+
+def _read_failure(ask: Callable[[], object]) -> str:
+    """Return the server's reason for the failure of a call."""
+    with pytest.raises(tinker.RequestFailedError) as caught:
+        ask()
+    assert caught.value.category == "user"
+    return caught.value.reason
+
+
+def _name_rule(rule: Callable[..., object]) -> str:
+    return f"the rule {rule.__qualname__} ({__file__}:{rule.__code__.co_firstlineno})"  # type: ignore[attr-defined]
+
+
+WANTED_SAMPLE = "it must return a string, token ids or a ScriptedSample"
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (lambda prompt: {}["answer"], "raised KeyError: 'answer'"),
+        (lambda: "4", "raised TypeError: <lambda>() takes 0 positional arguments but 1 was given"),
+        (lambda prompt: ["4", "5"], "returned ['4', '5'] of length 2"),
+        (lambda prompt: None, "returned None"),
+        (lambda prompt: [52.5], "returned [52.5] of length 1"),
+        (lambda prompt: [-1], "returned [-1] of length 1"),
+        (lambda prompt: [2**40], "returned [1099511627776] of length 1"),
+    ],
+)
+def test_a_rule_for_samples_that_fails(
+    server: FaultyServer, sampler: tinker.SamplingClient, rule: Callable[[str], Any], said: str
+) -> None:
+    """The error of the sample names the function, where it is written, what it returned and what it must return."""
+    server.script_samples(rule)
+    assert _read_failure(lambda: say(sampler)) == f"{_name_rule(rule)} {said}; {WANTED_SAMPLE}"
+
+
+WANTED_LOGPROBS = "it must return a number for each token after the first, none of them NaN; here 6 numbers"
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (lambda tokens: {}[tokens[0]], "raised KeyError: 50"),
+        (lambda tokens: None, "returned None"),
+        (lambda tokens: [], "returned [] of length 0"),
+        (lambda tokens: [0.0] * 7, "returned [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0] of length 7"),
+        (lambda tokens: [math.nan] * 6, "returned [nan, nan, nan, nan, nan, nan] of length 6"),
+        (lambda tokens: [None] * 6, "returned [None, None, None, None, None, None] of length 6"),
+        (lambda tokens: "123456", "returned '123456'"),
+    ],
+)
+def test_a_rule_for_logprobs_that_fails(
+    server: FaultyServer, sampler: tinker.SamplingClient, rule: Callable[[list[int]], Any], said: str
+) -> None:
+    """The error of compute_logprobs says the same of its rule, with the count of numbers that is right."""
+    server.script_logprobs(rule)
+    failure = _read_failure(lambda: sampler.compute_logprobs(PROMPT).result(30))
+    assert failure == f"{_name_rule(rule)} {said}; {WANTED_LOGPROBS}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (lambda loss_fn, number: {}[loss_fn], "raised KeyError: 'cross_entropy'"),
+        (lambda loss_fn, number: None, "returned None"),
+        (lambda loss_fn, number: "1.5", "returned '1.5'"),
+        (lambda loss_fn, number: [1.0], "returned [1.0] of length 1"),
+    ],
+)
+def test_a_rule_for_losses_that_fails(server: FaultyServer, rule: Callable[[str, int], Any], said: str) -> None:
+    """The error of forward_backward says the same of its rule; a loss that is NaN is reported, as a run's may be."""
+    training = server.service().create_lora_training_client("tinker/toy", rank=4)
+    server.script_losses([math.nan])
+    assert math.isnan(training.forward_backward([DATUM], "cross_entropy").result(30).loss)
+    server.script_losses(rule)
+    failure = _read_failure(lambda: training.forward_backward([DATUM], "cross_entropy").result(30))
+    assert failure == f"{_name_rule(rule)} {said}; it must return a number"
+
+
+def test_rules_that_are_no_plain_functions() -> None:
+    """A partial function and a decorated one are named by the function within, an object by its class."""
+
+    def answer(prompt: str, said: str) -> str:
+        return said
+
+    @functools.wraps(answer)
+    def decorated(*given: str) -> str:
+        return answer(*given)
+
+    class Answering:
+        def __call__(self, prompt: str) -> str:
+            return prompt
+
+    inside = f"{answer.__qualname__} ({__file__}:{answer.__code__.co_firstlineno})"
+    assert locate(functools.partial(answer, said="4")) == locate(decorated) == inside
+    assert locate(Answering()).startswith(f"{Answering.__qualname__} ({__file__}:")
+    assert locate(len) == "len"
+
+
+def test_what_a_scripted_sample_cannot_have(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
+    """NaN among log-probabilities is refused on the line of the test, a token that the model lacks when it is scored."""
+    with pytest.raises(ValueError, match="a log-probability cannot be NaN"):
+        ScriptedSample("a", logprobs=[math.nan])
+    server.script_samples([[10**6]])
+    assert _read_failure(lambda: say(sampler)).startswith("the scripted response contains token id 1000000")
 
 
 @pytest.mark.parametrize("wrong", [5, None, [1.5], ["a"]])

@@ -7,6 +7,7 @@ from tinker._http.auth import Auth, Credential, CredentialSource, find_command, 
 from tinker._http.circuits import Circuit, CircuitRegistry, CircuitRules, Circuits, Permit
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
 from tinker._http.engines import open_engine, open_files, wrap_client
+from tinker._http.explanations import find_explanation
 from tinker._http.findings import Findings
 from tinker._http.limits import (
     THROTTLED_SLOTS,
@@ -113,6 +114,7 @@ __all__ = [
     "Findings",
     "fate_of",
     "find_command",
+    "find_explanation",
     "find_source",
     "invalid_response",
     "is_about_format",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import msgspec
 
 from tinker import errors
+from tinker._http.explanations import find_explanation
 from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse, readable
 from tinker._http.statuses import ABSENT_STATUSES, GATEWAY_STATUSES
 from tinker._wire import json
@@ -97,7 +98,9 @@ def status_error(response: RawResponse) -> errors.APIStatusError:
     if misdirection := _describe_misdirection(response):
         text += f" - {_shorten(misdirection)}"
     else:
-        text += (f" - {_shorten(str(body))}" if body else "") + (f" ({operation})" if operation else "")
+        text += (f" - {_shorten(find_explanation(body) or str(body))}" if body else "") + (
+            f" ({operation})" if operation else ""
+        )
     kind = errors.status_error_type(response.status)
     error = kind(text, response=_redact_response(response), body=body)
     error.operation = operation

@@ -22,6 +22,7 @@ from tinker._http import (
     Reply,
     Transport,
     decode_json,
+    find_explanation,
     invalid_response,
     is_failed_result,
     is_lost,
@@ -298,12 +299,8 @@ class _Poll(Generic[T]):
 
 
 def _detail(error: APIStatusError) -> object:
-    """Return the server's text of a failure: ``detail`` or ``error`` of a JSON object, else the body as it is."""
-    try:
-        status = msgspec.convert(error.body, models.FutureStatus)
-    except msgspec.ValidationError:
-        return error.body or str(error)
-    return status.detail or status.error or error.body or str(error)
+    """Return the server's text of a failure, else the body as it is."""
+    return find_explanation(error.body) or error.body or str(error)
 
 
 def _status(response: RawResponse) -> models.FutureStatus | None:

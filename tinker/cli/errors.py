@@ -10,7 +10,7 @@ import errno
 import json
 import traceback
 from collections.abc import Generator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import click
@@ -175,14 +175,10 @@ def _suspect_address(error: APIStatusError) -> str | None:
 
 def say(error: Exception) -> str:
     """Return the sentence in which the server refuses a request, in one line; the text of any other error."""
-    body: object = getattr(error, "body", None)
-    fields = cast("dict[str, object]", body) if isinstance(body, dict) else {}
-    said = fields.get("detail") or fields.get("error") or fields.get("message")
-    if isinstance(said, dict):
-        said = cast("dict[str, object]", said).get("message")
-    if isinstance(said, list):
-        said = "; ".join(filter(None, map(_describe_fault, cast("list[object]", said))))
-    return (isinstance(said, str) and _to_line(said)) or str(error)
+    from tinker._http import find_explanation
+
+    said = find_explanation(getattr(error, "body", None))
+    return str(error) if said is None else _to_line(said)
 
 
 def _to_line(text: str) -> str:
@@ -192,10 +188,3 @@ def _to_line(text: str) -> str:
 def _escape(text: str) -> str:
     """Return text of the server without what a terminal would obey."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-
-
-def _describe_fault(fault: object) -> str:
-    """Return a fault that a server found in a body, as ``body.seed: Input should be an integer``; empty for anything else."""
-    fields = cast("dict[str, Any]", fault) if isinstance(fault, dict) else {}
-    message, place = str(fields.get("msg") or ""), fields.get("loc")
-    return f"{'.'.join(map(str, cast('list[object]', place)))}: {message}" if message and isinstance(place, list) else message

@@ -185,6 +185,12 @@ class _SequencedRequest(msgspec.Struct):
     seq_id: int | None = None
 
 
+def check_least(name: str, value: float | None, least: float) -> None:
+    """Raise ValueError for a number below ``least``, NaN included. None passes."""
+    if value is not None and not value >= least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
 def _no_fault(operation: str, number: int) -> Fault | None:
     return None
 
@@ -199,7 +205,13 @@ class FaultScript:
         self._counts: Counter[str] = Counter()
 
     def add(self, operation: str, fault: Fault, times: int) -> None:
-        """Apply ``fault`` to the next ``times`` exchanges of ``operation`` (``*``: any); ValueError if it is unknown."""
+        """Apply ``fault`` to the next ``times`` exchanges of ``operation`` (``*``: any).
+
+        Raises ValueError for an unknown operation, for ``times`` or ``count`` below 1, and for negative ``seconds``.
+        """
+        check_least("times", times, 1)
+        check_least("seconds", fault.seconds, 0)
+        check_least("count", fault.count, 1)
         if operation != ANY and operation not in OPERATIONS:
             close = difflib.get_close_matches(operation, OPERATIONS, 3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
@@ -248,7 +260,12 @@ def chances(
 
     The fault of the n-th exchange of an operation depends only on the seed. A hanging connection breaks after
     ``hang_seconds`` (None: never). ``longest_seconds`` is the maximum duration of a delay or a slow body.
+    Raises ValueError for a rate outside 0 to 1 and for negative seconds.
     """
+    if not 0 <= rate <= 1:
+        raise ValueError(f"rate must be from 0 to 1, got {rate}")
+    check_least("hang_seconds", hang_seconds, 0)
+    check_least("longest_seconds", longest_seconds, 0)
 
     def chance(operation: str, number: int) -> Fault | None:
         draw = random.Random(f"{seed}/{operation}/{number}")  # noqa: S311 - reproducible on purpose

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,19 +9,21 @@ from typing import TypeAlias, cast
 
 import attrs
 
+from tinker.testing.rules import ScriptError, call_rule, read_logprobs, read_number, read_token
+
 END_OF_TEXT = 256  # of the toy's vocabulary, whose ids below are bytes
 
 
 def _read_tokens(said: str | Sequence[int]) -> tuple[int, ...]:
     try:
-        tokens = tuple(said.encode()) if isinstance(said, str) else tuple(map(operator.index, said))
+        tokens = tuple(said.encode()) if isinstance(said, str) else tuple(map(read_token, said))
     except TypeError:
         raise TypeError(f"a response must be a string, token ids or a ScriptedSample, got {said!r}") from None
     return tokens or (END_OF_TEXT,)
 
 
 def _read_logprobs(logprobs: Sequence[float] | None) -> tuple[float, ...] | None:
-    return None if logprobs is None else tuple(map(float, logprobs))
+    return None if logprobs is None else tuple(map(read_number, logprobs))
 
 
 @attrs.frozen
@@ -39,8 +40,8 @@ class ScriptedSample:
     stop_reason: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        if self.logprobs is not None and len(self.logprobs) != len(self.tokens):
-            raise ValueError(f"got {len(self.logprobs)} logprobs for {len(self.tokens)} tokens; pass one for each token")
+        if self.logprobs is not None:
+            read_logprobs(self.logprobs, len(self.tokens))
 
 
 #: A text, token ids, or both with their log-probabilities.
@@ -64,7 +65,7 @@ class ModelScript:
         self._rule: AnswerRule | None = None
         self._losses: deque[float] = deque()
         self._loss_rule: LossRule | None = None
-        self.logprob_rule: LogprobRule | None = None
+        self._logprob_rule: LogprobRule | None = None
         self.has_samples: bool = False
         self.has_losses: bool = False
         self._steps = 0
@@ -74,17 +75,25 @@ class ModelScript:
         if isinstance(answers, (str, ScriptedSample)):
             raise TypeError(f"script_samples takes a list of responses: write [{answers!r}]")
         with self._lock:
-            self.has_samples = True
             if callable(answers):
                 self._rule = answers
             elif isinstance(answers, Mapping):
-                for prompt, several in cast("Mapping[str, Iterable[Answer]]", answers).items():
-                    self._by_prompt.setdefault(prompt, deque()).extend(map(_to_sample, several))
+                self._add_by_prompt(cast("Mapping[str, Iterable[Answer]]", answers))
             else:
                 self._answers.extend(map(_to_sample, answers))
+            self.has_samples = True
+
+    def _add_by_prompt(self, answers: Mapping[str, Iterable[Answer]]) -> None:
+        for prompt, several in answers.items():
+            if isinstance(several, (str, ScriptedSample)):
+                raise TypeError(
+                    f"script_samples takes a list of responses for each prompt: write {{{prompt!r}: [{several!r}]}}"
+                )
+        for prompt, several in answers.items():
+            self._by_prompt.setdefault(prompt, deque()).extend(map(_to_sample, several))
 
     def take_sample(self, prompt: Sequence[int]) -> ScriptedSample:
-        """Return the next response to a prompt. Raises LookupError if the script has none."""
+        """Return the next response to a prompt. Raises ScriptError if the script has none or its rule fails."""
         text = bytes(token for token in prompt if token < END_OF_TEXT).decode(errors="replace")
         with self._lock:
             waiting = self._by_prompt.get(text) or self._answers
@@ -92,28 +101,49 @@ class ModelScript:
                 return waiting.popleft()
             rule = self._rule
         if rule is None:
-            raise LookupError(f"the script has no response left for the prompt {text!r}")
-        return _to_sample(rule(text))
+            raise ScriptError(f"the script has no response left for the prompt {text!r}")
+        return call_rule(rule, (text,), _to_sample, "a string, token ids or a ScriptedSample")
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Return whether there is a rule for log-probabilities."""
+        return self._logprob_rule is not None
+
+    def set_logprobs(self, rule: LogprobRule) -> None:
+        """Set the rule for the log-probabilities of prompts."""
+        if not callable(rule):
+            raise TypeError(f"script_logprobs takes a function, got {rule!r}")
+        self._logprob_rule = rule
+
+    def take_logprobs(self, prompt: list[int]) -> list[float] | None:
+        """Return the log-probabilities after the first token; None without a rule. Raises ScriptError if the rule fails."""
+        if self._logprob_rule is None:
+            return None
+        count = len(prompt) - 1
+        wanted = f"a number for each token after the first, none of them NaN; here {count} number{'' if count == 1 else 's'}"
+        return call_rule(self._logprob_rule, (prompt,), lambda said: read_logprobs(said, count), wanted)
 
     def add_losses(self, losses: Iterable[float] | LossRule) -> None:
         """Set the next losses, or a rule for them."""
+        if not callable(losses) and not hasattr(losses, "__iter__"):
+            raise TypeError(f"script_losses takes a list of losses or a function, got {losses!r}")
         with self._lock:
-            self.has_losses = True
             if callable(losses):
                 self._loss_rule = losses
             else:
-                self._losses.extend(map(float, losses))
+                self._losses.extend(map(read_number, losses))
+            self.has_losses = True
 
     def take_loss(self, loss_fn: str) -> float:
-        """Return the loss of the next request. Raises LookupError if the script has none."""
+        """Return the loss of the next request. Raises ScriptError if the script has none or its rule fails."""
         with self._lock:
             number, self._steps = self._steps, self._steps + 1
             if self._losses:
                 return self._losses.popleft()
             rule = self._loss_rule
         if rule is None:
-            raise LookupError("the script has no loss left")
-        return float(rule(loss_fn, number))
+            raise ScriptError("the script has no loss left")
+        return call_rule(rule, (loss_fn, number), read_number, "a number")
 
     def list_pending(self) -> list[str]:
         """Return the unused entries of the script."""

@@ -17,8 +17,10 @@ from tinker.local.engines import (
     SampleJob,
     SampleResult,
     TrainingExample,
+    check_tokens,
 )
 from tinker.local.engines.toy import ToyEngine
+from tinker.testing.rules import ScriptError
 from tinker.testing.script import ModelScript, ScriptedSample
 
 T = TypeVar("T")
@@ -46,7 +48,7 @@ class ScriptedEngine(ToyEngine):
         return attrs.evolve(result, metrics={**result.metrics, "loss:sum": _ask(lambda: self._script.take_loss(loss_fn))})
 
     def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
-        if not self._script.has_samples and self._script.logprob_rule is None:
+        if not self._script.has_samples and not self._script.has_logprobs:
             return super().sample(jobs)
         return [self._sample_scripted(job) for job in jobs]
 
@@ -63,12 +65,11 @@ class ScriptedEngine(ToyEngine):
         return attrs.evolve(result, sequences=[self._say(job, index, answer) for index, answer in enumerate(answers)])
 
     def _with_logprobs(self, job: SampleJob, result: SampleResult) -> SampleResult:
-        rule = self._script.logprob_rule
-        if rule is None or result.prompt_logprobs is None:
+        if result.prompt_logprobs is None:
             return result
-        values = _ask(lambda: list(rule(job.tokens.tolist())))
-        if len(values) != len(job.tokens) - 1:
-            raise EngineError(f"the rule returned {len(values)} logprobs for {len(job.tokens) - 1} tokens after the first")
+        values = _ask(lambda: self._script.take_logprobs(job.tokens.tolist()))
+        if values is None:
+            return result
         return attrs.evolve(result, prompt_logprobs=np.array([np.nan, *values], np.float32))
 
     def _say(self, job: SampleJob, index: int, answer: ScriptedSample) -> Continuation:
@@ -82,7 +83,8 @@ class ScriptedEngine(ToyEngine):
         return Continuation(tokens=tokens, logprobs=logprobs, stop_reason=reason)
 
     def _score(self, job: SampleJob, tokens: Int32) -> Float32:
-        """Return the log-probabilities that the weights assign to the tokens."""
+        """Return the log-probabilities that the weights assign to the tokens of a response."""
+        check_tokens("the scripted response", tokens, self._vocabulary)
         whole = SampleJob(
             tokens=np.concatenate([job.tokens, tokens]), weights=job.weights, max_tokens=1, seed=0, prompt_logprobs=True
         )
@@ -95,7 +97,5 @@ def _ask(question: Callable[[], T]) -> T:
     """Return the next entry of the script. Raises EngineError, which fails the request, if there is none or a rule fails."""
     try:
         return question()
-    except LookupError as error:
-        raise EngineError(str(error.args[0] if error.args else error)) from error
-    except Exception as error:
-        raise EngineError(f"a rule of the script failed: {type(error).__name__}: {error}") from error
+    except ScriptError as error:
+        raise EngineError(str(error)) from error

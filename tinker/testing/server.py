@@ -81,7 +81,8 @@ class FaultyServer:
 
     Clients reach it in this process, through :attr:`transport` or the clients that :meth:`service` creates, and on a port
     while :meth:`on_port` runs. Operations have their ids from the contract (``asample``, ``retrieve_future``, ...); ``"*"``
-    matches any. :meth:`verify` fails if a scripted fault did not happen. All methods may be called from any thread.
+    matches any. :meth:`verify` fails if a scripted fault did not happen. All methods may be called from any thread. Those that
+    script a fault raise ValueError for an unknown operation, for ``times`` or ``count`` below 1, and for negative seconds.
 
     >>> import tinker
     >>> from tinker.testing import toy_server
@@ -241,7 +242,7 @@ class FaultyServer:
 
     def script_logprobs(self, rule: LogprobRule) -> None:
         """Script ``compute_logprobs``: ``rule(tokens)`` returns the log-probability of each prompt token after the first."""
-        self._model_script().logprob_rule = rule
+        self._model_script().set_logprobs(rule)
 
     def script_losses(self, losses: Iterable[float] | LossRule) -> None:
         """Script the losses that the next ``forward`` and ``forward_backward`` requests report; gradients do not change.
@@ -276,10 +277,10 @@ class FaultyServer:
 
     # --------------------------------------------------------------------------------------------------------------- the log
 
-    def requests(self, operation: str) -> list[ReceivedRequest]:
-        """Return the received requests of an operation, oldest first."""
+    def requests(self, operation: str = faults.ANY) -> list[ReceivedRequest]:
+        """Return the received requests of an operation, oldest first; of all operations by default."""
         with self._arrived:
-            return [exchange for exchange in self.exchanges if exchange.operation == operation]
+            return [exchange for exchange in self.exchanges if operation in (exchange.operation, faults.ANY)]
 
     def wait_for(self, operation: str, count: int = 1) -> list[ReceivedRequest]:
         """Wait until ``count`` requests of an operation have arrived. Raises AssertionError after ten real seconds."""

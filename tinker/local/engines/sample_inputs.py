@@ -22,12 +22,22 @@ def check_job(job: SampleJob, *, vocabulary: int, longest: int) -> None:
     if not len(job.tokens):
         raise EngineError("the prompt is empty; it must have at least one token")
     check_tokens("the prompt", job.tokens, vocabulary)
-    if len(job.tokens) + job.max_tokens > longest:
-        total = f"{len(job.tokens)} prompt tokens + max_tokens {job.max_tokens}"
-        raise EngineError(f"{total} exceed the context length of {longest}")
+    _check_length(len(job.tokens), job.max_tokens, longest)
     for fault in _find_faults(job, vocabulary):
         raise EngineError(fault)
     check_prompt_options(job, vocabulary)
+
+
+def _check_length(prompt: int, max_tokens: int, longest: int) -> None:
+    """Raise EngineError, which says what would fit, when prompt and sample are longer than the context."""
+    room = longest - prompt
+    tokens = "1 token" if prompt == 1 else f"{prompt} tokens"
+    if room < 0 or (room == 0 and max_tokens > 0):
+        excess = "exceeds" if room < 0 else "fills"
+        raise EngineError(f"the prompt has {tokens}, which {excess} the context length of {longest}; shorten the prompt")
+    if max_tokens > room:
+        total = f"max_tokens is {max_tokens}, which with a prompt of {tokens} exceeds the context length of {longest}"
+        raise EngineError(f"{total}; use max_tokens of at most {room}")
 
 
 def check_prompt_options(job: SampleJob, vocabulary: int) -> None:

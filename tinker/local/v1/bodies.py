@@ -8,6 +8,7 @@ import msgspec
 from tinker_wire import models
 
 from tinker.local.errors import APIProblem
+from tinker.local.v1.parameters import OtherServersParameters, asks_for
 
 MAX_TOP_LOGPROBS = 100
 DEFAULT_MAX_TOKENS = 16  # of completions, as everywhere; a chat goes on to the end of the context
@@ -18,7 +19,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool = False
 
 
-class GenerationBody(msgspec.Struct, kw_only=True):
+class GenerationBody(OtherServersParameters, kw_only=True):
     """What both kinds of requests have. None is what a missing field is."""
 
     model: str
@@ -102,12 +103,13 @@ class ChatBody(GenerationBody, kw_only=True):
     top_logprobs: int | None = None
     response_format: dict[str, object] | None = None
     tools: list[object] | None = None
+    functions: list[object] | None = None
 
 
-def check_completion(body: CompletionBody) -> None:
+def check_completion(body: CompletionBody, max_samples: int) -> None:
     """Raise APIProblem 400 for what this server cannot do, naming the field."""
     faults = [
-        *_find_faults(body),
+        *_find_faults(body, max_samples),
         *_name_fields(body, ("suffix",)),
         *(["best_of must be n, or be left out"] if body.best_of not in (None, body.samples) else ()),
         *(["prompt is empty"] if not body.prompts or not all(body.prompts) else ()),
@@ -118,14 +120,15 @@ def check_completion(body: CompletionBody) -> None:
     _refuse(faults)
 
 
-def check_chat(body: ChatBody) -> None:
+def check_chat(body: ChatBody, max_samples: int) -> None:
     """Raise APIProblem 400 for what this server cannot do, naming the field."""
     faults = [
-        *_find_faults(body),
-        *_name_fields(body, ("tools",)),
+        *_find_faults(body, max_samples),
+        *_name_fields(body, ("tools", "functions")),
         *(["response_format must be text"] if (body.response_format or {}).get("type", "text") != "text" else ()),
         *(["messages is empty"] if not body.messages else ()),
         *_check_messages(body.messages),
+        *_check_max_tokens("max_completion_tokens", body.max_completion_tokens),
         *(["top_logprobs needs logprobs"] if body.top_logprobs and not body.logprobs else ()),
         *_check_top(body.top_logprobs, "top_logprobs"),
     ]
@@ -140,17 +143,25 @@ def _check_messages(messages: Sequence[ChatMessage]) -> Iterator[str]:
             yield f"messages[{index}].content is missing"
 
 
-def _find_faults(body: GenerationBody) -> Iterator[str]:
-    if body.samples < 1:
-        yield f"n is {body.samples}; it must be at least 1"
-    yield from _name_fields(body, ("presence_penalty", "frequency_penalty", "logit_bias"))
+_UNSUPPORTED = ("presence_penalty", "frequency_penalty", "logit_bias", *OtherServersParameters.__struct_fields__)
+
+
+def _find_faults(body: GenerationBody, max_samples: int) -> Iterator[str]:
+    if not 1 <= body.samples <= max_samples:
+        yield f"n is {body.samples}; it must be from 1 to {max_samples}"
+    yield from _check_max_tokens("max_tokens", body.max_tokens)
+    yield from _name_fields(body, _UNSUPPORTED)
     if "" in body.stops:
         yield "stop contains an empty text"
 
 
 def _name_fields(body: GenerationBody, names: Sequence[str]) -> list[str]:
-    """Name the fields that ask for something; zero and empty ask for nothing."""
-    return [f"{name} is not supported by this server" for name in names if getattr(body, name)]
+    """Name the fields that ask for something; neutral values, such as zero, ask for nothing."""
+    return [f"{name} is not supported by this server" for name in names if asks_for(name, getattr(body, name))]
+
+
+def _check_max_tokens(name: str, count: int | None) -> list[str]:
+    return [] if count is None or count >= 0 else [f"{name} is {count}; it must be at least 0"]
 
 
 def _check_top(count: int | None, name: str) -> list[str]:

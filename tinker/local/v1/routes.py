@@ -22,6 +22,7 @@ from tinker.local.v1.answers import AnswerBody, describe_error
 from tinker.local.v1.bodies import ChatBody, CompletionBody, check_chat, check_completion
 from tinker.local.v1.conversations import Conversation, open_chat, open_completion
 from tinker.local.v1.generation import find_model_engine
+from tinker.local.v1.parameters import UnknownParameter, check_names
 from tinker.local.v1.texts import Texts, load_texts
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -50,6 +51,7 @@ def _answer_errors(state: State, endpoint: Endpoint) -> Endpoint:
         except APIProblem as problem:
             status = 400 if problem.status == 422 else problem.status  # as OpenAI's API has it
             param = "model" if status == 404 else None  # the only thing that a request of these names
+            param = problem.param if isinstance(problem, UnknownParameter) else param
             return _to_response(describe_error(status, problem.detail, param), status, problem.headers)
         except ClientDisconnect:
             return Response(status_code=499)  # the client is gone
@@ -75,10 +77,12 @@ class Endpoints:
         self._texts: dict[str, Texts] = {}
 
     async def list_models(self, request: Request) -> Response:
-        """List the base models and every checkpoint that can be sampled from, the newest first."""
+        """List the base models and every checkpoint of theirs that can be sampled from, the newest first."""
         engines = await self._state.engines()
+        served = {engine.base_model for engine in engines}
         records = await self._state.offload_always(self._state.checkpoints.list)
-        saved = [_describe_model(one.path, one.created_at) for one in records if one.kind == "sampler_weights"]
+        samplers = [one for one in records if one.kind == "sampler_weights" and one.engine_model in served]
+        saved = [_describe_model(one.path, one.created_at) for one in samplers]
         bases = [_describe_model(engine.base_model, 0) for engine in engines]
         return _to_response({"object": "list", "data": [*bases, *saved]})
 
@@ -92,8 +96,9 @@ class Endpoints:
         """Go on with a text."""
         call = await self._receive(request)
         body = read_body(call.content, CompletionBody)
+        check_names(call.content, CompletionBody, ChatBody)
         notes = self._unread.check("completions", call.content, CompletionBody)
-        check_completion(body)
+        check_completion(body, self._state.settings.max_samples)
         texts = await self._find_texts(body.model)
         return await _answer(open_completion(self._state, texts, body), request, call, notes)
 
@@ -101,8 +106,9 @@ class Endpoints:
         """Go on with a conversation."""
         call = await self._receive(request)
         body = read_body(call.content, ChatBody)
+        check_names(call.content, ChatBody, CompletionBody)
         notes = self._unread.check("chat/completions", call.content, ChatBody)
-        check_chat(body)
+        check_chat(body, self._state.settings.max_samples)
         texts = await self._find_texts(body.model)
         return await _answer(open_chat(self._state, texts, body), request, call, notes)
 

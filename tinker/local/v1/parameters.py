@@ -1,0 +1,113 @@
+"""The names of parameters: what OpenAI's API and other servers have beside what is read here, and what is misspelled."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tinker.local.errors import APIProblem
+from tinker.local.unread import find_unread
+from tinker_records import find_meant
+
+
+class OtherServersParameters(msgspec.Struct, kw_only=True):
+    """Parameters of other servers that change the text; this server has none of them."""
+
+    add_generation_prompt: object = None
+    allowed_token_ids: object = None
+    bad_words: object = None
+    bad_words_ids: object = None
+    chat_template: object = None
+    chat_template_kwargs: object = None
+    continue_final_message: object = None
+    dry_multiplier: object = None
+    epsilon_cutoff: object = None
+    eta_cutoff: object = None
+    grammar: object = None
+    guided_choice: object = None
+    guided_grammar: object = None
+    guided_json: object = None
+    guided_regex: object = None
+    ignore_eos: object = None
+    length_penalty: object = None
+    logits_processors: object = None
+    min_p: object = None
+    min_tokens: object = None
+    mirostat: object = None
+    no_repeat_ngram_size: object = None
+    repeat_penalty: object = None
+    repetition_penalty: object = None
+    stop_token_ids: object = None
+    structured_outputs: object = None
+    tfs_z: object = None
+    top_a: object = None
+    typical_p: object = None
+    use_beam_search: object = None
+    xtc_probability: object = None
+
+
+# What changes nothing. Of every other parameter that is zero, false and empty.
+_NEUTRAL: dict[str, object] = {
+    "add_generation_prompt": True,
+    "length_penalty": 1,
+    "repeat_penalty": 1,
+    "repetition_penalty": 1,
+    "tfs_z": 1,
+    "typical_p": 1,
+}
+
+# The rest of OpenAI's API, and parameters of other servers that leave the text as it is: they are reported and ignored.
+_IGNORED = frozenset(
+    {
+        "audio",
+        "function_call",
+        "include_stop_str_in_output",
+        "metadata",
+        "mirostat_eta",
+        "mirostat_tau",
+        "modalities",
+        "parallel_tool_calls",
+        "prediction",
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_logprobs",
+        "reasoning_effort",
+        "request_id",
+        "return_token_ids",
+        "safety_identifier",
+        "service_tier",
+        "skip_special_tokens",
+        "store",
+        "tool_choice",
+        "verbosity",
+        "web_search_options",
+    }
+)
+_LIKENESS = 0.8  # of a misspelling to the name that was meant; "user_id" is no "user"
+
+
+class UnknownParameter(APIProblem):
+    """400: a parameter that is probably a misspelling of ``meant``."""
+
+    def __init__(self, param: str, meant: str) -> None:
+        super().__init__(400, f'unknown parameter "{param}"; did you mean "{meant}"?')
+        self.param = param
+
+
+def asks_for(name: str, value: object) -> bool:
+    """Return whether a value asks for something that the server would have to do."""
+    return bool(value) if name not in _NEUTRAL else value is not None and value != _NEUTRAL[name]
+
+
+def check_names(content: bytes, kind: type[msgspec.Struct], other: type[msgspec.Struct]) -> None:
+    """Raise UnknownParameter for the first misspelled parameter of a body.
+
+    Names that resemble none are left alone, and so are those of ``other``, the body of the other endpoint.
+    """
+    known = {*kind.__struct_fields__, *_IGNORED}
+    for name in find_unread(content, kind):
+        if "." in name or name in _IGNORED or name in other.__struct_fields__:
+            continue
+        meant = find_meant(name, known, _LIKENESS)
+        if meant is not None:
+            raise UnknownParameter(name, meant)
