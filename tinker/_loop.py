@@ -8,7 +8,6 @@ that one call sets and another one clears. A child process made by ``fork`` gets
 from __future__ import annotations
 
 import asyncio
-import atexit
 import concurrent.futures
 import contextlib
 import logging
@@ -120,12 +119,15 @@ class LoopThread:
         return await asyncio.get_running_loop().run_in_executor(self._beside, _call_safely, function)
 
     def log_unfinished(self, when: str, ours: Callable[[_TaskOwner[Any]], bool] = lambda _: True) -> None:
-        """Log, once, the operations that nobody has waited for, those that have not begun too; from any thread."""
+        """Log, once, the operations that nobody has waited for, those that have not begun too; from any thread.
+
+        Creations alone are not worth a line: nothing was done with what they create.
+        """
         calls = (call.args[0] for call in tuple(self._calls) if isinstance(call, partial) and call.func == self._begin)
         owners = [*filter(None, tuple(self._tasks.values())), *calls]
         unfinished = [one for one in owners if not one.cancelled() and one not in self._told and ours(one)]
         self._told.update(unfinished)
-        if unfinished:
+        if not all(one.operation.startswith("create_") for one in unfinished):
             first, last = unfinished[0].operation, unfinished[-1].operation
             what = first if len(unfinished) == 1 else f"{len(unfinished)} requests, {first} to {last},"
             logger.warning("%s had not finished %s, and may be lost; call .result() on the last request to wait", what, when)
@@ -144,8 +146,7 @@ class LoopThread:
         return threading.get_ident() == self._ident
 
     def end_reports(self) -> None:
-        """Log what nobody waited for, and report nothing any more: the end of the interpreter closes connections."""
-        self.log_unfinished("when the program ended")
+        """Report nothing that goes wrong from here on: the end of the interpreter closes connections."""
         if self._loop is not None:
             self._loop.set_exception_handler(lambda _, __: None)
 
@@ -217,7 +218,6 @@ def _fresh_after_fork() -> None:
     _current = LoopThread()
 
 
-atexit.register(lambda: loop_thread().end_reports())
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_fresh_after_fork)
 

@@ -15,7 +15,7 @@ import msgspec
 
 from tinker._clock import Clock
 from tinker._config import Config
-from tinker._futures import PRESENT, Subject
+from tinker._futures import PRESENT, Subject, report_before_others
 from tinker._http import (
     TRACING_MODULE,
     Auth,
@@ -70,6 +70,7 @@ def open_runtime(
     watched = Observers(time, observers, description.user_metadata)
     circuits = None if registry is None else Circuits(registry, config, watched)
     engine, dump = open_engine(config, watched, transport), open_dump(config.dump_http)
+    report_before_others()  # a server in this process ends with the program
     exchanges = Transport(config, time, auth, engine, watched, circuits, dump=dump)
     telemetry = Telemetry(exchanges) if config.telemetry else None
     if telemetry is not None:

@@ -357,3 +357,30 @@ service.create_lora_training_client("tinker/toy").save_state("final")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.count("create_lora_training_client to save_state, had not finished when the") == 1
     assert ("the client was closed" if closes else "the program ended") in done.stderr
+
+
+END = """
+import tinker
+service = tinker.ServiceClient(base_url="local://toy")
+training = service.create_lora_training_client("tinker/toy")
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "last_line"),
+    [
+        ("", ""),
+        ("raise KeyError('mine')", "KeyError: 'mine'"),
+        ("[training.save_state(str(n)) for n in range(40)][0].result(); raise KeyError('mine')", "KeyError: 'mine'"),
+        ("[training.save_state(str(n)) for n in range(40)][0].result()", "call .result() on the last request to wait"),
+    ],
+)
+def test_what_a_program_says_at_its_end(then: str, last_line: str) -> None:
+    """The end of a program ends its requests, which is worth no line of its own, nor one behind a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-c", END.format(then=then)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr.rstrip().endswith(last_line)
+    assert "shutting down" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 4

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from tinker._futures.exit import report_before_others
 from tinker._futures.mailbox import SILENCE_SECONDS, TokenMailbox
 from tinker._futures.progress import PRESENT, OperationProgress, Reachability, Subject
 from tinker._futures.receipt import Receipt
 
-__all__ = ["OperationProgress", "PRESENT", "Reachability", "Receipt", "SILENCE_SECONDS", "Subject", "TokenMailbox"]
+__all__ = [
+    "OperationProgress",
+    "PRESENT",
+    "Reachability",
+    "Receipt",
+    "SILENCE_SECONDS",
+    "Subject",
+    "TokenMailbox",
+    "report_before_others",
+]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import weakref
 from collections.abc import Callable
@@ -68,7 +67,7 @@ class _Unseen:
 _all_unseen: weakref.WeakSet[_Unseen] = weakref.WeakSet()
 
 
-@atexit.register
-def _report_all_unseen() -> None:
+def report_all_unseen() -> None:
+    """Log every failure that nobody has looked at yet."""
     for unseen in tuple(_all_unseen):
         unseen.report()
