@@ -429,6 +429,32 @@ def test_options_that_do_not_fit(call: Call, data: str, tmp_path: Path) -> None:
     assert "There is no folder" in call("train", data, "--log", "nowhere/log.jsonl", base_url="http://127.0.0.1:1").stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a/b", "a checkpoint name must be a string without '/', got 'a/b'"),
+        ("", "a checkpoint name must be a string without '/', got ''"),
+        ("..", "a checkpoint cannot be named '..'"),
+        (" ", "a checkpoint name must not be blank or have control characters, got ' '"),
+        ("a\nb", "a checkpoint name must not be blank or have control characters, got 'a\\nb'"),
+        ("x" * 300, "a checkpoint name has at most 248 bytes, got 300"),
+    ],
+)
+def test_a_name_that_no_checkpoint_can_have(call: Call, data: str, tmp_path: Path, name: str, words: str) -> None:
+    """A name under which the server would not save ends with 2 before the server is asked, in every command that takes one."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    commands = (
+        ("train", data),
+        ("train", data, "--grpo", "reward.py"),
+        ("train", data, "--resume"),
+        ("checkpoint", "create", "--model", "m"),
+    )
+    for command in commands:
+        result = call(*command, "--name", name, base_url="http://127.0.0.1:1")
+        told = result.stderr.splitlines()[-1]
+        assert (result.exit_code, told.startswith(f"Error: Invalid value for '--name': {words}")) == (2, True), result.stderr
+
+
 def test_the_rank_of_a_checkpoint(call: Any, tmp_path: Path) -> None:
     """A run that starts from a checkpoint keeps the rank of its adapter, so a rank of its own is refused."""
     data = tmp_path / "data.jsonl"

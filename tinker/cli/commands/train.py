@@ -12,7 +12,7 @@ import click
 from tinker.cli.costs import cost_of, count_properties, prices_option, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.models import explain_refusal
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.options import GlobalOptions, check_checkpoint_name, pass_options
 from tinker.cli.output import format_count
 from tinker.cli.training.plan import Plan, option_of
 
@@ -64,7 +64,14 @@ _FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
     help="Hugging Face name or folder of the tokenizer. Default: the model's own.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed for shuffling and for initializing the adapter.")
-@click.option("--name", default="final", show_default=True, help="Name of the run and of its checkpoints.")
+@click.option(
+    "--name",
+    metavar="NAME",
+    default="final",
+    show_default=True,
+    callback=check_checkpoint_name,
+    help="Name of the run and of its checkpoints.",
+)
 @click.option("--save-every", type=_COUNT, metavar="STEPS", help="Save a resumable checkpoint every STEPS steps.")
 @click.option("--resume", is_flag=True, help="Continue this run from its last checkpoint.")
 @click.option("--eval-file", type=_FILE, metavar="FILE", help="Held-out examples; their loss is reported.")
