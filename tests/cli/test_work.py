@@ -151,8 +151,17 @@ def test_doctor_with_a_wrong_key(
     monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
     result = call("-f", "json", "doctor", base_url=url)
     assert result.exit_code == 1
-    assert "401" in checks(json.loads(result.stdout))["models"][1]
+    found = checks(json.loads(result.stdout))
+    assert "401" in found["models"][1]
+    advice = "set TINKER_API_KEY to one that this server accepts"
+    assert found["credential"] == ("FAIL", f"found in TINKER_API_KEY, refused by the server (401); {advice}")
+    assert "Fix these first: credential, " in result.stderr
     assert "tml-wrong" not in result.output
+    monkeypatch.setenv("TINKER_API_KEY", "tml-right")
+    assert checks(json.loads(call("-f", "json", "doctor", base_url=url).stdout))["credential"] == ("ok", "found in TINKER_API_KEY")
+    monkeypatch.delenv("TINKER_API_KEY")
+    found = checks(json.loads(call("-f", "json", "doctor", base_url=url).stdout))
+    assert found["credential"] == ("FAIL", "none, and the server requires one (401); set TINKER_API_KEY")
 
 
 # Sampling
