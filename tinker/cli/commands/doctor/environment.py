@@ -12,7 +12,9 @@ from tinker._config import Config
 from tinker._http import find_source
 from tinker._installation import inspect_installation
 from tinker._version import DISTRIBUTION_VERSION
+from tinker.cli import clients
 from tinker.cli.commands.doctor.report import CheckResult
+from tinker.cli.errors import CommandFailed
 from tinker.errors import TinkerError
 
 _OPTIONAL_PACKAGES = ("torch", "transformers", "huggingface_hub", "zstandard", "starlette")
@@ -46,7 +48,10 @@ def check_installation() -> CheckResult:
 def check_credential(config: Config) -> CheckResult:
     """Say where the credential is found, without fetching it; whether it is good only the server can say."""
     try:
+        clients.check_credential(config)
         source = find_source(config)
+    except CommandFailed as failure:
+        return CheckResult("credential", "FAIL", f"none for the hosted service. {' '.join(failure.details)}")
     except TinkerError as error:
         return CheckResult("credential", "FAIL", str(error))
     if source is None:
