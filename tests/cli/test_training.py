@@ -166,21 +166,35 @@ def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (
-            '{"promt": "a"}',
-            'line 2: an example has "prompt" and "completion", or "messages", or "text", or "tokens"; got promt; '
-            'did you mean "prompt" by "promt"?',
-        ),
+        ('{"promt": "a"}', 'line 2: unknown key "promt"; did you mean "prompt"?\n'),
         ('{"prompt": "a"}', 'line 2: "prompt" needs "completion" beside it; got prompt\n'),
+        ('{"prompt": "a", "completon": "b"}', 'line 2: unknown key "completon"; did you mean "completion"?\n'),
         (
-            '{"prompt": "a", "completon": "b"}',
-            'line 2: "prompt" needs "completion" beside it; got prompt, completon; did you mean "completion" by "completon"?',
+            '{"other": "a"}',
+            'line 2: an example has "prompt" and "completion", or "messages", or "text", or "tokens"; got other\n',
         ),
+        ('{"question": "a", "answer": "b"}', 'got question, answer: rename "question" to "prompt"\n'),
+        ('{"prompt": "a", "output": "b"}', 'got prompt, output: rename "output" to "completion"\n'),
+        ('{"input": "a", "output": "b", "content": ""}', ': rename "input" to "prompt" and rename "output" to "completion"\n'),
+        (
+            '{"instruction": "a", "input": "b", "output": "c"}',
+            'join "instruction" and "input" into "prompt" and rename "output" to "completion"\n',
+        ),
+        ('{"conversations": []}', 'got conversations: rename "conversations" to "messages"\n'),
+        (
+            '{"messages": [{"from": "human", "value": "a"}]}',
+            'line 2: message 0 has no "role"; it has from, value; a message is {',
+        ),
+        ('{"messages": "a"}', 'line 2: "messages" must be a list, got str\n'),
+        ('{"tokens": [1, 2], "weigths": [0, 1]}', 'line 2: unknown key "weigths"; did you mean "weights"?\n'),
+        ('{"tokens": [1, "2"]}', 'line 2: "tokens" must be a list of integers from 0; at position 1 it has "2"\n'),
+        ('{"prompt": "a", "completion": "b"', "line 2: not JSON: Expecting ',' delimiter (column 34)\n"),
+        ('["a", "b"]', "line 2: a line is an object, {...}\n"),
         ('{"answer": "a"}', 'line 2: "answer" needs "prompt" beside it; got answer\n'),
         ("{a", "line 2: not JSON: Expecting property name enclosed in double quotes (column 2)"),
         ('{"tokens": [1], "weights": [1]}', "nothing to learn"),
         ('{"tokens": [1, 99999]}', "line 2: there is no token id 99999; ids run from 0 to 257"),
-        ('{"tokens": [1, -1]}', "line 2: there is no token id -1"),
+        ('{"tokens": [1, -1]}', 'line 2: "tokens" must be a list of integers from 0; at position 1 it has -1'),
         ('{"prompt": "a", "completion": ""}', "line 2: the completion is empty\n"),
         ('{"prompt": "a", "answer": ""}', "line 2: the answer is empty\n"),
         ('{"text": ""}', "line 2: the text is empty\n"),
@@ -196,6 +210,38 @@ def test_nothing_is_created_for_a_file_that_is_wrong(call: Call, ask: Ask, data:
         assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
         assert f"wrong.jsonl, {words[:6]}" in result.stderr or "wrong.jsonl, line 2" in result.stderr
     assert ask("run", "list", "--limit", "0")["runs"] == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("data.json", b'[\n{"text": "a"}]', "data.json is a JSON array"),
+        ("data.json", b'[{"text": "a"}]', "data.json is a JSON array"),
+        ("data.json", b'{\n  "text": "a"\n}\n', "data.json has an object over several lines"),
+        ("data.csv", b"anything\n", "data.csv is a table (CSV), not JSON Lines"),
+        ("data.txt", b"prompt,completion\na,b\n", "data.txt is a table (CSV), not JSON Lines"),
+        ("data.jsonl", b"\xff\xfet\x00", "data.jsonl is not text in UTF-8"),
+    ],
+)
+def test_files_that_are_no_json_lines(call: Call, data: str, tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    """A file of another form is called what it is, with what is expected, wherever lines are read."""
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "reward.py").write_text(REWARD)
+    expected = 'Expected JSON Lines: one object a line, such as {"prompt": "2 + 2 =", "completion": " 4"}'
+    for command in (("train", name), ("train", data, "--eval-file", name), ("train", name, "--grpo", "reward.py")):
+        result = call(*command)
+        assert (result.exit_code, result.stderr.endswith(f"Error: {words}\n{expected}\n")) == (1, True), result.stderr
+
+
+def test_a_byte_order_mark(ask: Ask, call: Call, tmp_path: Path) -> None:
+    """The mark that some editors put before a text in UTF-8 is no part of the first line, nor is the end of a line in a text."""
+    (tmp_path / "mark.jsonl").write_bytes(b"\xef\xbb\xbf" + '{"prompt": "a\u2028b", "completion": "c"}\r\n'.encode())
+    (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return len(answer)")
+    arguments = ("train", "mark.jsonl", "--max-steps", "1")
+    assert len(ask(*arguments)["losses"]) == 1
+    assert len(ask(*arguments, "--eval-file", "mark.jsonl")["losses"]) == 1
+    assert len(ask(*arguments, "--grpo", "reward.py", "--max-tokens", "2")["rewards"]) == 1
+    assert ask("sample", "--file", "mark.jsonl", "--out", "answers.jsonl", "--max-tokens", "2")["new"] == 1
 
 
 @pytest.fixture
@@ -413,7 +459,7 @@ def test_prompts_that_are_none(call: Call, tmp_path: Path) -> None:
     """A line without a prompt is named, and so is a file without lines."""
     (tmp_path / "reward.py").write_text(REWARD)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"wanted": "b"}\n')
-    assert "prompts.jsonl, line 2: a line is an object" in call("train", "prompts.jsonl", "--grpo", "reward.py").stderr
+    assert "prompts.jsonl, line 2: a line is an object with " in call("train", "prompts.jsonl", "--grpo", "reward.py").stderr
     (tmp_path / "prompts.jsonl").write_text("\n")
     assert "has no prompts" in call("train", "prompts.jsonl", "--grpo", "reward.py").stderr
 
