@@ -298,7 +298,16 @@ def test_a_misspelled_model_that_the_server_only_refuses(call: Call, scripted: C
     for command in (("train", data), ("sample", "hi")):
         result = call(*command, "--model", "tinker/tyo", base_url=url)
         assert (result.exit_code, result.stderr) == (1, "Error: no such model\nDid you mean tinker/toy?\n")
-        assert call(*command, "--model", "other", base_url=url).stderr == "Error: no such model\n"
+
+
+def test_a_checkpoint_given_by_its_name(call: Call, data: str) -> None:
+    """A model that resembles none may be the name of a checkpoint or a run: how to give its path is told."""
+    shown = "`tinker checkpoint list` shows the paths.\n"
+    sampled = f"To use a checkpoint, give its path as the model: tinker://RUN/sampler_weights/NAME; {shown}"
+    trained = f"To use a checkpoint, give its path: --from tinker://RUN/weights/NAME; {shown}"
+    for command, told in ((("sample", "hi"), sampled), (("chat",), sampled), (("train", data), trained)):
+        result = call(*command, "--model", "pig-latin", input="")
+        assert (result.exit_code, result.stderr.endswith(told)) == (1, True), result.stderr
 
 
 LISTS = ([], [{"model_name": "tinker/toy"}])

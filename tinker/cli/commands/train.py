@@ -11,7 +11,7 @@ import click
 
 from tinker.cli.costs import cost_of, count_properties, prices_option, read_prices, to_value
 from tinker.cli.errors import CommandFailed
-from tinker.cli.models import explain_refusal
+from tinker.cli.models import TRAINED_CHECKPOINT, explain_refusal
 from tinker.cli.options import GlobalOptions, check_checkpoint_name, pass_options
 from tinker.cli.output import format_count
 from tinker.cli.training.plan import Plan, option_of
@@ -239,7 +239,7 @@ class _TrainingJob(NamedTuple):
             self._tell(reading)
             return load(self.plan.tokenizer_id)
         try:
-            with explain_refusal(service, self.base_model):
+            with explain_refusal(service, self.base_model, TRAINED_CHECKPOINT):
                 sampler = service.create_sampling_client(base_model=self.base_model).result()
             self._tell(reading)
             return sampler.get_tokenizer()
