@@ -80,7 +80,7 @@ def undisturbed(call: Call, data: str) -> dict[int, float]:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
-    call: Call, disturbed: Any, data: str, number: int, code: int
+    call: Call, disturbed: Any, data: str, capfd: pytest.CaptureFixture[str], number: int, code: int
 ) -> None:
     """A signal saves the run; with --resume each further step has the loss that it has in a run that nothing disturbed."""
     whole = undisturbed(call, data)
@@ -88,6 +88,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
         first = call("-f", "json", "train", data, *TRAIN, base_url=url)
         assert first.exit_code == code, first.output
         assert "run the same command with --resume" in first.stderr
+        assert "\nWaiting for the steps already sent, then saving. Ctrl-C again stops at once.\n" in capfd.readouterr().err
         second = call("-f", "json", "train", data, "--resume", base_url=url)
         assert second.exit_code == 0, second.output
         before, after = losses_of(first.stdout), losses_of(second.stdout)
