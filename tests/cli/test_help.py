@@ -163,10 +163,13 @@ def test_a_failure_is_shown_as_the_options_after_the_command_say() -> None:
         (["sample", "--top-p", "2"], "'--top-p': must be a number from 0 to 1, got 2.0"),
         (["sample", "--top-p", "x"], "'--top-p': must be a number from 0 to 1, got 'x'"),
         (["sample", "--temperature", "-1"], "'--temperature': must be a number of at least 0, got -1.0"),
-        (["sample", "--num-samples", "1.5"], "'-n' / '--num-samples': must be a whole number of at least 1, got '1.5'"),
+        (["sample", "--num-samples", "1.5"], "'-n' / '--num-samples': must be an integer of at least 1, got '1.5'"),
         (["conformance", "--deadline", "0"], "'--deadline': must be a number above 0, got 0.0"),
-        (["sample", "--seed", "x"], "'--seed': must be a whole number, got 'x'"),
-        (["--patience", " is not a valid x", "sample"], "'--patience': must be a number of at least 0, got ' is not a valid x'"),
+        (["sample", "--seed", "x"], "'--seed': must be an integer, got 'x'"),
+        (
+            ["--patience", " is not a valid x", "sample"],
+            "'--patience': must be a number of at least 0, got ' is not a valid x'",
+        ),
         (["run", "list", "--patience", "x"], "'--patience': must be a number of at least 0, got 'x'"),
     ],
 )

@@ -50,13 +50,14 @@ def _check_prompt(record: dict[str, Any]) -> str | list[object]:
     name = next((name for name in ("prompt", "messages") if name in record), None)
     if name is None:
         raise ValueError(explain_prompt_keys(record))
-    prompt: Any = record[name]
+    prompt: object = record[name]
     if not prompt:
         raise ValueError(f'"{name}" is empty')
-    if name == "messages" or (isinstance(prompt, list) and isinstance(prompt[0], dict)):
-        check_messages(prompt)
+    first = cast("list[object]", prompt)[0] if isinstance(prompt, list) else None
+    if name == "messages" or isinstance(first, dict):
+        check_messages(cast("object", prompt))
     elif not isinstance(prompt, str):
-        check_token_ids(prompt, '"prompt" must be text or a list of integers from 0')
+        check_token_ids(cast("object", prompt), '"prompt" must be text or a list of integers from 0')
     return cast("str | list[object]", prompt)
 
 

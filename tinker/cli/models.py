@@ -26,7 +26,7 @@ TRAINED_CHECKPOINT = "give its path: --from tinker://RUN/weights/NAME"
 
 @contextmanager
 def explain_refusal(service: ServiceClient, model: str, checkpoint_advice: str = SAMPLED_CHECKPOINT) -> Generator[None]:
-    """Explain the refusal of a sampling client: a training checkpoint, the model that was meant, or how to name a checkpoint."""
+    """Explain the refusal of a sampling client: a training checkpoint, the model that was meant, how to name a checkpoint."""
     from tinker.errors import APIStatusError, RequestFailedError
     from tinker_records import find_closest
 

@@ -26,9 +26,10 @@ def explain_wrong_options() -> Generator[None]:
     except click.BadParameter as error:
         rule = None if error.param is None else _describe_numbers(error.param.type)
         refusal = next((words for words in _REFUSALS if words in error.message), None)
-        if rule is not None and refusal is not None:
-            error.message = f"must be {rule}, got {error.message.rpartition(refusal)[0]}"
-        raise
+        if rule is None or refusal is None:
+            raise
+        told = f"must be {rule}, got {error.message.rpartition(refusal)[0]}"
+        raise click.BadParameter(told, error.ctx, error.param, error.param_hint) from None
 
 
 def _explain(name: str, context: click.Context) -> str:
@@ -37,11 +38,11 @@ def _explain(name: str, context: click.Context) -> str:
     return f"No such option '{name}'." + (f" Did you mean {' or '.join(close)}?" if close else "")
 
 
-def _describe_numbers(kind: click.ParamType) -> str | None:
-    """Return which numbers a type takes, such as ``a number from 0 to 2``; None for other types."""
+def _describe_numbers(kind: object) -> str | None:
+    """Return which numbers the type of an option takes, such as ``a number from 0 to 2``; None for other types."""
     if not isinstance(kind, (IntParamType, FloatParamType)):
         return None
-    noun = "a whole number" if isinstance(kind, IntParamType) else "a number"
+    noun = "an integer" if isinstance(kind, IntParamType) else "a number"
     if not isinstance(kind, (click.IntRange, click.FloatRange)):
         return noun
     least = None if kind.min is None else f"{kind.min:g}"
