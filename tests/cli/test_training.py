@@ -311,6 +311,18 @@ def test_a_checkpoint_given_by_its_name(call: Call, data: str) -> None:
         assert (result.exit_code, result.stderr.endswith(told)) == (1, True), result.stderr
 
 
+def test_a_checkpoint_to_start_from_that_is_no_path(call: Call, data: str) -> None:
+    """The form of a path, and where to find it, are told before anything is asked."""
+    result = call("train", data, "--from", "pig-latin", base_url="http://127.0.0.1:1")
+    first, form, advice = result.stderr.splitlines()
+    assert (result.exit_code, first, advice) == (
+        1,
+        "Error: Invalid checkpoint path: pig-latin",
+        "`tinker checkpoint list` shows the paths.",
+    )
+    assert form.startswith("It must be tinker://RUN/KIND/NAME")
+
+
 LISTS = ([], [{"model_name": "tinker/toy"}])
 
 

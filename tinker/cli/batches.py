@@ -50,15 +50,14 @@ def _check_prompt(record: dict[str, Any]) -> str | list[object]:
     name = next((name for name in ("prompt", "messages") if name in record), None)
     if name is None:
         raise ValueError(explain_prompt_keys(record))
-    prompt: object = record[name]
-    if not prompt:
+    value: object = record[name]
+    if not value:
         raise ValueError(f'"{name}" is empty')
-    first = cast("list[object]", prompt)[0] if isinstance(prompt, list) else None
-    if name == "messages" or isinstance(first, dict):
-        check_messages(cast("object", prompt))
-    elif not isinstance(prompt, str):
-        check_token_ids(cast("object", prompt), '"prompt" must be text or a list of integers from 0')
-    return cast("str | list[object]", prompt)
+    if name == "messages" or (isinstance(value, list) and isinstance(cast("list[object]", value)[0], dict)):
+        check_messages(record[name])
+    elif not isinstance(value, str):
+        check_token_ids(record[name], '"prompt" must be text or a list of integers from 0')
+    return cast("str | list[object]", value)
 
 
 def drop_answered(lines: list[PromptLine], out: Path) -> list[PromptLine]:

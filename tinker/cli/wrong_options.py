@@ -33,7 +33,8 @@ def explain_wrong_options() -> Generator[None]:
 
 
 def _explain(name: str, context: click.Context) -> str:
-    known = [option for one in context.command.get_params(context) for option in one.opts]
+    options = [one for one in context.command.get_params(context) if isinstance(one, click.Option)]
+    known = [known_name for option in options for known_name in option.opts]
     close = difflib.get_close_matches(name, known, 2, _CLOSE)
     return f"No such option '{name}'." + (f" Did you mean {' or '.join(close)}?" if close else "")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from tinker.cli.commands.checkpoint.paths import parse_path
 from tinker.cli.costs import cost_of, count_properties, prices_option, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.models import TRAINED_CHECKPOINT, explain_refusal
@@ -132,6 +133,8 @@ def _check_options(values: Mapping[str, Any], given: Collection[str]) -> None:
         raise click.UsageError(f"{option_of(needless)} needs --grpo.")
     if values["start"] and "rank" in given:
         raise click.UsageError("--rank cannot be used with --from: the checkpoint's adapter keeps its rank.")
+    if values["start"] and "://" not in values["start"]:
+        parse_path(values["start"])
     if values["grpo"] and (values["eval_file"] or values["estimate"]):
         raise click.UsageError("--eval-file and --estimate cannot be used with --grpo.")
     if values["eval_every"] and not values["eval_file"]:
