@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, get_args
 
@@ -287,6 +288,8 @@ def check_name(name: str) -> None:
         raise ValueError(f"a checkpoint name must be a string without '/', got {name!r}")
     if name in (".", ".."):
         raise ValueError(f"a checkpoint cannot be named {name!r}: paths with it name another checkpoint")
+    if not name.strip() or any(unicodedata.category(letter) == "Cc" for letter in name):
+        raise ValueError(f"a checkpoint name must not be blank or have control characters, got {name!r}")
     if not _is_unicode(name):
         raise ValueError(f"a checkpoint name must be a string that UTF-8 can encode, got {name!r}")
 

@@ -247,6 +247,7 @@ def test_stored_keys_are_for_the_hosted_service(call: Call) -> None:
 
 NO_CREDENTIAL = """Error: No credential for the hosted service
 Run `tinker auth login`, or set TINKER_API_KEY.
+Without an account, use the local server: tinker --base-url local:// ...
 """
 
 
@@ -255,6 +256,7 @@ def test_a_command_without_a_credential(call: Call, hosted: str, arguments: tupl
     """Every command that needs a key says how to get one, in the words of ``auth status``."""
     result = call(*arguments, base_url=hosted)
     assert (result.exit_code, result.stderr) == (1, NO_CREDENTIAL)
+    assert "local server: tinker --base-url local:// ..." in call("doctor", base_url=hosted).stdout
 
 
 def test_status(call: Call, hosted: str, server: str, monkeypatch: pytest.MonkeyPatch) -> None:

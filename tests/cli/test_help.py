@@ -124,6 +124,7 @@ def test_an_unexpected_error(capsys: pytest.CaptureFixture[str]) -> None:
         (["xyzzy"], "There are: auth, billing"),
         (["train", "--epoch", "2"], "Did you mean --epochs?"),
         (["--base-ulr", "x", "train"], "Did you mean --base-url?"),
+        (["sample", "--prompt", "x"], "Did you mean --prompt-file?"),
     ],
 )
 def test_misspelt_names(arguments: list[str], words: str) -> None:
@@ -155,6 +156,28 @@ def test_a_failure_is_shown_as_the_options_after_the_command_say() -> None:
     assert result.exit_code == 1
     assert "Traceback" in result.stderr
     assert json.loads(result.stderr.splitlines()[-1])["type"] == "NotFoundError"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sample", "--top-p", "2"], "'--top-p': must be a number from 0 to 1, got 2.0"),
+        (["sample", "--top-p", "x"], "'--top-p': must be a number from 0 to 1, got 'x'"),
+        (["sample", "--temperature", "-1"], "'--temperature': must be a number of at least 0, got -1.0"),
+        (["sample", "--num-samples", "1.5"], "'-n' / '--num-samples': must be an integer of at least 1, got '1.5'"),
+        (["conformance", "--deadline", "0"], "'--deadline': must be a number above 0, got 0.0"),
+        (["sample", "--seed", "x"], "'--seed': must be an integer, got 'x'"),
+        (
+            ["--patience", " is not a valid x", "sample"],
+            "'--patience': must be a number of at least 0, got ' is not a valid x'",
+        ),
+        (["run", "list", "--patience", "x"], "'--patience': must be a number of at least 0, got 'x'"),
+    ],
+)
+def test_numbers_out_of_range(arguments: list[str], words: str) -> None:
+    """A value that is no number, or none that the option takes, is answered with those that it takes, in plain words."""
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: Invalid value for {words}")
 
 
 @pytest.mark.parametrize("arguments", [["train", "--url", "x"], ["--server", "x", "train"], ["train", "--version"]])

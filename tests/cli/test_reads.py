@@ -343,3 +343,13 @@ def test_tables_on_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out == f"{'A'.ljust(300)}  B\n{'x' * 300}  1\n{'two lines'.ljust(300)}  2\n"
     assert err == "the title\n"
+
+
+def test_conformance_in_json(ask: Ask, call: Call) -> None:
+    """With -f json the checks and the report are JSON, as of other commands; a report on the output stream stands alone there."""
+    listed = ask("conformance", "--list")
+    assert list(listed[0]) == ["check", "operations", "statement", "slow", "destructive"]
+    report = ask("conformance", "--only", "service.health")
+    assert report["counts"]["supported"] == len(report["checks"]) > 0
+    assert report["checks"][0]["check"] in {one["check"] for one in listed}
+    assert call("-f", "json", "conformance", "--only", "service.health", "--markdown", "-").stdout.startswith("#")

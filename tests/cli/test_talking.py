@@ -86,7 +86,19 @@ def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("prompts", "answers", "words"),
     [
-        ('{"promt": "a"}\n', None, "prompts.jsonl, line 1: a line is an object"),
+        ('{"promt": "a"}\n', None, 'prompts.jsonl, line 1: unknown key "promt"; did you mean "prompt"?'),
+        (
+            '{"question": "a"}\n',
+            None,
+            'line 1: a line is an object with "prompt" or "messages"; got question: rename "question" to',
+        ),
+        (
+            '{"prompt": [1, "b"]}\n',
+            None,
+            'line 1: "prompt" must be text or a list of integers from 0; at position 1 it has "b"',
+        ),
+        ('{"prompt": ""}\n', None, 'line 1: "prompt" is empty'),
+        ('[{"prompt": "a"}]', None, "prompts.jsonl is a JSON array"),
         ("hello\n", None, "prompts.jsonl, line 1: not JSON: Expecting value (column 1)"),
         ("\n", None, "has no prompts"),
         ('{"prompt": "a"}\n', '{"index": 0, "prompt": "b"}\n', "has answers to other prompts"),

@@ -80,7 +80,7 @@ def undisturbed(call: Call, data: str) -> dict[int, float]:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
-    call: Call, disturbed: Any, data: str, number: int, code: int
+    call: Call, disturbed: Any, data: str, capfd: pytest.CaptureFixture[str], number: int, code: int
 ) -> None:
     """A signal saves the run; with --resume each further step has the loss that it has in a run that nothing disturbed."""
     whole = undisturbed(call, data)
@@ -88,6 +88,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
         first = call("-f", "json", "train", data, *TRAIN, base_url=url)
         assert first.exit_code == code, first.output
         assert "run the same command with --resume" in first.stderr
+        assert "\nWaiting for the steps already sent, then saving. Ctrl-C again stops at once.\n" in capfd.readouterr().err
         second = call("-f", "json", "train", data, "--resume", base_url=url)
         assert second.exit_code == 0, second.output
         before, after = losses_of(first.stdout), losses_of(second.stdout)
@@ -166,21 +167,35 @@ def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (
-            '{"promt": "a"}',
-            'line 2: an example has "prompt" and "completion", or "messages", or "text", or "tokens"; got promt; '
-            'did you mean "prompt" by "promt"?',
-        ),
+        ('{"promt": "a"}', 'line 2: unknown key "promt"; did you mean "prompt"?\n'),
         ('{"prompt": "a"}', 'line 2: "prompt" needs "completion" beside it; got prompt\n'),
+        ('{"prompt": "a", "completon": "b"}', 'line 2: unknown key "completon"; did you mean "completion"?\n'),
         (
-            '{"prompt": "a", "completon": "b"}',
-            'line 2: "prompt" needs "completion" beside it; got prompt, completon; did you mean "completion" by "completon"?',
+            '{"other": "a"}',
+            'line 2: an example has "prompt" and "completion", or "messages", or "text", or "tokens"; got other\n',
         ),
+        ('{"question": "a", "answer": "b"}', 'got question, answer: rename "question" to "prompt"\n'),
+        ('{"prompt": "a", "output": "b"}', 'got prompt, output: rename "output" to "completion"\n'),
+        ('{"input": "a", "output": "b", "content": ""}', ': rename "input" to "prompt" and rename "output" to "completion"\n'),
+        (
+            '{"instruction": "a", "input": "b", "output": "c"}',
+            'join "instruction" and "input" into "prompt" and rename "output" to "completion"\n',
+        ),
+        ('{"conversations": []}', 'got conversations: rename "conversations" to "messages"\n'),
+        (
+            '{"messages": [{"from": "human", "value": "a"}]}',
+            'line 2: message 0 has no "role"; it has from, value; a message is {',
+        ),
+        ('{"messages": "a"}', 'line 2: "messages" must be a list, got str\n'),
+        ('{"tokens": [1, 2], "weigths": [0, 1]}', 'line 2: unknown key "weigths"; did you mean "weights"?\n'),
+        ('{"tokens": [1, "2"]}', 'line 2: "tokens" must be a list of integers from 0; at position 1 it has "2"\n'),
+        ('{"prompt": "a", "completion": "b"', "line 2: not JSON: Expecting ',' delimiter (column 34)\n"),
+        ('["a", "b"]', "line 2: a line is an object, {...}\n"),
         ('{"answer": "a"}', 'line 2: "answer" needs "prompt" beside it; got answer\n'),
         ("{a", "line 2: not JSON: Expecting property name enclosed in double quotes (column 2)"),
         ('{"tokens": [1], "weights": [1]}', "nothing to learn"),
         ('{"tokens": [1, 99999]}', "line 2: there is no token id 99999; ids run from 0 to 257"),
-        ('{"tokens": [1, -1]}', "line 2: there is no token id -1"),
+        ('{"tokens": [1, -1]}', 'line 2: "tokens" must be a list of integers from 0; at position 1 it has -1'),
         ('{"prompt": "a", "completion": ""}', "line 2: the completion is empty\n"),
         ('{"prompt": "a", "answer": ""}', "line 2: the answer is empty\n"),
         ('{"text": ""}', "line 2: the text is empty\n"),
@@ -196,6 +211,38 @@ def test_nothing_is_created_for_a_file_that_is_wrong(call: Call, ask: Ask, data:
         assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
         assert f"wrong.jsonl, {words[:6]}" in result.stderr or "wrong.jsonl, line 2" in result.stderr
     assert ask("run", "list", "--limit", "0")["runs"] == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("data.json", b'[\n{"text": "a"}]', "data.json is a JSON array"),
+        ("data.json", b'[{"text": "a"}]', "data.json is a JSON array"),
+        ("data.json", b'{\n  "text": "a"\n}\n', "data.json has an object over several lines"),
+        ("data.csv", b"anything\n", "data.csv is a table (CSV), not JSON Lines"),
+        ("data.txt", b"prompt,completion\na,b\n", "data.txt is a table (CSV), not JSON Lines"),
+        ("data.jsonl", b"\xff\xfet\x00", "data.jsonl is not text in UTF-8"),
+    ],
+)
+def test_files_that_are_no_json_lines(call: Call, data: str, tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    """A file of another form is called what it is, with what is expected, wherever lines are read."""
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "reward.py").write_text(REWARD)
+    expected = 'Expected JSON Lines: one object a line, such as {"prompt": "2 + 2 =", "completion": " 4"}'
+    for command in (("train", name), ("train", data, "--eval-file", name), ("train", name, "--grpo", "reward.py")):
+        result = call(*command)
+        assert (result.exit_code, result.stderr.endswith(f"Error: {words}\n{expected}\n")) == (1, True), result.stderr
+
+
+def test_a_byte_order_mark(ask: Ask, call: Call, tmp_path: Path) -> None:
+    """The mark that some editors put before a text in UTF-8 is no part of the first line, nor is the end of a line in a text."""
+    (tmp_path / "mark.jsonl").write_bytes(b"\xef\xbb\xbf" + '{"prompt": "a\u2028b", "completion": "c"}\r\n'.encode())
+    (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return len(answer)")
+    arguments = ("train", "mark.jsonl", "--max-steps", "1")
+    assert len(ask(*arguments)["losses"]) == 1
+    assert len(ask(*arguments, "--eval-file", "mark.jsonl")["losses"]) == 1
+    assert len(ask(*arguments, "--grpo", "reward.py", "--max-tokens", "2")["rewards"]) == 1
+    assert ask("sample", "--file", "mark.jsonl", "--out", "answers.jsonl", "--max-tokens", "2")["new"] == 1
 
 
 @pytest.fixture
@@ -252,7 +299,28 @@ def test_a_misspelled_model_that_the_server_only_refuses(call: Call, scripted: C
     for command in (("train", data), ("sample", "hi")):
         result = call(*command, "--model", "tinker/tyo", base_url=url)
         assert (result.exit_code, result.stderr) == (1, "Error: no such model\nDid you mean tinker/toy?\n")
-        assert call(*command, "--model", "other", base_url=url).stderr == "Error: no such model\n"
+
+
+def test_a_checkpoint_given_by_its_name(call: Call, data: str) -> None:
+    """A model that resembles none may be the name of a checkpoint or a run: how to give its path is told."""
+    shown = "`tinker checkpoint list` shows the paths.\n"
+    sampled = f"To use a checkpoint, give its path as the model: tinker://RUN/sampler_weights/NAME; {shown}"
+    trained = f"To use a checkpoint, give its path: --from tinker://RUN/weights/NAME; {shown}"
+    for command, told in ((("sample", "hi"), sampled), (("chat",), sampled), (("train", data), trained)):
+        result = call(*command, "--model", "pig-latin", input="")
+        assert (result.exit_code, result.stderr.endswith(told)) == (1, True), result.stderr
+
+
+def test_a_checkpoint_to_start_from_that_is_no_path(call: Call, data: str) -> None:
+    """The form of a path, and where to find it, are told before anything is asked."""
+    result = call("train", data, "--from", "pig-latin", base_url="http://127.0.0.1:1")
+    first, form, advice = result.stderr.splitlines()
+    assert (result.exit_code, first, advice) == (
+        1,
+        "Error: Invalid checkpoint path: pig-latin",
+        "`tinker checkpoint list` shows the paths.",
+    )
+    assert form.startswith("It must be tinker://RUN/KIND/NAME")
 
 
 LISTS = ([], [{"model_name": "tinker/toy"}])
@@ -413,7 +481,7 @@ def test_prompts_that_are_none(call: Call, tmp_path: Path) -> None:
     """A line without a prompt is named, and so is a file without lines."""
     (tmp_path / "reward.py").write_text(REWARD)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"wanted": "b"}\n')
-    assert "prompts.jsonl, line 2: a line is an object" in call("train", "prompts.jsonl", "--grpo", "reward.py").stderr
+    assert "prompts.jsonl, line 2: a line is an object with " in call("train", "prompts.jsonl", "--grpo", "reward.py").stderr
     (tmp_path / "prompts.jsonl").write_text("\n")
     assert "has no prompts" in call("train", "prompts.jsonl", "--grpo", "reward.py").stderr
 
@@ -427,6 +495,32 @@ def test_options_that_do_not_fit(call: Call, data: str, tmp_path: Path) -> None:
         useless = call("train", data, option, value)
         assert (useless.exit_code, useless.stderr.endswith(f"Error: {option} needs --grpo.\n")) == (2, True), useless.stderr
     assert "There is no folder" in call("train", data, "--log", "nowhere/log.jsonl", base_url="http://127.0.0.1:1").stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a/b", "a checkpoint name must be a string without '/', got 'a/b'"),
+        ("", "a checkpoint name must be a string without '/', got ''"),
+        ("..", "a checkpoint cannot be named '..'"),
+        (" ", "a checkpoint name must not be blank or have control characters, got ' '"),
+        ("a\nb", "a checkpoint name must not be blank or have control characters, got 'a\\nb'"),
+        ("x" * 300, "a checkpoint name has at most 248 bytes, got 300"),
+    ],
+)
+def test_a_name_that_no_checkpoint_can_have(call: Call, data: str, tmp_path: Path, name: str, words: str) -> None:
+    """A name under which the server would not save ends with 2 before the server is asked, in every command that takes one."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    commands = (
+        ("train", data),
+        ("train", data, "--grpo", "reward.py"),
+        ("train", data, "--resume"),
+        ("checkpoint", "create", "--model", "m"),
+    )
+    for command in commands:
+        result = call(*command, "--name", name, base_url="http://127.0.0.1:1")
+        told = result.stderr.splitlines()[-1]
+        assert (result.exit_code, told.startswith(f"Error: Invalid value for '--name': {words}")) == (2, True), result.stderr
 
 
 def test_the_rank_of_a_checkpoint(call: Any, tmp_path: Path) -> None:

@@ -151,8 +151,20 @@ def test_doctor_with_a_wrong_key(
     monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
     result = call("-f", "json", "doctor", base_url=url)
     assert result.exit_code == 1
-    assert "401" in checks(json.loads(result.stdout))["models"][1]
+    found = checks(json.loads(result.stdout))
+    assert "401" in found["models"][1]
+    advice = "set TINKER_API_KEY to one that this server accepts"
+    assert found["credential"] == ("FAIL", f"found in TINKER_API_KEY, refused by the server (401); {advice}")
+    assert "Fix these first: credential, " in result.stderr
     assert "tml-wrong" not in result.output
+    monkeypatch.setenv("TINKER_API_KEY", "tml-right")
+    assert checks(json.loads(call("-f", "json", "doctor", base_url=url).stdout))["credential"] == (
+        "ok",
+        "found in TINKER_API_KEY",
+    )
+    monkeypatch.delenv("TINKER_API_KEY")
+    found = checks(json.loads(call("-f", "json", "doctor", base_url=url).stdout))
+    assert found["credential"] == ("FAIL", "none, and the server requires one (401); set TINKER_API_KEY")
 
 
 # Sampling
@@ -200,9 +212,14 @@ def test_sample_reads_and_writes_files(ask: Ask, call: Call, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("[1, [2]]", "prompt 0 is neither text nor a list of token ids"),
-        ("[[1, -2]]", "prompt 0 is neither text nor a list of token ids"),
-        ('{"prompt": "a"}', "prompt 0 is neither text nor a list of token ids"),
+        ("[1, [2]]", "prompt 0: the ids of tokens are integers from 0; at position 1 it has [2]"),
+        ("[1, 2.5, 3]", "prompt 0: the ids of tokens are integers from 0; at position 1 it has 2.5"),
+        ("[[1], [1, -2]]", "prompt 1: the ids of tokens are integers from 0; at position 1 it has -2"),
+        ('["a", null]', "prompt 1 is neither text nor a list of token ids"),
+        (
+            '{"prompt": "a"}',
+            "prompt 0 is neither text nor a list of token ids\nA file with an object on each line is read by --file.",
+        ),
         ("[", "is not JSON"),
         ("[]", "a prompt is empty"),
         ('""', "a prompt is empty"),
@@ -338,7 +355,7 @@ def test_what_is_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ([1], "an example is an object"),
+        (1, "a line is an object"),
         ({}, "got nothing"),
         ({"prompt": 1, "completion": "a"}, "must be strings"),
         ({"text": 1}, "must be a string"),

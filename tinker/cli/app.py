@@ -11,7 +11,7 @@ from tinker.cli.errors import convert_errors, show_failures
 from tinker.cli.help_examples import example_text
 from tinker.cli.lazy import Entry, LazyGroup
 from tinker.cli.options import PATIENCE_SECONDS, GlobalOptions
-from tinker.cli.unknown_options import explain_unknown_options
+from tinker.cli.wrong_options import explain_wrong_options
 
 COMMANDS = {
     "auth": Entry("tinker.cli.commands.auth:auth", "Log in and out, and show the credential in use."),
@@ -35,11 +35,11 @@ class Main(LazyGroup):
     """The outermost group, which shows failures."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with explain_unknown_options():
+        with explain_wrong_options():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with show_failures(ctx.params), convert_errors(ctx.params), explain_unknown_options():
+        with show_failures(ctx.params), convert_errors(ctx.params), explain_wrong_options():
             return super().invoke(ctx)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from tinker.cli.errors import CommandFailed
+from tinker.cli.jsonl import read_records
 
 if TYPE_CHECKING:
     from tinker.cli.output import Advance
@@ -31,24 +32,32 @@ class PromptLine(NamedTuple):
 
 def read_prompt_lines(file: Path) -> list[PromptLine]:
     """Read lines: ``{"prompt": text or token ids}`` or ``{"messages": [...]}``. CommandFailed names a line that is none."""
-    from tinker.cli.examples import parse_line
-
     found: list[PromptLine] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
+    for number, record in read_records(file):
         try:
-            value: Any = parse_line(line)
+            found.append(PromptLine(len(found), _check_prompt(record), record))
         except ValueError as error:
             raise CommandFailed(f"{file}, line {number}: {error}") from None
-        record = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-        prompt: Any = record.get("prompt", record.get("messages"))
-        if not prompt or not isinstance(prompt, (str, list)):
-            raise CommandFailed(f'{file}, line {number}: a line is an object with "prompt" or "messages"')
-        found.append(PromptLine(len(found), prompt, record))
     if not found:
         raise CommandFailed(f"{file} has no prompts")
     return found
+
+
+def _check_prompt(record: dict[str, Any]) -> str | list[object]:
+    """Return the prompt of a line, a text, the ids of tokens or messages. ValueError for none."""
+    from tinker.cli.examples import check_messages, check_token_ids, explain_prompt_keys
+
+    name = next((name for name in ("prompt", "messages") if name in record), None)
+    if name is None:
+        raise ValueError(explain_prompt_keys(record))
+    value: object = record[name]
+    if not value:
+        raise ValueError(f'"{name}" is empty')
+    if name == "messages" or (isinstance(value, list) and isinstance(cast("list[object]", value)[0], dict)):
+        check_messages(record[name])
+    elif not isinstance(value, str):
+        check_token_ids(record[name], '"prompt" must be text or a list of integers from 0')
+    return cast("str | list[object]", value)
 
 
 def drop_answered(lines: list[PromptLine], out: Path) -> list[PromptLine]:

@@ -43,8 +43,11 @@ def check_credential(config: Config) -> None:
 
     given = config.api_key or config.credential_cmd
     if config.is_hosted and given is None and default_key(config.credentials_file) is None:
-        advice = "Run `tinker auth login`, or set TINKER_API_KEY."
-        raise CommandFailed("No credential for the hosted service", advice)
+        raise CommandFailed(
+            "No credential for the hosted service",
+            "Run `tinker auth login`, or set TINKER_API_KEY.",
+            "Without an account, use the local server: tinker --base-url local:// ...",
+        )
 
 
 def connect(options: GlobalOptions, api_key: str | None = None) -> Runtime:

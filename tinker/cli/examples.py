@@ -11,17 +11,26 @@ A line is a prompt with its answer, a chat, a text, or tokens:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from tinker.cli.capacity import Capacity
 from tinker.cli.errors import CommandFailed
+from tinker.cli.jsonl import read_records
 from tinker.cli.output import format_count
 from tinker.types import Datum, ModelInput
 from tinker_records import find_closest
 
 _ANSWERS = ("completion", "answer", "response")
+#: What other data sets call the keys.
+_OTHER_NAMES = {
+    "prompt": ("instruction", "input", "question", "query", "problem"),
+    "completion": ("output", "target", "label", "solution", "chosen"),
+    "messages": ("conversations", "conversation", "dialog", "dialogue", "chat"),
+    "text": ("content", "document"),
+    "tokens": ("input_ids", "token_ids"),
+}
 _LEARNED_ROLE = "assistant"
 PROMPT_ADVICE = 'Give a "prompt" instead of "messages".'
 
@@ -52,12 +61,10 @@ def read_examples(file: Path, tokenizer: Any, max_length: int | None, capacity: 
     """
     examples: list[ExampleRow] = []
     ids = _count_ids(tokenizer)
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                examples.append(_cut(_read_line(file, number, line, tokenizer), max_length, file, number))
-                _check_ids(examples[-1], ids, file, number)
-                _check_length(examples[-1], capacity, file, number)
+    for number, record in read_records(file):
+        examples.append(_cut(_read_record(file, number, record, tokenizer), max_length, file, number))
+        _check_ids(examples[-1], ids, file, number)
+        _check_length(examples[-1], capacity, file, number)
     if not examples:
         raise CommandFailed(f"{file} has no examples")
     return examples
@@ -100,20 +107,9 @@ class _NoTokenizer:
         return "m" * (2 * len(messages) + add_generation_prompt)
 
 
-def parse_line(line: str) -> Any:
-    """Parse a line of a file. ValueError saying where it is not JSON."""
+def _read_record(file: Path, number: int, record: dict[str, Any], tokenizer: Any) -> ExampleRow:
     try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} (column {error.colno})") from None
-
-
-def _read_line(file: Path, number: int, line: str, tokenizer: Any) -> ExampleRow:
-    try:
-        value = parse_line(line)
-        if not isinstance(value, dict):
-            raise ValueError("an example is an object, {...}")
-        return _example(cast("dict[str, Any]", value), tokenizer)
+        return _example(record, tokenizer)
     except (ValueError, TypeError, KeyError) as error:
         raise CommandFailed(f"{file}, line {number}: {error}") from error
 
@@ -153,22 +149,49 @@ def _example(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
         tokens = _with_end(tokenizer, tokenizer.encode(_require_text(line, "text")))
         return ExampleRow(tokens, [1.0] * len(tokens))
     if "tokens" in line:
+        if "weights" not in line and (wrong := find_closest("weights", line)) is not None:
+            raise ValueError(_explain_misspelt(wrong, "weights"))
         return _token_example(line["tokens"], line.get("weights"))
     raise ValueError(_explain_fields(line))
 
 
 def _explain_fields(line: dict[str, Any]) -> str:
-    """Say what an example without the fields of any kind lacks."""
+    """Say what an example without the fields of any kind lacks, or which of its keys have another name here."""
+    answer = next((name for name in _ANSWERS if name in line), None)
+    names: Collection[str] = _OTHER_NAMES
+    lacking = f'an example has "prompt" and "{_ANSWERS[0]}", or "messages", or "text", or "tokens"'
     if "prompt" in line:
-        lacking = f'"prompt" needs "{_ANSWERS[0]}" beside it'
-    elif answer := next((name for name in _ANSWERS if name in line), None):
-        lacking = f'"{answer}" needs "prompt" beside it'
-    else:
-        lacking = f'an example has "prompt" and "{_ANSWERS[0]}", or "messages", or "text", or "tokens"'
-    known = ["prompt", *_ANSWERS, "messages", "text", "tokens"]
+        lacking, names = f'"prompt" needs "{_ANSWERS[0]}" beside it', _ANSWERS[:1]
+    elif answer is not None:
+        lacking, names = f'"{answer}" needs "prompt" beside it', ["prompt"]
+    return _explain_keys(line, lacking, names, ["prompt", *_ANSWERS, "messages", "text", "tokens"])
+
+
+def _explain_keys(line: dict[str, Any], lacking: str, names: Collection[str], known: Collection[str]) -> str:
+    """Say what a line lacks: which of its keys to rename to one of ``names``, or which resemble one that is known."""
+    others = {name: [f'"{other}"' for other in _OTHER_NAMES[name] if other in line] for name in names if name not in line}
+    found = {name: keys for name, keys in others.items() if keys}
+    if "prompt" in found or _ANSWERS[0] in found:
+        found = {name: keys for name, keys in found.items() if name in ("prompt", _ANSWERS[0])}
+    if found:
+        renamed = [
+            f'{"rename" if len(keys) == 1 else "join"} {" and ".join(keys)} {"to" if len(keys) == 1 else "into"} "{name}"'
+            for name, keys in found.items()
+        ]
+        return f"{lacking}; got {', '.join(line)}: {' and '.join(renamed)}"
     meant = {name: find_closest(name, known) for name in line if name not in known}
-    hints = "".join(f'; did you mean "{right}" by "{name}"?' for name, right in meant.items() if right not in (None, *line))
-    return f"{lacking}; got {', '.join(line) or 'nothing'}{hints}"
+    misspelt = [_explain_misspelt(name, right) for name, right in meant.items() if right not in (None, *line)]
+    return "; ".join(misspelt) or f"{lacking}; got {', '.join(line) or 'nothing'}"
+
+
+def _explain_misspelt(name: str, meant: str | None) -> str:
+    return f'unknown key "{name}"; did you mean "{meant}"?'
+
+
+def explain_prompt_keys(line: dict[str, Any]) -> str:
+    """Say what a line without a prompt lacks."""
+    names = ("prompt", "messages")
+    return _explain_keys(line, 'a line is an object with "prompt" or "messages"', names, names)
 
 
 def _require_text(line: dict[str, Any], name: str) -> str:
@@ -197,16 +220,36 @@ def _with_end(tokenizer: Any, tokens: list[int]) -> list[int]:
 
 
 def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> ExampleRow:
-    if not all(isinstance(token, int) for token in tokens):
-        raise ValueError('"tokens" must be a list of integers')
+    check_token_ids(tokens, '"tokens" must be a list of integers from 0')
     if weights is not None and len(weights) != len(tokens):
         counts = f"{format_count(len(tokens), 'token')} and {format_count(len(weights), 'weight')}"
         raise ValueError(f'"weights" must have one entry per token, got {counts}')
     return ExampleRow(list(tokens), [1.0] * len(tokens) if weights is None else [float(weight) for weight in weights])
 
 
-def _chat_example(tokenizer: Any, messages: Sequence[dict[str, str]]) -> ExampleRow:
+def check_token_ids(tokens: object, rule: str) -> None:
+    """ValueError with the rule, naming the first position, from 0, at which there is no id of a token."""
+    if not isinstance(tokens, list):
+        raise ValueError(f"{rule}, got {type(tokens).__name__}")
+    for position, token in enumerate(cast("list[object]", tokens)):
+        if type(token) is not int or token < 0:
+            raise ValueError(f"{rule}; at position {position} it has {json.dumps(token)[:40]}")
+
+
+def check_messages(messages: object) -> None:
+    """ValueError naming the first message without a role."""
+    if not isinstance(messages, list):
+        raise ValueError(f'"messages" must be a list, got {type(messages).__name__}')
+    for position, message in enumerate(cast("list[object]", messages)):
+        fields = cast("dict[str, object]", message) if isinstance(message, dict) else {}
+        if not isinstance(fields.get("role"), str):
+            got = f"; it has {', '.join(fields)}" if fields else ""
+            raise ValueError(f'message {position} has no "role"{got}; a message is {{"role": "user", "content": "Hi"}}')
+
+
+def _chat_example(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> ExampleRow:
     """Give weight to what the assistant says: what each of its messages adds to the tokens of those before it."""
+    check_messages(messages)
     if not any(message["role"] == _LEARNED_ROLE for message in messages):
         raise ValueError(f'no message has the role "{_LEARNED_ROLE}", so there is nothing to learn')
     tokens: list[int] = []

@@ -20,9 +20,13 @@ def first_sampleable(models: Sequence[Any]) -> str:
     raise CommandFailed("The server offers no model to sample from", "Give a checkpoint with --model.")
 
 
+SAMPLED_CHECKPOINT = "give its path as the model: tinker://RUN/sampler_weights/NAME"
+TRAINED_CHECKPOINT = "give its path: --from tinker://RUN/weights/NAME"
+
+
 @contextmanager
-def explain_refusal(service: ServiceClient, model: str) -> Generator[None]:
-    """Explain the refusal of a sampling client: a training checkpoint, or the model that was meant."""
+def explain_refusal(service: ServiceClient, model: str, checkpoint_advice: str = SAMPLED_CHECKPOINT) -> Generator[None]:
+    """Explain the refusal of a sampling client: a training checkpoint, the model that was meant, how to name a checkpoint."""
     from tinker.errors import APIStatusError, RequestFailedError
     from tinker_records import find_closest
 
@@ -36,4 +40,6 @@ def explain_refusal(service: ServiceClient, model: str) -> Generator[None]:
         closest = None if model in names else find_closest(model, names)
         if closest is not None and closest not in "\n".join([say(error), *getattr(error, "__notes__", ())]):
             error.add_note(f"Did you mean {closest}?")
+        if closest is None and names and model not in names and "://" not in model:
+            error.add_note(f"To use a checkpoint, {checkpoint_advice}; `tinker checkpoint list` shows the paths.")
         raise

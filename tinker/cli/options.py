@@ -37,6 +37,23 @@ ACCESS_SCOPE = click.option(
 )
 OFFSET = click.option("--offset", type=click.IntRange(min=0), default=0, help="Number of items to skip.")
 
+_NUMBERED_LENGTH = 7  # of the number of a step behind the name, as in final-000012
+LONGEST_NAME = 255 - _NUMBERED_LENGTH  # no server is known to take more than 255
+
+
+def check_checkpoint_name(context: click.Context, parameter: click.Parameter, name: str) -> str:
+    """Return the name that an option gives to checkpoints. BadParameter for one under which nothing could be saved."""
+    from tinker._validate import check_name
+
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+    if len(name.encode()) > LONGEST_NAME:
+        told = f"a checkpoint name has at most {LONGEST_NAME} bytes, got {len(name.encode())}"
+        raise click.BadParameter(told, context, parameter)
+    return name
+
 
 def pass_options(command: Callable[Concatenate[GlobalOptions, P], R]) -> Callable[P, R]:
     """Give a command the options of ``tinker`` as its first argument."""

@@ -9,6 +9,7 @@ import click
 
 from tinker._config import load_config
 from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.output import show
 from tinker.errors import TinkerError
 
 if TYPE_CHECKING:
@@ -78,18 +79,27 @@ def conformance(
     from tinker.testing.conformance import files, table
     from tinker.testing.conformance.registry import all_checks
 
-    screen = table.console()
     if list_only:
-        table.show_checks(all_checks(), screen)
+        checks = all_checks()
+        show(global_options, list(map(files.describe_check, checks)), lambda: table.show_checks(checks, table.console()))
         return
     report = _run(base_url or global_options.base_url, api_key, **options)
     files.write(report, json=json_file, junit=junit_file, markdown=markdown_file, badge=badge_file, strict=strict)
     if _STDOUT not in (json_file, junit_file, markdown_file, badge_file):
-        table.show(report, screen)
+        _show(global_options, report)
     if not report.passed(strict=strict):
         raise click.exceptions.Exit(_CONTRADICTED)
     if report.was_cut_short:
         raise click.exceptions.Exit(_CUT_SHORT)
+
+
+def _show(options: GlobalOptions, report: Report) -> None:
+    from tinker.testing.conformance import files, table
+
+    if options.format == "json":
+        click.echo(files.as_json(report), nl=False)
+    else:
+        table.show(report, table.console())
 
 
 def _run(base_url: str | None, api_key: str | None, *, only: tuple[str, ...], deadline: float | None, **options: Any) -> Report:

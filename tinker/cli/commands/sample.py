@@ -160,7 +160,7 @@ def _collect_prompts(prompts: tuple[str, ...], file: Path | None) -> Sequence[_P
         return prompts or _read_pipe()
     if prompts:
         raise click.UsageError("Give a PROMPT or --prompt-file, not both.")
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8-sig")
     found = _parse_prompts(file, text) if file.suffix == ".json" else [text]
     if not found or not all(found):
         raise CommandFailed(f"{file}: a prompt is empty")
@@ -173,17 +173,24 @@ def _parse_prompts(file: Path, text: str) -> list[_Prompt]:
         value: object = json.loads(text)
     except ValueError as error:
         raise CommandFailed(f"{file} is not JSON: {error}") from None
-    is_several = isinstance(value, list) and not _is_ids(cast("object", value))
+    is_several = isinstance(value, list) and not any(type(item) in (int, float) for item in cast("list[object]", value))
     listed = cast("list[object]", value if is_several else [value])
     for index, prompt in enumerate(listed):
-        if not isinstance(prompt, str) and not _is_ids(prompt):
-            raise CommandFailed(f"{file}: prompt {index} is neither text nor a list of token ids")
+        _check_prompt(file, index, prompt)
     return cast("list[_Prompt]", listed)
 
 
-def _is_ids(value: object) -> bool:
-    items = cast("list[object]", value) if isinstance(value, list) else []
-    return bool(items) and all(type(item) is int and item >= 0 for item in items)
+def _check_prompt(file: Path, index: int, prompt: object) -> None:
+    from tinker.cli.examples import check_token_ids
+
+    if not isinstance(prompt, (str, list)):
+        advice = ["A file with an object on each line is read by --file."] if isinstance(prompt, dict) else []
+        raise CommandFailed(f"{file}: prompt {index} is neither text nor a list of token ids", *advice)
+    try:
+        if not isinstance(prompt, str):
+            check_token_ids(cast("object", prompt), "the ids of tokens are integers from 0")
+    except ValueError as error:
+        raise CommandFailed(f"{file}: prompt {index}: {error}") from None
 
 
 def _read_pipe() -> Sequence[str]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from tinker.cli.commands.checkpoint.paths import parse_path
 from tinker.cli.costs import cost_of, count_properties, prices_option, read_prices, to_value
 from tinker.cli.errors import CommandFailed
-from tinker.cli.models import explain_refusal
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.models import TRAINED_CHECKPOINT, explain_refusal
+from tinker.cli.options import GlobalOptions, check_checkpoint_name, pass_options
 from tinker.cli.output import format_count
 from tinker.cli.training.plan import Plan, option_of
 
@@ -64,7 +65,14 @@ _FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
     help="Hugging Face name or folder of the tokenizer. Default: the model's own.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed for shuffling and for initializing the adapter.")
-@click.option("--name", default="final", show_default=True, help="Name of the run and of its checkpoints.")
+@click.option(
+    "--name",
+    metavar="NAME",
+    default="final",
+    show_default=True,
+    callback=check_checkpoint_name,
+    help="Name of the run and of its checkpoints.",
+)
 @click.option("--save-every", type=_COUNT, metavar="STEPS", help="Save a resumable checkpoint every STEPS steps.")
 @click.option("--resume", is_flag=True, help="Continue this run from its last checkpoint.")
 @click.option("--eval-file", type=_FILE, metavar="FILE", help="Held-out examples; their loss is reported.")
@@ -125,6 +133,8 @@ def _check_options(values: Mapping[str, Any], given: Collection[str]) -> None:
         raise click.UsageError(f"{option_of(needless)} needs --grpo.")
     if values["start"] and "rank" in given:
         raise click.UsageError("--rank cannot be used with --from: the checkpoint's adapter keeps its rank.")
+    if values["start"] and "://" not in values["start"]:
+        parse_path(values["start"])
     if values["grpo"] and (values["eval_file"] or values["estimate"]):
         raise click.UsageError("--eval-file and --estimate cannot be used with --grpo.")
     if values["eval_every"] and not values["eval_file"]:
@@ -232,7 +242,7 @@ class _TrainingJob(NamedTuple):
             self._tell(reading)
             return load(self.plan.tokenizer_id)
         try:
-            with explain_refusal(service, self.base_model):
+            with explain_refusal(service, self.base_model, TRAINED_CHECKPOINT):
                 sampler = service.create_sampling_client(base_model=self.base_model).result()
             self._tell(reading)
             return sampler.get_tokenizer()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from tinker.cli.errors import CommandFailed
+from tinker.cli.jsonl import read_records
 from tinker.cli.stops import read_stops
 from tinker.cli.training.supervised import StepResult
 
@@ -65,27 +66,27 @@ def read_prompts(file: Path, tokenizer: Any, plan: Plan, capacity: Capacity) -> 
     from tinker.cli.capacity import silence_length_warnings
 
     rows: list[PromptRow] = []
-    with file.open(encoding="utf-8") as lines, silence_length_warnings():
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                rows.append(_read_line(file, number, line, tokenizer))
-                _check_length(rows[-1], plan, capacity, f"{file}, line {number}")
+    with silence_length_warnings():
+        for number, record in read_records(file):
+            rows.append(_read_record(file, number, record, tokenizer))
+            _check_length(rows[-1], plan, capacity, f"{file}, line {number}")
     if not rows:
         raise CommandFailed(f"{file} has no prompts")
     return rows
 
 
-def _read_line(file: Path, number: int, line: str, tokenizer: Any) -> PromptRow:
-    from tinker.cli.examples import PROMPT_ADVICE, chat_tokens, parse_line
+def _read_record(file: Path, number: int, example: dict[str, Any], tokenizer: Any) -> PromptRow:
+    from tinker.cli.examples import PROMPT_ADVICE, chat_tokens, check_messages, explain_prompt_keys
 
     try:
-        example: Any = parse_line(line)
-        if isinstance(example, dict) and "messages" in example:
-            messages: Any = cast("Any", example["messages"])
-            return PromptRow(chat_tokens(tokenizer, messages, prompt=True, advice=PROMPT_ADVICE), cast("Any", example))
-        if not isinstance(example, dict) or not isinstance(cast("Any", example).get("prompt"), str):
-            raise ValueError('a line is an object with "prompt", a string, or "messages"')
-        return PromptRow(tokenizer.encode(example["prompt"]), cast("Any", example))
+        if "messages" in example:
+            check_messages(messages := example["messages"])
+            return PromptRow(chat_tokens(tokenizer, messages, prompt=True, advice=PROMPT_ADVICE), example)
+        if "prompt" not in example:
+            raise ValueError(explain_prompt_keys(example))
+        if not isinstance(example["prompt"], str):
+            raise ValueError(f'"prompt" must be a string, got {type(example["prompt"]).__name__}')
+        return PromptRow(tokenizer.encode(example["prompt"]), example)
     except (ValueError, TypeError, KeyError) as error:
         raise CommandFailed(f"{file}, line {number}: {error}") from error
 

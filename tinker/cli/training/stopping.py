@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
-_NOTICE = b"\nStopping: waits for the steps that were sent, then saves. Ctrl-C again stops at once.\n"
+_NOTICE = b"\nWaiting for the steps already sent, then saving. Ctrl-C again stops at once.\n"
 
 
 class StopRequest:

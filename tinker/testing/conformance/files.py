@@ -14,6 +14,7 @@ from tinker.testing.conformance.findings import Finding, findings
 from tinker.testing.conformance.junit import as_junit
 from tinker.testing.conformance.markdown import as_markdown
 from tinker.testing.conformance.outcome import Report, Row
+from tinker.testing.conformance.registry import Check
 
 
 def write(
@@ -67,6 +68,17 @@ def as_json(report: Report) -> bytes:
         "left_out": report.left_out,
     }
     return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
+
+
+def describe_check(check: Check) -> dict[str, Any]:
+    """Return a check as plain data: what it is called, what must hold, which operations it is about, and when it runs."""
+    return {
+        "check": check.name,
+        "operations": list(check.operations),
+        "statement": check.statement,
+        "slow": check.slow,
+        "destructive": check.destructive,
+    }
 
 
 def _finding(one: Finding) -> dict[str, Any]:

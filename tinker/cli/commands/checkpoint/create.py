@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tinker.cli.commands.checkpoint.paths import parse_path
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.options import GlobalOptions, check_checkpoint_name, pass_options
 from tinker.cli.times import check_ttl
 
 if TYPE_CHECKING:
@@ -22,7 +22,14 @@ _RANK = 32
 @click.option("--from", "start", metavar="PATH", help="Checkpoint to load instead, with its optimizer state.")
 @click.option("--rank", type=click.IntRange(min=1), help=f"Rank of the new LoRA adapter. Default: {_RANK}.")
 @click.option("--seed", type=int, help="Seed for initializing the adapter. Default: chosen by the server.")
-@click.option("--name", default="initial", show_default=True, help="Name of the checkpoint.")
+@click.option(
+    "--name",
+    metavar="NAME",
+    default="initial",
+    show_default=True,
+    callback=check_checkpoint_name,
+    help="Name of the checkpoint.",
+)
 @click.option("--sampler", is_flag=True, help="Also save a checkpoint to sample from.")
 @click.option("--ttl", type=int, metavar="SECONDS", help="Expire in this many seconds; at least 3600 (an hour).")
 @pass_options

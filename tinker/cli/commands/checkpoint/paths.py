@@ -18,4 +18,5 @@ def parse_path(tinker_path: str) -> ParsedCheckpointTinkerPath:
         return ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
     except ValueError:
         expected = "It must be tinker://RUN/KIND/NAME, with KIND weights, sampler_weights or external_weights."
-        raise CommandFailed(f"Invalid checkpoint path: {tinker_path}", expected) from None
+        advice = "`tinker checkpoint list` shows the paths."
+        raise CommandFailed(f"Invalid checkpoint path: {tinker_path}", expected, advice) from None

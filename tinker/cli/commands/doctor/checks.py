@@ -13,12 +13,12 @@ from tinker_wire.operations import OPERATIONS
 from tinker._config import Config
 from tinker._http import is_absent
 from tinker._runtime import Runtime, run
-from tinker.cli.commands.doctor.environment import check_credential, check_installation, check_versions
+from tinker.cli.commands.doctor.environment import check_credential, check_installation, check_versions, refuse_credential
 from tinker.cli.commands.doctor.operations import find_operations, summarize_operations
 from tinker.cli.commands.doctor.prober import Prober
 from tinker.cli.commands.doctor.report import CheckResult, DoctorReport, Support
 from tinker.cli.commands.doctor.wire import check_wire
-from tinker.errors import APIResponseValidationError, APIStatusError, TinkerError
+from tinker.errors import APIResponseValidationError, APIStatusError, AuthenticationError, TinkerError
 from tinker.futures import APIFuture
 
 # Beyond this, the ends of tokens and of signed URLs are misjudged.
@@ -57,9 +57,18 @@ async def _check_server(
             results.append(await check(prober))
         except TinkerError as error:
             results.append(CheckResult(name, "FAIL", str(error)))
+            if isinstance(error, AuthenticationError):
+                _note_refusal(prober.runtime.config, results, error.status_code)
     operations = await find_operations(prober)
     results.append(summarize_operations(operations))
     return operations
+
+
+def _note_refusal(config: Config, results: list[CheckResult], status: int) -> None:
+    """Change the result about the credential, which was found without the server, into its refusal."""
+    index = next(index for index, result in enumerate(results) if result.name == "credential")
+    if results[index].status != "FAIL":
+        results[index] = refuse_credential(config, results[index], status)
 
 
 async def _check_connection(prober: Prober, results: list[CheckResult]) -> Mapping[str, str] | None:

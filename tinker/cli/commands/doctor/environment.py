@@ -12,7 +12,9 @@ from tinker._config import Config
 from tinker._http import find_source
 from tinker._installation import inspect_installation
 from tinker._version import DISTRIBUTION_VERSION
+from tinker.cli import clients
 from tinker.cli.commands.doctor.report import CheckResult
+from tinker.cli.errors import CommandFailed
 from tinker.errors import TinkerError
 
 _OPTIONAL_PACKAGES = ("torch", "transformers", "huggingface_hub", "zstandard", "starlette")
@@ -44,15 +46,30 @@ def check_installation() -> CheckResult:
 
 
 def check_credential(config: Config) -> CheckResult:
-    """Say where the credential comes from, without fetching it."""
+    """Say where the credential is found, without fetching it; whether it is good only the server can say."""
     try:
+        clients.check_credential(config)
         source = find_source(config)
+    except CommandFailed as failure:
+        return CheckResult("credential", "FAIL", f"none for the hosted service. {' '.join(failure.details)}")
     except TinkerError as error:
         return CheckResult("credential", "FAIL", str(error))
     if source is None:
         return CheckResult("credential", "note", "none; only the hosted service requires one")
+    return CheckResult("credential", "ok", f"found in {_place_of_credential(config)}")
+
+
+def refuse_credential(config: Config, found: CheckResult, status: int) -> CheckResult:
+    """Return what :func:`check_credential` found as refused by the server with this status, and what to do."""
+    if found.status == "note":
+        return CheckResult("credential", "FAIL", f"none, and the server requires one ({status}); set TINKER_API_KEY")
+    advice = "run `tinker auth logout` and `tinker auth login`"
+    if config.api_key is not None or config.credential_cmd is not None:
+        advice = f"set {_place_of_credential(config)} to one that this server accepts"
+    return CheckResult("credential", "FAIL", f"{found.detail}, refused by the server ({status}); {advice}")
+
+
+def _place_of_credential(config: Config) -> str:
     if config.api_key is not None:
-        return CheckResult("credential", "ok", "the key of TINKER_API_KEY")
-    if config.credential_cmd is not None:
-        return CheckResult("credential", "ok", "the output of TINKER_CREDENTIAL_CMD")
-    return CheckResult("credential", "ok", f"the key stored in {config.credentials_file}")
+        return "TINKER_API_KEY"
+    return "TINKER_CREDENTIAL_CMD" if config.credential_cmd is not None else str(config.credentials_file)
