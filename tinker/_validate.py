@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-import unicodedata
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, get_args
 
@@ -282,13 +282,16 @@ def check_access_scope(access_scope: str) -> None:
         raise ValueError(f"access_scope must be one of {', '.join(ACCESS_SCOPES)}, got {access_scope!r}")
 
 
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
 def check_name(name: str) -> None:
     """Raise ValueError for a checkpoint name that cannot be one segment of a path."""
     if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"a checkpoint name must be a string without '/', got {name!r}")
     if name in (".", ".."):
         raise ValueError(f"a checkpoint cannot be named {name!r}: paths with it name another checkpoint")
-    if not name.strip() or any(unicodedata.category(letter) == "Cc" for letter in name):
+    if not name.strip() or _CONTROL_CHARACTERS.search(name):
         raise ValueError(f"a checkpoint name must not be blank or have control characters, got {name!r}")
     if not _is_unicode(name):
         raise ValueError(f"a checkpoint name must be a string that UTF-8 can encode, got {name!r}")
