@@ -34,7 +34,7 @@ def main() -> None:
     service = tinker.ServiceClient({"experiment": "watched"}, base_url=BASE_URL, observers=[metrics, note_losses])
     model = service.get_server_capabilities().supported_models[0].model_name
     assert model is not None
-    training = service.create_lora_training_client(base_model=model, rank=8).result()
+    training = service.create_lora_training_client(base_model=model, rank=8, seed=0).result()
     tokens = tinker.ModelInput.from_ints(range(1, 9))
     datum = tinker.Datum(tokens, {"target_tokens": list(range(2, 10))})
 
@@ -43,7 +43,7 @@ def main() -> None:
         if step == STEPS - 1:
             service.add_observer(log)  # the last step in the log
         training.forward_backward_custom([datum], likelihood)
-        training.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
+        training.optim_step(tinker.AdamParams(learning_rate=1e-3)).result()
         metrics.increment("steps")
     service.remove_observer(log)
     service.close().result()
