@@ -141,11 +141,12 @@ def test_closing_ends_what_waits_for_a_busy_server(connect: Connect, wire: Any, 
     service = connect()
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     wire.fail("asample", 429, headers={"retry-after": "50"}, times=1)
-    waiting = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(3)]
-    wire.wait_for("asample")
-    service.close().result(10)
-    for future in waiting:
-        assert isinstance(future.exception(10), tinker.errors.ClientClosedError)
+    with clock.busy():
+        waiting = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(3)]
+        wire.wait_for("asample")
+        service.close().result(10)
+        for future in waiting:
+            assert isinstance(future.exception(10), tinker.errors.ClientClosedError)
 
 
 def test_closing_ends_samples_that_wait_for_their_completion(connect: Connect, wire: Any) -> None:

@@ -64,17 +64,22 @@ def test_forward_backward_too(run: tinker.TrainingClient, wire: Any, datum: Make
 
 
 def test_who_sleeps_until_the_next_try_is_woken(
-    guarded: tinker.ServiceClient, run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker
+    guarded: tinker.ServiceClient, run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker
 ) -> None:
     """A request that a server sent away for a minute ends as soon as another one opens the circuit, not after the minute."""
     wire.fail("optim_step", 503, headers={"retry-after": "50"})
-    waiting = run.optim_step(ADAM)
-    wire.wait_for("optim_step")
     wire.fail("create_model", 503, times=2)
+    began = clock.now
+    with clock.busy():
+        waiting = run.optim_step(ADAM)
+        wire.wait_for("optim_step")
+        creation = guarded.create_lora_training_client("tinker/toy", rank=4)
+        wire.wait_for("create_model")
     with pytest.raises(tinker.CircuitOpenError):
-        guarded.create_lora_training_client("tinker/toy", rank=4).result(10)
-    with pytest.raises(tinker.CircuitOpenError) as caught:  # the clock stands still: nobody else would wake it
+        creation.result(10)
+    with pytest.raises(tinker.CircuitOpenError) as caught:
         waiting.result(10)
+    assert clock.now < began + 50
     assert isinstance(caught.value.__cause__, tinker.InternalServerError)
 
 
@@ -215,21 +220,25 @@ def test_observers_hear_of_it(connect: Connect, wire: Any, clock: Any, breaker: 
     ]
 
 
-def test_a_closed_client_ends_who_sleeps(guarded: tinker.ServiceClient, run: tinker.TrainingClient, wire: Any) -> None:
+def test_a_closed_client_ends_who_sleeps(
+    guarded: tinker.ServiceClient, run: tinker.TrainingClient, wire: Any, clock: Any
+) -> None:
     """With a breaker, too, close() ends what waits for its next try."""
     wire.fail("optim_step", 503, headers={"retry-after": "50"})
-    waiting = run.optim_step(ADAM)
-    wire.wait_for("optim_step")
-    guarded.close().result(10)
-    with pytest.raises(tinker.ClientClosedError):
-        waiting.result(10)
+    with clock.busy():
+        waiting = run.optim_step(ADAM)
+        wire.wait_for("optim_step")
+        guarded.close().result(10)
+        with pytest.raises(tinker.ClientClosedError):
+            waiting.result(10)
 
 
-def test_cancelling_while_it_sleeps(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
+def test_cancelling_while_it_sleeps(run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker) -> None:
     """A request that is given up between two tries ends as cancelled, and opens nothing."""
     wire.fail("optim_step", 503, headers={"retry-after": "50"})
-    waiting = run.optim_step(ADAM)
-    wire.wait_for("optim_step")
-    assert waiting.cancel()
+    with clock.busy():
+        waiting = run.optim_step(ADAM)
+        wire.wait_for("optim_step")
+        assert waiting.cancel()
     assert waiting.cancelled()
     assert breaker.state(TRAINING) == "closed"

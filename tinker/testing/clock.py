@@ -103,7 +103,7 @@ class SteppedClock:
 
     @contextmanager
     def busy(self) -> Generator[None]:
-        """Stop time jumps while the block runs, because it takes real time."""
+        """Stop time jumps while the block runs, because it takes real time, or to look at requests while they wait."""
         with self._changed:
             self._busy += 1
         try:
