@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
 import numbers
 import re
@@ -306,10 +307,17 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
+def _suggest_path(saved: object) -> str:
+    """Return how to get the path of a checkpoint from what a save returns."""
+    if isinstance(saved, concurrent.futures.Future):
+        return ": pass future.result().path"
+    return ": pass response.path" if hasattr(saved, "path") else ""
+
+
 def check_model_path(path: str, kind: str = "sampler_weights") -> None:
     """Raise ValueError unless the path has a scheme; which schemes exist is the server's business. TypeError for no text."""
     if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"model_path must be a string, got {type(path).__name__}")
+        raise TypeError(f"model_path must be a string, got {type(path).__name__}{_suggest_path(path)}")
     if "://" not in path:
         advice = "; for a base model use base_model=" if kind == "sampler_weights" else ""
         raise ValueError(f"model_path must be a checkpoint path such as {SCHEME}<run>/{kind}/<name>, got {path!r}{advice}")

@@ -59,7 +59,13 @@ class APIFuture(concurrent.futures.Future[T]):
 
     def __getitem__(self, _: object) -> NoReturn:
         """Say that this is not the result yet; iterating ends here too."""
-        raise TypeError(f"{self!r} is not a list: call .result() or await it for the result")
+        raise TypeError(f"{self!r} cannot be indexed or iterated over: call .result() or await it for the result")
+
+    def __format__(self, spec: str) -> str:
+        """Return the repr. A format such as ``.3f`` is meant for the result, so it raises TypeError."""
+        if spec:
+            raise TypeError(f"{self!r} has no format {spec!r}: call .result() or await it for the result")
+        return repr(self)
 
     def __dir__(self) -> list[str]:
         """Return the public names."""

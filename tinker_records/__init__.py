@@ -4,8 +4,19 @@ It also finds the names that misspelled ones were meant to be. The generated rec
 types share it; it imports neither `tinker_wire` nor `tinker`.
 """
 
-from tinker_records.names import advise, find_closest, find_meant, suggest
+from tinker_records.names import advise, explain_change, find_closest, find_meant, suggest
 from tinker_records.records import Record, RecordType, prepare
 from tinker_records.values import FieldInfo, Value
 
-__all__ = ["FieldInfo", "Record", "RecordType", "Value", "advise", "find_closest", "find_meant", "prepare", "suggest"]
+__all__ = [
+    "FieldInfo",
+    "Record",
+    "RecordType",
+    "Value",
+    "advise",
+    "explain_change",
+    "find_closest",
+    "find_meant",
+    "prepare",
+    "suggest",
+]

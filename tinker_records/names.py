@@ -34,7 +34,13 @@ def suggest(what: str, name: str, known: Iterable[str]) -> str:
 
 
 #: Names that other libraries use.
-_ALIASES = {"lr": "learning_rate", "max_new_tokens": "max_tokens", "n": "num_samples"}
+_ALIASES = {
+    "input_ids": "model_input",
+    "labels": "loss_fn_inputs",
+    "lr": "learning_rate",
+    "max_new_tokens": "max_tokens",
+    "n": "num_samples",
+}
 
 
 def find_meant(name: str, known: Collection[str], likeness: float = LIKENESS) -> str | None:
@@ -46,16 +52,29 @@ def find_meant(name: str, known: Collection[str], likeness: float = LIKENESS) ->
     return _ALIASES[name] if _ALIASES.get(name) in known else find_closest(name, known, likeness)
 
 
-def advise(kind: str, name: str, known: Iterable[str]) -> str:
+def advise(kind: str, name: str, known: Iterable[str], given: Collection[str] = ()) -> str:
     """Return what is said of an argument that a type does not have: the name that was meant, or all names.
+
+    A name that was ``given`` beside it was not meant.
 
     >>> advise("AdamParams", "beta_1", ["beta1", "beta2"])
     "AdamParams has no 'beta_1'; did you mean 'beta1'?"
     """
     names = sorted(known)
-    closest = find_meant(name, names)
+    closest = find_meant(name, [one for one in names if one not in given])
     meant = f"did you mean {closest!r}?" if closest else f"it has {', '.join(names)}."
     return f"{kind} has no {name!r}; {meant}"
+
+
+def explain_change(kind: str, name: str, known: Collection[str]) -> str:
+    """Return what is said when a field of a value is set or deleted.
+
+    >>> explain_change("AdamParams", "beta1", ["beta1"])
+    'AdamParams cannot be changed: make another, such as dataclasses.replace(value, beta1=...)'
+    """
+    if name not in known:
+        return advise(kind, name, known)
+    return f"{kind} cannot be changed: make another, such as dataclasses.replace(value, {name}=...)"
 
 
 class NamesChecked(type):
@@ -79,7 +98,7 @@ class NamesChecked(type):
                     raise TypeError(message + cls._advice) from None
                 if not unknown or any(one.kind is one.VAR_KEYWORD for one in known.values()):
                     raise
-            meant = advise(cls.__name__, unknown[0], [name for name in list(known)[1:] if name not in values])
+            meant = advise(cls.__name__, unknown[0], list(known)[1:], values)
             raise TypeError(meant.removesuffix(".") + cls._advice)
 
         @property

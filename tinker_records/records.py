@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, cas
 import msgspec
 import msgspec.structs
 
-from tinker_records.names import NamesChecked, advise
+from tinker_records.names import NamesChecked, explain_change
 from tinker_records.values import FieldInfo, Value
 
 if TYPE_CHECKING:
@@ -46,10 +46,7 @@ def prepare(kind: type[S]) -> type[S]:
 
 
 def _refuse_change(record: Record, name: str, value: object = None) -> NoReturn:
-    kind, known = type(record).__name__, record.__struct_fields__
-    if name not in known:
-        raise AttributeError(advise(kind, name, known))
-    raise AttributeError(f"{kind} cannot be changed: make another, such as dataclasses.replace(value, {name}=...)")
+    raise AttributeError(explain_change(type(record).__name__, name, record.__struct_fields__))
 
 
 class RecordType(msgspec.StructMeta, NamesChecked):

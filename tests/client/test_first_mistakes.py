@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -432,6 +433,50 @@ def test_a_field_that_is_changed(name: str, change: Callable[[object, str], obje
     assert params.learning_rate == 1e-3
 
 
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (DATUM, "model_input"),
+        (DATUM.model_input, "chunks"),
+        (DATUM.model_input.chunks[0], "tokens"),
+        (DATUM.loss_fn_inputs["target_tokens"], "data"),
+        (tinker.types.SaveWeightsResponse(path="tinker://a/weights/b"), "path"),
+    ],
+)
+def test_a_value_that_is_changed(value: Any, name: str) -> None:
+    """Every other value says so too, with an error that attrs and Python know."""
+    with pytest.raises(attrs.exceptions.FrozenInstanceError, match=rf"make another, such as .*\(value, {name}=...\)"):
+        setattr(value, name, None)
+
+
+def test_a_save_in_the_place_of_its_path(training: tinker.TrainingClient, service: tinker.ServiceClient) -> None:
+    """What a save returns is answered with how to get the path."""
+    saved = training.save_state("a")
+    with pytest.raises(TypeError, match=r"model_path must be a string, got APIFuture: pass future.result\(\).path"):
+        training.load_state(saved)  # pyright: ignore
+    with pytest.raises(TypeError, match=r"got SaveWeightsResponse: pass response\.path"):
+        service.create_sampling_client(saved.result(10))  # pyright: ignore
+
+
+def test_a_refused_key(service: tinker.ServiceClient, wire: Any) -> None:
+    """A server that refuses the key is shown with where the key comes from."""
+    wire.fail("create_model", 401, body={"detail": "wrong key"})
+    error = service.create_lora_training_client("tinker/toy").exception(10)
+    assert str(error) == "Error code: 401 - wrong key; check the key (api_key or TINKER_API_KEY) (create_model)"
+
+
+def test_what_is_printed_of_helpers() -> None:
+    """Metrics and a simulated clock show their state."""
+    assert repr(tinker.observing.Metrics()) == "<Metrics: 0 operations, 0 retries; snapshot() returns the numbers>"
+    assert repr(tinker.testing.SteppedClock()) == "<SteppedClock at 1000 s, 0 sleeps>"
+
+
+def test_names_of_modules() -> None:
+    """Completion shows the public names of a module whose names are loaded on use."""
+    for module in (tinker.testing, tinker.local, tinker.observing):
+        assert [name for name in dir(module) if not name.startswith("_")] == sorted(module.__all__)
+
+
 def test_waiting_for_futures_as_for_tasks(training: tinker.TrainingClient) -> None:
     """asyncio.wait refuses futures at once, with what to pass, instead of waiting forever."""
 
@@ -455,6 +500,13 @@ def test_waiting_for_futures_as_for_tasks(training: tinker.TrainingClient) -> No
             TypeError,
             r"loss_fn_inputs\['weights'\] .*, got tuple: write list",
         ),
+        (lambda: tinker.Datum(PROMPT, labels=[1]), TypeError, "Datum has no 'labels'; did you mean 'loss_fn_inputs'"),
+        (
+            lambda: tinker.Datum(model_input=PROMPT, loss_fn_inputs={}, label=[1]),
+            TypeError,
+            "it has .*loss_fn_inputs, model_input",
+        ),
+        (lambda: f"{APIFuture('x'):.3f}", TypeError, r"has no format '.3f': call .result\(\) or await it"),
         (lambda: tinker.ModelInput([1, 2]), TypeError, r"; for token ids use ModelInput.from_ints\(tokens\)"),
         (lambda: tinker.ModelInput(tokens=[1]), TypeError, "has no 'tokens'; it has chunks; for token ids use ModelInput"),
         (lambda: tinker.ServiceClient(base_url="host:80"), ValueError, "got 'host:80'; did you mean 'http://host:80'?"),

@@ -12,7 +12,7 @@ import msgspec
 from tinker import errors
 from tinker._http.explanations import find_explanation
 from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse, readable
-from tinker._http.statuses import ABSENT_STATUSES, GATEWAY_STATUSES
+from tinker._http.statuses import ABSENT_STATUSES, GATEWAY_STATUSES, UNAUTHENTICATED_STATUS
 from tinker._wire import json
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def _to_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+_KEY_HINT = "; check the key (api_key or TINKER_API_KEY)"
 _UNREACHABLE_HINT = " Check that the server is running, and its address (base_url or TINKER_BASE_URL)."
 
 
@@ -98,9 +99,9 @@ def status_error(response: RawResponse) -> errors.APIStatusError:
     if misdirection := _describe_misdirection(response):
         text += f" - {_shorten(misdirection)}"
     else:
-        text += (f" - {_shorten(find_explanation(body) or str(body))}" if body else "") + (
-            f" ({operation})" if operation else ""
-        )
+        said = f" - {_shorten(find_explanation(body) or str(body))}" if body else ""
+        hint = _KEY_HINT if response.status == UNAUTHENTICATED_STATUS else ""
+        text += said + hint + (f" ({operation})" if operation else "")
     kind = errors.status_error_type(response.status)
     error = kind(text, response=_redact_response(response), body=body)
     error.operation = operation

@@ -128,6 +128,13 @@ class Metrics:
         self._lock = threading.Lock()
         self.reset()
 
+    def __repr__(self) -> str:
+        """Return how much has been counted."""
+        with self._lock:
+            operations = sum(tally.seconds.count for tally in self._futures.values())
+            retries = sum(self._retries.values())
+        return f"<{type(self).__name__}: {operations} operations, {retries} retries; snapshot() returns the numbers>"
+
     def reset(self) -> None:
         """Count from zero again."""
         with self._lock:

@@ -56,6 +56,9 @@ class SteppedClock:
         self._busy = 0
         self._clock = Clock(monotonic=self, wall=self, sleep=self.sleep, random=lambda: random, timer=self._timer)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} at {self.now:.6g} s, {len(self.slept)} sleeps>"
+
     def clock(self) -> Clock:
         """Return the clock for a client. Clients with the same clock share their time."""
         return self._clock
@@ -89,7 +92,7 @@ class SteppedClock:
             if idle and not there:
                 self.now = until
                 return
-            assert there, f"no sleep ends within {seconds} s"
+            assert there, f"no sleep ends within {seconds} s; to move the time anyway, pass idle=True"
             loop = self._sleepers[0].loop
         with suppress(concurrent.futures.CancelledError):  # the last thing that happened was the end of the loop
             asyncio.run_coroutine_threadsafe(self._advance(seconds), loop).result()

@@ -5,18 +5,21 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, TypeVar, cast, get_args, get_origin
 
 import attrs
 import msgspec
 import msgspec.structs
 
-from tinker_records import FieldInfo, Value
+from tinker_records import FieldInfo, Value, explain_change
 
 if TYPE_CHECKING:
     from typing import Self
 
     from tinker_records import Record
+
+
+V = TypeVar("V", bound=Value)
 
 
 class Signposted:
@@ -33,6 +36,25 @@ class Signposted:
             kind = type(self)
             advice = f": use {kind._elsewhere[name]}" if name in kind._elsewhere else ""
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}{advice}", name=name, obj=self)
+
+
+class FrozenValueError(attrs.exceptions.FrozenInstanceError):
+    """A field of a value was set or deleted."""
+
+    def __init__(self, message: str) -> None:
+        AttributeError.__init__(self, message)
+
+
+def refuse_change(value: Value, name: str, _: object = None) -> NoReturn:
+    """Raise FrozenValueError, which says how to make another value."""
+    raise FrozenValueError(explain_change(type(value).__name__, name, [info.name for info in value._known_fields()]))  # pyright: ignore[reportPrivateUsage]
+
+
+def explain_changes(kind: type[V]) -> type[V]:
+    """Have a class that attrs made frozen say more when a value is changed."""
+    for method in ("__setattr__", "__delattr__"):
+        setattr(kind, method, refuse_change)
+    return kind
 
 
 class AttrsValue(Value):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tinker_wire import limits
 
 from tinker.types._arrays import TensorDtype, is_torch, pack, rectangular, wire_array
-from tinker.types._values import AttrsValue
+from tinker.types._values import AttrsValue, explain_changes
 from tinker.types.model_input import LONGEST_SHOWN, EncodedTextChunk, ModelInput, suggest_model_input
 from tinker.types.tensor_data import TensorData
 
@@ -36,6 +36,7 @@ def _span_id(instance: object, attribute: attrs.Attribute[str], value: str) -> N
         raise ValueError("sequence_id must not be empty")
 
 
+@explain_changes
 @attrs.frozen(kw_only=True)
 class PromptProvenanceSpan(AttrsValue):
     """A span of tokens that comes from the prompt of a sampled sequence.
@@ -51,6 +52,7 @@ class PromptProvenanceSpan(AttrsValue):
     length: int = attrs.field(validator=_span_length)
 
 
+@explain_changes
 @attrs.frozen(kw_only=True)
 class SampledProvenanceSpan(AttrsValue):
     """A span of tokens that the model sampled as part of a sequence.
@@ -128,6 +130,7 @@ def _count_text(model_input: object) -> int:
     return sum(len(chunk.tokens) if isinstance(chunk, EncodedTextChunk) else 0 for chunk in chunks)
 
 
+@explain_changes
 @attrs.frozen(slots=False, repr=False)
 class Datum(AttrsValue):
     """One training example: its model input and the tensors of its loss.

@@ -12,7 +12,7 @@ import numpy as np
 from tinker_wire import models
 
 from tinker.types._arrays import Int32Array, token_array
-from tinker.types._values import AttrsValue, parameters
+from tinker.types._values import AttrsValue, explain_changes, parameters, refuse_change
 from tinker_records import FieldInfo, Value
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class EncodedTextChunk(Value):
         return parameters(cls)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise attrs.exceptions.FrozenInstanceError
+        refuse_change(self, name)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EncodedTextChunk):
@@ -113,6 +113,7 @@ def _token_count(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
     return chunk.expected_tokens
 
 
+@explain_changes
 @attrs.frozen(kw_only=True)
 class ImageChunk(AttrsValue):
     """An image.
@@ -135,6 +136,7 @@ class ImageChunk(AttrsValue):
         return _token_count(self)
 
 
+@explain_changes
 @attrs.frozen(kw_only=True)
 class ImageAssetPointerChunk(AttrsValue):
     """Reference to an image that the server downloads. Only for sampling and for servers that use JSON.
@@ -157,6 +159,7 @@ class ImageAssetPointerChunk(AttrsValue):
         return _token_count(self)
 
 
+@explain_changes
 @attrs.frozen(kw_only=True)
 class DmelChunk(AttrsValue):
     """Audio features.
@@ -251,6 +254,7 @@ class Tokenizer(Protocol):
         ...
 
 
+@explain_changes
 @attrs.frozen(kw_only=True)
 class ModelInput(AttrsValue):
     """Input of the model: chunks in order.

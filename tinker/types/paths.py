@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from tinker.types._values import AttrsValue
+from tinker.types._values import AttrsValue, explain_changes
 
 CheckpointType: TypeAlias = Literal["training", "sampler", "external"]
 
@@ -18,6 +18,7 @@ _TYPES: dict[str, CheckpointType] = {
 SCHEME = "tinker://"
 
 
+@explain_changes
 @attrs.frozen(kw_only=True)
 class ParsedCheckpointTinkerPath(AttrsValue):
     """Parts of a checkpoint path.

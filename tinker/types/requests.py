@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 import attrs
 
-from tinker.types._values import AttrsValue
+from tinker.types._values import AttrsValue, explain_changes
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
 from tinker.types.params import AdamParams, DimuonParams, LossFnType, OptimParams, SamplingParams
@@ -31,6 +31,7 @@ def _tensor(value: object) -> TensorData | None:
     return None if value is None else TensorData.model_validate(value)
 
 
+@explain_changes
 @attrs.frozen
 class ForwardBackwardInput(AttrsValue):
     """Data and loss of one computation.
@@ -50,6 +51,7 @@ def _loss_input(value: object) -> ForwardBackwardInput:
     return ForwardBackwardInput.model_validate(value)
 
 
+@explain_changes
 @attrs.frozen
 class ForwardBackwardRequest(AttrsValue):
     """Body of a ``forward_backward`` request."""
@@ -59,6 +61,7 @@ class ForwardBackwardRequest(AttrsValue):
     seq_id: int | None = None
 
 
+@explain_changes
 @attrs.frozen
 class ForwardRequest(AttrsValue):
     """Body of a ``forward`` request."""
@@ -68,6 +71,7 @@ class ForwardRequest(AttrsValue):
     seq_id: int | None = None
 
 
+@explain_changes
 @attrs.frozen(kw_only=True)
 class OptimStepRequest(AttrsValue):
     """Body of an ``optim_step`` request.
@@ -121,6 +125,7 @@ def _optim_params(value: object) -> OptimParams:
     return DimuonParams.model_validate(fields) if fields.get("type") == "dimuon" else AdamParams.model_validate(fields)
 
 
+@explain_changes
 @attrs.frozen(kw_only=True)
 class SampleRequest(AttrsValue):
     """Body of a sample request to a sampling session, a base model or a checkpoint."""
@@ -152,6 +157,7 @@ def instant(value: datetime.datetime | str) -> datetime.datetime:
     return given
 
 
+@explain_changes
 @attrs.frozen(kw_only=True)
 class GetBillingUsageRequest(AttrsValue):
     """Period of a billing query; both ends must have a time zone.
@@ -169,6 +175,7 @@ class GetBillingUsageRequest(AttrsValue):
             raise ValueError(f"starting_on ({self.starting_on}) must be before ending_before ({self.ending_before})")
 
 
+@explain_changes
 @attrs.frozen(kw_only=True)
 class GetCurrentCheckpointStorageUsageRequest(AttrsValue):
     """Which checkpoints to count.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tinker_wire.models import StopReason
 
 from tinker.types import console
-from tinker.types._values import AttrsValue, Signposted, parameters
+from tinker.types._values import AttrsValue, Signposted, explain_changes, parameters, refuse_change
 from tinker.types.tensor_data import TensorData
 from tinker_records import FieldInfo, Value
 
@@ -31,6 +31,7 @@ TopkRow: TypeAlias = list[tuple[int, float]] | None
 _EQUAL_ARRAYS = attrs.cmp_using(eq=np.array_equal)
 
 
+@explain_changes
 @attrs.frozen
 class ForwardBackwardOutput(Signposted, AttrsValue):
     """Result of ``forward`` and ``forward_backward``.
@@ -71,6 +72,7 @@ class ForwardBackwardOutput(Signposted, AttrsValue):
             return super().__getattr__(name)
 
 
+@explain_changes
 @attrs.frozen
 class TopkLogprobs(AttrsValue):
     """The k most likely tokens at each of n positions.
@@ -125,6 +127,7 @@ def _row(ids: list[int], logprobs: list[float]) -> TopkRow:
     return cells or None
 
 
+@explain_changes
 @attrs.frozen
 class PromptAltTokens(AttrsValue):
     """The k alternatives drawn at each position of a prompt of n tokens.
@@ -243,7 +246,7 @@ class SampledSequence(Signposted, Value):
         return (info for info in parameters(cls) if not info.kw_only)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise attrs.exceptions.FrozenInstanceError
+        refuse_change(self, name)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SampledSequence):
@@ -270,6 +273,7 @@ def _table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
     return None if rows is None else TopkLogprobs.from_rows(rows)
 
 
+@explain_changes
 @attrs.frozen(slots=False)
 class SampleResponse(Signposted, AttrsValue):
     """Result of ``sample``: one sequence per sample, and the requested information about the prompt of n tokens.
@@ -355,6 +359,7 @@ class SampleResponse(Signposted, AttrsValue):
         return None if self.topk_prompt_logprobs_np is None else self.topk_prompt_logprobs_np.tolist()
 
 
+@explain_changes
 @attrs.frozen(kw_only=True)
 class SaveWeightsResponse(AttrsValue):
     """The saved checkpoint of weights and optimizer state.
@@ -372,6 +377,7 @@ class SaveWeightsResponse(AttrsValue):
         return console.checkpoint_url(self.path)
 
 
+@explain_changes
 @attrs.frozen(kw_only=True)
 class SaveWeightsForSamplerResponse(AttrsValue):
     """The saved checkpoint of weights for sampling.
@@ -393,6 +399,7 @@ class SaveWeightsForSamplerResponse(AttrsValue):
         return console.playground_url(self.path)
 
 
+@explain_changes
 @attrs.frozen(kw_only=True)
 class SaveWeightsExternalResponse(AttrsValue):
     """The saved checkpoint of weights as files to download.

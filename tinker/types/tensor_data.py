@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +20,7 @@ from tinker.types._arrays import (
     torch_to_numpy,
     wire_array,
 )
-from tinker.types._values import parameters
+from tinker.types._values import parameters, refuse_change
 from tinker_records import FieldInfo, Value
 
 if TYPE_CHECKING:
@@ -236,7 +235,7 @@ class TensorData(Value):
         return array if dtype is None and not copy else np.array(array, dtype=dtype, copy=True)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise attrs.exceptions.FrozenInstanceError
+        refuse_change(self, name)
 
     def __repr__(self) -> str:
         """Return the dtype, the shape, and the values of a short tensor or the first ones of a long one."""
