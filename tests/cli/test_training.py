@@ -113,6 +113,29 @@ def test_a_run_that_fails_is_saved_and_goes_on(call: Call, disturbed: Any, data:
         assert min(losses_of(second.stdout)) == 5
 
 
+def test_a_run_that_diverges_is_not_saved(call: Call, serve_app: Any, data: str, tmp_path: Path) -> None:
+    """Weights that are no numbers do not replace a checkpoint, and the advice is a lower learning rate, not --resume."""
+
+    class Diverging(ToyEngine):
+        steps = 0
+
+        def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
+            done = super().optim_step(adapter_id, params)
+            self.steps += 1
+            if self.steps == 3:
+                tensors = self._adapter(adapter_id).tensors
+                tensors.update({name: part * float("nan") for name, part in tensors.items()})
+            return done
+
+    with running_server(Settings(data_dir=tmp_path / "diverging"), Diverging()) as url:
+        result = call("train", data, *TRAIN, "--save-every", "2", base_url=url)
+        assert result.exit_code == 1
+        assert "--resume" not in result.stderr
+        assert "/weights/final-000003" not in result.stderr
+        advice = r"The weights were not saved. Run the command again with a lower --learning-rate.\nTo start .*-000002\.\n"
+        assert re.search(advice + "Error: the loss is not finite: the weights have probably diverged", result.stderr)
+
+
 def test_saves_on_the_way(call: Call, disturbed: Any, data: str) -> None:
     """Saves come as often as asked for, and the last one is where a run goes on whose end could not be saved."""
     with disturbed("/save_weights", 5, lambda: 403) as url:  # 2, 4, 6, 8, and the one at the end
