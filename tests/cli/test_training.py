@@ -520,6 +520,14 @@ def test_options_that_do_not_fit(call: Call, data: str, tmp_path: Path) -> None:
     assert "There is no folder" in call("train", data, "--log", "nowhere/log.jsonl", base_url="http://127.0.0.1:1").stderr
 
 
+@pytest.mark.parametrize("command", [("train", "sums.jsonl"), ("run", "compare", "log.jsonl")])
+def test_a_chart_is_an_svg_file(call: Call, data: str, tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Another kind of picture is refused before anything happens."""
+    result = call(*command, "--plot", "x.png", base_url="http://127.0.0.1:1")
+    assert (result.exit_code, "Error: the chart is an SVG file: name it x.svg\n" in result.stderr) == (2, True), result.stderr
+    assert not (tmp_path / "x.png").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

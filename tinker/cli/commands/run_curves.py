@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from tinker.cli.metrics import MetricsReader, RunMetrics, choose_metric, open_run
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.options import GlobalOptions, check_chart_file, pass_options
 
 _POLL_SECONDS = 1.0
 _HEIGHT = 14
@@ -95,6 +95,7 @@ def _draw(curves: dict[str, list[tuple[float, float]]], is_ascii: bool) -> str:
     "--plot",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE.svg",
+    callback=check_chart_file,
     help="Save the plot in this file.",
 )
 @pass_options

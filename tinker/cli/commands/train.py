@@ -13,7 +13,7 @@ from tinker.cli.commands.checkpoint.paths import parse_path
 from tinker.cli.costs import cost_of, count_properties, prices_option, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.models import TRAINED_CHECKPOINT, explain_refusal
-from tinker.cli.options import GlobalOptions, check_checkpoint_name, pass_options
+from tinker.cli.options import GlobalOptions, check_chart_file, check_checkpoint_name, pass_options
 from tinker.cli.output import format_count
 from tinker.cli.training.plan import Plan, option_of
 
@@ -93,7 +93,13 @@ _FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
     help="GRPO: end an answer before this text, instead of at the end-of-text token; may be repeated.",
 )
 @click.option("--log", "log_path", type=_NEW_FILE, metavar="FILE.jsonl", help="Append one line per step to this file.")
-@click.option("--plot", type=_NEW_FILE, metavar="FILE.svg", help="Plot the curve in this file and on the terminal.")
+@click.option(
+    "--plot",
+    type=_NEW_FILE,
+    metavar="FILE.svg",
+    callback=check_chart_file,
+    help="Plot the curve in this file and on the terminal.",
+)
 @click.option("--estimate", is_flag=True, help="Estimate tokens and cost without training.")
 @prices_option
 @pass_options
