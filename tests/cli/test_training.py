@@ -178,6 +178,21 @@ def test_an_unfinished_run_is_not_lost_silently(call: Call, disturbed: Any, data
         assert "nothing to resume" in call("train", data, "--resume", base_url=url).stderr
 
 
+def test_an_unfinished_run_of_another_folder(call: Call, prompts: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """A server of this process has no runs of another data folder, so its unfinished ones are not told there."""
+    counting = "answers = []\ndef reward(answer, example):\n    answers.append(answer)\n    return len(answers)\n"
+    (tmp_path / "reward.py").write_text(counting.replace("return", "assert len(answers) < 60\n    return"))
+    arguments = ("train", prompts, "--grpo", "reward.py", *GRPO, "--max-steps", "9")
+    try:
+        for folder, is_told in (("one", False), ("two", False), ("one", True)):
+            monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path / folder))
+            told = call(*arguments, base_url="local://toy").stderr
+            assert "To continue, run the same command with --resume" in told
+            assert ("replaces an unfinished run" in told) == is_told
+    finally:
+        close_in_process()
+
+
 def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data: str) -> None:
     """Once a new run of the same name has saved on its way, there is one position, which goes with its end."""
     with disturbed("/optim_step", 3, lambda: os.kill(os.getpid(), signal.SIGINT)) as url:

@@ -305,7 +305,10 @@ def _bookmark(options: GlobalOptions, data: Path, name: str) -> Bookmark:
     from tinker.cli.training.position import Bookmark
 
     config = config_of(options)
-    return Bookmark(config.credentials_file.parent / "train", config.base_url, data, name)
+    server = config.base_url
+    if config.is_local and config.local_dir is not None:  # a server for each folder
+        server = f"{server} in {config.local_dir.expanduser().resolve()}"
+    return Bookmark(config.credentials_file.parent / "train", server, data, name)
 
 
 def _find_model(rest: RestClient, plan: Plan, offered: Sequence[SupportedModel]) -> str:
