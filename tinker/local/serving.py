@@ -32,6 +32,7 @@ from tinker.local.loading import check_source, explain_absence_offline
 from tinker.local.scheduling import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
+from tinker.local.storage import make_data_folder
 
 log: logging.Logger = logging.getLogger("tinker.local")
 #: What users may mean by a name that is no model's.
@@ -116,12 +117,13 @@ def serve(
     that of all of them, or has one name for each. ``port`` 0 picks a free one. ``started`` is called with the base URL and the
     engines once connections are accepted; by default it prints where things are and how to begin. A server that others can
     reach and that has no key says so in the log.
-    Raises OSError when the port is taken, ImportError when the engine is not installed, ValueError for models of one name and
-    for a device that this machine does not have.
+    Raises OSError when the port is taken or the data folder cannot be written, ImportError when the engine is not installed,
+    ValueError for models of one name and for a device that this machine does not have.
     """
     listener = _listen(host, port)
     try:
         settings = settings or Settings()
+        make_data_folder(settings.data_dir)
         loaded = [open_one() for open_one in _engine_openers(engine, model, settings.placement)]
         check_distinct(loaded)
         state = State([functools.partial(_return_engine, one) for one in loaded], settings)
