@@ -26,7 +26,7 @@ from tinker.local.engines import (
     choose_engine,
     open_engine,
 )
-from tinker.local.guard import guard_app
+from tinker.local.guard import guard_app, hostname
 from tinker.local.hosts import is_this_machine
 from tinker.local.loading import check_source, explain_absence_offline
 from tinker.local.scheduling import OpenEngine
@@ -73,9 +73,17 @@ class _Server(uvicorn.Server):
 
 def announce(url: str, engines: Sequence[Engine], *, has_key: bool = False) -> None:
     """Print what is served where, whether clients need a key, where to look, and how to begin."""
-    text = describe_start(url, *(engine.base_model for engine in engines), has_key=has_key)
+    here = _reach_from_here(url)
+    text = describe_start(here, *(engine.base_model for engine in engines), has_key=has_key)
+    if here != url:
+        text += f"\n\nOther machines use this host's name, {socket.gethostname()}, in place of {hostname(here)}."
     sys.stdout.write(f"{text}\n")  # at once, for who reads the first line
     sys.stdout.flush()
+
+
+def _reach_from_here(url: str) -> str:
+    """Return the URL under which this machine reaches a server that may listen on every address."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def describe_start(url: str, base_model: str, *others: str, has_key: bool) -> str:
