@@ -117,6 +117,11 @@ def load(source: TokenizerSource | str) -> PreTrainedTokenizerBase:
         return _loaded[source]
 
 
+def is_of_hub(source: TokenizerSource) -> bool:
+    """Return whether a tokenizer is to be found on the hub: not in a directory here, and in no package."""
+    return not Path(source.name).is_dir() and not source.name.startswith(_IN_A_PACKAGE)
+
+
 def find_loaded(source: TokenizerSource) -> PreTrainedTokenizerBase | None:
     """Return a tokenizer that has been loaded."""
     return _loaded.get(source)

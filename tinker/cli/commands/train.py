@@ -202,9 +202,10 @@ class _TrainingJob(NamedTuple):
 
     def estimate(self) -> None:
         """Show what the run would take."""
-        from tinker._tokenizers import load, resolve
+        from tinker._tokenizers import resolve
+        from tinker.cli.tokenizers import load_tokenizer
 
-        tokenizer = load(self.plan.tokenizer_id or resolve(self.base_model, None))
+        tokenizer = load_tokenizer(self.plan.tokenizer_id or resolve(self.base_model, None))
         _show_estimate(self, self.plan.split(self._read(self.data, tokenizer)))
 
     def run(self) -> None:
@@ -240,13 +241,14 @@ class _TrainingJob(NamedTuple):
 
     def _load_tokenizer(self, service: ServiceClient) -> Any:
         """Load the tokenizer given, else the one that the server names for the model, else the one of the model's name."""
-        from tinker._tokenizers import load, resolve
+        from tinker._tokenizers import resolve
+        from tinker.cli.tokenizers import load_tokenizer
         from tinker.errors import APIStatusError, RequestFailedError
 
         reading = f"Reading {self.data} with the tokenizer of {self.plan.tokenizer_id or self.base_model}"
         if self.plan.tokenizer_id is not None:
             self._tell(reading)
-            return load(self.plan.tokenizer_id)
+            return load_tokenizer(self.plan.tokenizer_id)
         try:
             with explain_refusal(service, self.base_model, TRAINED_CHECKPOINT):
                 sampler = service.create_sampling_client(base_model=self.base_model).result()
@@ -255,7 +257,7 @@ class _TrainingJob(NamedTuple):
         except (APIStatusError, RequestFailedError):
             if self.is_unlisted:
                 raise
-            return load(resolve(self.base_model, None))  # a server that trains models which it does not sample
+            return load_tokenizer(resolve(self.base_model, None))  # a server that trains models which it does not sample
 
     def _prepare(self, tokenizer: Any) -> tuple[Supervised | GRPO, Sequence[ExampleRow]]:
         """Return the steps, and the examples of the evaluation file."""
