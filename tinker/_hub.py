@@ -1,4 +1,4 @@
-"""Whether the Hugging Face Hub has something that is to be loaded; asked once, as its own client retries for half a minute."""
+"""Whether the Hugging Face Hub has a repository; asked once, as its own client retries for half a minute."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def load(source: TokenizerSource | str) -> PreTrainedTokenizerBase:
 
 
 def is_of_hub(source: TokenizerSource) -> bool:
-    """Return whether a tokenizer is to be found on the hub: not in a directory here, and in no package."""
+    """Return whether a tokenizer comes from the hub: not in a directory here, and in no package."""
     return not Path(source.name).is_dir() and not source.name.startswith(_IN_A_PACKAGE)
 
 

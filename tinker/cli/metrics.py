@@ -44,7 +44,7 @@ class RunMetrics(NamedTuple):
         """Return a metric by step; of a step that was taken again after a resume, the last value."""
         return sorted({one.number: one.metrics[metric] for one in self.steps if metric in one.metrics}.items())
 
-    def count(self) -> int:
+    def count_steps(self) -> int:
         """Return the number of steps; one that was taken again counts once."""
         return len({one.number for one in self.steps})
 

@@ -128,4 +128,4 @@ def _summary(run: RunMetrics, metric: str) -> dict[str, Any]:
     values = [round(value, 6) for _, value in run.curve(metric)]
     best = (max if "reward" in metric else min)(values, default=None)
     ends = {"first": values[0] if values else None, "best": best, "last": values[-1] if values else None}
-    return {"log": run.name, "steps": run.count(), **ends, "tokens_per_second": run.last().get("tokens_per_second")}
+    return {"log": run.name, "steps": run.count_steps(), **ends, "tokens_per_second": run.last().get("tokens_per_second")}
