@@ -117,6 +117,11 @@ def load(source: TokenizerSource | str) -> PreTrainedTokenizerBase:
         return _loaded[source]
 
 
+def is_of_hub(source: TokenizerSource) -> bool:
+    """Return whether a tokenizer comes from the hub: not in a directory here, and in no package."""
+    return not Path(source.name).is_dir() and not source.name.startswith(_IN_A_PACKAGE)
+
+
 def find_loaded(source: TokenizerSource) -> PreTrainedTokenizerBase | None:
     """Return a tokenizer that has been loaded."""
     return _loaded.get(source)
@@ -154,3 +159,45 @@ def _module(name: str, absent: Exception) -> Any:
         if error.name not in (name, name.partition(".")[0]):
             raise
         raise absent from None
+
+
+# -------------------------------------------------------------------------- what the hub has, of models and of tokenizers
+
+_PROBE_SECONDS = 10.0
+_NO_CONNECTION = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError")  # of httpx, requests and Python
+
+
+def find_absence(name: str, files: Sequence[str], *, kind: str, revision: str | None = None) -> str | None:
+    """Return why a repository cannot be loaded; None where it can, or where only loading it will tell.
+
+    This takes one request, as the hub's own client retries for half a minute.
+
+    One of the ``files`` is in the cache where the repository is. ``kind`` says what it is.
+    ImportError without ``huggingface_hub``.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    hub: Any = huggingface_hub
+    try:
+        if not any(isinstance(hub.try_to_load_from_cache(name, file, revision=revision), str) for file in files):
+            hub.HfApi().model_info(name, timeout=_PROBE_SECONDS)
+    except HFValidationError:
+        return f"it is neither a directory nor a name on {_host()}"
+    except RepositoryNotFoundError:
+        return f"{_host()} has no such {kind}, or it is private"
+    except Exception as error:  # noqa: BLE001 - its clients raise what they like; only loading will tell
+        if any(one.__name__ in _NO_CONNECTION for one in type(error).__mro__):
+            return describe_offline()
+    return None
+
+
+def describe_offline() -> str:
+    """Say that the hub cannot be reached."""
+    return f"no connection to {_host()}, and it is not in the cache"
+
+
+def _host() -> str:
+    from huggingface_hub.constants import ENDPOINT
+
+    return ENDPOINT.partition("://")[2]

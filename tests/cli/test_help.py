@@ -362,6 +362,16 @@ def test_a_local_server_of_an_unknown_model(name: str, tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (1, f"Error: cannot load '{name}'{reason}\n"), words
 
 
+def test_a_tokenizer_that_cannot_be_fetched(tmp_path: Path) -> None:
+    """It is one line, at once, without the attempts that the hub's client repeats."""
+    away = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    words = ["--base-url", "local://toy", "sample", "--tokenizer", "nosuch/tok", "hi"]
+    command = [sys.executable, "-m", "tinker.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=away, timeout=60)
+    absence = "no connection to 127.0.0.1:9, and it is not in the cache"
+    assert done.stderr == f"Sampling tinker/toy\nError: cannot load the tokenizer 'nosuch/tok': {absence}; give a directory\n"
+
+
 def test_a_local_server_of_a_model_that_the_hub_lacks(tmp_path: Path, serve_app: Any) -> None:
     """A name that the hub answers with 404 is said to be unknown there, or private."""
     pytest.importorskip("torch")

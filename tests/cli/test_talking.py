@@ -263,6 +263,17 @@ def test_runs_are_compared(ask: Ask, call: Call, logs: tuple[str, str], tmp_path
     assert "no.jsonl is not a log of a run" in call("run", "compare", "no.jsonl").stderr
 
 
+def test_runs_of_different_metrics_are_compared(ask: Ask, call: Call, logs: tuple[str, str], tmp_path: Path) -> None:
+    """A run without the metric keeps its number of steps and says what it has; a metric of all runs goes first."""
+    rows = [{"type": "step", "step": at, "steps": 2, "reward": at / 2, "tokens": 9} for at in (1, 2)]
+    (tmp_path / "g.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = call("run", "compare", "a.jsonl", "g.jsonl")
+    assert "g.jsonl: no metric 'loss'; it has reward\n" in result.stderr
+    assert [row["steps"] for row in ask("run", "compare", "a.jsonl", "g.jsonl")["runs"]] == [3, 2]
+    (tmp_path / "both.jsonl").write_text(json.dumps({"step": 1, "loss": 2.0, "reward": 0.5}) + "\n")
+    assert ask("run", "compare", "both.jsonl", "g.jsonl")["metric"] == "reward"
+
+
 def test_a_run_is_watched_to_its_end(call: Call, logs: tuple[str, str], tmp_path: Path) -> None:
     """Into a pipe each step is a line, and the command ends with the run; a line that is not complete yet is left out."""
     with (tmp_path / "a.jsonl").open("a") as log:

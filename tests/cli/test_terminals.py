@@ -105,6 +105,13 @@ def test_no_line_is_wider_than_the_terminal(calls: list[list[str]], columns: int
     assert [line for line in drawn if len(line) > columns] == []
 
 
+def test_short_cells_are_not_broken(calls: list[list[str]], tmp_path: Path) -> None:
+    """A size and a time stay on one line where the terminal has room for that."""
+    listing = next(one for one in calls if one[-2:] == ["checkpoint", "list"])
+    shown = ESCAPES.sub("", show_on_terminal([listing], 140, tmp_path))
+    assert re.search(r"\d KB +just now", shown), shown
+
+
 def test_a_live_curve_is_drawn_in_dots(calls: list[list[str]], tmp_path: Path) -> None:
     """A terminal that shows every letter gets the curve of a run that is watched as finely as that of one that is trained."""
     (watch,) = (one for one in calls if "watch" in one)

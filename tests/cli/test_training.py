@@ -113,6 +113,29 @@ def test_a_run_that_fails_is_saved_and_goes_on(call: Call, disturbed: Any, data:
         assert min(losses_of(second.stdout)) == 5
 
 
+def test_a_run_that_diverges_is_not_saved(call: Call, serve_app: Any, data: str, tmp_path: Path) -> None:
+    """Weights that are no numbers do not replace a checkpoint, and the advice is a lower learning rate, not --resume."""
+
+    class Diverging(ToyEngine):
+        steps = 0
+
+        def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
+            done = super().optim_step(adapter_id, params)
+            self.steps += 1
+            if self.steps == 3:
+                tensors = self._adapter(adapter_id).tensors
+                tensors.update({name: part * float("nan") for name, part in tensors.items()})
+            return done
+
+    with running_server(Settings(data_dir=tmp_path / "diverging"), Diverging()) as url:
+        result = call("train", data, *TRAIN, "--save-every", "2", base_url=url)
+        assert result.exit_code == 1
+        assert "--resume" not in result.stderr
+        assert "/weights/final-000003" not in result.stderr
+        advice = r"The weights were not saved. Run the command again with a lower --learning-rate.\nTo start .*-000002\.\n"
+        assert re.search(advice + "Error: the loss is not finite: the weights have probably diverged", result.stderr)
+
+
 def test_saves_on_the_way(call: Call, disturbed: Any, data: str) -> None:
     """Saves come as often as asked for, and the last one is where a run goes on whose end could not be saved."""
     with disturbed("/save_weights", 5, lambda: 403) as url:  # 2, 4, 6, 8, and the one at the end
@@ -153,6 +176,21 @@ def test_an_unfinished_run_is_not_lost_silently(call: Call, disturbed: Any, data
         assert "An unfinished run" not in resumed.stderr
         assert "Creating a run" not in resumed.stderr
         assert "nothing to resume" in call("train", data, "--resume", base_url=url).stderr
+
+
+def test_an_unfinished_run_of_another_folder(call: Call, prompts: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """A server of this process has no runs of another data folder, so its unfinished ones are not told there."""
+    counting = "answers = []\ndef reward(answer, example):\n    answers.append(answer)\n    return len(answers)\n"
+    (tmp_path / "reward.py").write_text(counting.replace("return", "assert len(answers) < 60\n    return"))
+    arguments = ("train", prompts, "--grpo", "reward.py", *GRPO, "--max-steps", "9")
+    try:
+        for folder, is_told in (("one", False), ("two", False), ("one", True)):
+            monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path / folder))
+            told = call(*arguments, base_url="local://toy").stderr
+            assert "To continue, run the same command with --resume" in told
+            assert ("replaces an unfinished run" in told) == is_told
+    finally:
+        close_in_process()
 
 
 def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data: str) -> None:
@@ -495,6 +533,14 @@ def test_options_that_do_not_fit(call: Call, data: str, tmp_path: Path) -> None:
         useless = call("train", data, option, value)
         assert (useless.exit_code, useless.stderr.endswith(f"Error: {option} needs --grpo.\n")) == (2, True), useless.stderr
     assert "There is no folder" in call("train", data, "--log", "nowhere/log.jsonl", base_url="http://127.0.0.1:1").stderr
+
+
+@pytest.mark.parametrize("command", [("train", "sums.jsonl"), ("run", "compare", "log.jsonl")])
+def test_a_chart_is_an_svg_file(call: Call, data: str, tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Another kind of picture is refused before anything happens."""
+    result = call(*command, "--plot", "x.png", base_url="http://127.0.0.1:1")
+    assert (result.exit_code, "Error: the chart is an SVG file: name it x.svg\n" in result.stderr) == (2, True), result.stderr
+    assert not (tmp_path / "x.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import signal
@@ -355,6 +356,18 @@ def test_serve_logs_requests_with_their_time(tmp_path: Path) -> None:
         process.terminate()
         _, log = process.communicate(timeout=30)
     assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO tinker\.\S+: \S+ GET /", log, re.MULTILINE), log
+
+
+def test_a_data_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named at the start, before there is anything to save; a server of this process names the setting too."""
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "data"
+    said = f"nothing can be written to the data folder {folder}: {os.strerror(errno.ENOTDIR)}"
+    with pytest.raises(OSError, match=re.escape(said)):
+        serve(engine="toy", port=0, settings=Settings(data_dir=folder))
+    monkeypatch.setenv("TINKER_LOCAL_DIR", str(folder))
+    with pytest.raises(OSError, match=re.escape(f"{said}; set TINKER_LOCAL_DIR to another")):
+        tinker.RestClient(base_url="local://toy").get_server_capabilities().result()
 
 
 def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:

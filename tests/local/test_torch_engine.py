@@ -403,6 +403,14 @@ def test_a_refused_call_leaves_the_gradient_alone(
     assert engine.optim_step("c", ADAM)["grad_norm:mean"] == norm
 
 
+def test_weights_that_have_diverged_are_blamed(engine: TorchEngine) -> None:
+    """A loss that is not finite is not blamed on data that are."""
+    engine.forward_backward("a", supervised(5), "cross_entropy", {}, backward=True)
+    engine.optim_step("a", attrs.evolve(ADAM, learning_rate=1e30))
+    with pytest.raises(EngineError, match=r"is not finite: the weights have probably diverged\. Lower the learning rate"):
+        engine.forward_backward("a", supervised(5), "cross_entropy", {}, backward=True)
+
+
 def test_a_too_long_datum_is_refused(engine: TorchEngine) -> None:
     """The context length bounds training too."""
     with pytest.raises(EngineError, match="datum 0: model_input has 129 tokens; it must have 1 to 128"):

@@ -529,6 +529,15 @@ def test_a_wrong_datum_is_named_and_changes_nothing(engine: ToyEngine, loss_fn: 
     assert engine._adapter("a").gradient is None
 
 
+def test_weights_that_have_diverged_are_blamed(engine: ToyEngine) -> None:
+    """A loss that is not finite is not blamed on data that are."""
+    pairs = ((example(), "cross_entropy"), (rl_example(engine), "ppo"))
+    engine._adapter("a").tensors = {name: np.full_like(part, np.nan) for name, part in engine._adapter("a").tensors.items()}
+    for given, loss_fn in pairs:
+        with pytest.raises(EngineError, match=r"^the loss is not finite: the weights have probably diverged\. Lower"):
+            engine.forward_backward("a", [given], loss_fn, {}, backward=True)
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [

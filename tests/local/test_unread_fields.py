@@ -23,6 +23,7 @@ SAMPLE = models.SampleRequest
         (b'{"user_metadata": {"anything": {"at": "all"}}}', models.CreateModelRequest, []),
         (b'{"a\\nb: c": 1}', SAMPLE, ["a?b??c"]),
         (b'{"prompt": {"": 1}, "": 1}', SAMPLE, ["prompt.?", "?"]),  # a header cannot end with an empty name
+        (b'{"events": [{"event": "GENERIC_EVENT", "event_name": "epoch", "x": 1}]}', models.TelemetrySendRequest, ["events.x"]),
         (b"[1]", SAMPLE, []),
         (b"{", SAMPLE, []),
         (b'{"sampling_params": 5, "prompt": {"chunks": 5}}', SAMPLE, []),

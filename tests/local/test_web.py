@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import tinker
 import tinker.local
 from tinker.cli import main
 from tinker.local import Settings, running_server
-from tinker.local.serving import describe_start
+from tinker.local.engines.toy import ToyEngine
+from tinker.local.serving import announce, describe_start
 
 KEY = "a key that nobody may read"
 
@@ -132,6 +134,18 @@ def test_a_server_starts_with_what_one_needs_to_know(tmp_path: Path) -> None:
     keyed = describe_start("http://127.0.0.1:1", "tinker/toy", has_key=True)
     assert "http://127.0.0.1:1/docs" in keyed
     assert "TINKER_API_KEY" in keyed
+
+
+def test_a_server_on_every_address_says_how_it_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    """No client can use 0.0.0.0 everywhere: this machine uses the loopback, others the name of the host."""
+    for url, here in (("http://0.0.0.0:7", "http://127.0.0.1:7"), ("http://[::]:7", "http://[::1]:7")):
+        announce(url, [ToyEngine()])
+        text = capsys.readouterr().out
+        assert f"(TINKER_BASE_URL={here})" in text
+        assert url not in text
+        assert f"Other machines use this host's name, {socket.gethostname()}, in place of" in text
+    announce("http://127.0.0.1:7", [ToyEngine()])
+    assert "Other machines" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("given", "level"), [([], logging.WARNING), (["--log-level", "info"], logging.INFO)])

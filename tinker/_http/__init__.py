@@ -20,7 +20,7 @@ from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawR
 from tinker._http.observers import Observers
 from tinker._http.redaction import HIDDEN_TEXT
 from tinker._http.refused_fields import RefusedFields
-from tinker._http.responses import NO_API, connection_error, decode_json, invalid_response, status_error
+from tinker._http.responses import NO_API, UNREACHABLE_HINT, connection_error, decode_json, invalid_response, status_error
 from tinker._http.retry import (
     ARCHIVE,
     DOWNLOAD,
@@ -65,6 +65,7 @@ from tinker._http.tracing import TRACING_MODULE, read_trace_headers
 from tinker._http.transport import Reply, Transport
 
 __all__ = [
+    "UNREACHABLE_HINT",
     "make_scope",
     "ABSENT_STATUSES",
     "ARCHIVE",

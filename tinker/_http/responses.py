@@ -73,7 +73,7 @@ def _to_bytes(text: str) -> bytes:
 
 
 _KEY_HINT = "; check the key (api_key or TINKER_API_KEY)"
-_UNREACHABLE_HINT = " Check that the server is running, and its address (base_url or TINKER_BASE_URL)."
+UNREACHABLE_HINT = "Check that the server is running, and its address (base_url or TINKER_BASE_URL)."
 
 
 def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> errors.APIConnectionError:
@@ -84,7 +84,7 @@ def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> error
     if failure.timed_out:
         error = errors.APITimeoutError(shown, f"Request timed out: {where}: {failure}.")
     else:
-        hint = _UNREACHABLE_HINT if failure.never_connected else ""
+        hint = f" {UNREACHABLE_HINT}" if failure.never_connected else ""
         error = errors.APIConnectionError(message=f"Connection error: {where}: {failure}.{hint}", request=shown)
         error.never_connected = failure.never_connected
     error.operation = request.operation

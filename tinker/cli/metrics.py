@@ -44,6 +44,10 @@ class RunMetrics(NamedTuple):
         """Return a metric by step; of a step that was taken again after a resume, the last value."""
         return sorted({one.number: one.metrics[metric] for one in self.steps if metric in one.metrics}.items())
 
+    def count_steps(self) -> int:
+        """Return the number of steps; one that was taken again counts once."""
+        return len({one.number for one in self.steps})
+
     def last(self) -> Mapping[str, float]:
         """Return the metrics of the last step."""
         return self.steps[-1].metrics if self.steps else {}
@@ -69,13 +73,28 @@ def open_run(options: GlobalOptions, run: str) -> MetricsReader:
     return open_live(options, run)
 
 
+def explain_lack(run: RunMetrics, metric: str) -> str | None:
+    """Say that a run does not have a metric, and what it has; None where it does, or where it has no steps."""
+    names = run.names()
+    if metric in names or not names:
+        return None
+    similar = [name for name in names if any(word in name for word in PREFERRED_WORDS)]
+    return f"{run.name}: no metric {metric!r}; it has {', '.join(similar or names)}"
+
+
 def choose_metric(runs: Iterable[RunMetrics], metric: str | None) -> str:
-    """Return the metric to draw: the one given, else a loss or a reward. CommandFailed where no run has it."""
-    names = list(dict.fromkeys(name for run in runs for name in run.names()))
+    """Return the metric to draw: the one given, else a loss or a reward, one of all runs first.
+
+    CommandFailed where no run has the one given.
+    """
+    each = [names for run in runs if (names := run.names())]
+    names = list(dict.fromkeys(name for one in each for name in one))
     if metric is None:
         preferred = [name for name in PREFERRED if name in names]
         similar = [name for word in PREFERRED_WORDS for name in names if word in name]
-        return next(iter([*preferred, *similar, *names]), "loss")
+        telling = [*preferred, *similar]
+        shared = [name for name in telling if all(name in one for one in each)]
+        return next(iter([*shared, *telling, *names]), "loss")
     if names and metric not in names:
         raise CommandFailed(f"No run has the metric {metric!r}", f"There are: {', '.join(sorted(names))}")
     return metric

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import click
@@ -53,6 +54,13 @@ def check_checkpoint_name(context: click.Context, parameter: click.Parameter, na
         told = f"a checkpoint name has at most {LONGEST_NAME} bytes, got {len(name.encode())}"
         raise click.BadParameter(told, context, parameter)
     return name
+
+
+def check_chart_file(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
+    """Return the file that an option names for a chart. UsageError for a name of another kind of picture."""
+    if file is not None and file.suffix.lower() not in ("", ".svg"):
+        raise click.UsageError(f"the chart is an SVG file: name it {file.with_suffix('.svg')}", context)
+    return file
 
 
 def pass_options(command: Callable[Concatenate[GlobalOptions, P], R]) -> Callable[P, R]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import json
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ Advance = Callable[..., None]
 
 _GAP = "  "
 _GAP_WIDTH = len(_GAP)
+_SHORT = len("59 minutes ago")  # a cell of a column that stays on one line where there is room
 
 
 def show(options: GlobalOptions, value: Any, table: Callable[[], None]) -> None:
@@ -71,8 +73,12 @@ def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], titl
     from rich.table import Table
     from rich.text import Text
 
-    console, least = Console(), _least_widths(columns, lines)
-    spare = console.width - sum(least) - _GAP_WIDTH * (len(least) - 1)
+    console = Console()
+    room = console.width - _GAP_WIDTH * (len(columns) - 1)
+    least = _least_widths(columns, lines, longest_kept=_SHORT)
+    if sum(least) > room:
+        least = _least_widths(columns, lines)
+    spare = room - sum(least)
     if spare < 0:
         _show_records(columns, lines, title)
         return
@@ -96,21 +102,27 @@ def _leave_out(
     from rich.console import Console
 
     width = Console().width
-    for count in range(len(spared) + 1):
+    for longest_kept, count in itertools.product((_SHORT, 0), range(len(spared) + 1)):
         kept = [number for number, name in enumerate(columns) if name not in spared[:count]]
         names, cells = [columns[number] for number in kept], [[line[number] for number in kept] for line in lines]
-        if sum(least := _least_widths(names, cells)) + _GAP_WIDTH * (len(least) - 1) <= width:
+        if sum(least := _least_widths(names, cells, longest_kept)) + _GAP_WIDTH * (len(least) - 1) <= width:
             if left := [name for name in columns if name not in names]:
                 click.echo(f"Not shown on a terminal of this width: {', '.join(left)}", err=True)
             return names, cells
     return columns, lines
 
 
-def _least_widths(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[int]:
-    """Return the width of the longest word of each column, and of the first, which is not broken, that of the longest cell."""
-    words = [[word for cell in cells for word in cell.split()] for cells in zip(columns, *lines)]
-    first = [line[0] for line in lines]
-    return [max(map(len, [*found, *(first if number == 0 else []), ""])) for number, found in enumerate(words)]
+def _least_widths(columns: Sequence[str], lines: Sequence[Sequence[str]], longest_kept: int = 0) -> list[int]:
+    """Return the width of the longest word of each column, or of its longest cell where cells are not broken.
+
+    Those of the first column are not, nor those of the columns where none is longer than ``longest_kept``.
+    """
+    widths: list[int] = []
+    for number, (name, cells) in enumerate(zip(columns, zip(*lines) if lines else [()] * len(columns))):
+        longest = max(map(len, cells), default=0)
+        words = max((len(word) for cell in (name, *cells) for word in cell.split()), default=0)
+        widths.append(max(words, longest if number == 0 or longest <= longest_kept else 0))
+    return widths
 
 
 def _grow(least: Sequence[int], columns: Sequence[str], lines: Sequence[Sequence[str]], spare: int) -> list[int]:

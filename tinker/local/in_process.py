@@ -18,6 +18,7 @@ from tinker.local.loading import Loading, check_source
 from tinker.local.scheduling import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
+from tinker.local.storage import make_data_folder
 
 SCHEME = "local://"
 TOY = "toy"
@@ -34,13 +35,15 @@ def in_process_app(url: str, data_dir: Path | None = None) -> ASGIApp:
     as in ``local://toy?profile=skyrl``, and where it computes, as in ``local://org/name?device=cuda:1&dtype=float16``, each
     as in :class:`Settings`. ``data_dir`` None means ``~/.tinker/local``. A child process made by ``fork`` starts
     with none. ValueError for another scheme or query, FileNotFoundError for a path where there is no directory, OSError for a
-    name that neither the hub nor its cache has.
+    name that neither the hub nor its cache has, and for a ``data_dir`` that cannot be written.
     """
     name, options = _parse_url(url)
     settings = Settings(data_dir=data_dir, **options)
     key = (url, settings.data_dir)
     if key not in _running:
         _check_model(name)
+        if data_dir is not None:
+            _make_folder(settings.data_dir)
     with _lock:
         if key not in _running:
             loading = Loading()
@@ -78,6 +81,14 @@ def _choose_model(name: str) -> tuple[EngineName | None, str | None]:
 def _check_model(name: str) -> None:
     """Raise OSError for a model that cannot be loaded, FileNotFoundError where it is a path."""
     check_source(*_choose_model(name), {known: f"{SCHEME}{known}" for known in (TOY, TOY_MODEL, PACKAGED_MODEL)})
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder that the user has named; the default one is made on the first save, as few need it."""
+    try:
+        make_data_folder(folder)
+    except OSError as error:
+        raise OSError(f"{error}; set TINKER_LOCAL_DIR to another") from error
 
 
 def _engine_opener(name: str, settings: Settings, loading: Loading) -> OpenEngine:

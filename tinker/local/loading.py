@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from tinker._tokenizers import describe_offline, find_absence
 from tinker.local.engines import PACKAGED_MODEL, Engine, EngineName, check_directory, choose_engine, missing_parts
 from tinker.local.scheduling import OpenEngine
 from tinker_records import find_closest
@@ -16,14 +17,10 @@ from tinker_records import find_closest
 Listener: TypeAlias = Callable[[str | None], object]
 
 
-_PROBE_SECONDS = 10.0
-_NO_CONNECTION = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError")  # of httpx, requests and Python
-
-
 def check_source(engine: EngineName | None, model: str | None, meant: Mapping[str, str]) -> None:
     """Raise OSError for a model that cannot be loaded: a path without a directory, or a name unknown to the hub and its cache.
 
-    This takes one request; the hub's own client would retry it for half a minute. ``meant`` has the names of models that may
+    This takes one request. ``meant`` has the names of models that may
     have been meant, and how the message writes them.
     """
     if model is None or model == PACKAGED_MODEL or choose_engine(engine, model) != "torch":
@@ -31,40 +28,11 @@ def check_source(engine: EngineName | None, model: str | None, meant: Mapping[st
     check_directory(model)
     if missing_parts() or Path(model).is_dir():
         return
-    if (absence := _find_absence(model)) is not None:
+    if (absence := find_absence(model, ["config.json"], kind="model")) is not None:
         closest = find_closest(model.lower(), meant)
         if closest is not None:
             raise OSError(f"cannot load {model!r}; did you mean {meant[closest]}? ({absence})")
         raise OSError(f"cannot load {model!r}: {absence}; give a directory")
-
-
-def _find_absence(model: str) -> str | None:
-    """Return why a model cannot be loaded from the hub; None where it can, or where only loading it will tell."""
-    import huggingface_hub
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
-
-    hub: Any = huggingface_hub
-    try:
-        if not isinstance(hub.try_to_load_from_cache(model, "config.json"), str):
-            hub.HfApi().model_info(model, timeout=_PROBE_SECONDS)
-    except HFValidationError:
-        return f"it is neither a directory nor a name on {_hub_host()}"
-    except RepositoryNotFoundError:
-        return f"{_hub_host()} has no such model, or it is private"
-    except Exception as error:  # noqa: BLE001 - its clients raise what they like; only loading will tell
-        if any(kind.__name__ in _NO_CONNECTION for kind in type(error).__mro__):
-            return _describe_offline()
-    return None
-
-
-def _describe_offline() -> str:
-    return f"no connection to {_hub_host()}, and it is not in the cache"
-
-
-def _hub_host() -> str:
-    from huggingface_hub.constants import ENDPOINT
-
-    return ENDPOINT.partition("://")[2]
 
 
 @contextmanager
@@ -75,7 +43,7 @@ def explain_absence_offline(model: str | None) -> Generator[None]:
     except OSError as error:
         if type(error.__cause__).__name__ != "LocalEntryNotFoundError":  # of huggingface_hub, which need not be installed
             raise
-        raise OSError(f"cannot load {model!r}: {_describe_offline()}; give a directory") from error
+        raise OSError(f"cannot load {model!r}: {describe_offline()}; give a directory") from error
 
 
 class Loading:

@@ -26,12 +26,13 @@ from tinker.local.engines import (
     choose_engine,
     open_engine,
 )
-from tinker.local.guard import guard_app
+from tinker.local.guard import guard_app, hostname
 from tinker.local.hosts import is_this_machine
 from tinker.local.loading import check_source, explain_absence_offline
 from tinker.local.scheduling import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
+from tinker.local.storage import make_data_folder
 
 log: logging.Logger = logging.getLogger("tinker.local")
 #: What users may mean by a name that is no model's.
@@ -72,9 +73,17 @@ class _Server(uvicorn.Server):
 
 def announce(url: str, engines: Sequence[Engine], *, has_key: bool = False) -> None:
     """Print what is served where, whether clients need a key, where to look, and how to begin."""
-    text = describe_start(url, *(engine.base_model for engine in engines), has_key=has_key)
+    here = _reach_from_here(url)
+    text = describe_start(here, *(engine.base_model for engine in engines), has_key=has_key)
+    if here != url:
+        text += f"\n\nOther machines use this host's name, {socket.gethostname()}, in place of {hostname(here)}."
     sys.stdout.write(f"{text}\n")  # at once, for who reads the first line
     sys.stdout.flush()
+
+
+def _reach_from_here(url: str) -> str:
+    """Return the URL under which this machine reaches a server that may listen on every address."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def describe_start(url: str, base_model: str, *others: str, has_key: bool) -> str:
@@ -116,12 +125,13 @@ def serve(
     that of all of them, or has one name for each. ``port`` 0 picks a free one. ``started`` is called with the base URL and the
     engines once connections are accepted; by default it prints where things are and how to begin. A server that others can
     reach and that has no key says so in the log.
-    Raises OSError when the port is taken, ImportError when the engine is not installed, ValueError for models of one name and
-    for a device that this machine does not have.
+    Raises OSError when the port is taken or the data folder cannot be written, ImportError when the engine is not installed,
+    ValueError for models of one name and for a device that this machine does not have.
     """
     listener = _listen(host, port)
     try:
         settings = settings or Settings()
+        make_data_folder(settings.data_dir)
         loaded = [open_one() for open_one in _engine_openers(engine, model, settings.placement)]
         check_distinct(loaded)
         state = State([functools.partial(_return_engine, one) for one in loaded], settings)

@@ -33,7 +33,8 @@ def _default_hold_seconds(settings: Settings) -> float:
 class Settings:
     """Settings of one server. Seconds and bytes are in the names; every limit answers with an error that names it.
 
-    ``data_dir``: where checkpoints live; made on the first save. None means ``TINKER_LOCAL_DIR``, else ``~/.tinker/local``.
+    ``data_dir``: where checkpoints live; made on the first save, by ``tinker serve`` at its start. None means
+    ``TINKER_LOCAL_DIR``, else ``~/.tinker/local``.
     ``api_key``: what clients must send as their key; None accepts anything, also nothing, but on a port no requests of web
     pages, and only those sent to this machine's addresses, to the host it listens on, to that of ``public_url`` or to one of
     ``allowed_hosts``.

@@ -1,7 +1,7 @@
 """Unknown fields of JSON bodies: a warning in the log and a header of the answer, or a refusal.
 
-A misspelled option, or one of another server, would otherwise be ignored in silence. Null asks for nothing, ``type`` only names
-a record, and maps with keys of the client's choice are left alone.
+A misspelled option, or one of another server, would otherwise be ignored in silence. Null asks for nothing, ``type`` and the
+tag of a union only name a record, and maps with keys of the client's choice are left alone.
 """
 
 from __future__ import annotations
@@ -108,11 +108,12 @@ def _find_in_object(content: bytes | msgspec.Raw, records: _Members) -> Iterator
     fields: dict[str, list[inspect.Type]] = {}
     for field in (field for record in records for field in record.fields):
         fields.setdefault(field.encode_name, []).append(field.type)
+    tags = {TAG, *(record.tag_field for record in records)}
     for name, value in body.items():
         if name in fields:
             for kind in fields[name]:
                 yield from ((f"{name}.{inner}", known) for inner, known in _find_in_value(value, kind))
-        elif name != TAG and bytes(value) != b"null":
+        elif name not in tags and bytes(value) != b"null":
             yield name or "?", fields
 
 

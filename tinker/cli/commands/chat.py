@@ -102,13 +102,13 @@ class _Talk:
 
     def _open(self, model: str) -> None:
         """Sample from another model; TinkerError leaves the one before."""
-        from tinker._tokenizers import load
         from tinker.cli.examples import TextDecoder
+        from tinker.cli.tokenizers import load_tokenizer
 
         path, base = (model, None) if model.startswith("tinker://") else (None, model)
         with explain_refusal(self._service, model):
             sampler: SamplingClient = self._service.create_sampling_client(model_path=path, base_model=base).result()
-        self._tokenizer: Any = load(self._tokenizer_id) if self._tokenizer_id else sampler.get_tokenizer()
+        self._tokenizer: Any = load_tokenizer(self._tokenizer_id) if self._tokenizer_id else sampler.get_tokenizer()
         self._decoder = TextDecoder(self._tokenizer)
         self._capacity = self._find_capacity(sampler.get_base_model())
         self._sampler = sampler

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from tinker.cli.metrics import MetricsReader, RunMetrics, choose_metric, open_run
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.metrics import MetricsReader, RunMetrics, choose_metric, explain_lack, open_run
+from tinker.cli.options import GlobalOptions, check_chart_file, pass_options
 
 _POLL_SECONDS = 1.0
 _HEIGHT = 14
@@ -95,6 +95,7 @@ def _draw(curves: dict[str, list[tuple[float, float]]], is_ascii: bool) -> str:
     "--plot",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE.svg",
+    callback=check_chart_file,
     help="Save the plot in this file.",
 )
 @pass_options
@@ -116,6 +117,8 @@ def compare(options: GlobalOptions, /, runs: tuple[str, ...], metric: str | None
     def table() -> None:
         columns = ["Log", "Steps", "First", "Best", "Last", "Tokens/s"]
         show_table(columns, [["" if cell is None else str(cell) for cell in row.values()] for row in rows], name)
+        for lack in filter(None, (explain_lack(run, name) for run in read)):
+            click.echo(lack, err=True)
         click.echo(_draw(curves, is_ascii_only()))
 
     show(options, {"metric": name, "runs": rows}, table)
@@ -125,4 +128,4 @@ def _summary(run: RunMetrics, metric: str) -> dict[str, Any]:
     values = [round(value, 6) for _, value in run.curve(metric)]
     best = (max if "reward" in metric else min)(values, default=None)
     ends = {"first": values[0] if values else None, "best": best, "last": values[-1] if values else None}
-    return {"log": run.name, "steps": len(values), **ends, "tokens_per_second": run.last().get("tokens_per_second")}
+    return {"log": run.name, "steps": run.count_steps(), **ends, "tokens_per_second": run.last().get("tokens_per_second")}

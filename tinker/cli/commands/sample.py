@@ -109,10 +109,10 @@ def sample(
 
     In --stop, \\n is a newline, \\t a tab and \\\\ a backslash.
     """
-    from tinker._tokenizers import load
     from tinker.cli.clients import rest_client, service_client
     from tinker.cli.examples import TextDecoder
     from tinker.cli.output import format_count, progress, show
+    from tinker.cli.tokenizers import load_tokenizer
     from tinker.types import SamplingParams
 
     if output is not None and not output.parent.is_dir():
@@ -130,7 +130,7 @@ def sample(
         with explain_refusal(service, model):
             sampler = service.create_sampling_client(model_path=path, base_model=base).result()
         advance = stack.enter_context(progress(options, f"Sampling {model}", len(asked) or len(found)))
-        tokenizer: Any = load(tokenizer_id) if tokenizer_id else sampler.get_tokenizer()
+        tokenizer: Any = load_tokenizer(tokenizer_id) if tokenizer_id else sampler.get_tokenizer()
         decoder = TextDecoder(tokenizer, skip_special=stops is not None)
         if prompt_lines is not None and output is not None:
 

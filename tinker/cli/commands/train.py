@@ -13,7 +13,7 @@ from tinker.cli.commands.checkpoint.paths import parse_path
 from tinker.cli.costs import cost_of, count_properties, prices_option, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.models import TRAINED_CHECKPOINT, explain_refusal
-from tinker.cli.options import GlobalOptions, check_checkpoint_name, pass_options
+from tinker.cli.options import GlobalOptions, check_chart_file, check_checkpoint_name, pass_options
 from tinker.cli.output import format_count
 from tinker.cli.training.plan import Plan, option_of
 
@@ -93,7 +93,13 @@ _FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
     help="GRPO: end an answer before this text, instead of at the end-of-text token; may be repeated.",
 )
 @click.option("--log", "log_path", type=_NEW_FILE, metavar="FILE.jsonl", help="Append one line per step to this file.")
-@click.option("--plot", type=_NEW_FILE, metavar="FILE.svg", help="Plot the curve in this file and on the terminal.")
+@click.option(
+    "--plot",
+    type=_NEW_FILE,
+    metavar="FILE.svg",
+    callback=check_chart_file,
+    help="Plot the curve in this file and on the terminal.",
+)
 @click.option("--estimate", is_flag=True, help="Estimate tokens and cost without training.")
 @prices_option
 @pass_options
@@ -196,9 +202,10 @@ class _TrainingJob(NamedTuple):
 
     def estimate(self) -> None:
         """Show what the run would take."""
-        from tinker._tokenizers import load, resolve
+        from tinker._tokenizers import resolve
+        from tinker.cli.tokenizers import load_tokenizer
 
-        tokenizer = load(self.plan.tokenizer_id or resolve(self.base_model, None))
+        tokenizer = load_tokenizer(self.plan.tokenizer_id or resolve(self.base_model, None))
         _show_estimate(self, self.plan.split(self._read(self.data, tokenizer)))
 
     def run(self) -> None:
@@ -234,13 +241,14 @@ class _TrainingJob(NamedTuple):
 
     def _load_tokenizer(self, service: ServiceClient) -> Any:
         """Load the tokenizer given, else the one that the server names for the model, else the one of the model's name."""
-        from tinker._tokenizers import load, resolve
+        from tinker._tokenizers import resolve
+        from tinker.cli.tokenizers import load_tokenizer
         from tinker.errors import APIStatusError, RequestFailedError
 
         reading = f"Reading {self.data} with the tokenizer of {self.plan.tokenizer_id or self.base_model}"
         if self.plan.tokenizer_id is not None:
             self._tell(reading)
-            return load(self.plan.tokenizer_id)
+            return load_tokenizer(self.plan.tokenizer_id)
         try:
             with explain_refusal(service, self.base_model, TRAINED_CHECKPOINT):
                 sampler = service.create_sampling_client(base_model=self.base_model).result()
@@ -249,7 +257,7 @@ class _TrainingJob(NamedTuple):
         except (APIStatusError, RequestFailedError):
             if self.is_unlisted:
                 raise
-            return load(resolve(self.base_model, None))  # a server that trains models which it does not sample
+            return load_tokenizer(resolve(self.base_model, None))  # a server that trains models which it does not sample
 
     def _prepare(self, tokenizer: Any) -> tuple[Supervised | GRPO, Sequence[ExampleRow]]:
         """Return the steps, and the examples of the evaluation file."""
@@ -299,7 +307,10 @@ def _bookmark(options: GlobalOptions, data: Path, name: str) -> Bookmark:
     from tinker.cli.training.position import Bookmark
 
     config = config_of(options)
-    return Bookmark(config.credentials_file.parent / "train", config.base_url, data, name)
+    server = config.base_url
+    if config.is_local and config.local_dir is not None:  # a server for each folder
+        server = f"{server} in {config.local_dir.expanduser().resolve()}"
+    return Bookmark(config.credentials_file.parent / "train", server, data, name)
 
 
 def _find_model(rest: RestClient, plan: Plan, offered: Sequence[SupportedModel]) -> str:

@@ -93,6 +93,7 @@ class Loop:
         self._report, self._bookmark, self._cadence, self._evaluation = report, bookmark, cadence, evaluation
         self._ahead: deque[_Pending] = deque()
         self._done = self._saved = 0
+        self._path: str | None = None  # of the last checkpoint
 
     def run(self, first: int) -> None:
         """Take the steps from ``first`` on. A signal or a failure ends them early, after a save; Exit, or the failure."""
@@ -110,8 +111,12 @@ class Loop:
             except KeyboardInterrupt:
                 self._tell_resume()
                 raise
-            except Exception:
-                self._save_after_failure()
+            except Exception as error:
+                if _has_diverged(error):
+                    self._receive_rest()
+                    self._report.tell_diverged(self._saved, self._path)
+                else:
+                    self._save_after_failure()
                 raise
             if stop.is_made and self._done < self._recipe.steps:
                 self._save()
@@ -157,7 +162,7 @@ class Loop:
             self._keep(self._done, self._training.save_state(self._name(self._done)).result().path)
 
     def _keep(self, done: int, path: str) -> None:
-        self._saved = done
+        self._saved, self._path = done, path
         self._bookmark.write(self._plan, Position(done, path, self._recipe.steps))
         self._report.add_save(done, path)
 
@@ -186,3 +191,10 @@ class Loop:
             was_applied |= bool(self._recipe.steps_ahead) and failures[-1] is None
         self._ahead.clear()
         return was_applied
+
+
+def _has_diverged(error: Exception) -> bool:
+    """Return whether the server says that the weights are no longer numbers to train; saving them would help nobody."""
+    from tinker.errors import RequestFailedError
+
+    return isinstance(error, RequestFailedError) and "diverged" in str(error)

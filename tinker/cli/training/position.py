@@ -31,7 +31,7 @@ class Position(NamedTuple):
 
 
 class Bookmark:
-    """The file of one run. ``server`` is its base URL, without a password.
+    """The file of one run. ``server`` is its base URL, without a password, and its folder where that makes it another server.
 
     The position of an earlier run stays until this one writes its own.
     """

@@ -69,6 +69,12 @@ class RunReport:
             f"Saved after step {done} of {self._steps}.{note} To continue, run the same command with --resume.", err=True
         )
 
+    def tell_diverged(self, saved: int, path: str | None) -> None:
+        """Say that the weights are not saved, and how to begin again."""
+        click.echo("The weights were not saved. Run the command again with a lower --learning-rate.", err=True)
+        if path is not None:
+            click.echo(f"To start from the checkpoint after step {saved}, if it is good, add --from {path}.", err=True)
+
     def end(self, facts: Mapping[str, Any]) -> None:
         """Report the result; not on the screen, where it is a table."""
         self._record("result", facts)

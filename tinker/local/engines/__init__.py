@@ -7,12 +7,14 @@ from tinker.local.engines.image_inputs import EngineImage, ImageReader, PlacedIm
 from tinker.local.engines.loss_inputs import (
     CLIP_DEFAULTS,
     LOSS_FORMS,
+    WEIGHTS_DIVERGED,
     Cells,
     LossForm,
     check_data,
     check_datum,
     check_step,
     check_tokens,
+    explain_infinite_loss,
     resolve_loss,
 )
 from tinker.local.engines.opening import (
@@ -50,6 +52,8 @@ from tinker.local.engines.protocol import (
 from tinker.local.engines.sample_inputs import check_job, noise_seed
 
 __all__ = [
+    "WEIGHTS_DIVERGED",
+    "explain_infinite_loss",
     "DEFAULT_PLACEMENT",
     "Adam",
     "AdapterSpec",

@@ -19,6 +19,7 @@ from tinker_records import suggest
 
 CLIP_DEFAULTS: Mapping[str, float] = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 _RL_INPUTS = frozenset({"logprobs", "advantages"})
+WEIGHTS_DIVERGED = "the weights have probably diverged. Lower the learning rate and continue from an earlier checkpoint"
 
 
 @attrs.frozen(kw_only=True)
@@ -120,6 +121,13 @@ def check_step(params: Adam | Dimuon) -> None:
         high, limit = (1, "below 1") if name.startswith("beta") else (math.inf, "finite")
         if not (low <= value < high and math.isfinite(value)):
             raise EngineError(f"{name} is {value}; it must be at least 0 and {limit}")
+
+
+def explain_infinite_loss(form: LossForm, logprobs_are_finite: bool) -> str:
+    """Say why a loss of checked inputs is not finite: through what it was given only where the model's part is finite."""
+    if not logprobs_are_finite or not form.inputs:
+        return f"the loss is not finite: {WEIGHTS_DIVERGED}"
+    return f"the loss is not finite; check its {', '.join(sorted(form.inputs, reverse=True))} and weights"
 
 
 def _check_names(where: str, name: str, form: LossForm, given: set[str]) -> None:

@@ -16,6 +16,7 @@ from tinker.local.storage.checkpoint_records import (
 from tinker.local.storage.checkpoints import LEFTOVERS, RECORD_FILE, Checkpoints
 from tinker.local.storage.completions import Completion, CompletionLog
 from tinker.local.storage.exports import TraceExports
+from tinker.local.storage.folders import make_data_folder
 from tinker.local.storage.history import HistoryPoint, RunHistory
 from tinker.local.storage.journal import Journal, JournalRequest, JournalResult, JournalRun
 from tinker.local.storage.kept_runs import KeptRuns
@@ -95,6 +96,7 @@ __all__ = [
     "checkpoint_path",
     "folder_name",
     "in_trace",
+    "make_data_folder",
     "name_conflict",
     "request_key",
     "split_request_key",

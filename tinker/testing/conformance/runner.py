@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tinker_wire import CONTRACT_VERSION
 
+from tinker._http import UNREACHABLE_HINT
 from tinker.testing.conformance.connection import CheckDeadline, Connection, KitClock
 from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import (
@@ -140,7 +141,7 @@ def _reach(connection: Connection) -> None:
     try:
         connection.reach(10.0)
     except CheckEnd as error:
-        raise ConnectionError(f"no server answers at {connection.base_url}: {error}") from error
+        raise ConnectionError(f"no server answers at {connection.base_url}: {error}. {UNREACHABLE_HINT}") from error
 
 
 def run_check(check: Check, connection: Connection, deadline_seconds: float | None = None) -> Row:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tinker.cli.clients import rest_client
-from tinker.cli.commands.checkpoint.show import COLUMNS, row
+from tinker.cli.commands.checkpoint.show import COLUMNS, SPARED, row
 from tinker.cli.options import GlobalOptions, pass_options
 from tinker.cli.output import Advance, progress, show, show_table
 from tinker.cli.paging import Listing
@@ -63,7 +63,11 @@ def search(
     with progress(options, "Searching checkpoints", None) as advance:
         found = _fetch(rest, request, limit, advance)
     listing = Listing(found, len(found))
-    show(options, {"checkpoints": found}, lambda: show_table(COLUMNS, map(row, found), listing.title("checkpoint")))
+    show(
+        options,
+        {"checkpoints": found},
+        lambda: show_table(COLUMNS, map(row, found), listing.title("checkpoint"), spared=SPARED),
+    )
 
 
 def _fetch(rest: RestClient, request: CheckpointSearchRequest, limit: int, advance: Advance) -> list[Checkpoint]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tinker.types.paths import ParsedCheckpointTinkerPath
 
 PAGE = 1000
+SPARED = ("Public",)  # of a narrow terminal
 COLUMNS = ("Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Path")
 
 
@@ -44,7 +45,7 @@ def list_checkpoints(options: GlobalOptions, run_id: str | None, limit: int, off
     else:
         listing = _fetch_newest(options, rest, limit, offset)
         value = {"checkpoints": listing.items}
-    show(options, value, lambda: show_table(COLUMNS, map(row, listing.items), listing.title("checkpoint")))
+    show(options, value, lambda: show_table(COLUMNS, map(row, listing.items), listing.title("checkpoint"), spared=SPARED))
 
 
 def _fetch_newest(options: GlobalOptions, rest: RestClient, limit: int, offset: int) -> Listing[Checkpoint]:

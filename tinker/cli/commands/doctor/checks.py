@@ -55,10 +55,11 @@ async def _check_server(
     for name, check in _CHECKS.items():
         try:
             results.append(await check(prober))
+        except AuthenticationError as error:
+            results.append(CheckResult(name, "note", "not checked: needs the credential"))
+            _note_refusal(prober.runtime.config, results, error.status_code)
         except TinkerError as error:
             results.append(CheckResult(name, "FAIL", str(error)))
-            if isinstance(error, AuthenticationError):
-                _note_refusal(prober.runtime.config, results, error.status_code)
     operations = await find_operations(prober)
     results.append(summarize_operations(operations))
     return operations

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 import torch
 
-from tinker.local.engines import Cells, EngineError, Float32, LossForm
+from tinker.local.engines import Cells, EngineError, Float32, LossForm, explain_infinite_loss
 from tinker.local.engines.torch.head import SplitModel, split_positions, target_logprobs
 from tinker.local.engines.torch.image_rows import ImageRow, ImageStates, find_positions
 from tinker.local.engines.torch.losses import TorchLoss
@@ -115,7 +115,8 @@ class LossRun:
         if not terms.isfinite().all():
             worst = part.start + int(counted.nonzero()[~terms.isfinite()][0, 0])
             datum = batch.indices[worst // batch.length]
-            raise EngineError(f"datum {datum}: the loss is not finite; check its logprobs, advantages and weights")
+            are_finite = bool(logprobs[counted].isfinite().all())
+            raise EngineError(f"datum {datum}: {explain_infinite_loss(self._plan.form, are_finite)}")
         self._tally.add(terms.detach(), logprobs[counted].detach(), cells)
         return terms.sum() if len(terms) else None
 

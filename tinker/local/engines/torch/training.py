@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import torch
 
-from tinker.local.engines import CLIP_DEFAULTS, Adam, Dimuon, EngineError, LossForm, orthogonal_direction
+from tinker.local.engines import CLIP_DEFAULTS, WEIGHTS_DIVERGED, Adam, Dimuon, EngineError, LossForm, orthogonal_direction
 from tinker.local.engines.torch.experts import join_stack, split_stack
 from tinker.local.engines.torch.lora import LoraWeights
 
@@ -72,7 +72,7 @@ class LossMetrics:
 
 def accumulate(before: list[torch.Tensor] | None, gradient: list[torch.Tensor]) -> list[torch.Tensor]:
     if not math.isfinite(gradient_norm(gradient)):
-        raise EngineError("the gradient is not finite; nothing was accumulated")
+        raise EngineError(f"the gradient is not finite: {WEIGHTS_DIVERGED}")
     return gradient if before is None else [a + b for a, b in zip(before, gradient)]
 
 

@@ -40,6 +40,7 @@ from tinker.local.engines import (
     check_data,
     check_job,
     check_step,
+    explain_infinite_loss,
     noise_seed,
 )
 from tinker.local.engines.toy.adapters import (
@@ -206,7 +207,7 @@ class ToyEngine:
         terms, slopes = TOY_LOSSES[loss_fn](logprobs[counted], inputs, options)
         weighted = terms * weights[counted]
         if not np.isfinite(weighted).all() or not np.isfinite(slopes).all():
-            raise EngineError("the loss is not finite; check logprobs, advantages and weights")
+            raise EngineError(explain_infinite_loss(form, bool(np.isfinite(logprobs[counted]).all())))
         if backward:
             slope = np.zeros(len(logprobs))
             slope[counted] = slopes * weights[counted]
