@@ -18,7 +18,7 @@ from tinker.testing.conformance.registry import check
 
 @check("get_server_capabilities")
 def wrong_key(context: CheckContext) -> None:
-    """A server with accounts refuses a wrong key, and none, with 401; one without them takes any."""
+    """A server with accounts refuses a wrong or missing key with 401; a server without accounts accepts any."""
     request = service_api.get_server_capabilities()
     for key in (None, "tml-no-such-key"):
         if context.send(request, key=key).status != 200:
@@ -27,7 +27,7 @@ def wrong_key(context: CheckContext) -> None:
 
 @check("auth_token")
 def token(context: CheckContext) -> None:
-    """A credential is exchanged for a JWT with `iat` and `exp` that lie ahead, and the JWT opens the API."""
+    """A credential can be exchanged for a JWT with `iat` and a future `exp`, and the JWT is accepted."""
     jwt = context.call(auth_api.auth_token(models.AuthTokenRequest())).jwt
     claims = _claims(jwt)
     now = datetime.datetime.now(datetime.UTC).timestamp()
@@ -60,7 +60,7 @@ def api_key(context: CheckContext) -> None:
 
 @check("get_audit_log")
 def audit(context: CheckContext) -> None:
-    """The audit log of a day is answered, or redirected to a URL that needs no credential."""
+    """The audit log of a day is returned, or a redirect to a URL that needs no credential."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     for request in (api.get_audit_log(), api.get_audit_log(event_type="checkpoints", day=today)):
         answer = context.send(request)
@@ -72,7 +72,7 @@ def audit(context: CheckContext) -> None:
 
 @check("get_billing_usage")
 def usage(context: CheckContext) -> None:
-    """The usage of an hour is answered."""
+    """The usage of an hour is returned."""
     now = datetime.datetime.now(datetime.UTC).replace(minute=0, second=0, microsecond=0)
     day = datetime.timedelta(days=1)
     found = context.call(api.get_billing_usage(starting_on=now - day, ending_before=now)).data
@@ -82,12 +82,12 @@ def usage(context: CheckContext) -> None:
 
 @check("get_checkpoint_storage_usage")
 def storage(context: CheckContext) -> None:
-    """What checkpoints store is answered."""
+    """The storage of checkpoints is returned."""
     context.call(api.get_checkpoint_storage_usage())
 
 
 @check("delete_api_key", destructive=True)
 def revoke(context: CheckContext) -> None:
-    """A revoked key opens nothing any more."""
+    """A revoked key is refused."""
     context.call(auth_api.delete_api_key())
     context.expect_refusal(auth_api.get_api_key(), 401)

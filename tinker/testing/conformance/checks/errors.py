@@ -31,7 +31,7 @@ _SESSION = models.CreateSessionRequest(tags=[], user_metadata={}, sdk_version=__
 
 @check("get_info", "optim_step", "create_model", "create_sampling_session", "asample", "get_training_run", "weights_info")
 def unknown_ids(context: CheckContext) -> None:
-    """Ids that were never given out are 404, with a detail."""
+    """Unknown ids return 404, with a detail."""
     gone = "no-such-session:train:0"
     lora = models.LoraConfig(rank=8)
     base = context.base_model()
@@ -57,7 +57,7 @@ def unknown_ids(context: CheckContext) -> None:
 
 @check("create_session", "create_model", "optim_step", "asample", "retrieve_future", "forward_backward")
 def syntax(context: CheckContext) -> None:
-    """A body that is not JSON, lacks a field or has a wrong type is refused with 422, naming the place."""
+    """A body that is not JSON, misses a field or has a wrong type is refused with 422, which names the place."""
     request = service_api.create_session(_SESSION)
     for content in (b"", b"{", b"\xff", b"[]", b"null", b'{"tags": "x", "sdk_version": 1}'):
         _refuse_content(context, request, content)
@@ -119,7 +119,7 @@ def _detail(content: bytes) -> object:
 
 @check("forward_backward")
 def protobuf_syntax(context: CheckContext) -> None:
-    """A protobuf body that is cut off, or is none, is refused with 400 or 422."""
+    """A truncated or invalid protobuf body is refused with 400 or 422."""
     fixture = create(context)
     request = fixture.request("proto")
     whole = encode_body(request)
@@ -129,7 +129,7 @@ def protobuf_syntax(context: CheckContext) -> None:
 
 @check("create_session", "create_model", "asample", "retrieve_future")
 def statuses(context: CheckContext) -> None:
-    """A success has the status of the document: 200, or 204 where there is no body."""
+    """A successful response has the documented status: 200, or 204 without a body."""
     context.session()
     for attempt in (create, SamplingFixture.on_base):
         with suppress(CheckEnd):  # what fails is another check's matter
@@ -146,7 +146,7 @@ def statuses(context: CheckContext) -> None:
 
 @check("create_session", "create_sampling_session", "asample")
 def unknown_fields(context: CheckContext) -> None:
-    """Fields that the server does not know are ignored."""
+    """Unknown fields are ignored."""
     _accept(context, service_api.create_session(_SESSION), **msgspec.to_builtins(_SESSION), field_of_tomorrow={"a": [1]})
     sampler = SamplingFixture.on_base(context)
     body = msgspec.to_builtins(sampler.body(), enc_hook=str)
@@ -156,7 +156,7 @@ def unknown_fields(context: CheckContext) -> None:
 
 @check("create_session", "create_model", "optim_step", "forward_backward", "create_sampling_session", "asample")
 def older_bodies(context: CheckContext) -> None:
-    """Bodies of 2025 are taken: without defaults and types, with nulls for what is not said."""
+    """Request bodies from 2025 clients are accepted: they omit defaults and types, and send null for unset fields."""
     session = _accept(context, service_api.create_session(_SESSION), tags=[], user_metadata={}, sdk_version="0.7.0").session_id
     request = training_api.create_model(
         models.CreateModelRequest(session_id=session, model_seq_id=0, base_model=context.base_model())

@@ -18,7 +18,7 @@ _LONGEST_HOLD_SECONDS = 45.0
 
 @check("retrieve_future")
 def again(context: CheckContext) -> None:
-    """A result may be fetched more than once."""
+    """A result can be fetched more than once."""
     fixture = borrow(context)
     promise = fixture.loss()
     first, second = context.wait_for_response(promise), context.wait_for_response(promise)
@@ -27,14 +27,14 @@ def again(context: CheckContext) -> None:
 
 @check("retrieve_future")
 def unknown(context: CheckContext) -> None:
-    """An id that was never given out is 404, or 410."""
+    """An unknown id returns 404 or 410."""
     body = models.FutureRetrieveRequest(request_id="no-such-request")
     context.expect_refusal(api.retrieve_future(body, expected=object), 404, 410, about=f"the request_id {body.request_id!r}")
 
 
 @check("retrieve_future")
 def failure(context: CheckContext) -> None:
-    """A request that fails reports the reason and the cause; the model keeps working."""
+    """A failed request reports the reason and the category; the model keeps working."""
     fixture, ended = create(context), "failed"
     try:
         context.wait_for_response(fixture.loss(loss_fn="no_such_loss", number=1))
@@ -57,7 +57,7 @@ def failure(context: CheckContext) -> None:
 
 @check("retrieve_future")
 def announcement(context: CheckContext) -> None:
-    """A large result may be announced by its size, where the client allows it; then it has that size."""
+    """A large result may be announced by its size if the client allows it; the result then has that size."""
     fixture = borrow(context)
     promise = fixture.loss([datum(range(5, 37)) for _ in range(64)], backward=False)
     answer = context.wait_for_response(promise, metadata=True)
@@ -70,7 +70,7 @@ def announcement(context: CheckContext) -> None:
 
 @check("retrieve_future", slow=True)
 def pending(context: CheckContext) -> None:
-    """What cannot run yet is answered within 45 s with `try_again` or 408."""
+    """A poll for a request that cannot run yet returns within 45 s, with `try_again` or 408."""
     fixture = create(context)
     promise = fixture.loss(number=2)
     began = context.connection.clock.monotonic()
@@ -84,7 +84,7 @@ def pending(context: CheckContext) -> None:
 
 @check("retrieve_futures")
 def completions(context: CheckContext) -> None:
-    """Requests of a sampling session that are done are listed once each, with a cursor to go on from."""
+    """Finished requests of a sampling session are listed once each, with a cursor."""
     sampler = SamplingFixture.on_base(context)
     submitted = {sampler.submit().request_id for _ in range(3)}
     found: list[str] = []
@@ -111,7 +111,7 @@ def _request_id(completion: models.FutureCompletion) -> str:
 
 @check("retrieve_futures")
 def completions_of_failures(context: CheckContext) -> None:
-    """A sample that failed is listed as failed, and its error is fetched like a result."""
+    """A failed sample is listed as failed, and its error can be fetched like a result."""
     sampler = SamplingFixture.on_base(context)
     context.call(api.retrieve_futures(_completions(sampler, 0, timeout=0.0)))
     try:
@@ -127,7 +127,7 @@ def completions_of_failures(context: CheckContext) -> None:
 
 @check("cancel_future")
 def cancel(context: CheckContext) -> None:
-    """Giving up a request is not an error, whether it runs, is done, or was never there."""
+    """Cancelling a request is not an error, whether it is running, finished or unknown."""
     sampler = SamplingFixture.on_base(context)
     promise = sampler.submit(max_tokens=50)
     for request_id in (promise.request_id, promise.request_id, "no-such-request"):

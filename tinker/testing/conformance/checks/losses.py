@@ -49,7 +49,7 @@ def cross_entropy(context: CheckContext) -> None:
 
 @check("forward_backward")
 def without_weights(context: CheckContext) -> None:
-    """Without `weights`, which are optional, each token counts as one of weight 1."""
+    """Without the optional `weights`, each token has weight 1."""
     data = [targets_alone(one) for one in DATA]
     output = borrow(context).output(data)
     _compare(context, output, -logprobs_of(output, data).sum())
@@ -66,7 +66,7 @@ def weights(context: CheckContext) -> None:
 
 @check("forward_backward")
 def many_targets(context: CheckContext) -> None:
-    """`cross_entropy` takes several targets at each place, each with its weight."""
+    """`cross_entropy` accepts several targets at each position, each with its weight."""
     scale = np.array([[0.5, 0.5], [1.0, 0.0], [0.25, 0.75]], np.float32)
     targets = TensorData.from_numpy(np.array([[6, 7], [7, 8], [5, 9]]))
     inputs = {"target_tokens": targets, "weights": TensorData.from_numpy(scale)}
@@ -88,14 +88,14 @@ def importance_sampling(context: CheckContext) -> None:
 
 @check("forward_backward")
 def ppo(context: CheckContext) -> None:
-    """`ppo` takes the lesser of the free and the clipped ratio times the advantage."""
+    """`ppo` takes the smaller of the unclipped and the clipped ratio, times the advantage."""
     output, ratios = _with_ratios(context, "ppo", CLIP)
     _compare(context, output, -np.minimum(ratios * ADVANTAGES, _clip(ratios) * ADVANTAGES).sum())
 
 
 @check("forward_backward")
 def cispo(context: CheckContext) -> None:
-    """`cispo` weighs logprobs times advantages with the clipped ratio."""
+    """`cispo` multiplies logprobs and advantages by the clipped ratio."""
     output, ratios = _with_ratios(context, "cispo", CLIP)
     _compare(context, output, -(_clip(ratios) * ADVANTAGES * logprobs_of(output)).sum())
 

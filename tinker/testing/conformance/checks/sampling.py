@@ -18,27 +18,27 @@ from tinker.types.results import SampleResponse
 
 @check("create_sampling_session", core=True, basis=True)
 def session(context: CheckContext) -> None:
-    """A sampling session is opened on a base model."""
+    """A sampling session can be created for a base model."""
     SamplingFixture.on_base(context)
 
 
 @check("asample", "retrieve_future", core=True, basis=True)
 def sample(context: CheckContext) -> None:
-    """A prompt is sampled."""
+    """A prompt can be sampled."""
     result = SamplingFixture.on_base(context).sample()
     context.require(bool(result.sequences), "asked for a sample, got none")
 
 
 @check("create_sampling_session")
 def of_nothing(context: CheckContext) -> None:
-    """A sampling session on neither a base model nor saved weights is refused with 400."""
+    """A sampling session without a base model or saved weights is refused with 400."""
     body = models.CreateSamplingSessionRequest(session_id=context.session(), sampling_session_seq_id=context.number(1))
     context.expect_refusal(api.create_sampling_session(body), 400, 422)
 
 
 @check("get_sampler")
 def sampler(context: CheckContext) -> None:
-    """A sampling session says what it samples from."""
+    """A sampling session reports what it samples from."""
     made = SamplingFixture.on_base(context)
     found = context.call(api.get_sampler(sampler_id=made.sampling_session_id))
     context.require(found.sampler_id == made.sampling_session_id, f"the sampler's id is {found.sampler_id!r}")
@@ -47,7 +47,7 @@ def sampler(context: CheckContext) -> None:
 
 @check("asample", core=True)
 def samples(context: CheckContext) -> None:
-    """As many sequences come back as are asked for, as long as asked for, each token with a logprob, each with an id."""
+    """The requested number of sequences is returned, with the requested length, a logprob for each token, and an id each."""
     promise = SamplingFixture.on_base(context).submit(num_samples=3, max_tokens=4)
     result = context.result(promise)
     context.require(len(result.sequences) == 3, f"asked for 3 samples, got {len(result.sequences)}")
@@ -65,7 +65,7 @@ def samples(context: CheckContext) -> None:
 
 @check("asample")
 def seed(context: CheckContext) -> None:
-    """The same seed gives the same tokens, another seed others."""
+    """The same seed gives the same tokens; another seed gives others."""
     made = SamplingFixture.on_base(context)
     one, again, other = (_tokens(made.sample(seed=seed, max_tokens=24)) for seed in (1, 1, 2))
     context.expect(one == again, f"with seed 1 the tokens are {one}, then {again}")
@@ -74,7 +74,7 @@ def seed(context: CheckContext) -> None:
 
 @check("asample")
 def greedy(context: CheckContext) -> None:
-    """At temperature 0 the likeliest token is taken, every time."""
+    """At temperature 0, the most likely token is always taken."""
     made = SamplingFixture.on_base(context)
     one, other = (made.sample(temperature=0.0, topk_sample_logprobs=1, seed=seed) for seed in (1, 2))
     context.expect(_tokens(one) == _tokens(other), f"the tokens are {_tokens(one)}, then {_tokens(other)}")
@@ -98,7 +98,7 @@ def stop_tokens(context: CheckContext) -> None:
 
 @check("asample")
 def top_k(context: CheckContext) -> None:
-    """`top_k` 1 leaves nothing to draw: the tokens are those of temperature 0."""
+    """With `top_k` 1, the tokens are those of temperature 0."""
     made = SamplingFixture.on_base(context)
     best, drawn = _tokens(made.sample(temperature=0.0)), _tokens(made.sample(top_k=1, seed=3))
     context.expect(best == drawn, f"the likeliest tokens are {best}, with top_k 1 they are {drawn}")
@@ -106,7 +106,7 @@ def top_k(context: CheckContext) -> None:
 
 @check("asample")
 def prompt_logprobs(context: CheckContext) -> None:
-    """Each prompt token has a logprob, but for the first; a fresh adapter's loss gives the same."""
+    """Each prompt token except the first has a logprob, equal to that of a forward pass with a fresh adapter."""
     found = SamplingFixture.on_base(context).sample(prompt_logprobs=True).prompt_logprobs
     rest = [math.nan if value is None else value for value in prompt_scores(context, found)[1:]]
     trained = borrow(context).logprobs([datum(PROMPT[:-1], PROMPT[1:])])
@@ -128,7 +128,7 @@ def last_prompt_logprobs(context: CheckContext) -> None:
 
 @check("asample")
 def likeliest(context: CheckContext) -> None:
-    """`topk_prompt_logprobs` and `topk_sample_logprobs` give the likeliest tokens of each position, best first."""
+    """`topk_prompt_logprobs` and `topk_sample_logprobs` return the most likely tokens of each position, best first."""
     result = _optional(SamplingFixture.on_base(context), topk_prompt_logprobs=3, topk_sample_logprobs=2, prompt_logprobs=True)
     prompt, sampled = result.topk_prompt_logprobs, result.sequences[0].topk_logprobs
     context.expect(prompt is not None and len(prompt) == len(PROMPT), f"the rows of the prompt are {prompt}")
@@ -142,7 +142,7 @@ def likeliest(context: CheckContext) -> None:
 
 @check("asample")
 def target_logprobs(context: CheckContext) -> None:
-    """`target_prompt_logprobs` scores given tokens at the positions of the prompt, 0.0 for the others."""
+    """`target_prompt_logprobs` scores the given tokens at the positions of the prompt, and 0.0 for the others."""
     targets = [PROMPT[1], -1, PROMPT[2], 9, PROMPT[3], -1]
     tensor = models.TensorData(data=targets, dtype="int64", shape=[len(PROMPT) - 1, 2])
     result = _optional(SamplingFixture.on_base(context), prompt_logprobs=True, target_prompt_logprobs=tensor)
@@ -157,7 +157,7 @@ def target_logprobs(context: CheckContext) -> None:
 
 @check("asample")
 def alternatives(context: CheckContext) -> None:
-    """`prompt_alt_tokens_k` draws so many other tokens for each position of the prompt after the first."""
+    """`prompt_alt_tokens_k` draws that many other tokens for each position of the prompt after the first."""
     result = _optional(SamplingFixture.on_base(context), prompt_alt_tokens_k=2)
     if result.prompt_alt_tokens is None:
         raise Absent("prompt_alt_tokens_k is ignored")
@@ -183,7 +183,7 @@ def without_session(context: CheckContext) -> None:
 
 @check("asample", "retrieve_future")
 def json_result(context: CheckContext) -> None:
-    """A sample that is fetched as JSON is the sample that is fetched as protobuf."""
+    """A sample fetched as JSON equals the sample fetched as protobuf."""
     promise = SamplingFixture.on_base(context).submit(prompt_logprobs=True)
     one, other = (context.result(promise, protobuf=form) for form in (True, False))
     context.require(_tokens(one) == _tokens(other), f"the tokens are {_tokens(one)}, as JSON {_tokens(other)}")
@@ -193,7 +193,7 @@ def json_result(context: CheckContext) -> None:
 
 @check("stream_sample")
 def stream(context: CheckContext) -> None:
-    """Streamed tokens are as many as asked for, each with a logprob, and after them the stream ends with `done`."""
+    """A stream has the requested number of tokens, each with a logprob, and ends with `done`."""
     made = SamplingFixture.on_base(context)
     request = api.stream_sample(made.body(num_samples=2, max_tokens=4))
     answer = context.send(request)
@@ -219,7 +219,7 @@ def _check_sequence(context: CheckContext, events: list[models.SampleStreamEvent
 
 @check("join_sampling_session")
 def join(context: CheckContext) -> None:
-    """Copies of a sampling client get numbers of their own, and sample under them."""
+    """Copies of a sampling client get their own numbers, and can sample under them."""
     made = SamplingFixture.on_base(context)
     body = models.JoinSamplingSessionRequest(sampling_session_id=made.sampling_session_id)
     numbers = [context.call(api.join_sampling_session(body)).client_counter for _ in range(2)]

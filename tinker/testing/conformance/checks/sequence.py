@@ -30,7 +30,7 @@ _NUMBERS, _REPETITION = "numbers of training", "repetition"
 
 @check("forward_backward", "optim_step", "retrieve_future")
 def pipeline(context: CheckContext) -> None:
-    """Requests may be submitted without waiting, and give what they give one by one."""
+    """Requests can be submitted without waiting, with the same results as one by one."""
 
     def at_once(fixture: TrainingFixture) -> None:
         promises: list[PendingResult[Any]] = [fixture.loss(), fixture.step(), fixture.loss([ONE]), fixture.step()]
@@ -72,7 +72,7 @@ def late_arrival(context: CheckContext) -> None:
 
 @check("forward_backward", "optim_step")
 def repetition(context: CheckContext) -> None:
-    """The same request again under the same number answers the same future and has no effect."""
+    """Repeating a request under the same number returns the same future and has no other effect."""
 
     def twice(fixture: TrainingFixture) -> None:
         number, keys = fixture.number, [{"X-Idempotency-Key": str(uuid.uuid4())} for _ in range(4)]
@@ -105,7 +105,7 @@ def repetition(context: CheckContext) -> None:
 
 @check("forward_backward", "optim_step")
 def conflict(context: CheckContext) -> None:
-    """Another request under a number that is used is refused with 409."""
+    """A different request under a used number is refused with 409."""
     fixture = create(context)
     context.wait_for_response(fixture.loss([ONE], number=1))
     assert context.connection.memory.form is not None
@@ -116,7 +116,7 @@ def conflict(context: CheckContext) -> None:
 
 @check("create_model")
 def model_again(context: CheckContext) -> None:
-    """Creating the model of the same number again answers the same future; with another body it is refused."""
+    """Repeating the creation of a model under the same number returns the same future; with another body it is refused."""
     request = creation(context)
     one, other = (context.submit(request, models.CreateModelResponse) for _ in range(2))
     same = one.request_id == other.request_id
@@ -130,7 +130,7 @@ def model_again(context: CheckContext) -> None:
 
 @check("asample")
 def sample_again(context: CheckContext) -> None:
-    """The same sample again under the same number is the same sample; another one is refused with 409."""
+    """Repeating a sample under the same number returns the same sample; a different request is refused with 409."""
     sampler = SamplingFixture.on_base(context)
     one, other = (sampler.submit(number=0) for _ in range(2))
     told = f"sent twice, asample answers the requests {one.request_id!r} and {other.request_id!r}"
@@ -144,6 +144,6 @@ def sample_again(context: CheckContext) -> None:
 
 @check("forward_backward", "optim_step", slow=True)
 def gap(context: CheckContext) -> None:
-    """A number that never arrives does not hold the model up forever."""
+    """A number that never arrives does not block the model forever."""
     fixture = create(context)
     context.wait_for_response(fixture.loss(number=2))

@@ -19,7 +19,7 @@ _CONFIG = models.ClientConfigRequest(sdk_version=__version__)
 
 @check("healthz")
 def health(context: CheckContext) -> None:
-    """The server says that it is up, also without a credential."""
+    """The health check responds, also without a credential."""
     found = context.call(api.healthz(), key=None).status
     context.expect(found == "ok", f"the status is {found!r}, and official clients read 'ok' only")
 
@@ -36,7 +36,7 @@ def capabilities(context: CheckContext) -> None:
 
 @check("client_config")
 def client_config(context: CheckContext) -> None:
-    """Settings for clients have the types of the document, and limits leave room for work."""
+    """The settings for clients have the documented types, and their limits leave room for work."""
     config = context.call(api.client_config(_CONFIG))
     limits = (config.fwdbwd_max_chunk_len, config.fwdbwd_max_chunk_bytes_count, config.sample_max_concurrent_requests)
     context.expect(min(limits) > 0, f"a limit of the client configuration allows nothing: {limits}")
@@ -44,7 +44,7 @@ def client_config(context: CheckContext) -> None:
 
 @check("client_dynamic_config")
 def client_dynamic_config(context: CheckContext) -> None:
-    """Settings that may change have the types of the document."""
+    """The settings that may change have the documented types."""
     context.call(api.client_dynamic_config(_CONFIG))
 
 

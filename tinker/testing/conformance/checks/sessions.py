@@ -25,13 +25,13 @@ def begin(context: CheckContext) -> None:
 
 @check("session_heartbeat")
 def heartbeat(context: CheckContext) -> None:
-    """A heartbeat of a session that lives is answered."""
+    """A heartbeat of an open session succeeds."""
     context.call(_heartbeat(context.session()))
 
 
 @check("finish_session", "session_heartbeat")
 def finish(context: CheckContext) -> None:
-    """A session may be finished twice, and its heartbeats are answered with 410 from then on."""
+    """A session can be finished twice; its later heartbeats return 410."""
     session = context.new_session()
     context.finish(session, "errored")
     context.finish(session, "success")
@@ -52,7 +52,7 @@ def newest_first(context: CheckContext) -> None:
 
 @check("get_session")
 def contents(context: CheckContext) -> None:
-    """A session names its models and samplers, its metadata and its name."""
+    """A session lists its models and samplers, its metadata and its name."""
     session = context.new_session(user_metadata={"k": "v"}, display_name="conformance check")
     body = models.CreateSamplingSessionRequest(session_id=session, sampling_session_seq_id=0, base_model=context.base_model())
     sampler = context.call(sampling_api.create_sampling_session(body)).sampling_session_id
@@ -66,7 +66,7 @@ def contents(context: CheckContext) -> None:
 
 @check("search_sessions")
 def search(context: CheckContext) -> None:
-    """Sessions are found by metadata, name and status, page by page, newest first."""
+    """Sessions can be found by metadata, name and status, in pages, newest first."""
     mark = uuid.uuid4().hex
     made = [context.new_session(user_metadata={"mark": mark}, display_name=f"search {mark} {i}") for i in range(3)]
     body = models.SessionSearchRequest(user_metadata={"mark": mark}, limit=2)
@@ -96,7 +96,7 @@ def _search_by_name_and_status(context: CheckContext, mark: str, made: list[str]
 
 @check("set_session_project")
 def project(context: CheckContext) -> None:
-    """A session moves into a project; a project that is not there is refused with 400, 403 or 404."""
+    """A session can be moved into a project; an unknown project is refused with 400, 403 or 404."""
     body = models.SetSessionProjectRequest(project_id=f"conformance-{uuid.uuid4().hex[:8]}")
     request = api.set_session_project(body, session_id=context.session())
     there = context.send(request, content=b"{}").status not in ABSENT_STATUSES  # with a body that lacks the project
@@ -108,7 +108,7 @@ def project(context: CheckContext) -> None:
 
 @check("trace_export")
 def trace(context: CheckContext) -> None:
-    """An export of a session's timing comes to an end, as a URL or as an error."""
+    """An export of a session's timing ends, with a URL or an error."""
     request = api.trace_export(session_id=context.session())
     answer = context.call(request)
     while answer.status == "pending":

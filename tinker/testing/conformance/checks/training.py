@@ -36,7 +36,7 @@ _ORDER = "misfit: TrainingRunsResponse: not the run first that was used last"
 
 @check("create_model", core=True, basis=True)
 def model(context: CheckContext) -> None:
-    """A model is created; its id is made of the session's and its number, as clients that compute it expect."""
+    """A model can be created; its id consists of the session's id and its number, as clients that compute it expect."""
     fixture = create(context, 3)
     wanted = f"{context.session()}:train:{context.number(3)}"
     told = f"the model id is {fixture.model_id!r} instead of {wanted!r}"
@@ -45,7 +45,7 @@ def model(context: CheckContext) -> None:
 
 @check("get_info", core=True)
 def info(context: CheckContext) -> None:
-    """A model says what it was made from."""
+    """A model reports what it was created from."""
     fixture = borrow(context)
     found = context.call(api.get_info(models.GetInfoRequest(model_id=fixture.model_id)))
     context.require(found.model_id == fixture.model_id, f"asked for {fixture.model_id!r}, answered {found.model_id!r}")
@@ -56,7 +56,7 @@ def info(context: CheckContext) -> None:
 
 @check("get_training_run", core=True)
 def run(context: CheckContext) -> None:
-    """A training run is found under the model's id, with its rank and base model."""
+    """A training run can be found by the model's id, with its rank and base model."""
     fixture = create(context)
     found = context.call(api.get_training_run(training_run_id=fixture.model_id))
     context.require(found.training_run_id == fixture.model_id, f"the run's id is {found.training_run_id!r}")
@@ -66,7 +66,7 @@ def run(context: CheckContext) -> None:
 
 @check("list_training_runs", core=True)
 def runs(context: CheckContext) -> None:
-    """Runs are listed, the one used last first, with a cursor that counts them."""
+    """Runs are listed, most recently used first, with a cursor that counts them."""
     fixture = create(context)
     page = context.call(api.list_training_runs(limit=1))
     found = [one.training_run_id for one in page.training_runs]
@@ -79,14 +79,14 @@ def runs(context: CheckContext) -> None:
 
 @check("forward_backward", "retrieve_future", core=True, basis=True)
 def loss(context: CheckContext) -> None:
-    """A loss is computed, with its gradient: each target has a logprob."""
+    """A loss and its gradient can be computed; each target has a logprob."""
     fixture = create(context)
     logprobs_of(fixture.output())
 
 
 @check("optim_step", core=True, basis=True)
 def step(context: CheckContext) -> None:
-    """A step after a gradient moves the logprobs."""
+    """A step after a gradient changes the logprobs."""
     effect(*measure_learning(context, 0, lambda fixture: fixture.learn()))
 
 
@@ -112,7 +112,7 @@ def zero_rate(context: CheckContext) -> None:
 
 @check("forward_backward", "optim_step")
 def forward_only(context: CheckContext) -> None:
-    """A loss without a gradient leaves none: the step after it changes nothing."""
+    """A forward pass leaves no gradient: the step after it changes nothing."""
 
     def script(fixture: TrainingFixture) -> None:
         context.result(fixture.loss(backward=False))
@@ -124,7 +124,7 @@ def forward_only(context: CheckContext) -> None:
 
 @check("forward_backward", "optim_step")
 def accumulates(context: CheckContext) -> None:
-    """Gradients add up until the step: two requests of one datum each are one request of both."""
+    """Gradients accumulate until the step: two requests of one datum each equal one request of both."""
 
     def apart(fixture: TrainingFixture) -> None:
         context.result(fixture.loss([ONE]))
@@ -146,7 +146,7 @@ def accumulates(context: CheckContext) -> None:
 
 @check("optim_step")
 def clears(context: CheckContext) -> None:
-    """A step uses the gradient up: the next one, without a gradient and without momentum, changes nothing."""
+    """A step clears the gradient: the next one, without a gradient and without momentum, changes nothing."""
     between: list[Floats] = []
 
     def script(fixture: TrainingFixture) -> None:
@@ -174,7 +174,7 @@ def clipping(context: CheckContext) -> None:
 
 @check("create_model", basis=True)
 def seed(context: CheckContext) -> None:
-    """Adapters of the same seed learn the same."""
+    """Adapters with the same seed learn the same."""
     before, one = measure_learning(context, 0, lambda fixture: fixture.learn())
     _, other = measure_learning(context, 1, lambda fixture: fixture.learn())
     if not are_alike(one, other, effect(before, one)):
@@ -188,7 +188,7 @@ def seed(context: CheckContext) -> None:
 
 @check("create_model", "unload_model", "optim_step")
 def fresh(context: CheckContext) -> None:
-    """A new model has no gradient: what an unloaded model before it has left is gone."""
+    """A new model has no gradient, even if an earlier model was unloaded with one."""
     former = create(context)
     context.result(former.loss())
     context.leftovers.models.remove(former.model_id)
@@ -206,7 +206,7 @@ def fresh(context: CheckContext) -> None:
 
 @check("optim_step")
 def dimuon(context: CheckContext) -> None:
-    """A model with the optimizer family `dimuon` takes its parameters and learns."""
+    """A model with the optimizer `dimuon` accepts its parameters and learns."""
     try:
         fixture = create(context, optimizer_config=models.DimuonOptimizerConfig())
     except (Refused, Failed) as error:
@@ -225,7 +225,7 @@ def dimuon(context: CheckContext) -> None:
 
 @check("create_custom_loss")
 def custom_loss(context: CheckContext) -> None:
-    """An uploaded loss is computed: minus the sum of logprobs times weights, which `cross_entropy` is too."""
+    """An uploaded loss is computed correctly: minus the sum of logprobs times weights equals `cross_entropy`."""
     fixture = borrow(context)
     promise = context.submit(_custom_loss(context), models.CreateCustomLossResponse)
     loss_id = context.result(promise).loss_id

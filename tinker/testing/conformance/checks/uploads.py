@@ -24,7 +24,7 @@ from tinker.testing.conformance.training_fixture import (
 
 @check("external_weights_upload_start", "external_weights_upload_finish")
 def incomplete(context: CheckContext) -> None:
-    """An upload has a URL for each file of its adapter, and cannot be finished before the files are there."""
+    """An upload has a URL for each file of its adapter, and cannot be finished before the files arrive."""
     upload = _start(context)
     context.require(bool(upload.urls), "an upload has no URLs")
     context.expect(upload.expires > datetime.datetime.now(datetime.UTC), f"the URLs ended at {upload.expires}")
@@ -33,7 +33,7 @@ def incomplete(context: CheckContext) -> None:
 
 @check("external_weights_upload_finish")
 def unknown(context: CheckContext) -> None:
-    """An upload that was never started is refused with 404."""
+    """Finishing an unknown upload is refused with 404."""
     _start(context)
     body = models.ExternalWeightsUploadFinishRequest(upload_id=fresh_name())
     context.expect_refusal(api.external_weights_upload_finish(body), 404)
@@ -41,7 +41,7 @@ def unknown(context: CheckContext) -> None:
 
 @check("external_weights_upload_start", "external_weights_upload_finish")
 def adapter(context: CheckContext) -> None:
-    """An adapter that was saved as files and is sent back makes one checkpoint, with the logprobs that were saved."""
+    """An adapter that was saved as files and is uploaded again becomes a checkpoint with the saved logprobs."""
     upload = _start(context)
     fixture = create(context)
     before = fixture.logprobs()

@@ -36,7 +36,7 @@ _INFLIGHT_TRIES, _INFLIGHT_PAUSE = 50, 0.2
 
 @check("save_weights", core=True, basis=True)
 def save(context: CheckContext) -> None:
-    """A save answers a path made of the run, the kind and the name."""
+    """A save returns a path that consists of the run, the kind and the name."""
     fixture, name = borrow(context), fresh_name()
     path, wanted = fixture.save_and_wait(name), f"tinker://{fixture.model_id}/weights/{name}"
     context.expect(path == wanted, f"the path is {path!r}, not {wanted!r}", "made names", "save_weights")
@@ -44,7 +44,7 @@ def save(context: CheckContext) -> None:
 
 @check("save_weights")
 def name_conflict(context: CheckContext) -> None:
-    """A name that exists is refused with 409, unless it may be overwritten."""
+    """A name that exists is refused with 409, unless overwriting is allowed."""
     fixture, name = borrow(context), fresh_name()
     first = fixture.save_and_wait(name)
     try:
@@ -66,7 +66,7 @@ def name_conflict(context: CheckContext) -> None:
 
 @check("weights_info", core=True)
 def info(context: CheckContext) -> None:
-    """A checkpoint says from what it was made."""
+    """A checkpoint reports what it was created from."""
     found = context.call(_info(borrow(context).save_and_wait(fresh_name())))
     context.expect(
         found.base_model == context.base_model(), f"made from {context.base_model()!r}, it says {found.base_model!r}"
@@ -76,7 +76,7 @@ def info(context: CheckContext) -> None:
 
 @check("list_checkpoints", core=True)
 def of_run(context: CheckContext) -> None:
-    """The checkpoints of a run are listed, each with its kind, its path and its time."""
+    """The checkpoints of a run are listed, each with its kind, path and time."""
     fixture, name = create(context), fresh_name()
     path = fixture.save_and_wait(name, user_metadata={"k": "v"})
     fixture.save_for_sampler(path=name)
@@ -109,7 +109,7 @@ def of_user(context: CheckContext) -> None:
 
 @check("search_checkpoints")
 def search(context: CheckContext) -> None:
-    """A search finds the checkpoints that meet its conditions, newest first, and its cursor leads to the next of them."""
+    """A search returns the checkpoints that match its conditions, newest first, with a cursor to the next ones."""
     fixture, tag = create(context), {"conformance": fresh_name()}
     older, newer = (fixture.save_and_wait(fresh_name(), user_metadata=tag) for _ in range(2))
     fixture.save_and_wait(fresh_name())
@@ -130,7 +130,7 @@ def search(context: CheckContext) -> None:
 
 @check("load_weights")
 def load(context: CheckContext) -> None:
-    """A new model that loads a checkpoint gives the logprobs that were saved."""
+    """A new model that loads a checkpoint has the saved logprobs."""
     path, wanted = _train(create(context))
     fixture = create(context, 1)
     context.result(fixture.load(path))
@@ -142,7 +142,7 @@ def load(context: CheckContext) -> None:
 
 @check("load_weights")
 def resume(context: CheckContext) -> None:
-    """A model can be created by loading, under the id that a client computes; its first request has number 1."""
+    """A model can be created by loading a checkpoint, under the id that a client computes; its first request has number 1."""
     path, wanted = _train(create(context))
     session, number = context.session(), context.number(7)
     model_id = f"{session}:train:{number}"
@@ -160,7 +160,7 @@ def resume(context: CheckContext) -> None:
 
 @check("load_weights")
 def optimizer_state(context: CheckContext) -> None:
-    """With the optimizer's state a loaded model takes the step that the saved one takes; without it another one."""
+    """With the optimizer state, a loaded model takes the same step as the saved one; without it, a different one."""
     original = create(context)
     original.learn(params=ADAM)
     original.learn([ONE], ADAM)
@@ -183,7 +183,7 @@ def _next_step(context: CheckContext, number: int, path: str, *, optimizer: bool
 
 @check("load_weights")
 def missing(context: CheckContext) -> None:
-    """Loading what was never saved fails, and is not the server's fault."""
+    """Loading an unknown checkpoint fails with the category `user`."""
     fixture = create(context)
     try:
         context.wait_for_response(fixture.load(f"tinker://{fixture.model_id}/weights/no-such-checkpoint"))
@@ -199,7 +199,7 @@ def missing(context: CheckContext) -> None:
 
 @check("save_weights_for_sampler", core=True)
 def sampler_name(context: CheckContext) -> None:
-    """Weights saved under a name can be sampled from, and are those that were trained."""
+    """Weights saved under a name can be sampled from, and are the trained weights."""
     fixture, name = create(context), fresh_name()
     fixture.learn()
     saved = fixture.save_for_sampler(path=name)
@@ -212,7 +212,7 @@ def sampler_name(context: CheckContext) -> None:
 
 @check("save_weights_for_sampler", core=True)
 def sampler_without_name(context: CheckContext) -> None:
-    """Weights go straight into a sampling session, and stay what they are when training goes on."""
+    """Weights can be saved directly into a sampling session, and do not change when training continues."""
     fixture = create(context)
     saved = fixture.save_for_sampler(sampling_session_seq_id=context.number(5))
     context.require(saved.sampling_session_id is not None, "an unnamed save answers no sampling session")
@@ -243,7 +243,7 @@ def inflight(context: CheckContext) -> None:
 
 @check("delete_checkpoint", core=True)
 def delete(context: CheckContext) -> None:
-    """A deleted checkpoint is gone; deleting it again is refused with 404, a bare name with 400."""
+    """A deleted checkpoint cannot be found; deleting it again is refused with 404, and a bare name with 400."""
     fixture, name = create(context), fresh_name()
     path = fixture.save_and_wait(name)
     request = api.delete_checkpoint(**checkpoint_parts(path))
@@ -257,7 +257,7 @@ def delete(context: CheckContext) -> None:
 
 @check("publish_checkpoint", "unpublish_checkpoint")
 def publish(context: CheckContext) -> None:
-    """A checkpoint is made public and private again; what it is already is refused with 409."""
+    """A checkpoint can be published and unpublished; repeating either is refused with 409."""
     fixture = create(context)
     parts = checkpoint_parts(fixture.save_and_wait(fresh_name()))
     for request, public in ((api.publish_checkpoint(**parts), True), (api.unpublish_checkpoint(**parts), False)):
@@ -271,7 +271,7 @@ def publish(context: CheckContext) -> None:
 
 @check("set_checkpoint_ttl")
 def time_to_live(context: CheckContext) -> None:
-    """A checkpoint expires when it is told to, at its save or later, and stays when that is taken back."""
+    """A checkpoint expires after the time that is set at its save or later, and stays if the time is removed."""
     fixture = create(context)
     parts = checkpoint_parts(fixture.save_and_wait(fresh_name(), ttl_seconds=7200))
     left = _hours_left(_find_listed(context, fixture)[0])
@@ -284,7 +284,7 @@ def time_to_live(context: CheckContext) -> None:
 
 @check("save_weights_external", "get_external_weights_urls")
 def external(context: CheckContext) -> None:
-    """Weights are saved as files, whose URLs work without a credential."""
+    """Weights can be saved as files, whose URLs need no credential."""
     fixture, name = create(context), fresh_name()
     saved = fixture.export(name)
     wanted = f"tinker://{fixture.model_id}/external_weights/{name}"
@@ -315,7 +315,7 @@ def archive(context: CheckContext) -> None:
 
 @check("copy_weights")
 def copy(context: CheckContext) -> None:
-    """A checkpoint is copied into a run of its own, and is the same there."""
+    """A checkpoint can be copied into a run of its own, with the same weights."""
     path = create(context).save_and_wait(fresh_name())
     body = models.CopyWeightsRequest(source_path=path, destination_project_id=fresh_name())
     try:

@@ -30,7 +30,7 @@ from tinker.types.tensor_data import TensorData
 
 @check("forward_backward", "retrieve_future")
 def protobuf(context: CheckContext) -> None:
-    """A loss travels as protobuf, there and back."""
+    """A loss can be requested and returned as protobuf."""
     promise = _submit(borrow(context), "proto")
     answer = context.wait_for_response(promise, protobuf=True)
     context.expect(answer.media_type == proto.MEDIA_TYPE, f"where protobuf is accepted the result is {answer.media_type}")
@@ -38,7 +38,7 @@ def protobuf(context: CheckContext) -> None:
 
 @check("forward_backward", "retrieve_future")
 def json_body(context: CheckContext) -> None:
-    """A loss travels as JSON, there and back, as clients of 2025 send it."""
+    """A loss can be requested and returned as JSON, as 2025 clients do."""
     promise = _submit(borrow(context), "json")
     answer = context.wait_for_response(promise, protobuf=False)
     context.require(answer.media_type == json.MEDIA_TYPE, f"where JSON is accepted the result is {answer.media_type}")
@@ -47,7 +47,7 @@ def json_body(context: CheckContext) -> None:
 
 @check("forward")
 def forward_json(context: CheckContext) -> None:
-    """The older operation for a loss without a gradient answers the logprobs and the loss of the newer one."""
+    """The older operation for a forward pass returns the same logprobs and loss as the newer one."""
     fixture = borrow(context)
     older, newer = context.result(_submit(fixture, "json", backward=False)), fixture.output()
     _same(context, logprobs_of(newer), logprobs_of(older), "forward_backward", "forward")
@@ -58,7 +58,7 @@ def forward_json(context: CheckContext) -> None:
 
 @check("forward_backward")
 def equal_forms(context: CheckContext) -> None:
-    """Both forms of a request mean the same, and both forms of a result hold the same."""
+    """Both forms of a request give the same result, and both forms of a result have the same content."""
     fixture = create(context)
     one, other = _submit(fixture, "proto", backward=True), _submit(fixture, "json", backward=True)
     results = [context.result(promise, protobuf=form) for promise in (one, other) for form in (True, False)]
@@ -87,7 +87,7 @@ def zstd(context: CheckContext) -> None:
 
 @check("forward_backward")
 def sparse(context: CheckContext) -> None:
-    """A sparse tensor means the same as the dense one with its zeros."""
+    """A sparse tensor equals the dense tensor with its zeros."""
     rows, columns = [0, 1, 3, 4], [0, 0, 1, 1]
     dense = _datum(
         TensorData.from_numpy(np.array([[6, 0], [7, 8], [0, 9]])),
@@ -113,7 +113,7 @@ def sparse(context: CheckContext) -> None:
 
 @check("forward_backward")
 def chunks(context: CheckContext) -> None:
-    """Text in several chunks is the same text in one."""
+    """Text in several chunks equals the same text in one chunk."""
     whole = datum((5, 6, 7, 8))
     parts = ModelInput(chunks=[EncodedTextChunk(tokens=[5]), EncodedTextChunk(tokens=[6, 7]), EncodedTextChunk(tokens=[8])])
     fixture = borrow(context)
