@@ -81,10 +81,10 @@ class Value(metaclass=_ValueType):
         exclude: Collection[str] | None = None,
         exclude_none: bool = False,
     ) -> Plain:
-        """Return the fields by name, in order; values inside become dictionaries too.
+        """Return the fields as a dictionary, in order, and nested values as dictionaries too.
 
-        Bytes are base64. `mode` "json" spells dates and makes tuples lists; "python" leaves both as they are. `include` and
-        `exclude` name fields of this value only, `exclude_none` is about every level.
+        Bytes are encoded as base64. `mode="json"` writes dates as strings and tuples as lists; `mode="python"` leaves them
+        unchanged. `include` and `exclude` apply to the fields of this value; `exclude_none` applies at every level.
         """
         return {
             name: _plain(value, mode, exclude_none)
@@ -102,16 +102,16 @@ class Value(metaclass=_ValueType):
         exclude: Collection[str] | None = None,
         exclude_none: bool = False,
     ) -> str:
-        """Return the JSON text of `model_dump`, on one line without blanks unless `indent` says how deep."""
+        """Return `model_dump` as JSON, on one line, or indented by `indent` spaces."""
         plain = self.model_dump(mode="json", include=include, exclude=exclude, exclude_none=exclude_none)
         text = msgspec.json.encode(plain)
         return (text if indent is None else msgspec.json.format(text, indent=indent)).decode()
 
     @classmethod
     def model_validate(cls, obj: object) -> Self:
-        """Read what `model_dump` writes; a value of this type is returned as it is.
+        """Create a value from the output of `model_dump`. A value of this type is returned unchanged.
 
-        Numbers may be spelled as text, fields with a default may be missing. Raises ValueError for what does not fit.
+        Accepts numbers given as strings. Fields with a default may be missing. Raises ValueError for invalid input.
         """
         if isinstance(obj, cls):
             return obj
@@ -124,11 +124,11 @@ class Value(metaclass=_ValueType):
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray) -> Self:
-        """Read what `model_dump_json` writes. Raises ValueError for text that does not fit or is not JSON."""
+        """Create a value from the output of `model_dump_json`. Raises ValueError for invalid input."""
         return cls.model_validate(msgspec.json.decode(json_data))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields replaced; what is inside is shared unless `deep`."""
+        """Return a copy with the fields in `update` replaced. Nested values are shared unless `deep` is True."""
         source = copy.deepcopy(self) if deep else self
         return source._replace(dict(update or {}))
 

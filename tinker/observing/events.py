@@ -219,6 +219,7 @@ class SessionLost(ClientEvent, frozen=True, kw_only=True):
 
 
 CircuitState: TypeAlias = Literal["closed", "open", "half_open"]
+"""The state of a circuit: requests pass, end at once, or one passes as a probe."""
 
 
 class CircuitChange(ClientEvent, frozen=True, kw_only=True):
@@ -250,6 +251,7 @@ class ModelLoading(ClientEvent, frozen=True, kw_only=True):
 
 
 RecoveryStage: TypeAlias = Literal["detected", "started", "failed", "completed", "exhausted", "unknown"]
+"""The stage of the recovery of a lost run."""
 
 
 class RecoveryChange(ClientEvent, frozen=True, kw_only=True):
@@ -273,6 +275,7 @@ class RecoveryChange(ClientEvent, frozen=True, kw_only=True):
 
 
 QueueCallback: TypeAlias = Callable[[str, str | None], object]
+"""A function that receives a state of the queue and the server's reason for it."""
 
 
 class QueueStateObserver(Protocol):
@@ -289,6 +292,7 @@ class QueueStateObserver(Protocol):
 
 
 QueueObserver: TypeAlias = QueueCallback | QueueStateObserver
+"""What :meth:`APIFuture.observe_queue` accepts: a function, or an object with a method."""
 Event: TypeAlias = (
     FutureStarted
     | FutureSettled
@@ -305,4 +309,6 @@ Event: TypeAlias = (
     | RecoveryChange
     | ModelLoading
 )
+"""Any event that an observer receives."""
 Observer: TypeAlias = Callable[[Event], object]
+"""A function that receives every event of a client."""

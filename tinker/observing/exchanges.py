@@ -54,6 +54,7 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ExchangeSink: TypeAlias = Callable[[ExchangeRecord], object]
+"""A function that receives every HTTP exchange of a client, without secrets."""
 
 
 class ExchangeLog:

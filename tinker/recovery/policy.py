@@ -74,6 +74,7 @@ class RecoveryFailedError(TinkerError):
 RecoveryFailedError.__module__ = "tinker.recovery"
 
 CheckpointChoice: TypeAlias = str | Callable[[SavePoint], float]
+"""Which checkpoint a recovery loads: ``latest``, a path, or a function that scores save points; the highest score wins."""
 
 
 def _check_attempts(_: object, attribute: attrs.Attribute[Any], value: object) -> None:

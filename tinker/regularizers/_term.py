@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     import torch
 
 AsyncTermFn: TypeAlias = Callable[[list[Datum], list[Tensor]], Awaitable[tuple[Tensor, dict[str, float]]]]
+"""A coroutine function that returns a loss and its metrics."""
 TermFn: TypeAlias = CustomLossFn | LossWithGradients | AsyncTermFn
 """A custom loss, in torch or by ``with_gradients``, or a coroutine function in torch."""
 
 TermMode: TypeAlias = Literal["inline", "thread", "async"]
+"""Where a term is computed: on the thread of the loss, on a thread of its own, or as a coroutine."""
 MODES = ("inline", "thread", "async")
 RESERVED_METRICS = frozenset({"value", "weight", "contribution", "grad_norm", "grad_norm_weighted"})
 

@@ -54,7 +54,7 @@ def _show(value: object) -> str:
 def read_number(value: Any) -> float:
     """Return a number as a float. Raises TypeError for anything else, such as text."""
     if isinstance(value, (str, bytes)):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     return float(value)
 
 

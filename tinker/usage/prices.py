@@ -15,8 +15,8 @@ from tinker._checks import check_number
 from tinker.usage.counts import TokenCounts
 
 MILLION = 1_000_000
-#: The name of a price that is meant for every model without one of its own.
 ANY_MODEL = "*"
+"""The key of the price of every model without a price of its own."""
 
 
 def _check_price(price: object, attribute: attrs.Attribute[Any], value: object) -> None:

@@ -39,7 +39,7 @@ def doctor(options: GlobalOptions, base_url: str | None, operations: bool, verbo
         if verbose:
             click.echo("")
             found = [(fact.operation, fact.finding, fact.evidence) for fact in facts]
-            show_table(("Operation", "Found out", "By"), found, "What clients do for this server")
+            show_table(("Operation", "Finding", "Evidence"), found, "How clients adapt to this server")
 
     facts = () if report.info is None else report.info.facts
     value = {
