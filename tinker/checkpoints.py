@@ -54,7 +54,7 @@ __all__ = [
 logger: logging.Logger = logging.getLogger("tinker")
 
 DownloadSource: TypeAlias = Literal["auto", "external", "archive"]
-"""How a checkpoint is downloaded: as files (``external``), as one archive, or as files where the server has them (``auto``)."""
+"""How to download a checkpoint: as exported files (``external``), as an ``archive``, or whichever suits its kind (``auto``)."""
 
 # A signed URL with less than this left is not used for a new request.
 FRESH_SECONDS = 300.0
