@@ -18,10 +18,10 @@ def site() -> Path:
     return Path(os.environ["TINKER_DOCS_SITE"])
 
 
-def find_pages(site: Path, word: str) -> set[str]:
-    """The pages with this word in a title or a heading, which a search shows first."""
+def find_pages(site: Path, word: str, part: str) -> set[str]:
+    """The pages with this word in the given part of a section: its ``title`` or its ``text``."""
     entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
-    found = (one for one in entries if re.search(rf"\b{word}", one["title"], re.IGNORECASE))
+    found = (one for one in entries if re.search(rf"\b{word}", one[part], re.IGNORECASE))
     return {one["location"].partition("#")[0].rstrip("/") for one in found}
 
 
@@ -44,7 +44,13 @@ def find_pages(site: Path, word: str) -> set[str]:
 )
 def test_a_search_finds_the_page(site: Path, word: str, page: str) -> None:
     """What people search for is in the title or a heading of the page that is about it."""
-    assert page in find_pages(site, word)
+    assert page in find_pages(site, word, "title")
+
+
+@pytest.mark.parametrize(("word", "page"), [("hyperparameter", "sft"), ("pricing", "usage"), ("RLHF", "glossary")])
+def test_a_search_finds_words_of_the_text(site: Path, word: str, page: str) -> None:
+    """What people call something else is in the text of the page that is about it."""
+    assert page in find_pages(site, word, "text")
 
 
 def test_the_home_page_shows_the_loss(site: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tinker
-from tinker import types
+from tinker import auth, checkpoints, local, observing, proto, recovery, regularizers, testing, types, usage, wire
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "docs" / "_scripts"
 PROSE = runpy.run_path(str(SCRIPTS / "prose.py"))
@@ -82,13 +82,14 @@ def shown_names() -> set[str]:
     words = set(re.findall(r"\w+", text))
     for path in re.findall(r"^::: (tinker[\w.]*)$", text, re.MULTILINE):
         with contextlib.suppress(ModuleNotFoundError):
-            words |= {name for name in vars(importlib.import_module(path)) if not name.startswith("_")}
+            words |= {name for name in dir(importlib.import_module(path)) if not name.startswith("_")}
     return words
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    """Each public name of tinker and of tinker.types is in the reference."""
-    public = {name for name in (*types.__all__, *tinker.__all__) if not name.startswith("_")}
+    """Each public name of the package and of its public modules is in the reference."""
+    modules = (tinker, types, auth, checkpoints, local, observing, proto, recovery, regularizers, testing, usage, wire)
+    public = {name for module in modules for name in module.__all__ if not name.startswith("_")}
     assert sorted(public - shown_names()) == []
 
 

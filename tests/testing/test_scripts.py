@@ -127,6 +127,16 @@ def test_what_is_no_script(server: FaultyServer) -> None:
         server.script_losses(wrong)
 
 
+def test_an_entry_that_is_no_number_is_named(server: FaultyServer) -> None:
+    """Text among the losses or log-probabilities is refused on the line of the test, with its index."""
+    wrong: Any = [0.5, "x"]
+    with pytest.raises(TypeError, match=r"losses\[1\] must be a number, got 'x'"):
+        server.script_losses(wrong)
+    with pytest.raises(TypeError, match=r"logprobs\[1\] must be a number, got 'x'"):
+        ScriptedSample("ab", logprobs=wrong)
+    server.verify()
+
+
 def _read_failure(ask: Callable[[], object]) -> str:
     """Return the server's reason for the failure of a call."""
     with pytest.raises(tinker.RequestFailedError) as caught:

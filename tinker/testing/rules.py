@@ -58,9 +58,20 @@ def read_number(value: Any) -> float:
     return float(value)
 
 
+def read_numbers(values: Iterable[Any], name: str) -> list[float]:
+    """Return numbers as floats. Raises TypeError or ValueError, with the name and the index, for anything else."""
+    numbers: list[float] = []
+    for index, value in enumerate(values):
+        try:
+            numbers.append(read_number(value))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}[{index}] must be a number, got {value!r}") from None
+    return numbers
+
+
 def read_logprobs(values: Iterable[Any], count: int) -> list[float]:
     """Return ``count`` log-probabilities. Raises ValueError for another count or NaN, TypeError for what is no number."""
-    logprobs = list(map(read_number, values))
+    logprobs = read_numbers(values, "logprobs")
     if len(logprobs) != count:
         raise ValueError(f"got {len(logprobs)} logprobs for {count} tokens; pass one for each token")
     if any(map(math.isnan, logprobs)):

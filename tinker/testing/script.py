@@ -9,7 +9,7 @@ from typing import TypeAlias, cast
 
 import attrs
 
-from tinker.testing.rules import ScriptError, call_rule, read_logprobs, read_number, read_token
+from tinker.testing.rules import ScriptError, call_rule, read_logprobs, read_number, read_numbers, read_token
 
 END_OF_TEXT = 256  # of the toy's vocabulary, whose ids below are bytes
 
@@ -23,7 +23,7 @@ def _read_tokens(said: str | Sequence[int]) -> tuple[int, ...]:
 
 
 def _read_logprobs(logprobs: Sequence[float] | None) -> tuple[float, ...] | None:
-    return None if logprobs is None else tuple(map(read_number, logprobs))
+    return None if logprobs is None else tuple(read_numbers(logprobs, "logprobs"))
 
 
 @attrs.frozen
@@ -131,7 +131,7 @@ class ModelScript:
             if callable(losses):
                 self._loss_rule = losses
             else:
-                self._losses.extend(map(read_number, losses))
+                self._losses.extend(read_numbers(losses, "losses"))
             self.has_losses = True
 
     def take_loss(self, loss_fn: str) -> float:
