@@ -2,7 +2,7 @@
 
     python benchmarks/instructions.py                              print the counts
     python benchmarks/instructions.py --official B/bin/python      beside those of the official client
-    python benchmarks/instructions.py --check                      fail when one is off the record by more than 5 %
+    python benchmarks/instructions.py --check                      fail when one is further off the record than is allowed
     python benchmarks/instructions.py --record                     write the counts to instructions.json
 
 Each row runs in a process that first does some operations, so that imports, connections and first times are over. Then the
@@ -28,7 +28,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RECORD = HERE / "instructions.json"
-ALLOWED = 0.05
+#: How far a count may be off the record. The body of a step is large: what the system does not take at once is copied, which is
+#: up to 7 % of the instructions, and depends on how fast the server reads.
+ALLOWED = {"samples": 0.05, "steps": 0.1}
 COUNTS = {"samples": 300, "steps": 6}
 DATUMS, TOKENS, PROMPT_TOKENS, SAMPLED_TOKENS = 128, 4096, 512, 128
 
@@ -150,8 +152,8 @@ def check(counts: dict[str, int]) -> int:
     status = 0
     for row, count in counts.items():
         change = count / record["instructions"][row] - 1
-        within = abs(change) <= ALLOWED
-        print(f"{row}: {change:+.1%} of the record{'' if within else f', which is more than {ALLOWED:.0%}'}")
+        within = abs(change) <= ALLOWED[row]
+        print(f"{row}: {change:+.1%} of the record{'' if within else f', which is more than {ALLOWED[row]:.0%}'}")
         status |= not within
     return status
 
