@@ -196,7 +196,14 @@ FAILURES: list[tuple[Any, type[Exception], str]] = [
     (lambda data, parts: parts[0].sum(), ValueError, r"must return \(loss, metrics\)"),
     (lambda data, parts: (parts[0].sum(), {}, 5), ValueError, r"must return \(loss, metrics\)"),
     (lambda data, parts: (3.0, {}), ValueError, "tensor with one value"),
-    (lambda data, parts: (parts[0], {}), ValueError, "tensor with one value"),
+    (lambda data, parts: (parts[0], {}), ValueError, r"with one value, got a tensor of shape \[3\]: use .sum\(\) or .mean\(\)"),
+    (lambda data, parts: (sum(p.sum() for p in parts), {"kl": parts[0]}), ValueError, r"metrics\['kl'\] .* got a tensor of sh"),
+    (
+        lambda data, parts: (sum(p.sum() for p in parts), {"kl": "x"}),
+        ValueError,
+        r"metrics\['kl'\] .* must be a number, got str",
+    ),
+    (tinker.with_gradients(lambda data, parts: ("x", parts)), ValueError, "the custom loss must be a number, got str"),  # type: ignore[arg-type,return-value]
     (lambda data, parts: (parts[0].sum().detach(), {}), ValueError, "does not depend on"),
     (lambda data, parts: (parts[0].sum(), {}), ValueError, r"does not depend on logprobs\[1\]"),
     (lambda data, parts: (sum(p.sum() for p in parts) * math.nan, {}), ValueError, r"data\[0\] contains NaN"),

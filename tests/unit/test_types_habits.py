@@ -115,7 +115,10 @@ def test_numbers_of_numpy_become_plain() -> None:
         (lambda: types.LoraConfig(rank=1.5), "LoraConfig.rank"),
         (lambda: types.SamplingParams(max_tokens=5.5), "SamplingParams.max_tokens"),
         (lambda: types.SamplingParams(stop=[1, "a"]), "SamplingParams.stop"),
-        (lambda: types.SamplingParams(stop=7), "SamplingParams.stop"),
+        (
+            lambda: types.SamplingParams(stop=7),
+            "SamplingParams.stop: expected a string, a list of strings or a list of token ids",
+        ),
         (lambda: types.DimuonParams(learning_rate=-1), "DimuonParams.learning_rate"),
         (lambda: types.DimuonParams(learning_rate=math.inf), "must be finite"),
         (lambda: types.DimuonParams(learning_rate=1, beta1=1), "DimuonParams.beta1"),

@@ -63,7 +63,8 @@ def read_gradients(returned: object, logprobs: Logprobs) -> Evaluated:
     """Read what a loss that computes its own gradient returned; ValueError unless it fits the log-probabilities."""
     if not is_tuple(returned, 2, 3):
         raise ValueError("the custom loss must return (loss, gradients) or (loss, gradients, metrics)")
-    loss, gradients = float(returned[0]), [np.asarray(gradient, np.float32) for gradient in returned[1]]
+    loss = read_number("the custom loss", returned[0])
+    gradients = [np.asarray(gradient, np.float32) for gradient in returned[1]]
     metrics = read_metrics(returned[2] if len(returned) == 3 else {})
     return check_evaluation(Evaluated(loss, gradients, metrics), logprobs)
 
@@ -91,12 +92,12 @@ def _by_torch(loss_fn: CustomLossFn, data: list[Datum], logprobs: Logprobs) -> E
             raise ValueError(f"the custom loss must return (loss, metrics), got {type(returned).__name__}{advice}")
         loss, metrics = cast("tuple[torch.Tensor, Mapping[str, float]]", returned)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError("the custom loss must return the loss as a tensor with one value")
+            raise ValueError(f"the custom loss must return the loss as a tensor with one value, got {describe_value(loss)}")
         if not loss.requires_grad:
             raise ValueError("the custom loss does not depend on the log-probabilities, or was detached from them")
         loss.backward()  # type: ignore[no-untyped-call]
     gradients = [_gradient(index, leaf) for index, leaf in enumerate(leaves)]
-    return check_evaluation(Evaluated(number(loss), gradients, read_metrics(metrics)), logprobs)
+    return check_evaluation(Evaluated(read_number("the custom loss", loss), gradients, read_metrics(metrics)), logprobs)
 
 
 def _gradient(index: int, leaf: torch.Tensor) -> NDArray[np.float32]:
@@ -122,15 +123,26 @@ def check_evaluation(evaluated: Evaluated, logprobs: Logprobs) -> Evaluated:
 
 
 def read_metrics(metrics: object) -> dict[str, float]:
-    """Read the metrics of a loss as numbers; ValueError unless they are a mapping."""
+    """Read the metrics of a loss; ValueError unless they are a mapping of names to numbers."""
     if not isinstance(metrics, Mapping):
         raise ValueError(f"the metrics of the custom loss must be a mapping, got {type(metrics).__name__}")
-    return {str(name): number(value) for name, value in cast("Mapping[str, Any]", metrics).items()}
+    named = cast("Mapping[str, Any]", metrics).items()
+    return {str(name): read_number(f"metrics[{name!r}] of the custom loss", value) for name, value in named}
 
 
-def number(value: Any) -> float:
-    """Return a number, also of a tensor with one value."""
-    return float(value.detach() if is_torch(value) else value)
+def read_number(what: str, value: Any) -> float:
+    """Return a number, also of a tensor with one value; ValueError for anything else."""
+    try:
+        return float(value.detach() if is_torch(value) else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{what} must be a number, got {describe_value(value)}") from None
+
+
+def describe_value(value: object) -> str:
+    """Return what a value is: the shape of a tensor, with how to make it one number, otherwise the type."""
+    if not is_torch(value):
+        return type(value).__name__
+    return f"a tensor of shape {list(value.shape)}" + (": use .sum() or .mean()" if value.numel() > 1 else "")
 
 
 def _sum_losses(handle: LossHandle, data: list[Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
@@ -144,7 +156,7 @@ def _sum_losses(handle: LossHandle, data: list[Datum], logprobs: list[torch.Tens
         loss, metrics = handle.graph(leaf, *inputs)
         losses.append(loss)
         for name, value in metrics.items():
-            totals[name] = totals.get(name, 0.0) + number(value)
+            totals[name] = totals.get(name, 0.0) + read_number(f"metrics[{name!r}] of the custom loss", value)
     means = {name: total / len(data) for name, total in totals.items() if name.endswith(":mean")}
     return torch.stack(losses).sum(), {**totals, **means}
 

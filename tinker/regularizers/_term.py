@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import attrs
 import numpy as np
 
-from tinker._training import Evaluated, Logprobs, check_evaluation, is_tuple, make_leaves, number, read_gradients, read_metrics
+from tinker._training import (
+    Evaluated,
+    Logprobs,
+    check_evaluation,
+    describe_value,
+    is_tuple,
+    make_leaves,
+    read_gradients,
+    read_metrics,
+    read_number,
+)
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients, Tensor
 from tinker.errors import LossTermError
 from tinker.regularizers._schedules import WeightSchedule, check_weight
@@ -194,7 +204,7 @@ def _differentiate(returned: object, leaves: list[Tensor], logprobs: Logprobs) -
     if not is_torch(value) or value.numel() != 1:
         if isinstance(value, (int, float)):
             return Evaluated(float(value), [np.zeros_like(part) for part in logprobs], metrics), False
-        raise ValueError("it must return its value as a tensor with one value")
+        raise ValueError(f"it must return its value as a tensor with one value, got {describe_value(value)}")
     found: list[torch.Tensor | None] = [None] * len(leaves)
     if value.requires_grad:
         found = list(torch.autograd.grad(value.sum(), leaves, allow_unused=True))
@@ -202,7 +212,7 @@ def _differentiate(returned: object, leaves: list[Tensor], logprobs: Logprobs) -
         np.zeros_like(part) if one is None else one.detach().numpy() for one, part in zip(found, logprobs, strict=True)
     ]
     depends = any(one is not None for one in found)
-    return check_evaluation(Evaluated(number(value), gradients, metrics), logprobs), depends
+    return check_evaluation(Evaluated(read_number("its value", value), gradients, metrics), logprobs), depends
 
 
 def start_term(term: Regularizer, data: list[Datum], logprobs: Logprobs, timeout_seconds: float) -> Future[TermResult]:

@@ -178,13 +178,15 @@ def _stops(stop: object) -> str | list[str] | list[int] | None:
     listed: Callable[[], object] | None = getattr(stop, "tolist", None)
     stops = stop if listed is None else listed()
     if not isinstance(stops, Sequence):
-        raise ValueError(f"SamplingParams.stop: expected texts or token ids, got {type(stop).__name__}")
+        raise ValueError(
+            f"SamplingParams.stop: expected a string, a list of strings or a list of token ids, got {type(stop).__name__}"
+        )
     items = cast("Sequence[object]", stops)
     if all(isinstance(item, str) for item in items):
         return cast("list[str]", list(items))
     if all(isinstance(item, (int, np.integer)) for item in items):
         return [int(cast("int", item)) for item in items]
-    raise ValueError(f"SamplingParams.stop: expected only texts or only token ids, got {stop!r}")
+    raise ValueError(f"SamplingParams.stop: expected only strings or only token ids, got {stop!r}")
 
 
 OptimParams: TypeAlias = AdamParams | DimuonParams
