@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 import tinker
+from tinker.local import running_server
 
 Connect = Callable[..., tinker.ServiceClient]
 ADAM = tinker.AdamParams()
@@ -275,6 +276,14 @@ def test_import_loads_little() -> None:
     heavy = "{'torch', 'transformers', 'rich', 'click', 'httpx', 'aiohttp', 'numpy'}"
     code = f"import sys, tinker; print({heavy} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+
+
+def test_a_server_without_tls() -> None:
+    """The error of https:// with a server that answers in plain text says to write http://."""
+    with running_server(engine="toy") as url:
+        rest = tinker.ServiceClient(base_url=url.replace("http:", "https:"), patience_seconds=0).create_rest_client()
+        with pytest.raises(tinker.APIConnectionError, match="does not use TLS: write http:// instead of https://"):
+            rest.list_training_runs().result(30)
 
 
 def test_a_server_that_is_not_there() -> None:

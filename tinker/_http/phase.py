@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 600.0  # for the body of a response whose head has come, so that one that trickles in ends as well
 MAX_ANSWER_NBYTES = 2 << 30
+#: What OpenSSL calls the answer of a server that does not use TLS.
+_PLAIN_TEXT_REASONS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 
 
 class Phase(msgspec.Struct):
@@ -48,6 +50,8 @@ class Phase(msgspec.Struct):
 def _unreachable(error: aiohttp.ClientConnectorError) -> str:
     """Describe a connection failure with the system's error message, except for TLS errors and unknown host names."""
     failure = error.os_error
+    if isinstance(failure, ssl.SSLError) and failure.reason in _PLAIN_TEXT_REASONS:
+        return f"{error.host}:{error.port} does not use TLS: write http:// instead of https://"
     if isinstance(failure, ssl.SSLError) or not failure.errno:
         return f"{type(error).__name__}: {error}"
     why = os.strerror(failure.errno) if failure.errno > 0 else failure.strerror

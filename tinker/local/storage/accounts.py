@@ -56,10 +56,8 @@ class Accounts:
 
     def _admit_key(self, given: bytes) -> None:
         if self._expected is not None and not hmac.compare_digest(given, self._expected.encode()):
-            raise APIProblem(
-                401,
-                "the API key is missing or wrong: send this server's key in X-API-Key (below /v1 also as a bearer token)",
-            )
+            absent = "the request has no API key (header X-API-Key; below /v1 also Authorization)"
+            raise APIProblem(401, "this is not the API key of the server" if given else absent)
         if self.key_id(given) in self._revoked:
             raise APIProblem(401, "the key in X-API-Key was revoked")
 
