@@ -19,9 +19,18 @@ if TYPE_CHECKING:
     from httpx import Timeout
 
     from tinker import auth, types
+    from tinker import checkpoints as checkpoints
+    from tinker import circuit_breaker as circuit_breaker
+    from tinker import errors as errors
+    from tinker import lib as lib
+    from tinker import local as local
     from tinker import observing as observing
+    from tinker import proto as proto
+    from tinker import recovery as recovery
     from tinker import regularizers as regularizers
+    from tinker import testing as testing
     from tinker import usage as usage
+    from tinker import wire as wire
     from tinker._config import Config as Config
     from tinker._tokenizers import get_tokenizer
     from tinker.admin_client import AdminClient
@@ -232,15 +241,17 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  (the names below are
 ]
 
 
-def __getattr__(name: str) -> Any:  # what a lazily loaded name is, only its home knows
-    if name in _MODULES or name in _MODULES_OF_EXTRAS:
-        return importlib.import_module(f"tinker.{name}")
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'tinker' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # type checkers know the names above; with this function they would believe in every name
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES or name in _MODULES_OF_EXTRAS:
+            return importlib.import_module(f"tinker.{name}")
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'tinker' has no attribute {name!r}")
+        value = getattr(importlib.import_module(home), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

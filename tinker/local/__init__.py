@@ -45,17 +45,19 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = import_module(f"{__name__}.{_HOMES[name]}")
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in ("starlette", "uvicorn"):
-            raise
-        raise ImportError(f"a local server needs {missing}: {_advice()}") from error
-    return getattr(module, name)
+if not TYPE_CHECKING:  # type checkers know the names above; with this function they would believe in every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            module = import_module(f"{__name__}.{_HOMES[name]}")
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing not in ("starlette", "uvicorn"):
+                raise
+            raise ImportError(f"a local server needs {missing}: {_advice()}") from error
+        return getattr(module, name)
 
 
 def _advice() -> str:

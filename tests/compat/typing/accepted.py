@@ -90,6 +90,9 @@ async def forms() -> None:
         assert_type(await inner.get_server_capabilities_async(), types.GetServerCapabilitiesResponse)
 
 
+print(tinker.checkpoints.download, tinker.recovery.RecoveryPolicy, tinker.errors.TinkerError, tinker.wire.JSON)
+print(tinker.testing.toy_server, tinker.local.serve, tinker.observing.Metrics, tinker.circuit_breaker.CircuitBreaker)
+
 rest = tinker.RestClient(api_key="tml-key")
 assert_type(rest.list_training_runs(limit=5).result().training_runs, list[types.TrainingRun])
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import tinker
 from tinker import types
 
+tinker.ServiceCleint()  # refused
+print(tinker.testing.toy_sever)  # refused
+print(tinker.observing.Metric)  # refused
+print(tinker.local.serv)  # refused
 tinker.ServiceClient(base_url=8000)  # refused
 service = tinker.ServiceClient()
 service.create_lora_training_client(rank=16)  # refused
