@@ -531,5 +531,5 @@ def test_a_request_shows_its_datums(form: str) -> None:
         for request in (server.requests("forward_backward")[0], *server.requests("forward")):
             assert request.data == [datum]
         if form == "proto":
-            with pytest.raises(ValueError, match=r"is protobuf; its datums are in \.data"):
+            with pytest.raises(ValueError, match=r"is protobuf; read \.data, \.loss_fn and \.loss_fn_config"):
                 _ = server.requests("forward_backward")[0].json

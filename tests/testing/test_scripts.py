@@ -74,6 +74,36 @@ def test_what_is_scripted_is_streamed(server: FaultyServer, sampler: tinker.Samp
     assert sampler.sample(PROMPT, 1, PARAMS).result(30).sequences[0].tokens == [256]
 
 
+def test_a_prompt_that_is_not_in_the_script(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
+    """The error of a prompt without a response names the prompts that have some."""
+    server.script_samples({"3 + 3 =": ["6"]})
+    with pytest.raises(tinker.RequestFailedError, match=r"no response left for the prompt '.*'; it has the prompts '3 \+ 3 ='"):
+        say(sampler)
+
+
+def test_what_arrived_is_read_in_any_format(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
+    """Losses and samples that arrived show their arguments; another operation says which have them."""
+    sampler.sample(PROMPT, 3, PARAMS).result(30)
+    for wire in ("proto", "json"):
+        training = server.service(wire=wire).create_lora_training_client("tinker/toy", rank=4)
+        training.forward_backward([DATUM], "cross_entropy").result(30)
+    first, second = server.requests("forward_backward")
+    assert (first.loss_fn, second.loss_fn) == ("cross_entropy", "cross_entropy")
+    assert (first.loss_fn_config, second.loss_fn_config) == ({}, {})
+    assert first.data == second.data == [DATUM]
+    asked = server.requests("asample")[0]
+    assert (asked.prompt.to_ints(), asked.num_samples, asked.sampling_params) == (PROMPT.to_ints(), 3, PARAMS)
+    with pytest.raises(ValueError, match="this is a request of asample, not of forward or forward_backward"):
+        _ = asked.loss_fn
+
+
+@pytest.mark.parametrize("look", [FaultyServer.requests, FaultyServer.wait_for])
+def test_requests_of_an_operation_that_does_not_exist(server: FaultyServer, look: Any) -> None:
+    """A misspelt operation is refused, as an empty list would let a test pass that checks nothing."""
+    with pytest.raises(ValueError, match="'forward_backwards' is not an operation of the contract; did you mean forward_back"):
+        look(server, "forward_backwards")
+
+
 def test_losses_are_reported_as_scripted(server: FaultyServer) -> None:
     """Requests report the losses of the list, then those of the rule; training goes on underneath."""
     server.script_losses([3.0, 2.0])

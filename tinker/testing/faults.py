@@ -195,6 +195,14 @@ def _no_fault(operation: str, number: int) -> Fault | None:
     return None
 
 
+def check_operation(operation: str) -> None:
+    """Raise ValueError for an operation that the contract does not have; ``*`` is any."""
+    if operation != ANY and operation not in OPERATIONS:
+        close = difflib.get_close_matches(operation, OPERATIONS, 3)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise ValueError(f"{operation!r} is not an operation of the contract{hint}")
+
+
 class FaultScript:
     """Assigns faults to exchanges: scripted faults first, in order, then random faults. Used from any thread."""
 
@@ -212,10 +220,7 @@ class FaultScript:
         check_least("times", times, 1)
         check_least("seconds", fault.seconds, 0)
         check_least("count", fault.count, 1)
-        if operation != ANY and operation not in OPERATIONS:
-            close = difflib.get_close_matches(operation, OPERATIONS, 3)
-            hint = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise ValueError(f"{operation!r} is not an operation of the contract{hint}")
+        check_operation(operation)
         with self._lock:
             self._pending.append(_ScriptedFault(operation, fault, times))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -99,9 +100,10 @@ class ModelScript:
             waiting = self._by_prompt.get(text) or self._answers
             if waiting:
                 return waiting.popleft()
-            rule = self._rule
+            rule, prompts = self._rule, list(self._by_prompt)
         if rule is None:
-            raise ScriptError(f"the script has no response left for the prompt {text!r}")
+            others = "" if text in prompts or not prompts else f"; it has the prompts {reprlib.repr(prompts)[1:-1]}"
+            raise ScriptError(f"the script has no response left for the prompt {text!r}{others}")
         return call_rule(rule, (text,), _to_sample, "a string, token ids or a ScriptedSample")
 
     @property

@@ -25,7 +25,10 @@ from tinker.testing.faults import Fault, FaultKind, FaultScript, HeaderValue, Ot
 from tinker.testing.port import Port
 from tinker.testing.script import Answer, AnswerRule, LogprobRule, LossRule, ModelScript
 from tinker.types.datum import Datum
-from tinker.wire import decode_forward_backward
+from tinker.types.model_input import ModelInput
+from tinker.types.params import SamplingParams
+from tinker.types.requests import SampleRequest
+from tinker.wire import ForwardBackwardCall, decode_forward_backward
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -56,16 +59,55 @@ class ReceivedRequest:
 
     @property
     def json(self) -> Any:
-        """Return the body as JSON. Raises ValueError if it is protobuf; see :attr:`data`."""
+        """Return the body as JSON. Raises ValueError if it is protobuf; see :attr:`data` and :attr:`loss_fn`."""
         if "protobuf" in self.headers.get("content-type", ""):
-            raise ValueError(f"the body of {self.operation} is protobuf; its datums are in .data")
+            raise ValueError(f"the body of {self.operation} is protobuf; read .data, .loss_fn and .loss_fn_config")
         return json.loads(self.body)
 
     @property
     def data(self) -> list[Datum]:
         """Return the datums of a ``forward`` or ``forward_backward``, whatever its format."""
+        return list(self._loss.data)
+
+    @property
+    def loss_fn(self) -> str:
+        """Return the name of the loss of a ``forward`` or ``forward_backward``."""
+        return self._loss.loss_fn
+
+    @property
+    def loss_fn_config(self) -> dict[str, float | str]:
+        """Return the settings of the loss of a ``forward`` or ``forward_backward``."""
+        return self._loss.loss_fn_config
+
+    @property
+    def prompt(self) -> ModelInput:
+        """Return the prompt of an ``asample``."""
+        return self._sample.prompt
+
+    @property
+    def num_samples(self) -> int:
+        """Return how many samples an ``asample`` asks for."""
+        return self._sample.num_samples
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        """Return the sampling parameters of an ``asample``."""
+        return self._sample.sampling_params
+
+    @property
+    def _loss(self) -> ForwardBackwardCall:
+        self._check_operation("forward", "forward_backward")
         content_type = self.headers.get("content-type", "")
-        return list(decode_forward_backward(self.body, content_type, forward_only=self.operation == "forward").data)
+        return decode_forward_backward(self.body, content_type, forward_only=self.operation == "forward")
+
+    @property
+    def _sample(self) -> SampleRequest:
+        self._check_operation("asample")
+        return SampleRequest.model_validate_json(self.body)
+
+    def _check_operation(self, *operations: str) -> None:
+        if self.operation not in operations:
+            raise ValueError(f"this is a request of {self.operation}, not of {' or '.join(operations)}")
 
 
 @attrs.frozen
@@ -278,12 +320,20 @@ class FaultyServer:
     # --------------------------------------------------------------------------------------------------------------- the log
 
     def requests(self, operation: str = faults.ANY) -> list[ReceivedRequest]:
-        """Return the received requests of an operation, oldest first; of all operations by default."""
+        """Return the received requests of an operation, oldest first; of all operations by default.
+
+        Raises ValueError for an unknown operation.
+        """
+        faults.check_operation(operation)
         with self._arrived:
             return [exchange for exchange in self.exchanges if operation in (exchange.operation, faults.ANY)]
 
     def wait_for(self, operation: str, count: int = 1) -> list[ReceivedRequest]:
-        """Wait until ``count`` requests of an operation have arrived. Raises AssertionError after ten real seconds."""
+        """Wait until ``count`` requests of an operation have arrived.
+
+        Raises AssertionError after ten real seconds, and ValueError for an unknown operation.
+        """
+        faults.check_operation(operation)
         with self._arrived:
             there = self._arrived.wait_for(lambda: len(self.requests(operation)) >= count, _PATIENCE_SECONDS)
         assert there, f"{operation}: expected {count} requests, but {len(self.requests(operation))} arrived"
