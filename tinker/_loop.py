@@ -192,6 +192,7 @@ def must_pass(error: BaseException) -> bool:
 
 
 def _call_safely(function: Callable[[], T]) -> T:
+    __tracebackhide__ = True
     try:
         return function()
     except Exception:

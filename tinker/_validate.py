@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from tinker_wire import limits
 from tinker_wire.models import AccessScope
 
@@ -58,7 +59,8 @@ def check_data(data: Sequence[Datum], loss_fn: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):  # in `_check_values`
         for index, datum in enumerate(data):
             if not isinstance(datum, Datum):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"data[{index}] must be a Datum, got {type(datum).__name__}")
+                advice = "make one with Datum(model_input=..., loss_fn_inputs=...)"
+                raise TypeError(f"data[{index}] must be a Datum, got {type(datum).__name__}: {advice}")
             names = datum.loss_fn_inputs.keys()
             _check_names(index, names, loss_fn)
             _check_lengths(index, datum, _ALIGNED_OF_CUSTOM if loss_fn == "custom" else names)
@@ -107,15 +109,20 @@ def _check_values(where: str, name: str, tensor: TensorData) -> None:
     values = tensor.values.ravel()
     if name == "target_tokens":
         if tensor.dtype != _TARGETS_DTYPE:
-            raise ValueError(f"{where} must be integers, got {tensor.dtype}")
+            raise ValueError(f"{where} must be integers, got floating-point numbers")
         # Labels of other libraries are -100 for a prompt or padding. To look at each would take as long as to encode them.
         if values.size and min(values[0], values[-1]) < 0:
             raise ValueError(f"{where} has negative token ids; to ignore a token, use a valid id with weight 0")
     elif tensor.dtype == "float32" and not math.isfinite(np.dot(values, values)):  # much faster than to look at each
-        if np.isnan(values).any():
-            raise ValueError(f"{where} contains NaN")
-        if name in _ALWAYS_FINITE and np.isinf(values).any():
-            raise ValueError(f"{where} contains infinity")
+        _refuse_any(np.isnan(values), f"{where} contains NaN")
+        if name in _ALWAYS_FINITE:
+            _refuse_any(np.isinf(values), f"{where} contains infinity")
+
+
+def _refuse_any(wrong: NDArray[np.bool_], message: str) -> None:
+    """Raise ValueError with the position of the first wrong value, if there is one."""
+    if wrong.any():
+        raise ValueError(f"{message} at position {wrong.argmax()}")
 
 
 def input_length(model_input: ModelInput) -> int | None:
@@ -202,7 +209,8 @@ def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None
     if type(options.num_samples) is not int:  # the check is for numpy's integers, and for what is none
         check_integer("num_samples", options.num_samples)
     if not isinstance(options.sampling_params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"sampling_params must be a SamplingParams, got {type(options.sampling_params).__name__}")
+        got = type(options.sampling_params).__name__
+        raise TypeError(f"sampling_params must be a SamplingParams, such as SamplingParams(max_tokens=64); got {got}")
     if options.num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {options.num_samples}")
     for name in options.COUNTS:
@@ -320,6 +328,8 @@ def check_model_path(path: str, kind: str = "sampler_weights") -> None:
         raise TypeError(f"model_path must be a string, got {type(path).__name__}{_suggest_path(path)}")
     if "://" not in path:
         advice = "; for a base model use base_model=" if kind == "sampler_weights" else ""
+        if path.startswith(("/", ".", "~")):
+            advice = "; to use an adapter in a folder, upload it with tinker.checkpoints.upload"
         raise ValueError(f"model_path must be a checkpoint path such as {SCHEME}<run>/{kind}/<name>, got {path!r}{advice}")
 
 

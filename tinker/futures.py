@@ -316,11 +316,20 @@ class APIFuture(concurrent.futures.Future[T]):
 
 
 def _hide_frames(error: BaseException) -> None:
-    """Drop the frames of the loop thread from an error of this package, and from its cause; others keep them."""
+    """Drop the frames of the loop thread from an error of this package, and from its cause.
+
+    Another error keeps those behind the last one that hides itself, such as the call of a custom loss.
+    """
     if isinstance(error, TinkerError):
         error.__traceback__ = None
         if (cause := error.__cause__) is not None and type(cause).__module__.partition(".")[0] == "tinker":
             cause.__traceback__ = None
+        return
+    frame = error.__traceback__
+    while frame is not None:
+        if "__tracebackhide__" in frame.tb_frame.f_code.co_varnames:
+            error.__traceback__ = frame.tb_next
+        frame = frame.tb_next
 
 
 def failure_of(future: APIFuture[Any]) -> BaseException | None:

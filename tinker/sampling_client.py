@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tinker import _tokenizers
 from tinker._checks import check_number
@@ -25,6 +25,7 @@ from tinker._session import report_pause
 from tinker._validate import check_sample
 from tinker.futures import APIFuture
 from tinker.streaming import SampleStream, TokenDecoder
+from tinker.types._values import Signposted
 from tinker.types.model_input import ModelInput
 from tinker.types.params import SamplingParams
 from tinker.types.results import SampleResponse
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from tinker.lib.retry_handler import RetryConfig
 
 
-class SamplingClient(ReadyClient):
+class SamplingClient(Signposted, ReadyClient):
     """Client that samples from a base model or from saved weights, which do not change.
 
     Created by ``ServiceClient.create_sampling_client`` and ``TrainingClient.save_weights_and_get_sampling_client``. You can use
@@ -45,6 +46,12 @@ class SamplingClient(ReadyClient):
     complete on the client's I/O thread. If you cancel a future, the client abandons the sample. ``await client`` or
     ``client.result(timeout)`` returns the client when it is ready.
     """
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("generate", "complete"), "sample(prompt, num_samples, sampling_params)"),
+        "stream": "sample_stream(prompt, num_samples, sampling_params)",
+        "logprobs": "compute_logprobs(prompt)",
+    }
 
     @name_maker("ServiceClient.create_sampling_client(base_model=...)")
     def __init__(self, sampler: Sampler) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, cast
 
 from tinker_wire import models
 from tinker_wire.api import service as service_api
@@ -27,6 +27,7 @@ from tinker.observing import Observer, ServerInfo
 from tinker.sampling_client import SamplingClient, open_sampling_client
 from tinker.training_client import TrainingClient
 from tinker.types import console
+from tinker.types._values import Signposted
 from tinker.types.params import LoraConfig, OptimizerConfig
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from tinker.rest_client import RestClient
 
 
-class ServiceClient:
+class ServiceClient(Signposted):
     """Client that opens a session on a server, and creates the clients that work in it.
 
     The session starts with the first request that needs the server. All clients created by a service client share its session,
@@ -82,6 +83,15 @@ class ServiceClient:
     >>> service = ServiceClient(base_url="local://toy")
     >>> training = service.create_lora_training_client(base_model="tinker/toy", rank=8)
     """
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("sample", "generate"), "create_sampling_client(base_model=...).sample(...)"),
+        **dict.fromkeys(("train", "create_training_client"), "create_lora_training_client(base_model=...)"),
+        **dict.fromkeys(("models", "list_models"), "get_server_capabilities().supported_models"),
+        **dict.fromkeys(
+            ("list_checkpoints", "list_user_checkpoints", "list_training_runs"), "create_rest_client(), which has this method"
+        ),
+    }
 
     def __init__(
         self,

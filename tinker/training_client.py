@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from tinker_wire import models
 
@@ -28,6 +28,7 @@ from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.futures import APIFuture
 from tinker.sampling_client import SamplingClient, open_sampling_client
 from tinker.types import console
+from tinker.types._values import Signposted
 from tinker.types.datum import Datum
 from tinker.types.params import LossFnType, OptimParams
 from tinker.types.results import (
@@ -48,7 +49,7 @@ LossConfig = Mapping[str, float | str] | None
 Unloading = APIFuture[models.UnloadModelResponse]
 
 
-class TrainingClient(ReadyClient):
+class TrainingClient(Signposted, ReadyClient):
     """Client of one training run: a LoRA adapter on the server, and its optimizer.
 
     Created by ``ServiceClient.create_lora_training_client`` and similar methods. You can use it at once: requests made before
@@ -60,6 +61,14 @@ class TrainingClient(ReadyClient):
     cancel a future, a request that the server has accepted still runs. When a request that changes the run fails, later
     requests fail with PrecedingRequestFailed until you receive the error.
     """
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("sample", "generate"), "save_weights_and_get_sampling_client().sample(...)"),
+        **dict.fromkeys(("step", "optimizer_step"), "optim_step(AdamParams(learning_rate=...))"),
+        **dict.fromkeys(("backward", "train_step"), "forward_backward(data, loss_fn)"),
+        **dict.fromkeys(("save", "save_weights", "save_checkpoint"), "save_state(name) or save_weights_for_sampler(name)"),
+        **dict.fromkeys(("load", "load_weights", "load_checkpoint"), "load_state(path) or load_state_with_optimizer(path)"),
+    }
 
     @name_maker("ServiceClient.create_lora_training_client(base_model)")
     def __init__(self, run: Run) -> None:

@@ -23,7 +23,7 @@ def test_nothing_is_known_at_first(service: tinker.ServiceClient) -> None:
     """The record names the server and what it is told, and asks for nothing."""
     info = service.server_info
     assert (info.base_url, info.facts) == ("http://server", ())
-    assert str(info) == "http://server, told that this is the SDK 0.38.0"
+    assert str(info) == "http://server, client reported as SDK 0.38.0"
 
 
 def test_an_accepted_form(service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum) -> None:

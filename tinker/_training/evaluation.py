@@ -56,6 +56,7 @@ def require_torch() -> None:
 
 
 def _with_gradients(loss_fn: LossWithGradients, data: list[Datum], logprobs: Logprobs) -> Evaluated:
+    __tracebackhide__ = True
     return read_gradients(loss_fn.fn(data, logprobs), logprobs)
 
 
@@ -84,6 +85,7 @@ def make_leaves(logprobs: Logprobs) -> list[torch.Tensor]:
 def _by_torch(loss_fn: CustomLossFn, data: list[Datum], logprobs: Logprobs) -> Evaluated:
     import torch
 
+    __tracebackhide__ = True
     leaves = make_leaves(logprobs)
     with torch.enable_grad():
         returned: Any = loss_fn(data, leaves)

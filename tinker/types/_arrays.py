@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, cast
 
 import numpy as np
@@ -91,7 +91,7 @@ def rectangular(values: Sequence[Any], what: str) -> NDArray[Any]:
     except ValueError:
         array = np.asarray(None)
     if (at := next((index for index, value in enumerate(values) if value is None), None)) is not None:
-        advice = ": the first token of a prompt has no log-probability" if at == 0 else ""
+        advice = ": the first token of a prompt has no log-probability" if at == 0 and what == "logprobs" else ""
         raise ValueError(f"{what} must be numbers, but {what}[{at}] is None{advice}")
     if array.dtype.kind == "U":
         raise ValueError(f"{what} must be numbers, got text")
@@ -115,6 +115,17 @@ def _read_tokens(tokens: object) -> NDArray[Any]:
     return raw
 
 
+LONGEST_SHOWN = 64  # tokens, in a repr
+
+
+def show_tokens(tokens: Int32Array) -> str:
+    """Return token ids as text: all of a short array, the first and the last of a long one."""
+    if len(tokens) <= LONGEST_SHOWN:
+        return str(tokens.tolist())
+    first, last = (", ".join(map(str, part.tolist())) for part in (tokens[:4], tokens[-2:]))
+    return f"[{first}, ..., {last}], {len(tokens):,} tokens"
+
+
 def token_array(tokens: object) -> Int32Array:
     """Return token ids as int32, from a sequence of integers, a numpy array or a torch tensor. ValueError otherwise."""
     if (quick := pack(tokens, "int32")) is not None:
@@ -124,11 +135,21 @@ def token_array(tokens: object) -> Int32Array:
         raise ValueError(f"tokens must be one-dimensional, got shape {list(raw.shape)}")
     if raw.size == 0:
         return np.empty(0, np.int32)
-    if raw.dtype.kind == "U" and all(token.strip().lstrip("-").isdecimal() for token in raw.tolist()):
+    if (at := next(_find_wrong_tokens(raw), None)) is not None:
+        raise ValueError(f"tokens must be integers, got {raw.tolist()[at]!r} at position {at}")
+    if raw.dtype.kind == "U":
         raw = np.asarray([int(token) for token in raw.tolist()])
-    whole = raw.astype(np.int64) if raw.dtype.kind in "fiub" else None
-    if whole is None or (raw.dtype.kind == "f" and not np.array_equal(whole, raw)):
-        raise ValueError("tokens must be integers")
-    if whole.min() < _INT32.min or whole.max() > _INT32.max:
-        raise ValueError("tokens must fit in 32 bits")
-    return whole.astype(np.int32)
+    if raw.min() < _INT32.min or raw.max() > _INT32.max:
+        at = int(((raw < _INT32.min) | (raw > _INT32.max)).argmax())
+        raise ValueError(f"tokens must fit in 32 bits, got {raw[at]} at position {at}")
+    return raw.astype(np.int32)
+
+
+def _find_wrong_tokens(array: NDArray[Any]) -> Iterator[int]:
+    """Find the positions of values that are not integers. Integers may be written as floats or as text."""
+    if array.dtype.kind == "f":
+        return (int(at) for at in np.flatnonzero((array != np.trunc(array)) | np.isinf(array)))
+    values: list[Any] = [] if array.dtype.kind in "iub" else array.tolist()
+    if array.dtype.kind == "U":
+        return (at for at, value in enumerate(values) if not value.strip().lstrip("-").isdecimal())
+    return (at for at, value in enumerate(values) if not isinstance(value, (int, np.integer)))

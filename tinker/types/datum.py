@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tinker_wire import limits
 
-from tinker.types._arrays import TensorDtype, is_torch, pack, rectangular, wire_array
+from tinker.types._arrays import LONGEST_SHOWN, TensorDtype, is_torch, pack, rectangular, wire_array
 from tinker.types._values import AttrsValue, explain_changes
-from tinker.types.model_input import LONGEST_SHOWN, EncodedTextChunk, ModelInput, suggest_model_input
+from tinker.types.model_input import EncodedTextChunk, ModelInput, suggest_model_input
 from tinker.types.tensor_data import TensorData
 
 if TYPE_CHECKING:

@@ -11,15 +11,12 @@ import attrs
 import numpy as np
 from tinker_wire import models
 
-from tinker.types._arrays import Int32Array, token_array
+from tinker.types._arrays import LONGEST_SHOWN, Int32Array, show_tokens, token_array
 from tinker.types._values import AttrsValue, explain_changes, parameters, refuse_change
 from tinker_records import FieldInfo, Value
 
 if TYPE_CHECKING:
     from typing import Self
-
-
-LONGEST_SHOWN = 64  # tokens, in a repr
 
 
 class EncodedTextChunk(Value):
@@ -87,8 +84,7 @@ class EncodedTextChunk(Value):
     def __repr__(self) -> str:
         if len(self._array) <= LONGEST_SHOWN:
             return f"EncodedTextChunk(tokens={self.tokens!r}, type={self.type!r})"
-        first, last = (", ".join(map(str, part.tolist())) for part in (self._array[:4], self._array[-2:]))
-        return f"EncodedTextChunk(tokens=[{first}, ..., {last}], {len(self._array):,} tokens)"
+        return f"EncodedTextChunk(tokens={show_tokens(self._array)})"
 
     def __reduce__(self) -> tuple[object, ...]:
         return _text_chunk, (self._array if self._tokens is None else self._tokens,)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tinker_wire.models import StopReason
 
 from tinker.types import console
+from tinker.types._arrays import show_tokens
 from tinker.types._values import AttrsValue, Signposted, explain_changes, parameters, refuse_change
 from tinker.types.tensor_data import TensorData
 from tinker_records import FieldInfo, Value
@@ -259,8 +260,8 @@ class SampledSequence(Signposted, Value):
         return hash((self.stop_reason, self.sequence_id, len(self.tokens_np)))
 
     def __repr__(self) -> str:
-        count = len(self.tokens_np)
-        return f"SampledSequence(stop_reason={self.stop_reason!r}, sequence_id={self.sequence_id!r}, {count} tokens)"
+        tokens = show_tokens(self.tokens_np)
+        return f"SampledSequence(stop_reason={self.stop_reason!r}, sequence_id={self.sequence_id!r}, tokens={tokens})"
 
 
 def _same_floats(one: NDArray[np.float32] | None, other: NDArray[np.float32] | None) -> bool:
