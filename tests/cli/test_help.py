@@ -121,6 +121,8 @@ def test_an_unexpected_error(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["trian"], "Did you mean train?"),
         (["run", "lst"], "Did you mean list?"),
+        (["run", "show"], "Did you mean info?"),
+        (["checkpoint", "rm"], "Did you mean delete?"),
         (["xyzzy"], "There are: auth, billing"),
         (["train", "--epoch", "2"], "Did you mean --epochs?"),
         (["--base-ulr", "x", "train"], "Did you mean --base-url?"),

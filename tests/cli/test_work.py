@@ -178,7 +178,7 @@ def test_sample(ask: Ask, call: Call, run: Any) -> None:
     assert [one["prompt"] for one in value["samples"]] == ["a", "a", "x", "x"]
     assert all(list(one) == ["prompt", "text", "tokens", "stop_reason"] for one in value["samples"])
     arguments = ("--model", run.sampler, "--max-tokens", "3", "--temperature", "0")
-    text = call("sample", *arguments, input="a").stdout
+    text = call("sample", *arguments, input="a\n").stdout
     assert ask("sample", "a", *arguments)["samples"][0]["text"] == text.removesuffix("\n")
     assert call("sample", "a", "--max-tokens", "3", "--chat").stderr.endswith("Leave --chat out.\n")
 
@@ -192,11 +192,11 @@ def test_sample_of_nothing(call: Call) -> None:
 
 
 def test_sample_reads_and_writes_files(ask: Ask, call: Call, tmp_path: Path) -> None:
-    """A text file is one prompt; JSON is a text, token ids, or several; the samples are saved as they would be printed."""
+    """A text file, but for the newline at its end, is one prompt; JSON is a text, token ids, or several; the samples are saved as they would be printed."""
     pytest.importorskip("transformers")
     arguments = ("--max-tokens", "2", "--temperature", "0")
     file = tmp_path / "prompt.txt"
-    file.write_text("a")
+    file.write_text("a\n")
     assert ask("sample", "--prompt-file", str(file), *arguments) == ask("sample", "a", *arguments)
     several = tmp_path / "prompts.json"
     several.write_text('["a", [5, 6, 7]]')

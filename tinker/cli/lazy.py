@@ -12,6 +12,18 @@ import click
 from tinker.cli.help_examples import example_text
 from tinker.cli.options import accept_global_options
 
+_OTHER_WORDS = {
+    "complete": "sample",
+    "describe": "info",
+    "finetune": "train",
+    "generate": "sample",
+    "get": "info",
+    "ls": "list",
+    "remove": "delete",
+    "rm": "delete",
+    "show": "info",
+}
+
 
 class Entry(NamedTuple):
     """The place of a command, ``module:name``, and its line in the help of its group."""
@@ -43,7 +55,8 @@ class LazyGroup(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; a name that is none is refused with those that it resembles."""
         if args and not args[0].startswith("-") and args[0] not in self.entries:
-            close = difflib.get_close_matches(args[0], self.entries, 2)
+            word = _OTHER_WORDS.get(args[0], "")
+            close = [word] if word in self.entries else difflib.get_close_matches(args[0], self.entries, 2)
             hint = f" Did you mean {' or '.join(close)}?" if close else f" There are: {', '.join(self.list_commands(ctx))}."
             raise click.UsageError(f"No such command '{args[0]}'.{hint}", ctx)
         return super().resolve_command(ctx, args)

@@ -75,7 +75,7 @@ class _SampledText(NamedTuple):
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE",
     help="Save the samples as JSON in this file. With --file, append each answer as it arrives; lines answered there are "
-    "skipped. --out is the same.",
+    "skipped.",
 )
 @click.option(
     "--file",
@@ -103,6 +103,8 @@ def sample(
     prompt_lines: Path | None,
 ) -> None:
     """Sample continuations of each PROMPT, all at once. Without a PROMPT, read one from standard input.
+
+    A newline at the end of the standard input or of --prompt-file is not part of the prompt.
 
     This uses the model's tokenizer, which needs transformers: pip install transformers. With --file, if
     interrupted, run the same command again to continue.
@@ -161,7 +163,7 @@ def _collect_prompts(prompts: tuple[str, ...], file: Path | None) -> Sequence[_P
     if prompts:
         raise click.UsageError("Give a PROMPT or --prompt-file, not both.")
     text = file.read_text(encoding="utf-8-sig")
-    found = _parse_prompts(file, text) if file.suffix == ".json" else [text]
+    found = _parse_prompts(file, text) if file.suffix == ".json" else [_without_last_newline(text)]
     if not found or not all(found):
         raise CommandFailed(f"{file}: a prompt is empty")
     return found
@@ -196,10 +198,15 @@ def _check_prompt(file: Path, index: int, prompt: object) -> None:
 def _read_pipe() -> Sequence[str]:
     if sys.stdin.isatty():
         raise click.UsageError("Give a PROMPT, pipe one in, or use --prompt-file or --file.")
-    text = sys.stdin.read()
+    text = _without_last_newline(sys.stdin.read())
     if not text:
         raise click.UsageError("The standard input is empty. Give a PROMPT, pipe one in, or use --prompt-file or --file.")
     return (text,)
+
+
+def _without_last_newline(text: str) -> str:
+    """Return a text without the newline that `echo` and editors put at its end."""
+    return text.removesuffix("\n")
 
 
 def _encode(tokenizer: Any, text: Any, *, chat: bool) -> Any:
