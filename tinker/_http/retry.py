@@ -172,12 +172,13 @@ class Attempts:
         self._unread += verdict is Verdict.MALFORMED
         now = self._clock.monotonic()
         limit = self.policy.limit(verdict, hinted=_hint(error, self._clock) is not None)
-        if self._is_final(verdict) or now + delay - self._since(verdict, now) > limit:
+        left = limit - (now - self._since(verdict, now))
+        if self._is_final(verdict) or delay > left:
             if self.count > 1:
                 elapsed = now - self._started
                 error.add_note(f"Gave up after {self.count} attempts in {elapsed:.1f} s; this is the last error.")
             raise error
-        self._tell(error, verdict, delay)
+        self._tell(error, verdict, delay, left)
         return delay
 
     def _is_final(self, verdict: Verdict) -> bool:
@@ -197,7 +198,7 @@ class Attempts:
             return self._started
         return self._patient_since
 
-    def _tell(self, error: APIError, verdict: Verdict, delay: float) -> None:
+    def _tell(self, error: APIError, verdict: Verdict, delay: float, left: float) -> None:
         """Send an event and log a line. The first failure and later ones at intervals are warnings; the rest are DEBUG."""
         if self._observers:
             self._observers.notify(RequestRetry(operation=self._what, failures=self.count, delay_seconds=delay, error=error))
@@ -206,7 +207,8 @@ class Attempts:
             logger.log(level, "%s is paused: %s; retrying every %g s", self._what, _to_line(str(error)), PAUSE_SECONDS)
         else:
             shown = _to_line(str(error)).removesuffix(".").removesuffix(f" ({self._what})")
-            logger.log(level, "%s: %s; attempt %d failed, retrying in %.1f s", self._what, shown, self.count, delay)
+            retry = f"attempt {self.count} failed, retrying in {delay:.1f} s, for up to {left:.0f} s"
+            logger.log(level, "%s: %s; %s", self._what, shown, retry)
 
     def reset(self) -> None:
         """Forget earlier failures, because the server made progress."""

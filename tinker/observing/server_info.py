@@ -32,7 +32,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     >>> fact = ServerFact(operation="telemetry", finding="absent", evidence="404")
     >>> print(ServerInfo(base_url="http://server", sdk_version="0.38.0", facts=(fact,)))
-    http://server, told that this is the SDK 0.38.0
+    http://server, client reported as SDK 0.38.0
     telemetry: absent (404)
     """
 
@@ -41,4 +41,4 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     facts: tuple[ServerFact, ...]
 
     def __str__(self) -> str:
-        return "\n".join((f"{self.base_url}, told that this is the SDK {self.sdk_version}", *map(str, self.facts)))
+        return "\n".join((f"{self.base_url}, client reported as SDK {self.sdk_version}", *map(str, self.facts)))
