@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from tinker_wire import limits
 from tinker_wire.models import AccessScope
 
@@ -102,27 +101,25 @@ def _check_lengths(index: int, datum: Datum, aligned: Collection[str]) -> None:
         if length is not None and shape[0] != length and name in aligned:
             size = f"length {shape[0]}" if len(shape) == 1 else f"shape {list(shape)}"
             raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has {size}, model_input has {length} tokens")
-        _check_values(f"data[{index}].loss_fn_inputs[{name!r}]", name, tensor)
+        if (fault := _find_fault(name, tensor)) is not None:
+            raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] {fault}")
 
 
-def _check_values(where: str, name: str, tensor: TensorData) -> None:
+def _find_fault(name: str, tensor: TensorData) -> str | None:
+    """Return what is wrong with the values of a loss input; None if nothing is."""
     values = tensor.values.ravel()
     if name == "target_tokens":
         if tensor.dtype != _TARGETS_DTYPE:
-            raise ValueError(f"{where} must be integers, got floating-point numbers")
+            return "must be integers, got floating-point numbers"
         # Labels of other libraries are -100 for a prompt or padding. To look at each would take as long as to encode them.
-        if values.size and min(values[0], values[-1]) < 0:
-            raise ValueError(f"{where} has negative token ids; to ignore a token, use a valid id with weight 0")
-    elif tensor.dtype == "float32" and not math.isfinite(np.dot(values, values)):  # much faster than to look at each
-        _refuse_any(np.isnan(values), f"{where} contains NaN")
-        if name in _ALWAYS_FINITE:
-            _refuse_any(np.isinf(values), f"{where} contains infinity")
-
-
-def _refuse_any(wrong: NDArray[np.bool_], message: str) -> None:
-    """Raise ValueError with the position of the first wrong value, if there is one."""
-    if wrong.any():
-        raise ValueError(f"{message} at position {wrong.argmax()}")
+        if values.size and (values[0] < 0 or values[-1] < 0):
+            return "has negative token ids; to ignore a token, use a valid id with weight 0"
+    elif tensor.dtype == "float32" and not math.isfinite(values.dot(values)):  # much faster than to look at each
+        if (wrong := np.isnan(values)).any():
+            return f"contains NaN at position {wrong.argmax()}"
+        if name in _ALWAYS_FINITE and (wrong := np.isinf(values)).any():
+            return f"contains infinity at position {wrong.argmax()}"
+    return None
 
 
 def input_length(model_input: ModelInput) -> int | None:

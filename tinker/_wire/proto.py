@@ -158,39 +158,49 @@ def forward_backward_head(
 
 def encode_data(data: Sequence[Datum]) -> list[Part]:
     """Return the repeated field ``data``; needs no number, so it can be made before the request's turn."""
-    message = _Message()
+    parts: list[Part] = []
     for index, datum in enumerate(data):
         try:
-            message.nested(3, _datum(datum))
+            written = _datum(datum)
         except ValueError as error:
             raise ValueError(f"datum {index}: {error}") from error
-    return message.parts
+        parts.append(_datum_head(sum(map(len, written))))
+        parts += written
+    return parts
 
 
-def _datum(datum: Datum) -> _Message:
-    message = _Message()
+def _datum(datum: Datum) -> list[Part]:
+    parts: list[Part] = []
     for chunk in datum.model_input.chunks:
         if isinstance(chunk, EncodedTextChunk):
-            message.raw(_text_head(chunk.length))
-            message.raw(_view(chunk.array))
+            parts += (_text_head(chunk.length), _view(chunk.array))
         else:
-            message.nested(1, _chunk(chunk))
+            parts += _nested(1, _chunk(chunk))
     for name, tensor in datum.loss_fn_inputs.items():
         if tensor.sparse_crow_indices is None:
-            message.raw(_dense_head(name, tensor.dtype, tuple(dimensions(tensor)), tensor.values.nbytes))
-            message.raw(_view(tensor.values))
+            values = tensor.values
+            parts += (_dense_head(name, tensor.dtype, tuple(tensor.shape or values.shape), values.nbytes), _view(values))
         else:
             entry = _Message()
             entry.raw(_text(1, name))
             entry.nested(2, _tensor(tensor))
-            message.nested(2, entry)
+            parts += _nested(2, entry)
     for field, spans in ((3, datum.model_input_spans), (4, datum.loss_fn_input_spans)):
-        for span in spans or ():
-            message.raw(_blob(field, _span(span)))
-    return message
+        parts += [_blob(field, _span(span)) for span in spans or ()]
+    return parts
+
+
+def _nested(field: int, message: _Message) -> list[Part]:
+    return [_key(field, _LEN) + _varint(message.nbytes), *message.parts]
 
 
 # Most datums of a batch have the same names and shapes, so what stands in front of their arrays is made once.
+
+
+@lru_cache(maxsize=1024)
+def _datum_head(nbytes: int) -> bytes:
+    """Return everything of a datum before its fields."""
+    return _key(3, _LEN) + _varint(nbytes)
 
 
 @lru_cache(maxsize=1024)

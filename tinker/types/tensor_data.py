@@ -336,5 +336,7 @@ def dimensions(tensor: TensorData) -> list[int]:
 
 def wire_nbytes(tensor: TensorData) -> int:
     """Return the bytes of the values and indices in the protobuf form."""
-    indices = len(tensor.sparse_crow_indices or ()) + len(tensor.sparse_col_indices or ())
-    return tensor.values.nbytes + 8 * indices
+    nbytes = tensor.values.nbytes
+    if tensor.sparse_crow_indices is None:
+        return nbytes
+    return nbytes + 8 * (len(tensor.sparse_crow_indices) + len(tensor.sparse_col_indices or ()))
