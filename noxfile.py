@@ -197,8 +197,8 @@ def docs(session: nox.Session) -> None:
     pictures = "--pictures" in session.posargs
     install(session, "-e", f"{ROOT}[local]" if pictures else str(ROOT), *dependencies("docs"))
     if pictures:
-        session.install(*dependencies("notebooks"), *dependencies("pictures"))
-        for script in ("pictures", "measured", "terminals"):
+        session.install(*dependencies("notebooks"), *dependencies("pictures"), *dependencies("browser"))
+        for script in ("pictures", "measured", "terminals", "server_page"):
             session.run("python", f"docs/_scripts/{script}.py")
         session.run("python", "docs/_scripts/notebooks.py")
     session.run("python", "docs/_scripts/prose.py")

@@ -15,7 +15,7 @@ T = TypeVar("T")
 def get_audit_log(
     *, event_type: models.AuditEventType = "all", day: str | None = None
 ) -> Request[models.AuditLogResponse]:
-    """Who did what in the organization.
+    """Get the audit log of the organization.
 
     The answer may be a redirect to a signed URL with the same content. Credentials do not belong to the redirect
     target: a client must drop `X-API-Key` when the origin changes.
@@ -37,7 +37,7 @@ def get_audit_log(
 def get_billing_usage(
     *, starting_on: datetime.datetime, ending_before: datetime.datetime
 ) -> Request[models.BillingUsageResponse]:
-    """What was used and what it is estimated to cost, by the hour.
+    """Get usage and estimated cost by the hour.
 
     Both ends are full hours in UTC, and at most 14 days apart.
 
@@ -58,7 +58,7 @@ def get_billing_usage(
 def get_checkpoint_storage_usage(
     *, project_id: str | None = None
 ) -> Request[models.CurrentCheckpointStorageUsageResponse]:
-    """How much checkpoints store right now, by project and user.
+    """Get the current storage of checkpoints by project and user.
 
     What counts at this moment, not over a time, with an estimate of what it costs in a month.
 

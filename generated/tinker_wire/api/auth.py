@@ -30,7 +30,7 @@ def auth_token(body: models.AuthTokenRequest) -> Request[models.AuthTokenRespons
 
 
 def get_api_key() -> Request[models.SelfApiKeyResponse]:
-    """What the API key of this request is.
+    """Describe the API key of this request.
 
     Used by command-line logins, to name the key they store.
 

@@ -21,7 +21,7 @@ def retrieve_future(
     x_tinker_request_type: models.RequestType | None = None,
     x_tinker_create_promise_roundtrip_time: Annotated[float, msgspec.Meta(ge=0)] | None = None,
 ) -> Request[T]:
-    """Fetch the result of a submitted request, waiting for it a while.
+    """Get the result of a submitted request, waiting for a limited time.
 
     A 200 answer is told apart in this order. A protobuf body is the result. `{"type": "try_again"}`, as well as
     status 408, says that the work is still queued or running. `{"status": "complete_metadata"}`, allowed only where
@@ -57,7 +57,7 @@ def retrieve_future(
 
 
 def retrieve_futures(body: models.FuturesRetrieveRequest) -> Request[models.FuturesRetrieveResponse]:
-    """Which requests of a sampling session have completed since a cursor.
+    """List the requests of a sampling session that have completed since a cursor.
 
     One poller for all requests of a client, used where the client configuration says `sample_use_retrieve_futures`.
     Hold the request for about 30 s while there is nothing new, unless `timeout` is 0. Events up to `prev_cursor` may
@@ -76,7 +76,7 @@ def retrieve_futures(body: models.FuturesRetrieveRequest) -> Request[models.Futu
 
 
 def cancel_future(body: models.CancelFutureRequest) -> Request[None]:
-    """Give up a request that nobody waits for any more.
+    """Cancel a request whose result is no longer needed.
 
     Sent for samples only, where the dynamic configuration says `sample_cancel_enabled`. Cancelling what is finished
     or unknown is not an error.

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def create_sampling_session(body: models.CreateSamplingSessionRequest) -> Request[models.CreateSamplingSessionResponse]:
-    """Open a sampling session on a base model or a checkpoint; answered at once.
+    """Open a sampling session on a base model or a checkpoint. The response is not a future.
 
     Exactly one of `base_model` and `model_path` is given. The id that is answered addresses the sampler everywhere,
     also as `sampler_id`.
@@ -29,7 +29,7 @@ def create_sampling_session(body: models.CreateSamplingSessionRequest) -> Reques
 
 
 def join_sampling_session(body: models.JoinSamplingSessionRequest) -> Request[models.JoinSamplingSessionResponse]:
-    """Get a number for one more client of a sampling session.
+    """Get a number for another client of a sampling session.
 
     Used for copies of a sampling client in other processes, where the client configuration says
     `sample_join_sampling_session`. Client number k numbers its requests k·10⁹, k·10⁹+1, ..., so that copies never
@@ -47,7 +47,7 @@ def join_sampling_session(body: models.JoinSamplingSessionRequest) -> Request[mo
 
 
 def get_sampler(*, sampler_id: str) -> Request[models.GetSamplerResponse]:
-    """What a sampling session samples from.
+    """Get the model that a sampling session samples from.
 
     The base model, and the checkpoint where there is one. Clients ask it to load the right tokenizer.
 
@@ -88,7 +88,7 @@ def asample(
 
 
 def stream_sample(body: models.SampleRequest) -> Request[models.SampleStreamEvent]:
-    """Sample continuations of a prompt, and get the tokens as they are drawn.
+    """Sample continuations of a prompt, and stream the tokens as they are generated.
 
     Takes what `asample` takes, but for scores of the prompt and tables of likely tokens. The answer is a stream of
     server-sent events; the data of each is JSON. Tokens of several samples come in any order. The last event is of

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def healthz() -> Request[models.HealthResponse]:
-    """Is the server up?
+    """Check whether the server is up.
 
     Asked without a credential. A server that cannot take work answers 503.
 
@@ -27,7 +27,7 @@ def healthz() -> Request[models.HealthResponse]:
 
 
 def client_config(body: models.ClientConfigRequest) -> Request[models.ClientConfigResponse]:
-    """Settings that the server pushes to a client, asked once before anything else.
+    """Get the settings for a client, before its first other request.
 
     Sent with the credential as the user gave it, also where the answer switches the JWT exchange on. `{}` is a
     complete answer: a missing setting has the default of `ClientConfigResponse`. Servers without the endpoint answer
@@ -45,7 +45,7 @@ def client_config(body: models.ClientConfigRequest) -> Request[models.ClientConf
 
 
 def client_dynamic_config(body: models.ClientConfigRequest) -> Request[models.ClientDynamicConfigResponse]:
-    """Settings that may change while a client runs.
+    """Get the settings that may change while a client runs.
 
     Asked after `client_config` and again every `refresh_interval_sec` seconds. A client keeps the last good answer
     when a refresh fails.
@@ -62,7 +62,7 @@ def client_dynamic_config(body: models.ClientConfigRequest) -> Request[models.Cl
 
 
 def get_server_capabilities() -> Request[models.GetServerCapabilitiesResponse]:
-    """Which base models the server offers.
+    """List the base models that the server offers.
 
     Clients take names from here instead of knowing any. A name may contain `/` and `:`.
 
@@ -77,7 +77,7 @@ def get_server_capabilities() -> Request[models.GetServerCapabilitiesResponse]:
 
 
 def create_session(body: models.CreateSessionRequest) -> Request[models.CreateSessionResponse]:
-    """Open a session, the owner of models and sampling sessions.
+    """Open a session, which owns training runs and sampling sessions.
 
     One per client process. The messages of the answer are logged for the user; that is the whole version
     negotiation. Models and samplers of a session end with it.
@@ -94,7 +94,7 @@ def create_session(body: models.CreateSessionRequest) -> Request[models.CreateSe
 
 
 def session_heartbeat(body: models.SessionHeartbeatRequest) -> Request[models.SessionHeartbeatResponse]:
-    """Keep a session alive; sent about every ten seconds.
+    """Keep a session alive; clients call this about every ten seconds.
 
     410 says that the session is finished and makes the client stop. Any other failure is ignored by it, so a session
     should outlive a few missing heartbeats (at least 120 s).
@@ -111,7 +111,7 @@ def session_heartbeat(body: models.SessionHeartbeatRequest) -> Request[models.Se
 
 
 def finish_session(body: models.FinishSessionRequest, *, session_id: str) -> Request[None]:
-    """End a session and say how it went.
+    """End a session and report how it ended.
 
     The first reason wins; finishing a finished session changes nothing. Heartbeats are answered with 410 from then
     on.
@@ -132,7 +132,7 @@ def finish_session(body: models.FinishSessionRequest, *, session_id: str) -> Req
 def list_sessions(
     *, limit: int = 20, offset: int = 0, access_scope: models.AccessScope = "owned"
 ) -> Request[models.ListSessionsResponse]:
-    """Sessions of the user, newest first.
+    """List the sessions of the user, newest first.
 
     A page of ids; what they stand for is asked with `get_session`, and found by content with `search_sessions`.
 
@@ -169,7 +169,7 @@ def search_sessions(body: models.SessionSearchRequest) -> Request[models.Session
 
 
 def get_session(*, session_id: str, access_scope: models.AccessScope = "owned") -> Request[models.GetSessionResponse]:
-    """The models and samplers of one session.
+    """Get the models and samplers of a session.
 
     The ids of its training runs and sampling sessions, with what its user wrote about it.
 
@@ -206,7 +206,7 @@ def set_session_project(body: models.SetSessionProjectRequest, *, session_id: st
 
 
 def trace_export(*, session_id: str) -> Request[models.TraceExportResponse]:
-    """A timing trace of a session, prepared by the server.
+    """Export a timing trace of a session.
 
     The first call starts the export. Clients ask again every 5 s while the status is `pending`; `ready` comes with a
     URL that is valid for about an hour, `failed` with an error text.

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def telemetry(body: models.TelemetrySendRequest) -> Request[models.TelemetryResponse]:
-    """Report client events, where the user allows it.
+    """Report client events, if the user allows it.
 
     At most 100 events a request. A refused batch is dropped by the client, so an error here loses only telemetry.
 

@@ -31,7 +31,7 @@ def create_model(body: models.CreateModelRequest) -> Request[models.UntypedAPIFu
 
 
 def get_info(body: models.GetInfoRequest) -> Request[models.GetInfoResponse]:
-    """What a model is; answered at once, not a future.
+    """Describe a model. The response is not a future.
 
     Clients ask it to learn the tokenizer of a model, and the rank of a model that they did not make themselves.
 
@@ -87,7 +87,7 @@ def forward_backward(
 def forward(
     body: models.ForwardRequest, *, x_tinker_known_failure: Annotated[int, msgspec.Meta(ge=0)] | None = None
 ) -> Request[models.UntypedAPIFuture]:
-    """Compute a loss without a gradient, in JSON.
+    """Compute a loss without a gradient; JSON only.
 
     Deprecated.
 
@@ -134,7 +134,7 @@ def optim_step(
 
 
 def create_custom_loss(body: models.CreateCustomLossRequest) -> Request[models.UntypedAPIFuture]:
-    """Upload a loss function that a client traced to a graph.
+    """Upload a loss function that the client traced to a graph.
 
     Used where the client configuration says `custom_loss_server_side`. The id of the result is then named by
     `forward_backward` with `loss_fn` "custom" and `loss_fn_config` `{"loss_id": ...}`. One upload for each distinct
@@ -152,7 +152,7 @@ def create_custom_loss(body: models.CreateCustomLossRequest) -> Request[models.U
 
 
 def unload_model(body: models.UnloadModelRequest) -> Request[models.UntypedAPIFuture]:
-    """Free a model that is not needed any more.
+    """Unload a model that is no longer needed.
 
     Deprecated.
 
@@ -172,7 +172,7 @@ def unload_model(body: models.UnloadModelRequest) -> Request[models.UntypedAPIFu
 def list_training_runs(
     *, limit: int = 20, offset: int = 0, access_scope: models.AccessScope = "owned", project_id: str | None = None
 ) -> Request[models.TrainingRunsResponse]:
-    """Training runs of the user, the most recently used first.
+    """List the training runs of the user, the most recently used first.
 
     A run stays in the list when its session is over. `access_scope` widens the list from the user's runs to those
     that the user can read.
@@ -198,7 +198,7 @@ def list_training_runs(
 def get_training_run(
     *, training_run_id: str, access_scope: models.AccessScope = "owned"
 ) -> Request[models.TrainingRun]:
-    """One training run.
+    """Get a training run.
 
     The id of a run is the model id of `create_model`.
 

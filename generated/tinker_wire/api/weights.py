@@ -16,7 +16,7 @@ T = TypeVar("T")
 def save_weights(
     body: models.SaveWeightsRequest, *, x_tinker_known_failure: Annotated[int, msgspec.Meta(ge=0)] | None = None
 ) -> Request[models.UntypedAPIFuture]:
-    """Save weights and optimizer state, to train on later.
+    """Save the weights and the optimizer state, to resume training later.
 
     Runs in the order of `seq_id` with the other requests of the model. A name that exists is 409 unless `overwrite`
     is true.
@@ -42,7 +42,7 @@ def save_weights_for_sampler(
     *,
     x_tinker_known_failure: Annotated[int, msgspec.Meta(ge=0)] | None = None,
 ) -> Request[models.UntypedAPIFuture]:
-    """Save weights to sample from, under a name or straight into a sampling session.
+    """Save weights for sampling, under a name or directly into a sampling session.
 
     With `path` a named checkpoint is stored, and the result holds its `path`. With `sampling_session_seq_id` instead
     nothing is listed, and the result holds the `sampling_session_id` to sample from, with `path` null. `kind`
@@ -67,7 +67,7 @@ def save_weights_for_sampler(
 def save_weights_external(
     body: models.SaveWeightsExternalRequest, *, x_tinker_known_failure: Annotated[int, msgspec.Meta(ge=0)] | None = None
 ) -> Request[models.UntypedAPIFuture]:
-    """Save weights as files to download, encrypted where recipients are given.
+    """Save weights as downloadable files, encrypted if recipients are given.
 
     The files are listed by `get_external_weights_urls`.
 
@@ -114,7 +114,7 @@ def load_weights(
 
 
 def weights_info(body: models.WeightsInfoRequest) -> Request[models.WeightsInfoResponse]:
-    """From what base model and with which adapter a checkpoint was made.
+    """Get the base model and the adapter settings of a checkpoint.
 
     Clients ask it before they make a model for a checkpoint, and take the base model and the rank from the answer.
 
@@ -132,7 +132,7 @@ def weights_info(body: models.WeightsInfoRequest) -> Request[models.WeightsInfoR
 def copy_weights(
     body: models.CopyWeightsRequest, *, x_tinker_weights_access_token: str | None = None
 ) -> Request[models.CopyWeightsResponse]:
-    """Copy a checkpoint into a project, as a run of its own.
+    """Copy a checkpoint into a project, as a new run.
 
     The copy keeps the kind and shares the storage; its run cannot be trained on. A token that grants access to
     somebody else's checkpoint travels in the header, out of logs.
@@ -152,7 +152,7 @@ def copy_weights(
 
 
 def list_checkpoints(*, training_run_id: str) -> Request[models.CheckpointsListResponse]:
-    """All checkpoints of one run.
+    """List the checkpoints of a run.
 
     Checkpoints to train on, to sample from, and of files, in one list without pages.
 
@@ -169,7 +169,7 @@ def list_checkpoints(*, training_run_id: str) -> Request[models.CheckpointsListR
 
 
 def list_user_checkpoints(*, limit: int = 100, offset: int = 0) -> Request[models.CheckpointsListResponse]:
-    """Checkpoints of all runs of the user, newest first.
+    """List the checkpoints of all runs of the user, newest first.
 
     A page of the checkpoints of every run of the user, with a cursor that counts all of them.
 
@@ -188,7 +188,7 @@ def list_user_checkpoints(*, limit: int = 100, offset: int = 0) -> Request[model
 
 
 def delete_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[None]:
-    """Delete a checkpoint for good.
+    """Permanently delete a checkpoint.
 
     Sampling sessions that are open on it may end. A checkpoint that is not there is 404.
 
@@ -206,7 +206,7 @@ def delete_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[No
 
 
 def publish_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[None]:
-    """Let everybody load and sample a checkpoint.
+    """Publish a checkpoint: everybody may load it and sample from it.
 
     No body is sent, yet `Content-Type: application/json` is.
 
@@ -244,7 +244,7 @@ def unpublish_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request
 def set_checkpoint_ttl(
     body: models.SetCheckpointTtlRequest, *, training_run_id: str, checkpoint_id: str
 ) -> Request[None]:
-    """Set when a checkpoint expires, or that it never does.
+    """Set the expiry of a checkpoint, or remove it.
 
     The time counts from now on. Null takes an earlier time to live back.
 
@@ -265,7 +265,7 @@ def set_checkpoint_ttl(
 def get_external_weights_urls(
     *, training_run_id: str, checkpoint_id: str
 ) -> Request[models.ExternalWeightsUrlsResponse]:
-    """Signed download URLs of an external checkpoint, one for each file.
+    """Get signed download URLs for the files of an external checkpoint.
 
     The files are fetched without credentials. Clients ask again when fewer than five minutes are left.
 
@@ -284,7 +284,7 @@ def get_external_weights_urls(
 
 
 def get_checkpoint_archive(*, training_run_id: str, checkpoint_id: str) -> Request[models.CheckpointArchiveUrlResponse]:
-    """Where to download a checkpoint as one archive.
+    """Get a URL to download a checkpoint as an archive.
 
     Deprecated.
 
@@ -324,7 +324,7 @@ def search_checkpoints(body: models.CheckpointSearchRequest) -> Request[models.C
 def external_weights_upload_start(
     body: models.ExternalWeightsUploadStartRequest,
 ) -> Request[models.ExternalWeightsUploadStartResult]:
-    """Signed URLs to which the files of an adapter are sent.
+    """Get signed URLs to upload the files of an adapter.
 
     The files are sent by HTTP PUT without credentials. What is not finished when the URLs expire is forgotten.
 
@@ -342,7 +342,7 @@ def external_weights_upload_start(
 def external_weights_upload_finish(
     body: models.ExternalWeightsUploadFinishRequest,
 ) -> Request[models.ExternalWeightsUploadFinishResult]:
-    """Make a checkpoint of uploaded files.
+    """Create a checkpoint from uploaded files.
 
     The server checks that all files are there and fit the adapter. Finishing again answers the same checkpoint.
 
