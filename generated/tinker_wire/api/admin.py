@@ -17,8 +17,8 @@ def get_audit_log(
 ) -> Request[models.AuditLogResponse]:
     """Get the audit log of the organization.
 
-    The answer may be a redirect to a signed URL with the same content. Credentials do not belong to the redirect
-    target: a client must drop `X-API-Key` when the origin changes.
+    The response may redirect to a signed URL with the same content. Clients must not send credentials there: they
+    drop `X-API-Key` when the origin changes.
 
     `GET /api/v1/audit`; servers may lack it.
 
@@ -39,7 +39,7 @@ def get_billing_usage(
 ) -> Request[models.BillingUsageResponse]:
     """Get usage and estimated cost by the hour.
 
-    Both ends are full hours in UTC, and at most 14 days apart.
+    Both ends are full hours in UTC, at most 14 days apart.
 
     `GET /api/v1/billing/usage/events`; servers may lack it.
 
@@ -60,7 +60,7 @@ def get_checkpoint_storage_usage(
 ) -> Request[models.CurrentCheckpointStorageUsageResponse]:
     """Get the current storage of checkpoints by project and user.
 
-    What counts at this moment, not over a time, with an estimate of what it costs in a month.
+    Describes the present, not a period, with an estimate of the cost per month.
 
     `GET /api/v1/billing/usage/checkpoints/current`; servers may lack it.
 

@@ -14,9 +14,9 @@ T = TypeVar("T")
 def auth_token(body: models.AuthTokenRequest) -> Request[models.AuthTokenResponse]:
     """Exchange a credential for a short-lived JWT.
 
-    Asked when `pjwt_auth_enabled` is true in the client configuration. `X-API-Key` carries the original credential,
-    the body is an empty object, and every other request then carries the JWT in `X-API-Key`. Clients renew it after
-    about half of `exp - iat`, and once more on a 401 whose `WWW-Authenticate` says `error="invalid_token"`.
+    Used if `pjwt_auth_enabled` is true in the client configuration. The header `X-API-Key` has the original
+    credential, and the body is an empty object. Every other request then has the JWT in `X-API-Key`. Clients renew
+    it after about half of `exp - iat`, and after a 401 whose `WWW-Authenticate` contains `error="invalid_token"`.
 
     `POST /api/v1/auth/token`; servers may lack it.
     """
@@ -32,7 +32,7 @@ def auth_token(body: models.AuthTokenRequest) -> Request[models.AuthTokenRespons
 def get_api_key() -> Request[models.SelfApiKeyResponse]:
     """Describe the API key of this request.
 
-    Used by command-line logins, to name the key they store.
+    Command-line logins use it to name the key that they store.
 
     `GET /api/v1/auth/apikey/me`; servers may lack it.
     """

@@ -23,15 +23,15 @@ def retrieve_future(
 ) -> Request[T]:
     """Get the result of a submitted request, waiting for a limited time.
 
-    A 200 answer is told apart in this order. A protobuf body is the result. `{"type": "try_again"}`, as well as
-    status 408, says that the work is still queued or running. `{"status": "complete_metadata"}`, allowed only where
-    the request says `allow_metadata_only`, says that the result is large: the client asks again with
-    `allow_metadata_only` false once it has room. An object with `error` is a failed request. Any other object is the
-    result, of the type in `x-result` of the operation that was submitted.
+    To interpret a 200 response, check in this order. A protobuf body is the result. `{"type": "try_again"}`, like
+    the status 408, means that the request is still queued or running. `{"status": "complete_metadata"}` means that
+    the result is large: the client repeats the request with `allow_metadata_only` false when it has room. The server
+    may send it only if the request has `allow_metadata_only`. An object with `error` is a failed request. Any other
+    object is the result; its type is the `x-result` of the operation that was submitted.
 
-    Hold the request for about 30 s, and at most 40, before answering that there is no result yet: clients ask again
-    at once and may do so thousands of times a second. Results of `forward_backward`, `forward` and `asample` are
-    sent as protobuf where `Accept` mentions it; current official clients refuse JSON for them. A result may be
+    Hold the request for about 30 s, and at most 40 s, before you respond that there is no result yet: clients repeat
+    it at once, and may do so thousands of times a second. Send results of `forward_backward`, `forward` and
+    `asample` as protobuf if `Accept` contains it; current official clients refuse JSON for them. A result may be
     fetched more than once.
 
     `POST /api/v1/retrieve_future`.
@@ -59,10 +59,10 @@ def retrieve_future(
 def retrieve_futures(body: models.FuturesRetrieveRequest) -> Request[models.FuturesRetrieveResponse]:
     """List the requests of a sampling session that have completed since a cursor.
 
-    One poller for all requests of a client, used where the client configuration says `sample_use_retrieve_futures`.
-    Hold the request for about 30 s while there is nothing new, unless `timeout` is 0. Events up to `prev_cursor` may
-    be forgotten. The results themselves are fetched one by one with `retrieve_future`; `retrieved_request_ids` tells
-    which were, so that they can be deleted.
+    Polls all requests of a client at once. Used if the client configuration has `sample_use_retrieve_futures`. Hold
+    the request for about 30 s while there is nothing new, unless `timeout` is 0. The server may discard events up to
+    `prev_cursor`. Clients fetch each result with `retrieve_future`. `retrieved_request_ids` lists the results that
+    were fetched, so that the server can delete them.
 
     `POST /api/v1/retrieve_futures`; servers may lack it.
     """
@@ -78,8 +78,8 @@ def retrieve_futures(body: models.FuturesRetrieveRequest) -> Request[models.Futu
 def cancel_future(body: models.CancelFutureRequest) -> Request[None]:
     """Cancel a request whose result is no longer needed.
 
-    Sent for samples only, where the dynamic configuration says `sample_cancel_enabled`. Cancelling what is finished
-    or unknown is not an error.
+    Sent for samples only, if the dynamic configuration has `sample_cancel_enabled`. Cancelling a finished or unknown
+    request is not an error.
 
     `POST /api/v1/cancel_future`; servers may lack it.
     """

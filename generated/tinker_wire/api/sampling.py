@@ -14,7 +14,7 @@ T = TypeVar("T")
 def create_sampling_session(body: models.CreateSamplingSessionRequest) -> Request[models.CreateSamplingSessionResponse]:
     """Open a sampling session on a base model or a checkpoint. The response is not a future.
 
-    Exactly one of `base_model` and `model_path` is given. The id that is answered addresses the sampler everywhere,
+    The body has exactly one of `base_model` and `model_path`. The returned id identifies the sampler everywhere,
     also as `sampler_id`.
 
     `POST /api/v1/create_sampling_session`.
@@ -31,9 +31,9 @@ def create_sampling_session(body: models.CreateSamplingSessionRequest) -> Reques
 def join_sampling_session(body: models.JoinSamplingSessionRequest) -> Request[models.JoinSamplingSessionResponse]:
     """Get a number for another client of a sampling session.
 
-    Used for copies of a sampling client in other processes, where the client configuration says
+    Used for copies of a sampling client in other processes, if the client configuration has
     `sample_join_sampling_session`. Client number k numbers its requests k·10⁹, k·10⁹+1, ..., so that copies never
-    share a `seq_id`. The first client is number 0 and does not ask.
+    use the same `seq_id`. The first client has the number 0 and does not send this request.
 
     `POST /api/v1/join_sampling_session`; servers may lack it.
     """
@@ -49,7 +49,7 @@ def join_sampling_session(body: models.JoinSamplingSessionRequest) -> Request[mo
 def get_sampler(*, sampler_id: str) -> Request[models.GetSamplerResponse]:
     """Get the model that a sampling session samples from.
 
-    The base model, and the checkpoint where there is one. Clients ask it to load the right tokenizer.
+    Returns the base model, and the checkpoint if there is one. Clients use it to load the right tokenizer.
 
     `GET /api/v1/samplers/{sampler_id}`; servers may lack it.
 
@@ -68,10 +68,10 @@ def asample(
 ) -> Request[models.UntypedAPIFuture]:
     """Sample continuations of a prompt, or score the prompt.
 
-    Addressed by `sampling_session_id`, or by `base_model` or `model_path` without a session. The prompt is JSON in
-    every version. Clients since 0.25.0 require one entry of `sample_sequence_ids` in the submit answer for each
-    sample. 429 makes a client slow down all of its sampling, and it repeats the request with the same `seq_id`;
-    `Retry-After` is not read here by the official clients.
+    Has a `sampling_session_id`, or a `base_model` or `model_path` without a session. The prompt is JSON in every
+    version. Clients since 0.25.0 require an entry in `sample_sequence_ids` of the response for each sample. After a
+    429, a client slows down all of its sampling and repeats the request with the same `seq_id`. The official clients
+    do not read `Retry-After` here.
 
     `POST /api/v1/asample`.
 
@@ -90,10 +90,10 @@ def asample(
 def stream_sample(body: models.SampleRequest) -> Request[models.SampleStreamEvent]:
     """Sample continuations of a prompt, and stream the tokens as they are generated.
 
-    Takes what `asample` takes, but for scores of the prompt and tables of likely tokens. The answer is a stream of
-    server-sent events; the data of each is JSON. Tokens of several samples come in any order. The last event is of
-    type `done` or `failed`; a stream that ends without one broke off. Comments keep the connection alive while
-    nothing is drawn. A client that closes the connection ends the work.
+    Accepts the body of `asample`, except for log-probabilities of the prompt and tables of likely tokens. The
+    response is a stream of server-sent events with JSON data. Tokens of several samples come in any order. The last
+    event has the type `done` or `failed`; a stream that ends without one was interrupted. Comments keep the
+    connection alive while no tokens are generated. If the client closes the connection, the server stops.
 
     `POST /api/v1/stream_sample`; servers may lack it.
     """

@@ -14,7 +14,7 @@ T = TypeVar("T")
 def healthz() -> Request[models.HealthResponse]:
     """Check whether the server is up.
 
-    Asked without a credential. A server that cannot take work answers 503.
+    Needs no credential. A server that cannot accept work responds with 503.
 
     `GET /api/v1/healthz`; servers may lack it.
     """
@@ -29,9 +29,9 @@ def healthz() -> Request[models.HealthResponse]:
 def client_config(body: models.ClientConfigRequest) -> Request[models.ClientConfigResponse]:
     """Get the settings for a client, before its first other request.
 
-    Sent with the credential as the user gave it, also where the answer switches the JWT exchange on. `{}` is a
-    complete answer: a missing setting has the default of `ClientConfigResponse`. Servers without the endpoint answer
-    404, 405 or 501 and mean the same.
+    Clients send the original credential here, even if the response enables the JWT exchange. `{}` is a complete
+    response: missing settings have the defaults of `ClientConfigResponse`. Servers without this endpoint respond
+    with 404, 405 or 501, which means the same.
 
     `POST /api/v1/client/config`; servers may lack it.
     """
@@ -47,8 +47,8 @@ def client_config(body: models.ClientConfigRequest) -> Request[models.ClientConf
 def client_dynamic_config(body: models.ClientConfigRequest) -> Request[models.ClientDynamicConfigResponse]:
     """Get the settings that may change while a client runs.
 
-    Asked after `client_config` and again every `refresh_interval_sec` seconds. A client keeps the last good answer
-    when a refresh fails.
+    Clients call this after `client_config`, and again every `refresh_interval_sec` seconds. If a refresh fails, the
+    client keeps the last settings.
 
     `POST /api/v1/client/dynamic_config`; servers may lack it.
     """
@@ -64,7 +64,7 @@ def client_dynamic_config(body: models.ClientConfigRequest) -> Request[models.Cl
 def get_server_capabilities() -> Request[models.GetServerCapabilitiesResponse]:
     """List the base models that the server offers.
 
-    Clients take names from here instead of knowing any. A name may contain `/` and `:`.
+    Clients take the names of models from here. A name may contain `/` and `:`.
 
     `GET /api/v1/get_server_capabilities`.
     """
@@ -79,8 +79,8 @@ def get_server_capabilities() -> Request[models.GetServerCapabilitiesResponse]:
 def create_session(body: models.CreateSessionRequest) -> Request[models.CreateSessionResponse]:
     """Open a session, which owns training runs and sampling sessions.
 
-    One per client process. The messages of the answer are logged for the user; that is the whole version
-    negotiation. Models and samplers of a session end with it.
+    Each client process opens one session. Clients log the messages in the response for the user; there is no other
+    version negotiation. The models and samplers of a session end with it.
 
     `POST /api/v1/create_session`.
     """
@@ -96,8 +96,8 @@ def create_session(body: models.CreateSessionRequest) -> Request[models.CreateSe
 def session_heartbeat(body: models.SessionHeartbeatRequest) -> Request[models.SessionHeartbeatResponse]:
     """Keep a session alive; clients call this about every ten seconds.
 
-    410 says that the session is finished and makes the client stop. Any other failure is ignored by it, so a session
-    should outlive a few missing heartbeats (at least 120 s).
+    410 means that the session is finished, and makes the client stop. Clients ignore other failures, so a session
+    must survive a few missing heartbeats (at least 120 s).
 
     `POST /api/v1/session_heartbeat`; servers may lack it.
     """
@@ -113,8 +113,7 @@ def session_heartbeat(body: models.SessionHeartbeatRequest) -> Request[models.Se
 def finish_session(body: models.FinishSessionRequest, *, session_id: str) -> Request[None]:
     """End a session and report how it ended.
 
-    The first reason wins; finishing a finished session changes nothing. Heartbeats are answered with 410 from then
-    on.
+    The first reason counts; finishing a finished session changes nothing. Later heartbeats get 410.
 
     `POST /api/v1/sessions/{session_id}/finish`; servers may lack it.
 
@@ -134,7 +133,8 @@ def list_sessions(
 ) -> Request[models.ListSessionsResponse]:
     """List the sessions of the user, newest first.
 
-    A page of ids; what they stand for is asked with `get_session`, and found by content with `search_sessions`.
+    Returns a page of ids. Use `get_session` for the content of a session, and `search_sessions` to find sessions by
+    content.
 
     `GET /api/v1/sessions`; servers may lack it.
 
@@ -154,8 +154,8 @@ def list_sessions(
 def search_sessions(body: models.SessionSearchRequest) -> Request[models.SessionSearchResponse]:
     """Find sessions by metadata, owner, project, name or status.
 
-    Every condition given must hold. Results are ordered by creation, newest first; `next_cursor` goes into `cursor`
-    for the next page and is absent on the last one.
+    Sessions must match all conditions. They are ordered by creation time, newest first. Pass `next_cursor` as
+    `cursor` to get the next page; the last page has none.
 
     `POST /api/v1/sessions/search`; servers may lack it.
     """
@@ -171,7 +171,7 @@ def search_sessions(body: models.SessionSearchRequest) -> Request[models.Session
 def get_session(*, session_id: str, access_scope: models.AccessScope = "owned") -> Request[models.GetSessionResponse]:
     """Get the models and samplers of a session.
 
-    The ids of its training runs and sampling sessions, with what its user wrote about it.
+    Returns the ids of its training runs and sampling sessions, and the metadata of the user.
 
     `GET /api/v1/sessions/{session_id}`; servers may lack it.
 
@@ -190,7 +190,8 @@ def get_session(*, session_id: str, access_scope: models.AccessScope = "owned") 
 def set_session_project(body: models.SetSessionProjectRequest, *, session_id: str) -> Request[None]:
     """Move a session, with its runs and checkpoints, into a project.
 
-    What the session holds goes with it. A project that is not there, or is not the user's, is refused.
+    The runs and checkpoints of the session move too. If the project does not exist, or belongs to somebody else, the
+    request is refused.
 
     `PUT /api/v1/sessions/{session_id}/project`; servers may lack it.
 
@@ -208,8 +209,8 @@ def set_session_project(body: models.SetSessionProjectRequest, *, session_id: st
 def trace_export(*, session_id: str) -> Request[models.TraceExportResponse]:
     """Export a timing trace of a session.
 
-    The first call starts the export. Clients ask again every 5 s while the status is `pending`; `ready` comes with a
-    URL that is valid for about an hour, `failed` with an error text.
+    The first call starts the export. While the status is `pending`, clients repeat the call every 5 s. `ready` comes
+    with a URL that is valid for about an hour, `failed` with an error text.
 
     `GET /api/v1/sessions/{session_id}/trace_export`; servers may lack it.
 

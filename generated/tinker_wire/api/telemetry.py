@@ -14,7 +14,7 @@ T = TypeVar("T")
 def telemetry(body: models.TelemetrySendRequest) -> Request[models.TelemetryResponse]:
     """Report client events, if the user allows it.
 
-    At most 100 events a request. A refused batch is dropped by the client, so an error here loses only telemetry.
+    At most 100 events per request. Clients drop a batch that is refused, so an error here loses telemetry only.
 
     `POST /api/v1/telemetry`; servers may lack it.
     """

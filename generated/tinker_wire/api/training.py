@@ -16,8 +16,8 @@ T = TypeVar("T")
 def create_model(body: models.CreateModelRequest) -> Request[models.UntypedAPIFuture]:
     """Create a training run: a fresh LoRA adapter over a base model.
 
-    The client numbers its models with `model_seq_id`; the same number with the same body must answer the same
-    future. Creation counts as request 0 of the model, so its first request has `seq_id` 1.
+    The client numbers its models with `model_seq_id`. The same number with the same body must return the same
+    future. The creation is request 0 of the model, so the first request after it has `seq_id` 1.
 
     `POST /api/v1/create_model`.
     """
@@ -33,7 +33,7 @@ def create_model(body: models.CreateModelRequest) -> Request[models.UntypedAPIFu
 def get_info(body: models.GetInfoRequest) -> Request[models.GetInfoResponse]:
     """Describe a model. The response is not a future.
 
-    Clients ask it to learn the tokenizer of a model, and the rank of a model that they did not make themselves.
+    Clients use it to find the tokenizer of a model, and the rank of a model that they did not create.
 
     `POST /api/v1/get_info`.
     """
@@ -54,14 +54,14 @@ def forward_backward(
 ) -> Request[models.UntypedAPIFuture]:
     """Compute a loss and add its gradient to the model's accumulated gradient.
 
-    Requests of one model take effect in the order of `seq_id`, also when they arrive in another order: clients
-    submit chunks of one call concurrently, the first one last. Do not wait for a missing number forever, for a
-    submission that fails on the client leaves a gap. The same body again under the same `seq_id` answers the same
-    future; another body under a used `seq_id` is 409.
+    Requests of a model take effect in the order of `seq_id`, even if they arrive in another order: clients submit
+    the chunks of a call concurrently, the first chunk last. Do not wait forever for a missing number, because a
+    submission that fails on the client leaves a gap. The same body with the same `seq_id` returns the same future.
+    Another body with a used `seq_id` is a 409.
 
     In protobuf, `forward_only` computes the loss without a gradient; in JSON that is the operation `forward`.
-    Numbers of `loss_fn_config` are written to both maps of the message, strings to `loss_fn_config_v2` only, and
-    readers prefer the second. The result's metric keys are `name:reduction`, and custom losses of clients need
+    Numbers of `loss_fn_config` are written to both maps of the message, strings to `loss_fn_config_v2` only; servers
+    use the second map. The metrics of the result are named `name:reduction`. Custom losses of clients need
     `loss:sum`.
 
     `POST /api/v1/forward_backward`.
@@ -91,7 +91,7 @@ def forward(
 
     Deprecated.
 
-    Gone from clients since 0.25.0, which send a protobuf `forward_backward` with `forward_only`. It shares the
+    Clients since 0.25.0 send a protobuf `forward_backward` with `forward_only` instead. `forward` shares the
     numbering of `seq_id` with the other requests of the model.
 
     `POST /api/v1/forward`; servers may lack it.
@@ -115,7 +115,7 @@ def optim_step(
 ) -> Request[models.UntypedAPIFuture]:
     """Apply the accumulated gradient and clear it.
 
-    Exactly one of `adam_params` and `optimizer_params` is sent.
+    The body has exactly one of `adam_params` and `optimizer_params`.
 
     `POST /api/v1/optim_step`.
 
@@ -136,9 +136,9 @@ def optim_step(
 def create_custom_loss(body: models.CreateCustomLossRequest) -> Request[models.UntypedAPIFuture]:
     """Upload a loss function that the client traced to a graph.
 
-    Used where the client configuration says `custom_loss_server_side`. The id of the result is then named by
-    `forward_backward` with `loss_fn` "custom" and `loss_fn_config` `{"loss_id": ...}`. One upload for each distinct
-    graph of a session.
+    Used if the client configuration has `custom_loss_server_side`. To use the loss, `forward_backward` has the
+    `loss_fn` "custom" and the `loss_fn_config` `{"loss_id": ...}` with the id from this result. Clients upload each
+    distinct graph once per session.
 
     `POST /api/v1/create_custom_loss`; servers may lack it.
     """
@@ -156,7 +156,7 @@ def unload_model(body: models.UnloadModelRequest) -> Request[models.UntypedAPIFu
 
     Deprecated.
 
-    Part of the 0.4.1 and 0.7.0 clients, where no public method called it; later clients lack it.
+    Part of the clients 0.4.1 and 0.7.0, where no public method called it. Later clients do not have it.
 
     `POST /api/v1/unload_model`; servers may lack it.
     """
@@ -174,7 +174,7 @@ def list_training_runs(
 ) -> Request[models.TrainingRunsResponse]:
     """List the training runs of the user, the most recently used first.
 
-    A run stays in the list when its session is over. `access_scope` widens the list from the user's runs to those
+    A run stays in the list when its session is over. `access_scope` extends the list from the user's runs to those
     that the user can read.
 
     `GET /api/v1/training_runs`.

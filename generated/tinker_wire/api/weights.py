@@ -18,8 +18,8 @@ def save_weights(
 ) -> Request[models.UntypedAPIFuture]:
     """Save the weights and the optimizer state, to resume training later.
 
-    Runs in the order of `seq_id` with the other requests of the model. A name that exists is 409 unless `overwrite`
-    is true.
+    Runs in the order of `seq_id` with the other requests of the model. If the name exists, the response is 409,
+    unless `overwrite` is true.
 
     `POST /api/v1/save_weights`.
 
@@ -44,9 +44,9 @@ def save_weights_for_sampler(
 ) -> Request[models.UntypedAPIFuture]:
     """Save weights for sampling, under a name or directly into a sampling session.
 
-    With `path` a named checkpoint is stored, and the result holds its `path`. With `sampling_session_seq_id` instead
-    nothing is listed, and the result holds the `sampling_session_id` to sample from, with `path` null. `kind`
-    "inflight" makes a sampling session whose weights later inflight saves of the model replace while it runs.
+    With `path`, the server stores a named checkpoint, and the result has its `path`. With `sampling_session_seq_id`,
+    nothing is listed: the result has the `sampling_session_id` to sample from, and a null `path`. With the `kind`
+    "inflight", later inflight saves of the model replace the weights of the sampling session while it runs.
 
     `POST /api/v1/save_weights_for_sampler`.
 
@@ -69,7 +69,7 @@ def save_weights_external(
 ) -> Request[models.UntypedAPIFuture]:
     """Save weights as downloadable files, encrypted if recipients are given.
 
-    The files are listed by `get_external_weights_urls`.
+    Use `get_external_weights_urls` to list the files.
 
     `POST /api/v1/save_weights_external`; servers may lack it.
 
@@ -92,10 +92,10 @@ def load_weights(
 ) -> Request[models.UntypedAPIFuture]:
     """Load a checkpoint into a model.
 
-    Two addressings. `model_id` with `seq_id` loads into a model just created. `session_id` with `model_seq_id`
-    creates the model too, and takes `base_model`, `user_metadata` and `optimizer_config`; the model id is then
-    `<session_id>:train:<model_seq_id>`, which the client computes by itself, and the next request of that model has
-    `seq_id` 1.
+    There are two forms. With `model_id` and `seq_id`, it loads into a model that was just created. With `session_id`
+    and `model_seq_id`, it creates the model too, and accepts `base_model`, `user_metadata` and `optimizer_config`.
+    The client computes the id of that model itself: `<session_id>:train:<model_seq_id>`. The next request of that
+    model has `seq_id` 1.
 
     `POST /api/v1/load_weights`.
 
@@ -116,7 +116,7 @@ def load_weights(
 def weights_info(body: models.WeightsInfoRequest) -> Request[models.WeightsInfoResponse]:
     """Get the base model and the adapter settings of a checkpoint.
 
-    Clients ask it before they make a model for a checkpoint, and take the base model and the rank from the answer.
+    Before clients create a model from a checkpoint, they read its base model and rank here.
 
     `POST /api/v1/weights_info`.
     """
@@ -134,8 +134,8 @@ def copy_weights(
 ) -> Request[models.CopyWeightsResponse]:
     """Copy a checkpoint into a project, as a new run.
 
-    The copy keeps the kind and shares the storage; its run cannot be trained on. A token that grants access to
-    somebody else's checkpoint travels in the header, out of logs.
+    The copy keeps the kind and shares the storage. Its run cannot be trained. A token for somebody else's checkpoint
+    is sent in the header, so that it does not reach logs.
 
     `POST /api/v1/copy_weights`; servers may lack it.
 
@@ -154,7 +154,7 @@ def copy_weights(
 def list_checkpoints(*, training_run_id: str) -> Request[models.CheckpointsListResponse]:
     """List the checkpoints of a run.
 
-    Checkpoints to train on, to sample from, and of files, in one list without pages.
+    Returns checkpoints for training, for sampling and of external files in one list, without pages.
 
     `GET /api/v1/training_runs/{training_run_id}/checkpoints`.
 
@@ -171,7 +171,7 @@ def list_checkpoints(*, training_run_id: str) -> Request[models.CheckpointsListR
 def list_user_checkpoints(*, limit: int = 100, offset: int = 0) -> Request[models.CheckpointsListResponse]:
     """List the checkpoints of all runs of the user, newest first.
 
-    A page of the checkpoints of every run of the user, with a cursor that counts all of them.
+    Returns a page of the checkpoints of all runs of the user. The cursor has their total number.
 
     `GET /api/v1/checkpoints`; servers may lack it.
 
@@ -190,7 +190,7 @@ def list_user_checkpoints(*, limit: int = 100, offset: int = 0) -> Request[model
 def delete_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[None]:
     """Permanently delete a checkpoint.
 
-    Sampling sessions that are open on it may end. A checkpoint that is not there is 404.
+    Sampling sessions of this checkpoint may end. If it does not exist, the response is 404.
 
     `DELETE /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}`.
 
@@ -208,7 +208,7 @@ def delete_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[No
 def publish_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[None]:
     """Publish a checkpoint: everybody may load it and sample from it.
 
-    No body is sent, yet `Content-Type: application/json` is.
+    The request has no body, but has `Content-Type: application/json`.
 
     `POST /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/publish`; servers may lack it.
 
@@ -226,7 +226,7 @@ def publish_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[N
 def unpublish_checkpoint(*, training_run_id: str, checkpoint_id: str) -> Request[None]:
     """Make a public checkpoint private again.
 
-    Sampling sessions of others that are open on it may end. One that is private already is 409.
+    Sampling sessions that others have opened on it may end. If it is already private, the response is 409.
 
     `DELETE /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/publish`; servers may lack it.
 
@@ -246,7 +246,7 @@ def set_checkpoint_ttl(
 ) -> Request[None]:
     """Set the expiry of a checkpoint, or remove it.
 
-    The time counts from now on. Null takes an earlier time to live back.
+    The time starts now. Null removes an earlier expiry.
 
     `PUT /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/ttl`; servers may lack it.
 
@@ -267,7 +267,8 @@ def get_external_weights_urls(
 ) -> Request[models.ExternalWeightsUrlsResponse]:
     """Get signed download URLs for the files of an external checkpoint.
 
-    The files are fetched without credentials. Clients ask again when fewer than five minutes are left.
+    The files are downloaded without credentials. Clients request new URLs when these are valid for less than five
+    minutes.
 
     `GET /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/external_weights_urls`; servers may lack
     it.
@@ -288,8 +289,8 @@ def get_checkpoint_archive(*, training_run_id: str, checkpoint_id: str) -> Reque
 
     Deprecated.
 
-    0.4.1 and 0.7.0 send `Accept: application/gzip` and read the redirect without following it; 0.25.0 also took a
-    JSON answer and repeated a 503 every 30 s. Gone since 0.36.0.
+    The clients 0.4.1 and 0.7.0 send `Accept: application/gzip` and read the redirect without following it. 0.25.0
+    also accepts a JSON response, and repeats the request every 30 s after a 503. Clients since 0.36.0 do not use it.
 
     `GET /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/archive`; servers may lack it.
 
@@ -307,8 +308,8 @@ def get_checkpoint_archive(*, training_run_id: str, checkpoint_id: str) -> Reque
 def search_checkpoints(body: models.CheckpointSearchRequest) -> Request[models.CheckpointSearchResponse]:
     """Find checkpoints by metadata, owner, project, kind or base model.
 
-    Every condition given must hold. Results are ordered by creation, newest first; `next_cursor` goes into `cursor`
-    for the next page and is absent on the last one.
+    Checkpoints must match all conditions. They are ordered by creation time, newest first. Pass `next_cursor` as
+    `cursor` to get the next page; the last page has none.
 
     `POST /api/v1/checkpoints/search`; servers may lack it.
     """
@@ -326,7 +327,8 @@ def external_weights_upload_start(
 ) -> Request[models.ExternalWeightsUploadStartResult]:
     """Get signed URLs to upload the files of an adapter.
 
-    The files are sent by HTTP PUT without credentials. What is not finished when the URLs expire is forgotten.
+    Clients send the files by HTTP PUT, without credentials. The server discards uploads that are not finished when
+    the URLs expire.
 
     `POST /api/v1/external_weights_upload_start`; servers may lack it.
     """
@@ -344,7 +346,7 @@ def external_weights_upload_finish(
 ) -> Request[models.ExternalWeightsUploadFinishResult]:
     """Create a checkpoint from uploaded files.
 
-    The server checks that all files are there and fit the adapter. Finishing again answers the same checkpoint.
+    The server checks that all files exist and match the adapter. Repeating the request returns the same checkpoint.
 
     `POST /api/v1/external_weights_upload_finish`; servers may lack it.
     """
