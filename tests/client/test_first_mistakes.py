@@ -119,6 +119,14 @@ def test_methods_of_another_client(request: pytest.FixtureRequest, client: str, 
         getattr(request.getfixturevalue(client), name)
 
 
+@pytest.mark.parametrize("path", ["/home/adapter", "./adapter", "~/adapter"])
+def test_folders_in_the_place_of_checkpoints(training: tinker.TrainingClient, wire: Any, path: str) -> None:
+    """A folder is answered with the function that uploads it, and nothing is sent."""
+    with pytest.raises(ValueError, match=r"to use an adapter in a folder, upload it with tinker.checkpoints.upload"):
+        training.load_state(path)
+    assert wire.requests("load_weights") == []
+
+
 def test_arguments_of_scores(sampler: tinker.SamplingClient, wire: Any) -> None:
     """A prompt that is none is refused on the line that asks for its log-probabilities."""
     with pytest.raises(TypeError, match=r"prompt must be a ModelInput, got list: use ModelInput.from_ints\(tokens\)"):

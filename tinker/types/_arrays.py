@@ -22,6 +22,7 @@ Int32Array: TypeAlias = NDArray[np.int32]
 
 _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
 _INT32 = np.iinfo(np.int32)
+LONGEST_SHOWN = 64  # tokens, in a repr
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
@@ -113,9 +114,6 @@ def _read_tokens(tokens: object) -> NDArray[Any]:
     if raw.ndim == 0:
         raise ValueError(f"tokens must be a list of token ids, got {got}")
     return raw
-
-
-LONGEST_SHOWN = 64  # tokens, in a repr
 
 
 def show_tokens(tokens: Int32Array) -> str:
