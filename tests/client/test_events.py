@@ -236,3 +236,11 @@ def test_tables() -> None:
     html = metrics._repr_html_()  # pyright: ignore[reportPrivateUsage]
     assert "&lt;i&gt;" in html
     assert "0.5000 s" in html
+
+
+def test_the_warning_of_a_retry_says_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
+    """The log of a failed attempt says when the next one is made, and for how long attempts go on."""
+    with toy_server(clock=SteppedClock()) as server:
+        server.fail_next("create_session", 503)
+        server.service().create_lora_training_client("tinker/toy", rank=4).result(30)
+    assert re.search(r"attempt 1 failed, retrying in \d+\.\d s, for up to \d+ s", caplog.text)
