@@ -18,21 +18,42 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a test starts many processes,
 
 ROOT = Path(__file__).parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+EXTRAS = ("torch", "tokenizers", "zstd", "proto", "hub", "local")
+PACKAGE_EXTRAS = ("torch", "tokenizers", "hub", "zstd", "proto")  # of this package, beside packages that use it
+LOWEST_EXTRAS = ("server", "zstd", "hub", "tokenizers")
 WITHOUT_TORCH = ("unit", "client", "codec", "local", "testing", "cli")
 WORKERS = ("-n", "auto", "--dist", "worksteal")  # of pytest-xdist; `-- -n 0` for none
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of PyTorch in each worker: more threads than cores wait for each other
-CONSTRAINTS = ROOT / "constraints.txt"
-TORCH = "torch==2.13.0"
+LOCKS = ROOT / "locks"
+LOCK_VARIABLES = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")  # pip 26.2 and newer read the second where they build a wheel
+TORCH = "torch==2.13.0"  # the tests run on the CPU, for which this release has a build
 COOKBOOK = "tinker-cookbook==0.6.1"
+OFFICIAL = "tinker==0.38.0"
+OLDER_OFFICIAL = ("tinker==0.25.0", "tinker==0.18.2", "tinker==0.7.0")
+TOOLS = ("build", "hatchling", "editables", "nox", "uv")
+INTEROP = ("openapi-python-client==0.29.1", "datamodel-code-generator==0.89.0", "openapi-generator-cli==7.26.0", "ruff", "mypy")
 SOURCES = ("tinker", "tinker_records", "codegen", "tests", "tools", "benchmarks", "examples", "noxfile.py")
 GENERATED = ("generated", "openapi.yaml")
 
 
+def lock_of(name: str) -> str:
+    """The address of a lock for `PIP_CONSTRAINT`: the versions that an environment gets, those of all dependencies included."""
+    return (LOCKS / f"{name}.txt").as_uri()
+
+
+def use_lock(session: nox.Session, name: str | None) -> None:
+    """Let every pip of the session obey another lock than that of the project, or none."""
+    session.env.update(dict.fromkeys(LOCK_VARIABLES, lock_of(name) if name else None))
+
+
+os.environ.update(dict.fromkeys(LOCK_VARIABLES, lock_of("project")))
+
+
 def install(session: nox.Session, *what: str) -> None:
-    """Install under the constraints; PyTorch first, so that nothing else can pull another build of it."""
+    """Install; PyTorch first, so that nothing else can pull another build of it."""
     if any("local" in item or "torch" in item for item in what):
         session.install(TORCH)
-    session.install("-c", str(CONSTRAINTS), *what)
+    session.install(*what)
 
 
 def dependencies(group: str) -> list[str]:
@@ -45,11 +66,16 @@ def without(requirements: list[str], name: str) -> list[str]:
     return [requirement for requirement in requirements if not requirement.startswith(name)]
 
 
-def lowest_versions(*extras: str) -> list[str]:
-    """The dependencies of the core and of these extras, each at its lower bound."""
+def ranges(*extras: str) -> list[str]:
+    """The requirements of the core and of these extras."""
     project = nox.project.load_toml(ROOT / "pyproject.toml")["project"]
-    ranges = project["dependencies"] + [one for extra in extras for one in project["optional-dependencies"][extra]]
-    return [requirement.partition(",")[0].replace(">=", "==") for requirement in ranges]
+    return project["dependencies"] + [one for extra in extras for one in project["optional-dependencies"][extra]]
+
+
+def lowest_requirements() -> list[str]:
+    """The dependencies but for torch, each at its lower bound, and what the tests need."""
+    bounds = [requirement.partition(",")[0].replace(">=", "==") for requirement in ranges(*LOWEST_EXTRAS)]
+    return bounds + without(dependencies("test"), "schemathesis")
 
 
 def scratch(session: nox.Session) -> Path:
@@ -88,9 +114,8 @@ def tests(session: nox.Session) -> None:
 def lowest(session: nox.Session) -> None:
     """The tests that need no torch, with the lowest version that pyproject.toml allows of every dependency but torch."""
     wheel = built_wheel(session)
-    extras = ("server", "zstd", "hub", "tokenizers")
-    test = without(dependencies("test"), "schemathesis")
-    session.install(*lowest_versions(*extras), f"{wheel}[{','.join(extras)}]", *test)
+    use_lock(session, "lowest")
+    session.install(*lowest_requirements(), f"{wheel}[{','.join(LOWEST_EXTRAS)}]")
     session.install("--force-reinstall", "--no-deps", str(wheel))
     session.run("pytest", *WORKERS, *(session.posargs or [f"tests/{name}" for name in WITHOUT_TORCH]), env=ONE_THREAD)
 
@@ -108,11 +133,11 @@ def runs(python: str, version: str) -> bool:
     return asked.returncode == 0 and asked.stdout.strip() == version
 
 
-def torch_for(session: nox.Session, python: str) -> list[str]:
+def torch_for(session: nox.Session, python: str, wanted: str = TORCH) -> list[str]:
     """PyTorch, where its build for this Python is one for the CPU; others bring gigabytes that no test uses."""
-    question = ("-m", "pip", "install", "-q", "--dry-run", "--no-deps", "--ignore-installed", "--report", "-", TORCH)
+    question = ("-m", "pip", "install", "-q", "--dry-run", "--no-deps", "--ignore-installed", "--report", "-", wanted)
     answer = session.run(python, *question, silent=True, external=True, success_codes=(0, 1)) or ""
-    return [TORCH] if "%2Bcpu" in answer or (sys.platform != "linux" and '"url"' in answer) else []
+    return [wanted] if "%2Bcpu" in answer or (sys.platform != "linux" and '"url"' in answer) else []
 
 
 def run_tests_with(session: nox.Session, version: str) -> None:
@@ -124,13 +149,10 @@ def run_tests_with(session: nox.Session, version: str) -> None:
     python = environment(session, f"python-{version}", python=found)
     torch = torch_for(session, python)
     session.log(f"{found}, {'with' if torch else 'without'} PyTorch")
-    extras, test = ("local,zstd" if torch else "server,zstd"), dependencies("test")
-    environment(session, f"python-{version}", *torch, python=found)
-    for what in (
-        [f"{wheel}[{extras}]", *test, "-r", "codegen/requirements.txt"],
-        ["--force-reinstall", "--no-deps", str(wheel)],
-    ):
-        session.run(python, "-m", "pip", "install", "-q", "-c", str(CONSTRAINTS), *what, external=True)
+    extras = "local,zstd" if torch else "server,zstd"
+    what = [f"{wheel}[{extras}]", *dependencies("test"), "-r", "codegen/requirements.txt"]
+    for packages in filter(None, (torch, what, ["--force-reinstall", "--no-deps", str(wheel)])):
+        session.run(python, "-m", "pip", "install", "-q", *packages, external=True)
     folders = [] if torch else [f"tests/{name}" for name in WITHOUT_TORCH]
     run = (str(Path(python).with_name("pytest")), *WORKERS, *(session.posargs or folders))
     session.run(*run, env=ONE_THREAD, external=True)
@@ -144,10 +166,57 @@ for _version in PYTHONS:
         run_tests_with(session, version)
 
 
+@nox.session(name="tests-latest")
+def tests_latest(session: nox.Session) -> None:
+    """The tests with the latest Python that is there (`-- PATH ...` for some of them)."""
+    run_tests_with(session, next(version for version in reversed(PYTHONS) if interpreter(version)))
+
+
 @nox.session
 def newest(session: nox.Session) -> None:
-    """The tests that need no torch with the newest Python that is there (`-- PATH ...` for some of them)."""
-    run_tests_with(session, next(version for version in reversed(PYTHONS) if interpreter(version)))
+    """Every test, and the quickstart, with the newest release of everything instead of the lock: what will break soon."""
+    wheel = built_wheel(session)
+    use_lock(session, None)
+    torch = torch_for(session, "python", "torch") or [TORCH]
+    session.install("--upgrade", *torch)
+    newest = ("--upgrade", "--upgrade-strategy", "eager")
+    session.install(*newest, *torch, f"{wheel}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
+    session.install("--force-reinstall", "--no-deps", str(wheel))
+    session.run("pip", "list", "--format", "freeze")
+    session.run("python", "examples/quickstart.py")
+    variables = {**ONE_THREAD, "TINKER_LOCAL_DIR": str(scratch(session) / "local")}
+    session.run("pytest", *WORKERS, *session.posargs, env=variables)
+
+
+def locked_environments() -> dict[str, list[str]]:
+    """What goes into each kind of environment: ours, and those of other clients, servers and packages."""
+    compat = ROOT / "tests" / "compat"
+    groups = [
+        one for group in nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"] for one in dependencies(group)
+    ]
+    files = [f"-r {ROOT / 'codegen' / 'requirements.txt'}", f"-r {compat / 'cookbook' / 'requirements.txt'}"]
+    servers = sorted((compat / "servers" / "requirements").glob("*.txt"))
+    packages = nox.project.load_toml(compat / "ecosystem" / "packages.toml")
+    return {
+        "project": [*ranges(*EXTRAS), *groups, *files, *TOOLS, *INTEROP, OFFICIAL],
+        "lowest": lowest_requirements(),
+        **{one.replace("tinker==", "official-"): [one] for one in OLDER_OFFICIAL},
+        **{path.stem: [f"-r {path}", f"-r {path.parents[1] / 'own_tests.txt'}", *ranges("proto", "zstd")] for path in servers},
+        **{name: [*ranges(*PACKAGE_EXTRAS), files[1], one["official"], *one["requirements"]] for name, one in packages.items()},
+    }
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Renew what is in locks/ (`-- NAME ...` for some): every version that the other sessions and CI install."""
+    session.install("uv")
+    inputs = locked_environments()
+    for name in session.posargs or inputs:
+        wanted = scratch(session) / f"{name}.in"
+        wanted.write_text("\n".join([TORCH, *inputs[name], ""]))
+        options = ("--universal", "--python-version", PYTHONS[0], "--upgrade", "--strip-extras", "--no-emit-package", "tinker")
+        bare = ("--no-annotate", "--no-header", "--quiet")
+        session.run("uv", "pip", "compile", *options, *bare, str(wanted), "--output-file", str(LOCKS / f"{name}.txt"))
 
 
 @nox.session
@@ -253,10 +322,7 @@ def generate(session: nox.Session) -> None:
 @nox.session
 def interop(session: nox.Session) -> None:
     """Clients that other generators make of openapi.portable.yaml: checked, and two of them used. Needs Node.js and Java."""
-    install(session, ".[server]", "mypy")
-    session.install(
-        "openapi-python-client==0.29.1", "datamodel-code-generator==0.89.0", "openapi-generator-cli==7.26.0", "ruff"
-    )
+    install(session, ".[server]", *INTEROP)
     session.run("python", "tools/interop.py", str(scratch(session)))
 
 
@@ -278,7 +344,7 @@ def bench(session: nox.Session) -> None:
     """Client CPU and wall time of this client and of the official one, in turn, against one stub server."""
     wheel = built_wheel(session)
     ours = environment(session, "ours", str(wheel))
-    official = environment(session, "official", "tinker==0.38.0")
+    official = environment(session, "official", OFFICIAL)
     session.run("python", "benchmarks/compare.py", "--ours", ours, "--official", official, *session.posargs)
     session.run("python", "benchmarks/codec.py", "--ours", ours, "--official", official)
 
@@ -310,8 +376,9 @@ def surface(session: nox.Session) -> None:
 def parity(session: nox.Session) -> None:
     """The same scripts with the official 0.38.0 and 0.7.0 and with this client: requests and results must be equal."""
     install(session, "-e", f"{ROOT}[local,zstd,proto]")
-    current = environment(session, "official-0.38.0", TORCH, "tinker==0.38.0")
-    old = environment(session, "official-0.7.0", TORCH, "tinker==0.7.0")
+    current = environment(session, "official-0.38.0", TORCH, OFFICIAL)
+    use_lock(session, "official-0.7.0")
+    old = environment(session, "official-0.7.0", TORCH, OLDER_OFFICIAL[-1])
     session.run("python", "tests/compat/parity/run.py", "--current", current, "--old", old, *session.posargs)
 
 

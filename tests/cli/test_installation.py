@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from click.testing import Result
 
 from tinker._version import DISTRIBUTION_VERSION
+from tinker.cli.commands.doctor.environment import list_untested
 
 Call = Callable[..., Result]
 
@@ -56,6 +58,18 @@ def test_doctor_of_a_sound_installation(ask: Callable[..., Any]) -> None:
     rows = {one["name"]: one for one in ask("doctor")["checks"]}
     assert rows["installation"]["status"] == "ok"
     assert f"tinker {DISTRIBUTION_VERSION}," in rows["versions"]["detail"]
+
+
+def test_doctor_names_what_is_newer_than_tested() -> None:
+    """A package above the bound of the extra `tested` is named with both versions; other requirements say nothing."""
+    here = importlib.metadata.version("click")
+    requirements = [
+        "click<=1.0; extra == 'tested'",
+        "httpx<=99; extra == 'tested'",
+        "rich<=1.0",
+        "no-such<=1; extra == 'tested'",
+    ]
+    assert list_untested(requirements) == [f"click {here} is newer than 1.0, the newest release that was tested"]
 
 
 def test_serve(call: Call, mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,32 @@ def test_source_distribution() -> None:
 
 def test_extras_are_those_of_the_project() -> None:
     """What the error messages say that an extra adds is what installing the extra adds."""
-    assert {name: list(adds) for name, adds in EXTRAS.items()} == PROJECT["project"]["optional-dependencies"]
+    declared = PROJECT["project"]["optional-dependencies"]
+    assert {name: list(adds) for name, adds in EXTRAS.items()} == {
+        name: declared[name] for name in declared if name != "tested"
+    }
+
+
+def test_what_was_tested_is_what_is_locked() -> None:
+    """The extra `tested` names the releases in the lock, so that a renewed lock changes both."""
+    locked = (ROOT / "locks" / "project.txt").read_text().splitlines()
+    for requirement in PROJECT["project"]["optional-dependencies"]["tested"]:
+        assert requirement.replace("<=", "==") in locked
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "locks").glob("*.txt"))])
+def test_locks_are_exact(name: str) -> None:
+    """Every line of a lock is one version, and the lock has every package that is asked for."""
+    lines = (ROOT / "locks" / f"{name}.txt").read_text().splitlines()
+    assert [line for line in lines if not re.match(r"[\w.-]+==[\w.+]+( ;|$)", line)] == []
+    if name == "project":
+        groups = [one for group in PROJECT["dependency-groups"].values() for one in group if isinstance(one, str)]
+        extras = [one for adds in PROJECT["project"]["optional-dependencies"].values() for one in adds]
+        wanted = {
+            Requirement(one).name.lower().replace("_", "-").replace(".", "-")
+            for one in [*PROJECT["project"]["dependencies"], *groups, *extras]
+        }
+        assert wanted <= {line.partition("==")[0] for line in lines}
 
 
 @pytest.mark.parametrize("extra", [name for name, adds in EXTRAS.items() if adds])

@@ -41,13 +41,11 @@ Results = dict[str, dict[str, Any]]
 def main() -> int:
     """The number of packages with something unexplained."""
     arguments = parse_arguments()
-    results: dict[str, Any] = {}
-    for name in arguments.names or PACKAGES:
-        results |= run_package(name, arguments)
+    results = {name: run_package(name, arguments) for name in arguments.names or PACKAGES}
     for name, result in results.items():
         (arguments.folder / f"{name}.json").write_text(json.dumps(result))
     print(page.table(results))
-    kept = {name: arguments.folder / f"{name}.json" for name in [*PACKAGES, *results]}
+    kept = {name: arguments.folder / f"{name}.json" for name in PACKAGES}
     every = {name: json.loads(path.read_text()) for name, path in kept.items() if path.exists()}
     (ROOT / "docs" / "ecosystem.md").write_text(page.whole(every))
     problems = [line for name, result in results.items() for line in page.problems(name, result)]
@@ -66,18 +64,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run_package(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Results by name: of the package, and of its newest version where that is another and the package asks for it."""
-    package = PACKAGES[name]
-    found = {name: run_version(name, package, arguments)}
-    newest = newest_version(name) if "loops" in package else package["version"]
-    if newest != package["version"]:
-        later = {**package, "version": newest, "cookbook": newest}
-        found[f"{name} {newest}"] = run_version(name, later, arguments)
-    return found
-
-
-def run_version(name: str, package: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
     """The package's entry, and the steps that each client passed and failed."""
+    package = PACKAGES[name]
     steps: dict[str, Results] = {}
     for client in CLIENTS:
         home = arguments.folder / f"{name}-{package['version']}-{client}"
@@ -87,14 +75,6 @@ def run_version(name: str, package: dict[str, Any], arguments: argparse.Namespac
     return {**package, "steps": steps, "client": tinker.__version__, "open_version": tinker.OPEN_VERSION}
 
 
-def newest_version(name: str) -> str:
-    """The newest version that the index has."""
-    answer = subprocess.run(
-        [sys.executable, "-m", "pip", "index", "versions", name], capture_output=True, text=True, check=True
-    )
-    return answer.stdout.partition("(")[2].partition(")")[0]
-
-
 def make_environment(home: Path, package: dict[str, Any], name: str, client: str, wheel: Path) -> Path:
     """An environment with PyTorch, one client, what the package needs, and the package; returns its Python."""
     python = home / "bin" / "python"
@@ -102,22 +82,21 @@ def make_environment(home: Path, package: dict[str, Any], name: str, client: str
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
     ours = [f"{wheel}{EXTRAS}"]
     chosen = ours if client == "ours" else [package["official"]]
-    pip(python, TORCH)
-    pip(
-        python, "-c", str(ROOT / "constraints.txt"), *chosen, "-r", str(COOKBOOK / "requirements.txt"), *package["requirements"]
-    )
+    lock = (ROOT / "locks" / f"{name}.txt").as_uri()
+    pip(python, lock, TORCH)
+    pip(python, lock, *chosen, "-r", str(COOKBOOK / "requirements.txt"), *package["requirements"])
     if client == "ours":
-        pip(python, "--force-reinstall", "--no-deps", str(wheel))
+        pip(python, lock, "--force-reinstall", "--no-deps", str(wheel))
     versions = {"tinker-cookbook": package["cookbook"], name: package["version"]}
-    pip(python, "--no-deps", *(f"{one}=={version}" for one, version in versions.items()))
+    pip(python, lock, "--no-deps", *(f"{one}=={version}" for one, version in versions.items()))
     return python
 
 
-def pip(python: Path, *what: str) -> None:
-    """Install into the environment of that Python."""
+def pip(python: Path, lock: str, *what: str) -> None:
+    """Install into the environment of that Python what the lock allows."""
     done = subprocess.run(
         [str(python), "-m", "pip", "install", "-q", "--no-compile", *what],
-        env=clean(),
+        env=clean(PIP_CONSTRAINT=lock, PIP_BUILD_CONSTRAINT=lock),
         capture_output=True,
         text=True,
         check=False,

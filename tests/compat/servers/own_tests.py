@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from servers import HERE, MODEL, Server
+from servers import HERE, MODEL, Server, locked
 
 RECORDED = HERE / "own_tests.json"
 CLIENTS = ("official", "ours")
@@ -26,7 +26,7 @@ START = """import sys, typing, typing_extensions
 if sys.version_info < (3, 12):
     typing.TypedDict = typing_extensions.TypedDict
 """
-NEEDED = ("pytest", "pytest-asyncio", "pytest-timeout", "h2")
+NEEDED = ("-r", str(HERE / "own_tests.txt"))
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def run_own_tests(server: Server, tests: OwnTests, python: str, scratch: Path, w
     source = fetched(server, tests, folder, clone)
     shutil.copytree(scratch / "run" / MODEL, source / tests.model, dirs_exist_ok=True)
     (source / "sitecustomize.py").write_text(START)
-    found = {client: run_with(client, python_of(client, python, wheel), tests, source) for client in CLIENTS}
+    found = {client: run_with(client, python_of(client, python, server.name, wheel), tests, source) for client in CLIENTS}
     record(server, tests, found, scratch)
     for client, results in found.items():
         print(f"{server.title}, {client}: {count(results)}", flush=True)
@@ -102,7 +102,7 @@ def cloned(tests: OwnTests, folder: Path) -> Path:
     return clone
 
 
-def python_of(client: str, python: str, wheel: Path) -> str:
+def python_of(client: str, python: str, name: str, wheel: Path) -> str:
     """The Python of the server's environment, or of one like it with this package in place of the official client."""
     home = Path(python).parent.parent
     if client == "ours":
@@ -112,10 +112,10 @@ def python_of(client: str, python: str, wheel: Path) -> str:
         home = other
     python = str(home / "bin" / "python")
     install = [python, "-m", "pip", "install", "-q"]
-    subprocess.run([*install, *NEEDED], check=True)
+    subprocess.run([*install, *NEEDED], env=locked(name), check=True)
     if client == "ours":
-        subprocess.run([*install, f"{wheel}[proto,zstd]"], check=True)
-        subprocess.run([*install, "--force-reinstall", "--no-deps", str(wheel)], check=True)
+        subprocess.run([*install, f"{wheel}[proto,zstd]"], env=locked(name), check=True)
+        subprocess.run([*install, "--force-reinstall", "--no-deps", str(wheel)], env=locked(name), check=True)
     return python
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from conformance import write_report
 from own_tests import OWN_TESTS, run_own_tests
 from page import scenario_version, write_page
-from servers import HERE, KEY, MODEL, SERVERS, Server, StartError, running
+from servers import HERE, KEY, MODEL, OFFICIAL_OF_TODAY, SERVERS, Server, StartError, locked, running
 
 TORCH = "torch==2.13.0"
 SPARE_SECONDS = 120
@@ -146,9 +146,9 @@ def server_python(server: Server, scratch: Path) -> str:
         python = new_environment(home)
         # PyTorch first and pinned in the same call, so that nothing brings another build of it. The server itself without
         # its requirements, which pin builds for GPUs, and whatever Python it declares.
-        pip(python, TORCH)
-        pip(python, "-r", str(requirements))
-        pip(python, "--no-deps", "--ignore-requires-python", server.package)
+        pip(python, server.name, TORCH)
+        pip(python, server.name, "-r", str(requirements))
+        pip(python, server.name, "--no-deps", "--ignore-requires-python", server.package)
         ready.write_text(wanted)
     return str(home / "bin" / "python")
 
@@ -158,8 +158,9 @@ def official_python(version: str, scratch: Path) -> str:
     home = scratch / "clients" / version
     if not (home / "ready").exists():
         python = new_environment(home)
-        pip(python, TORCH)
-        pip(python, TORCH, f"tinker=={version}")
+        lock = "project" if version == OFFICIAL_OF_TODAY else f"official-{version}"
+        pip(python, lock, TORCH)
+        pip(python, lock, TORCH, f"tinker=={version}")
         (home / "ready").write_text(version)
     return str(home / "bin" / "python")
 
@@ -171,9 +172,9 @@ def new_environment(home: Path) -> str:
     return str(home / "bin" / "python")
 
 
-def pip(python: str, *arguments: str) -> None:
-    """Install into an environment."""
-    subprocess.run([python, "-m", "pip", "install", "-q", *arguments], check=True)
+def pip(python: str, lock: str, *arguments: str) -> None:
+    """Install into an environment what a lock allows."""
+    subprocess.run([python, "-m", "pip", "install", "-q", *arguments], env=locked(lock), check=True)
 
 
 def free_port() -> int:

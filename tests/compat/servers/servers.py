@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
+LOCKS = HERE.parents[2] / "locks"
 MODEL = "tiny-qwen3"
 KEY = "tml-comparison"
 LOG_LINES = 60
@@ -123,6 +124,11 @@ def running(server: Server, python: str, folder: Path, port: int) -> Iterator[st
         url = f"http://127.0.0.1:{port}"
         _wait_until_up(server, process, url, log)
         yield url
+
+
+def locked(lock: str) -> dict[str, str]:
+    """The variables of this process with another lock for pip."""
+    return {**os.environ, **dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), (LOCKS / f"{lock}.txt").as_uri())}
 
 
 def _environment() -> dict[str, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable
 
 from tinker_wire import CONTRACT_VERSION
 
@@ -18,23 +19,46 @@ from tinker.cli.errors import CommandFailed
 from tinker.errors import TinkerError
 
 _OPTIONAL_PACKAGES = ("torch", "transformers", "huggingface_hub", "zstandard", "starlette")
+_TESTED = re.compile(r"(?P<name>[\w-]+)<=(?P<version>[\w.]+) *;.*\btested\b")
 
 
 def check_versions() -> CheckResult:
     """List the versions of this package, the contract, Python, and the optional packages."""
     here = f"tinker {DISTRIBUTION_VERSION}, contract {CONTRACT_VERSION}, Python {platform.python_version()}"
-    packages = (f"{name} {version}" for name, version in _optional_versions().items())
-    return CheckResult("versions", "ok", ", ".join([here, *packages]))
+    packages = [f"{name} {_find_version(name) or 'missing'}" for name in _OPTIONAL_PACKAGES]
+    untested = list_untested(_find_requirements())
+    return CheckResult("versions", "note" if untested else "ok", "; ".join([", ".join([here, *packages]), *untested]))
 
 
-def _optional_versions() -> Mapping[str, str]:
-    versions: dict[str, str] = {}
-    for name in _OPTIONAL_PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "missing"
-    return versions
+def list_untested(requirements: Iterable[str]) -> list[str]:
+    """Name the packages that are newer here than the extra ``tested``, one of these requirements, allows."""
+    tested = (_TESTED.match(requirement) for requirement in requirements)
+    bounds = {found["name"]: found["version"] for found in tested if found}
+    here = {name: _find_version(name) for name in bounds}
+    return [
+        f"{name} {here[name]} is newer than {version}, the newest release that was tested"
+        for name, version in bounds.items()
+        if _numbers(here[name] or "") > _numbers(version)
+    ]
+
+
+def _find_requirements() -> list[str]:
+    try:
+        return importlib.metadata.requires("tinker") or []
+    except importlib.metadata.PackageNotFoundError:  # the package runs from a folder that was never installed
+        return []
+
+
+def _find_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> list[int]:
+    """Return the numbers of a release, for comparison: what follows them, such as ``+cpu``, does not matter here."""
+    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
 
 
 def check_installation() -> CheckResult:
