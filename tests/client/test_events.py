@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from tinker.observing import (
     Timings,
     TokensUsed,
 )
+from tinker.testing import SteppedClock, toy_server
 
 Connect = Callable[..., tinker.ServiceClient]
 ADAM = tinker.AdamParams()
@@ -238,9 +241,9 @@ def test_tables() -> None:
     assert "0.5000 s" in html
 
 
-def test_the_warning_of_a_retry_says_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_warning_of_a_retry_says_for_how_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The log of a failed attempt says when the next one is made, and for how long attempts go on."""
-    with toy_server(clock=SteppedClock()) as server:
+    with toy_server(tmp_path, clock=SteppedClock()) as server:
         server.fail_next("create_session", 503)
         server.service().create_lora_training_client("tinker/toy", rank=4).result(30)
     assert re.search(r"attempt 1 failed, retrying in \d+\.\d s, for up to \d+ s", caplog.text)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import doctest
 import json
 import os
 import re
 import runpy
 import shlex
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 GENERATED = {"coverage.md"}  # has a test of its own
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SHOWS_OUTPUT = ("", "This prints:")
 FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -36,6 +39,16 @@ def pages() -> list[Path]:
 
 def blocks(page: Path, language: str) -> list[str]:
     return [text for found, text in FENCES.findall(page.read_text()) if found == language]
+
+
+def blocks_with_output(page: Path) -> Iterator[tuple[str, str | None]]:
+    """The Python blocks of a page, each with the output that the page shows below it: at once, or after a line "This prints:"."""
+    text = page.read_text()
+    fences = list(FENCES.finditer(text))
+    for fence, following in zip_longest(fences, fences[1:]):
+        if fence[1] == "python":
+            shown = following and following[1] == "text" and text[fence.end() : following.start()].strip() in SHOWS_OUTPUT
+            yield fence[2], following[2] if shown else None
 
 
 def pages_with(language: str) -> list[str]:
@@ -50,13 +63,17 @@ def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_tokenizers, "_loaded", {})  # a page gives one a chat template, which other tests must not see
 
 
-@pytest.mark.parametrize("name", pages_with("python"))
-def test_python_blocks(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The blocks of a page run one after the other, as a reader would paste them."""
+@pytest.mark.parametrize("name", ["../README.md", *pages_with("python")])
+def test_python_blocks(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The blocks of a page run one after the other, as a reader would paste them, and print what the page shows below them."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
-    for number, block in enumerate(blocks(DOCS / name, "python"), start=1):
+    for number, (block, shown) in enumerate(blocks_with_output(DOCS / name), start=1):
+        capsys.readouterr()
         exec(compile(block, f"{name}, block {number}", "exec"), names)
+        printed = capsys.readouterr().out
+        if shown is not None:
+            assert doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS), f"block {number}:\n{printed}"
     if name in CURVES:
         variable, picture = CURVES[name]
         check_picture(names[variable], picture)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 ELSEWHERE = {"quickstart"}  # nox sessions of its own run it to the end
 SECONDS = 120
 
@@ -38,6 +41,55 @@ def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path))
     run = in_a_process_of_its_own if name == "process_pool" else in_this_process
     run(EXAMPLES / f"{name}.py")
+
+
+@pytest.mark.parametrize("program", ["README.md", "quickstart.py", "tinker serve"])
+def test_first_programs_print_nothing_of_others(program: str, tmp_path: Path) -> None:
+    """No package writes a warning on the screen of a newcomer: stderr has only lines of this package."""
+    for name in ("torch", "transformers", "peft"):
+        pytest.importorskip(name)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("TINKER_", "PYTHONWARNINGS"))}
+    variables["TINKER_LOCAL_DIR"] = str(tmp_path)
+    done = FIRST_PROGRAMS[program](tmp_path, variables)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if not OURS.fullmatch(line)] == []
+    assert done.stdout
+
+
+def run_readme(folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    (block,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    return run([sys.executable, "-c", block], folder, variables)
+
+
+def run_quickstart(folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Two steps are enough to train, save, load and sample; they do not reach the score without which the program ends with 1."""
+    done = run([sys.executable, str(EXAMPLES / "quickstart.py"), "--steps", "2"], folder, variables)
+    assert done.returncode in (0, 1), done.stderr
+    return subprocess.CompletedProcess(done.args, 0, done.stdout, done.stderr)
+
+
+def run_server(folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """`tinker serve`, and a sample of its own model by the command line."""
+    tinker = [sys.executable, "-m", "tinker"]
+    with subprocess.Popen(
+        [*tinker, "serve", "--port", "0"], cwd=folder, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as server:
+        assert server.stdout is not None
+        lines = iter(server.stdout.readline, "")
+        url = next(found[0] for line in lines if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+        command = [*tinker, "--base-url", url, "sample", "--max-tokens", "4", "to be"]
+        sampled = run(command, folder, variables)
+        server.send_signal(signal.SIGINT)
+        stdout, stderr = server.communicate(timeout=SECONDS)
+    return subprocess.CompletedProcess(server.args, sampled.returncode, stdout + sampled.stdout, stderr + sampled.stderr)
+
+
+def run(command: list[str], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, env=variables, timeout=SECONDS, capture_output=True, text=True, check=False)
+
+
+FIRST_PROGRAMS = {"README.md": run_readme, "quickstart.py": run_quickstart, "tinker serve": run_server}
+OURS = re.compile(r"|Stopped\.|still loading torch and .*")
 
 
 def test_there_are_enough() -> None:

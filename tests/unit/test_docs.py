@@ -1,18 +1,16 @@
-"""What the documentation shows, run."""
+"""What the docstrings show, run."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
 import pkgutil
-import re
 from pathlib import Path
 
 import pytest
 
 import tinker
 
-ROOT = Path(__file__).resolve().parents[2]
 NEED_TORCH = ("tinker._tokenizers", "tinker.service_client")
 
 
@@ -37,18 +35,3 @@ def test_docstring_examples(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert result.attempted > 0
     assert result.failed == 0
-
-
-def python_blocks(file: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", file.read_text(), re.DOTALL)
-
-
-def test_readme_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README's code runs as it stands."""
-    for name in ("torch", "transformers", "peft"):
-        pytest.importorskip(name)
-    monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path))
-    blocks = python_blocks(ROOT / "README.md")
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
