@@ -451,6 +451,23 @@ def test_a_loaded_adapter_continues(engine: TorchEngine, tmp_path: Path, optimiz
     assert all(torch.equal(tensor, other[name]) for name, tensor in weights(engine, "a").items())
 
 
+def test_a_loaded_adapter_continues_under_clipping(engine: TorchEngine, tmp_path: Path) -> None:
+    """Norms and weights of ten clipped steps are, bit for bit, those of the adapter that was never saved and loaded."""
+    nudge(engine, "a")
+    engine.save("a", tmp_path, optimizer=True)
+    engine.load("c", tmp_path, optimizer=True)
+    norms: dict[str, list[float]] = {"a": [], "c": []}
+    for name in norms:
+        for seed in range(10):
+            engine.forward_backward(name, supervised(12, 7, seed=seed), "cross_entropy", {}, backward=True)
+            norms[name].append(engine.optim_step(name, attrs.evolve(ADAM, grad_clip_norm=0.1))["grad_norm:mean"])
+    assert min(norms["a"]) > 0.1
+    assert norms["a"] == norms["c"]
+    ours, loaded = weights(engine, "a"), weights(engine, "c")
+    assert list(ours) == list(loaded)
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in ours.items())
+
+
 def test_the_optimizer_state_matters(engine: TorchEngine, tmp_path: Path) -> None:
     """Loading without the optimizer state gives another next step than loading with it."""
     nudge(engine, "a")
