@@ -26,6 +26,7 @@ import peft
 import torch
 import transformers
 from support.tiny_models import write_tiny_llama
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tinker.local.engines import (
     PACKAGED_FOLDER,
@@ -42,6 +43,7 @@ from tinker.local.engines import (
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.decoding import DecodingRun, Stops
 from tinker.local.engines.torch.drawing import draw, truncate
+from tinker.local.engines.torch.head import SplitModel
 from tinker.local.engines.torch.lora import LoraWeights
 
 SPEC = AdapterSpec(rank=4, seed=7)
@@ -449,6 +451,23 @@ def test_a_loaded_adapter_continues(engine: TorchEngine, tmp_path: Path, optimiz
     assert all(torch.equal(tensor, other[name]) for name, tensor in weights(engine, "a").items())
 
 
+def test_a_loaded_adapter_continues_under_clipping(engine: TorchEngine, tmp_path: Path) -> None:
+    """Norms and weights of ten clipped steps are, bit for bit, those of the adapter that was never saved and loaded."""
+    nudge(engine, "a")
+    engine.save("a", tmp_path, optimizer=True)
+    engine.load("c", tmp_path, optimizer=True)
+    norms: dict[str, list[float]] = {"a": [], "c": []}
+    for name in norms:
+        for seed in range(10):
+            engine.forward_backward(name, supervised(12, 7, seed=seed), "cross_entropy", {}, backward=True)
+            norms[name].append(engine.optim_step(name, attrs.evolve(ADAM, grad_clip_norm=0.1))["grad_norm:mean"])
+    assert min(norms["a"]) > 0.1
+    assert norms["a"] == norms["c"]
+    ours, loaded = weights(engine, "a"), weights(engine, "c")
+    assert list(ours) == list(loaded)
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in ours.items())
+
+
 def test_the_optimizer_state_matters(engine: TorchEngine, tmp_path: Path) -> None:
     """Loading without the optimizer state gives another next step than loading with it."""
     nudge(engine, "a")
@@ -835,8 +854,58 @@ def test_the_packaged_model_has_learned_text() -> None:
     assert (engine.base_model, engine.max_context_length) == ("tinker/babble", 512)
 
 
-def test_loading_prints_nothing(model_directory: Path) -> None:
-    """No progress bar and no notice on either stream."""
-    code = "import sys; from tinker.local.engines.torch import TorchEngine; TorchEngine(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", code, str(model_directory)], capture_output=True, text=True, check=True)
+QUIET = """
+import sys
+import numpy as np
+from tinker.local.engines import Adam, AdapterSpec, SampleJob, TrainingExample
+from tinker.local.engines.torch import TorchEngine
+
+engine, tokens = TorchEngine(sys.argv[1]), np.arange(40, dtype=np.int32)
+engine.create_adapter("a", AdapterSpec(rank=1))
+example = TrainingExample(tokens=tokens, loss_inputs={"target_tokens": tokens.astype(np.int64)})
+engine.forward_backward("a", [example], "cross_entropy", {}, backward=True)
+engine.optim_step("a", Adam())
+for _ in range(2):  # the second time the prompt comes out of the cache
+    engine.sample([SampleJob(tokens=tokens, weights=engine.snapshot("a"), max_tokens=3, prompt_logprobs=True)])
+    engine.sample([SampleJob(tokens=tokens, weights=None, max_tokens=3)])
+"""
+
+
+def test_loading_training_and_sampling_print_nothing(model_directory: Path) -> None:
+    """No progress bar, no warning and no notice on either stream."""
+    command = [sys.executable, "-W", "default", "-c", QUIET, str(model_directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def older_forward(*, input_ids: torch.Tensor, past_key_values: str | None = None) -> CausalLMOutputWithPast:
+    assert past_key_values in (None, "before")
+    return CausalLMOutputWithPast(logits=input_ids[..., None].float(), past_key_values="after")
+
+
+def newer_forward(*, input_ids: torch.Tensor, cache: str | None = None) -> Any:
+    assert cache in (None, "before")
+    return NewerOutput(logits=input_ids[..., None].float(), cache="after")
+
+
+class NewerOutput(dict[str, Any]):
+    """An output as newer versions of transformers have it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class Foreign(torch.nn.Module):
+    """A model whose forward this is."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = forward
+
+
+@pytest.mark.parametrize("forward", [older_forward, newer_forward])
+@pytest.mark.parametrize("cache", [None, "before"])
+def test_the_cache_has_the_name_that_the_model_uses(forward: Callable[..., Any], cache: str | None) -> None:
+    """A forward whose cache is called as in an older or a newer transformers is handed it, and its own one is read."""
+    passed = SplitModel(Foreign(forward)).run(cache=cache, input_ids=torch.zeros(1, 1, dtype=torch.long))
+    assert passed.cache == "after"

@@ -23,7 +23,8 @@ from tinker.local.engines.torch.batches import is_alike, split_batches
 from tinker.local.engines.torch.drawing import NUCLEUS, truncate
 from tinker.local.engines.torch.memory import SLACK, MemoryReturn, find_trim, read_resident
 from tinker.local.engines.torch.mixture import MAX_RANK
-from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes
+from tinker.local.engines.torch import prefixes as prefixes_module
+from tinker.local.engines.torch.prefixes import SHORTEST, PrefixNode, Prefixes
 from tinker.local.engines.torch.sampling import PassTally, TorchBatch
 
 
@@ -378,6 +379,31 @@ def test_what_was_used_the_longest_ago_is_forgotten(engine: TorchEngine) -> None
     assert prefixes.nbytes == 2 * one
 
 
+class CountedNode(PrefixNode):
+    """A node that counts how often anything of any node is read."""
+
+    reads = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        CountedNode.reads += 1
+        return super().__getattribute__(name)
+
+
+def test_remembering_costs_the_same_however_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over 50,000 samples of groups of eight, before and after the limit is reached, each reads a few nodes only."""
+    monkeypatch.setattr(prefixes_module, "PrefixNode", CountedNode)
+    prefixes, names = Prefixes(10_000 * 8 * 2), np.arange(50_000 + 40)
+    for number in range(50_000):
+        tokens = np.concatenate([names[number // 8 :][:SHORTEST], names[number:][:8]])
+        CountedNode.reads = 0
+        prefixes.add(
+            None, tokens, lambda start, end: [(torch.empty(1, 0, 1), torch.empty(1, end - start, 1, dtype=torch.int8))]
+        )
+        assert CountedNode.reads < 200, number
+    assert prefixes.nbytes <= 10_000 * 8 * 2
+    assert prefixes.find(None, tokens)[0] == len(tokens)
+
+
 # Like lengths
 
 
@@ -448,7 +474,10 @@ def test_truncation_equals_a_full_sort(kind: str) -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(6, 5000, generator=generator) * (0.01 if kind == "flat" else 3)
     logits = (logits > 0).float() if kind == "coarse" else logits
-    jobs = [job(top_k=k, top_p=p, temperature=t) for k, p, t in [(50, 1.0, 1.0), (50, 0.9, 0.7), (-1, 0.9, 1.0), (1, 1.0, 2.0)]]
+    # 0.91 of 50 equal probabilities lies between two of them, so that rounding decides nothing
+    jobs = [
+        job(top_k=k, top_p=p, temperature=t) for k, p, t in [(50, 1.0, 1.0), (50, 0.91, 0.7), (-1, 0.9, 1.0), (1, 1.0, 2.0)]
+    ]
     jobs += [job(top_k=4999, top_p=1.0), job(top_k=9000, top_p=0.99)]
     ids, weights, is_sure = truncate(logits, jobs)
     whole = truncate(logits, jobs, 5000)

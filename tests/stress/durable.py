@@ -25,7 +25,7 @@ STEPS_FOR_EACH_KILL, SAMPLE_EVERY, SAVE_EVERY, CUSTOM_EVERY, AT_ONCE = 12, 5, 8,
 OPERATIONS_BETWEEN, MOMENT_SECONDS = (3, 10), 0.05
 SECONDS = 240.0
 Array: TypeAlias = "NDArray[np.float32]"
-ADAM = tinker.AdamParams(learning_rate=0.01)
+ADAM = tinker.AdamParams(learning_rate=0.01, grad_clip_norm=0.01)  # so small that every step is clipped
 PROMPT = tinker.ModelInput.from_ints(list(b"probe"))
 
 
@@ -43,9 +43,10 @@ def squares(data: Sequence[tinker.Datum], logprobs: Sequence[Array]) -> tuple[fl
 
 @attrs.frozen
 class Outcome:
-    """What a run left: its losses, samples, checkpoints and weights, to the last bit."""
+    """What a run left: its losses, norms of gradients, samples, checkpoints and weights, to the last bit."""
 
     losses: list[float]
+    norms: list[float]
     samples: list[list[int]]
     saves: list[str]
     probe: list[float]
@@ -75,6 +76,7 @@ def train(service: tinker.ServiceClient, steps: int, counter: Counter) -> Outcom
     assert base_model is not None
     client = service.create_lora_training_client(base_model, rank=4, seed=3)
     losses: list[tinker.APIFuture[tinker.ForwardBackwardOutput]] = []
+    updates: list[tinker.APIFuture[tinker.OptimStepResponse]] = []
     samples: list[tinker.APIFuture[tinker.SampleResponse]] = []
     saves: list[tinker.APIFuture[tinker.SaveWeightsResponse]] = []
     for step in range(steps):
@@ -82,7 +84,8 @@ def train(service: tinker.ServiceClient, steps: int, counter: Counter) -> Outcom
             losses.append(client.forward_backward([datum(step)], "cross_entropy"))
         else:
             losses.append(client.forward_backward_custom([datum(step)], squares))
-        client.optim_step(ADAM).add_done_callback(counter.add)
+        updates.append(client.optim_step(ADAM))
+        updates[-1].add_done_callback(counter.add)
         if step % SAMPLE_EVERY == 0:
             sampler = client.save_weights_and_get_sampling_client()
             params = tinker.SamplingParams(max_tokens=8, seed=step)
@@ -94,6 +97,7 @@ def train(service: tinker.ServiceClient, steps: int, counter: Counter) -> Outcom
     output = client.forward([datum(step) for step in range(0, 30, 3)], "cross_entropy").result(SECONDS)
     return Outcome(
         [one.result(SECONDS).loss for one in losses],
+        [(one.result(SECONDS).metrics or {})["grad_norm:mean"] for one in updates],
         [sequence.tokens for one in samples for sequence in one.result(SECONDS).sequences],
         [one.result(SECONDS).path.rpartition("/")[2] for one in saves],
         [value for one in output.loss_fn_outputs for value in one["logprobs"].tolist()],

@@ -11,7 +11,7 @@ computed as a whole.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ CHUNK_CELLS = 2**24  # of one pass through the head on a CPU: 64 MB, and about f
 FAST_CHUNK_CELLS = 4 * CHUNK_CELLS  # on an accelerator, which needs more work at once to be busy
 WHOLE_LOGITS = 2**27  # of several rows that are in one pass, where the head is not computed in parts
 PROBE = 4  # tokens
+CACHE, OLDER_CACHE = "cache", "past_key_values"  # what transformers calls a cache, and what it called it before 5.24
 
 
 @attrs.frozen(eq=False)
@@ -41,18 +42,25 @@ class SplitModel:
     def __init__(self, model: Any) -> None:
         self._model: Any = model
         self._body: Any = getattr(model, getattr(model, "base_model_prefix", ""), None)
+        self._takes: Collection[str] = inspect.signature(model.forward).parameters
+        self._cache_name = CACHE if CACHE in self._takes else OLDER_CACHE
         self.is_split: bool = False
         self.is_split = self._can_split()
 
-    def run(self, images: ImageStates | None = None, **inputs: Any) -> Passed:
-        """Compute the states of every position; ``images`` are in some of them."""
+    def run(self, images: ImageStates | None = None, cache: Any = None, **inputs: Any) -> Passed:
+        """Compute the states of every position, behind those of ``cache``; ``images`` are in some of them."""
         if not self.is_split:
             with insert_images(self._model, images):
-                output = self._model(**inputs)
-            return Passed(output.logits, output.logits[:, -1], output.get("past_key_values"))
+                output = self._model(**inputs, **{self._cache_name: cache})
+            return Passed(output.logits, output.logits[:, -1], output.get(self._cache_name))
         with _note_outputs(self._body) as seen, insert_images(self._model, images):
-            output = self._model(**inputs, logits_to_keep=1)
-        return Passed(seen[0].last_hidden_state, output.logits[:, -1], output.get("past_key_values"))
+            output = self._model(**inputs, **{self._cache_name: cache}, logits_to_keep=1)
+        return Passed(seen[0].last_hidden_state, output.logits[:, -1], output.get(self._cache_name))
+
+    def advance(self, cache: Any, **inputs: Any) -> torch.Tensor:
+        """Compute the logits ``[rows, vocabulary]`` after one more token of each row of a cache."""
+        logits: torch.Tensor = self._model(**inputs, **{self._cache_name: cache}).logits[:, -1]
+        return logits
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Compute the float32 logits of these states."""
@@ -65,7 +73,7 @@ class SplitModel:
 
     def _can_split(self) -> bool:
         """Try it with a few tokens."""
-        if self._body is None or "logits_to_keep" not in inspect.signature(self._model.forward).parameters:
+        if self._body is None or "logits_to_keep" not in self._takes:
             return False
         tokens = torch.arange(PROBE, device=self._model.device)[None]
         try:

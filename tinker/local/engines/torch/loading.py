@@ -64,7 +64,7 @@ def load_model(source: str, place: TorchPlace) -> tuple[Any, Any]:
         check_kind(config, source)
         kind = transformers.AutoModelForImageTextToText if reads_images(config) else transformers.AutoModelForCausalLM
         options = {} if place.device_map is None else {"device_map": place.device_map}
-        model: Any = kind.from_pretrained(source, torch_dtype=place.dtype, **options)
+        model: Any = kind.from_pretrained(source, dtype=place.dtype, **options)
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source)
     if place.device_map is None:
         model = model.to(place.device)

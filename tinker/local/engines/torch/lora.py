@@ -91,9 +91,10 @@ class LoraTargets:
             spec=spec,
             experts={target.key: target.experts for target in self.choose(spec) if target.is_stack},
             tensors={
+                # in the order of the model, whatever that of a file is: the norm of a gradient is a sum in this order;
                 # copied, because a tensor that was read from a file may still be that file, mapped into memory
-                name: torch.nn.Parameter(tensor.to(devices[name], torch.float32, copy=True))
-                for name, tensor in tensors.items()
+                name: torch.nn.Parameter(tensors[name].to(device, torch.float32, copy=True))
+                for name, device in devices.items()
             },
         )
 

@@ -134,7 +134,7 @@ class Prefill:
             input_ids=self._tokens[:, columns],
             attention_mask=mask,
             position_ids=self._positions[..., columns],
-            past_key_values=self.cache,
+            cache=self.cache,
             use_cache=end < self._tokens.shape[1] or not all(run.is_over for run in self.runs),
         )
         self.cache, self.logits, self._at = done.cache, done.logits, end

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable
 
 import attrs
 import numpy as np
@@ -32,6 +33,7 @@ class PrefixNode:
 
     tokens: TokenNames
     states: KeysAndValues
+    parent: PrefixNode | None = None
     used: int = 0
     children: dict[int, PrefixNode] = attrs.field(factory=lambda: dict[int, PrefixNode]())
     nbytes: int = attrs.field(init=False)
@@ -39,12 +41,68 @@ class PrefixNode:
     def __attrs_post_init__(self) -> None:
         self.nbytes = sum(tensor.nbytes for pair in self.states for tensor in pair)
 
-    def split(self, at: int) -> None:
-        """Make two of this node, which keeps the first ``at`` tokens."""
-        rest = PrefixNode(self.tokens[at:], _cut(self.states, at, None), self.used, self.children)
+    def add(self, tokens: TokenNames, states: KeysAndValues) -> PrefixNode:
+        """Make a child, which continues with these tokens."""
+        child = self.children[int(tokens[0])] = PrefixNode(tokens, states, self)
+        return child
+
+    def split(self, at: int) -> PrefixNode:
+        """Make two of this node, which keeps the first ``at`` tokens. Returns the one with the rest."""
+        children, self.children = self.children, {}
+        rest = self.add(self.tokens[at:], _cut(self.states, at, None))
+        rest.used, rest.children = self.used, children
+        for child in children.values():
+            child.parent = rest
         self.tokens, self.states = self.tokens[:at], _cut(self.states, 0, at)
         self.nbytes -= rest.nbytes
-        self.children = {int(rest.tokens[0]): rest}
+        return rest
+
+
+class PrefixTree:
+    """The beginnings under one set of weights, and the bytes that they hold.
+
+    ``nodes`` are in the order of their last use. A use of a node uses its parents after it, so the first one has no children.
+    """
+
+    def __init__(self) -> None:
+        self.root: PrefixNode = PrefixNode(np.empty(0, np.int32), [])
+        self.nodes: OrderedDict[PrefixNode, None] = OrderedDict()
+        self.nbytes: int = 0
+
+    def walk(self, tokens: TokenNames) -> tuple[list[tuple[PrefixNode, int]], int]:
+        """Follow the tokens: the nodes with how many tokens of each fit, and how many that is in all."""
+        path, length, node = list[tuple[PrefixNode, int]](), 0, self.root
+        while length < len(tokens) and (child := node.children.get(int(tokens[length]))) is not None:
+            common = _count_common(child.tokens, tokens[length:])
+            path.append((child, common))
+            length += common
+            if common < len(child.tokens):
+                break
+            node = child
+        return path, length
+
+    def use(self, node: PrefixNode, now: int) -> None:
+        """Note that a node was used, and with it all before it."""
+        while node.parent is not None:
+            node.used = now
+            self.nodes[node] = None
+            self.nodes.move_to_end(node)
+            node = node.parent
+
+    def add(self, parent: PrefixNode, at: int, tokens: TokenNames, states: KeysAndValues) -> PrefixNode:
+        """Add tokens behind the first ``at`` tokens of a node."""
+        if at < len(parent.tokens):
+            self.nodes[parent.split(at)] = None
+        node = parent.add(tokens, states)
+        self.nbytes += node.nbytes
+        return node
+
+    def drop_oldest(self) -> None:
+        """Forget the node that was used the longest ago."""
+        node, _ = self.nodes.popitem(last=False)
+        assert node.parent is not None
+        del node.parent.children[int(node.tokens[0])]
+        self.nbytes -= node.nbytes
 
 
 def _cut(states: KeysAndValues, start: int, end: int | None) -> KeysAndValues:
@@ -62,14 +120,14 @@ class Prefixes:
 
     def __init__(self, limit: int = MAX_NBYTES) -> None:
         self._limit = limit
-        self._base = PrefixNode(np.empty(0, np.int32), [])
-        self._trees: weakref.WeakKeyDictionary[LoraWeights, PrefixNode] = weakref.WeakKeyDictionary()
+        self._base = PrefixTree()
+        self._trees: weakref.WeakKeyDictionary[LoraWeights, PrefixTree] = weakref.WeakKeyDictionary()
         self._clock = itertools.count(1)
 
     @property
     def nbytes(self) -> int:
         """Return the bytes held now."""
-        return sum(node.nbytes for _, node in self._nodes())
+        return sum(tree.nbytes for tree in (self._base, *self._trees.values()))
 
     def find(self, weights: LoraWeights | None, tokens: TokenNames) -> tuple[int, KeysAndValues]:
         """Find the longest known beginning. Returns its length, 0 where it is not worth it, and its keys and values."""
@@ -86,47 +144,25 @@ class Prefixes:
         """Remember a sequence; of what is known already nothing is read."""
         if len(tokens) < SHORTEST:
             return
-        path, length = self._walk(self._tree(weights), tokens)
+        tree = self._tree(weights)
+        path, length = self._walk(tree, tokens)
         if length < len(tokens):
-            node, count = path[-1] if path else (self._tree(weights), 0)
-            if count < len(node.tokens):
-                node.split(count)
-            node.children[int(tokens[length])] = PrefixNode(tokens[length:], read(length, len(tokens)), next(self._clock))
+            parent, at = path[-1] if path else (tree.root, 0)
+            tree.use(tree.add(parent, at, tokens[length:], read(length, len(tokens))), next(self._clock))
             self._evict()
 
-    def _tree(self, weights: LoraWeights | None) -> PrefixNode:
-        if weights is None:
-            return self._base
-        return self._trees.setdefault(weights, PrefixNode(np.empty(0, np.int32), []))
+    def _tree(self, weights: LoraWeights | None) -> PrefixTree:
+        return self._base if weights is None else self._trees.setdefault(weights, PrefixTree())
 
-    def _walk(self, node: PrefixNode, tokens: TokenNames) -> tuple[list[tuple[PrefixNode, int]], int]:
-        """Follow the tokens: the nodes with how many tokens of each fit, and how many that is in all."""
-        path, length = list[tuple[PrefixNode, int]](), 0
-        while length < len(tokens) and (child := node.children.get(int(tokens[length]))) is not None:
-            common = _count_common(child.tokens, tokens[length:])
-            child.used = next(self._clock)
-            path.append((child, common))
-            length += common
-            if common < len(child.tokens):
-                break
-            node = child
+    def _walk(self, tree: PrefixTree, tokens: TokenNames) -> tuple[list[tuple[PrefixNode, int]], int]:
+        """Follow the tokens in a tree, which uses what is found."""
+        path, length = tree.walk(tokens)
+        if path:
+            tree.use(path[-1][0], next(self._clock))
         return path, length
-
-    def _nodes(self) -> Iterator[tuple[PrefixNode, PrefixNode]]:
-        """Yield every node with its parent."""
-        waiting = [self._base, *self._trees.values()]
-        while waiting:
-            parent = waiting.pop()
-            for child in parent.children.values():
-                yield parent, child
-                waiting.append(child)
 
     def _evict(self) -> None:
         """Drop ends of the trees until what is left is within the limit."""
-        while (nbytes := self.nbytes) > self._limit:
-            ends = sorted(((p, c) for p, c in self._nodes() if not c.children), key=lambda pair: pair[1].used)
-            for parent, child in ends:
-                if nbytes <= self._limit:
-                    break
-                nbytes -= child.nbytes
-                del parent.children[int(child.tokens[0])]
+        while self.nbytes > self._limit:
+            trees = [tree for tree in (self._base, *self._trees.values()) if tree.nodes]
+            min(trees, key=lambda tree: next(iter(tree.nodes)).used).drop_oldest()

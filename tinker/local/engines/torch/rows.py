@@ -63,7 +63,6 @@ class RowGroup:
             "input_ids": self.tokens[:, None],
             "attention_mask": self.mask,
             "position_ids": positions,
-            "past_key_values": self.cache,
             "use_cache": True,
         }
 

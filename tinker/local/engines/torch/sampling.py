@@ -251,7 +251,7 @@ class TorchBatch:
     def _advance(self, group: RowGroup) -> None:
         """Draw the next token of each row of a group. What ends is remembered and leaves it."""
         with self._parts.mixer.activate(group.mixture):
-            logits = self._parts.model(**group.inputs()).logits[:, -1]
+            logits = self._parts.split.advance(group.cache, **group.inputs())
         self.tally.add([1] * len(group.runs))
         group.tokens = extend(group.runs, logits)
         if self._keeps:
