@@ -88,7 +88,7 @@ def built_wheel(session: nox.Session) -> Path:
     session.install("build")
     folder = scratch(session) / "dist"
     shutil.rmtree(folder, ignore_errors=True)
-    session.run("python", "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT), silent=True)
+    session.run_install("python", "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT), silent=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
