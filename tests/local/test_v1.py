@@ -164,6 +164,15 @@ def test_a_harness_can_score_a_prompt(client: Any, url: str) -> None:
     assert all(word in top and max(top.values()) >= top[word] for word, top in zip(scores.tokens[1:], scores.top_logprobs[1:]))
 
 
+def test_no_tokens_are_generated_only_to_echo_the_prompt(client: Any) -> None:
+    """``max_tokens=0`` gives back a prompt that is echoed, however short; alone it would be an empty answer, and is refused."""
+    for prompt in ("x", "There"):
+        answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=0, echo=True)
+        assert answer.choices[0].text == prompt
+    with pytest.raises(openai.BadRequestError, match="max_tokens is 0; it must be at least 1"):
+        client.completions.create(model=MODEL, prompt="x", max_tokens=0)
+
+
 def test_several_prompts_are_answered_in_order(client: Any) -> None:
     """The choices of the first prompt come first."""
     texts = [client.completions.create(model=MODEL, prompt=one, seed=1, n=2).choices for one in ("A", "Go")]

@@ -1,11 +1,11 @@
 """Warnings in the engine's thread: ignored there, whatever the filters of the process say.
 
-With ``warnings.simplefilter("error")`` in a program, a warning of a library would raise in the middle of a request of the server
-in the same process. Filters belong to the process, and the program may change them at any moment, so entering
-``warnings.catch_warnings()`` in this thread would neither be safe for the program nor hold. Instead, the thread sees one filter
-more, in front of those of the process. This is sound because each warning, of Python and of C code alike, looks its filters up as
-the attribute ``filters`` of the module ``warnings``, which a class of the module may compute, and the list of the process itself
-never contains the additional one.
+With ``warnings.simplefilter("error")`` in a program, a warning of a library would raise in the middle of a request of the
+server in the same process. Filters belong to the process, and the program may change them at any moment, so that
+``warnings.catch_warnings()`` in this thread would not hold, and would disturb the program. Instead, this thread sees one filter
+more, in front of those of the process. That is sound because each warning, of Python and of C code alike, looks up the filters
+as an attribute of the module ``warnings``, which the class of a module may compute, and the list of the process never contains
+the additional one.
 """
 
 from __future__ import annotations

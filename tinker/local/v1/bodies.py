@@ -74,7 +74,6 @@ class CompletionBody(GenerationBody, kw_only=True):
 
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_LOST = tuple(name for name in ChatMessage.__struct_fields__ if name not in ("role", "content"))  # no prompt has them here
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -98,6 +97,9 @@ class ChatMessage(msgspec.Struct, kw_only=True):
         if other := [part.type for part in self.content if part.type != "text"]:
             raise APIProblem(400, f"content of type {other[0]!r} is not read here; send text")
         return "".join(part.text or "" for part in self.content)
+
+
+_LOST = tuple(name for name in ChatMessage.__struct_fields__ if name not in ("role", "content"))  # no prompt has them here
 
 
 class ChatBody(GenerationBody, kw_only=True):
