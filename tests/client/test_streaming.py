@@ -174,13 +174,13 @@ def test_a_cancelled_wait_loses_nothing(sampler: tinker.SamplingClient, engine: 
 
 
 def test_several_samples(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
-    """Each chunk says which sample it belongs to; together they are the samples."""
+    """Each chunk says which sample it belongs to; together they are the samples. A stream of no tokens is refused."""
     engine.gate.set()
     chunks = list(sampler.sample_stream(PROMPT, 3, SHORT))
     expected = sampler.sample(PROMPT, 3, SHORT).result(10).sequences
     assert [joined(chunks, index) for index in range(3)] == [list(one.tokens) for one in expected]
-    empty = list(sampler.sample_stream(PROMPT, 2, tinker.SamplingParams(max_tokens=0)))
-    assert [(chunk.index, chunk.tokens, chunk.stop_reason) for chunk in empty] == [(0, [], "length"), (1, [], "length")]
+    with pytest.raises(tinker.BadRequestError, match="max_tokens is 0; it must be at least 1"):
+        list(sampler.sample_stream(PROMPT, 2, tinker.SamplingParams(max_tokens=0)))
 
 
 # What servers do, on a wire where it is scripted

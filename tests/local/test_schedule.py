@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,8 +13,10 @@ from typing import Any
 import attrs
 import msgspec
 import pytest
+from support.api import MakeApi
 
-from tinker.local.engines import EngineError
+from tinker.local.engines import AdapterSpec, EngineError
+from tinker.local.engines.toy import ToyEngine
 from tinker.local.errors import APIProblem
 from tinker.local.scheduling import (
     WORKER_CLOSED,
@@ -573,6 +577,38 @@ def test_queues_take_turns_and_tasks_go_first(make_worker: Any) -> None:
     assert log[0] == "task"
     assert log[1:5] == ["a1 engine", "b1 engine", "a2 engine", "b2 engine"]
     assert "gone engine" not in log
+
+
+class WarningEngine(ToyEngine):
+    """An engine whose libraries warn, from Python and from C, and one of them changes the filters for itself."""
+
+    def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
+        warnings.warn("from Python", FutureWarning, stacklevel=1)
+        ctypes.pythonapi.PyErr_WarnEx(ctypes.py_object(UserWarning), b"from C", 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            super().create_adapter(adapter_id, spec)
+        warnings.warn("again", FutureWarning, stacklevel=1)
+
+
+def test_warnings_fail_no_request(make_api: MakeApi) -> None:
+    """What a program does with warnings touches nothing in the engine's thread, and that thread leaves the program's filters alone."""
+    api = make_api(WarningEngine())
+    model = api.model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = list(warnings.filters)
+        future = api.create_model(api.session())
+        api.wait(future)
+        assert "error" not in api.result(future)
+        assert list(warnings.filters) == before
+        with pytest.raises(FutureWarning):
+            warnings.warn("here", FutureWarning, stacklevel=1)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        api.wait(api.loss(model, 1))
+        warnings.warn("here", UserWarning, stacklevel=1)
+    assert [str(one.message) for one in seen] == ["here"]
 
 
 class Timed(Steps):

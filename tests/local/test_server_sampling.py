@@ -238,6 +238,16 @@ def test_the_number_of_samples_is_bounded(make_api: MakeApi) -> None:
         assert api.refused("asample", sample_body(sampler, num_samples=count))[0] == 400
 
 
+def test_no_tokens_are_sampled_only_to_score_the_prompt(api: Api) -> None:
+    """``max_tokens=0`` is refused at once, in a sentence, where the answer would be empty; with scores of the prompt it is fine."""
+    sampler = api.sampler(api.session())
+    detail = "max_tokens is 0; it must be at least 1, unless log-probabilities of the prompt are requested"
+    assert api.refused("asample", sample_body(sampler, params={"max_tokens": 0})) == (400, detail)
+    result = api.result(api.sample(sampler, params={"max_tokens": 0}, prompt_logprobs=True))
+    assert [sequence["tokens"] for sequence in result["sequences"]] == [[]]
+    assert len(result["prompt_logprobs"]) == 2
+
+
 def test_only_the_last_prompt_logprobs_are_sent_where_asked(api: Api) -> None:
     """Positions before the suffix are null; the suffix is what the whole would have."""
     sampler = api.sampler(api.session())

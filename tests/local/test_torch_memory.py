@@ -134,6 +134,19 @@ def test_parts_hold_few_logits(llama: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert sum(seen) >= 80
 
 
+def test_the_head_is_one_product(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pass through the head is a batch of products, for which torch copies the head's weight, once for each row."""
+    engine = open_engine(llama)
+    monkeypatch.setattr("tinker.local.engines.torch.head.CHUNK_CELLS", 5 * 258)
+    with torch.profiler.profile(record_shapes=True) as profile:
+        compute(engine, lengths=(33, 40))
+        engine.sample([SampleJob(tokens=one.tokens, weights=None, max_tokens=2) for one in examples(20, 20)])
+        engine.sample([SampleJob(tokens=examples(9)[0].tokens, weights=None, max_tokens=0, prompt_logprobs=True)])
+    products = [event for event in profile.events() if event.name in ("aten::mm", "aten::bmm", "aten::addmm")]
+    of_head = {event.name for event in products if any(258 in shape for shape in event.input_shapes)}
+    assert of_head == {"aten::mm"}
+
+
 class PlacedHead(transformers.LlamaForCausalLM):
     """Its logits depend on where a token is, so that the head cannot be computed apart."""
 

@@ -164,6 +164,15 @@ def test_a_harness_can_score_a_prompt(client: Any, url: str) -> None:
     assert all(word in top and max(top.values()) >= top[word] for word, top in zip(scores.tokens[1:], scores.top_logprobs[1:]))
 
 
+def test_no_tokens_are_generated_only_to_echo_the_prompt(client: Any) -> None:
+    """``max_tokens=0`` gives back a prompt that is echoed, however short; alone it would be an empty answer, and is refused."""
+    for prompt in ("x", "There"):
+        answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=0, echo=True)
+        assert answer.choices[0].text == prompt
+    with pytest.raises(openai.BadRequestError, match="max_tokens is 0; it must be at least 1"):
+        client.completions.create(model=MODEL, prompt="x", max_tokens=0)
+
+
 def test_several_prompts_are_answered_in_order(client: Any) -> None:
     """The choices of the first prompt come first."""
     texts = [client.completions.create(model=MODEL, prompt=one, seed=1, n=2).choices for one in ("A", "Go")]
@@ -204,6 +213,19 @@ def test_chats_refuse_tools_images_and_other_formats(client: Any) -> None:
     for fields in ({"messages": image}, {"tools": tools}, {"response_format": {"type": "json_object"}}, {"messages": []}):
         with pytest.raises(openai.BadRequestError):
             client.chat.completions.create(**{"model": MODEL, "messages": HELLO, **fields})
+
+
+@pytest.mark.parametrize("field", ["tool_calls", "tool_call_id", "function_call", "reasoning_content", "audio"])
+def test_what_of_a_message_would_be_lost_is_refused(url: str, field: str) -> None:
+    """No prompt has the calls of tools, so that a message with some is refused; without any, as clients repeat it, it is read."""
+    for value, status in (([{"id": "x"}], 400), (None, 200)):
+        messages = [*HELLO, {"role": "assistant", "content": "x", field: value}]
+        body = {"model": MODEL, "messages": messages, "max_tokens": 1}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"x-api-key": KEY})
+        assert answer.status_code == status, answer.text
+        if status == 400:
+            assert answer.json()["error"]["param"] == f"messages[1].{field}"
+            assert answer.json()["error"]["message"] == f"messages[1].{field} is not supported by this server"
 
 
 def test_wrong_keys_and_models_are_the_errors_that_clients_know(client: Any, url: str) -> None:
@@ -424,7 +446,21 @@ def test_a_value_out_of_range_is_refused_with_its_parameter(url: str, path: str,
         ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty is not supported by this server"),
         ({"frequency_penalty": 0.1}, "frequency_penalty", "frequency_penalty is not supported by this server"),
         ({"stop_token_ids": [5]}, "stop_token_ids", "stop_token_ids is not supported by this server"),
-        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "chat_template_kwargs is not supported by this server"),
+        *(
+            ({name: value}, name, f"{name} is not supported by this server")
+            for name, value in {
+                "chat_template_kwargs": {"a": 1},
+                "truncate_prompt_tokens": 5,
+                "skip_special_tokens": False,
+                "include_stop_str_in_output": True,
+                "prompt_logprobs": 0,
+                "return_token_ids": True,
+                "regex": "a+",
+                "ebnf": "root ::= a",
+                "json_schema": "{}",
+                "reasoning_effort": "low",
+            }.items()
+        ),
     ],
 )
 def test_a_parameter_that_would_change_the_text_is_not_ignored(
@@ -448,8 +484,11 @@ NEUTRAL: dict[str, object] = {
     "ignore_eos": False,
     "add_generation_prompt": True,
     "chat_template_kwargs": None,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False,
 }
-HARMLESS: dict[str, object] = {"metadata": {"a": "b"}, "user_id": "x", "store": True, "prompt_logprobs": 1, "top_words": 3}
+HARMLESS: dict[str, object] = {"metadata": {"a": "b"}, "user_id": "x", "store": True, "priority": 1, "top_words": 3}
 
 
 def test_neutral_values_and_harmless_parameters_are_accepted(tmp_path: Path) -> None:

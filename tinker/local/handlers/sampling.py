@@ -17,6 +17,7 @@ from tinker.local.operations import (
     EVENT_STREAM,
     STREAM_HEADERS,
     TokenStream,
+    check_sample,
     check_stream,
     count_prompt_tokens,
     count_tokens,
@@ -132,8 +133,7 @@ async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
 async def asample(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Sample from a sampling session, a base model or a checkpoint; the same number and body return the same future."""
     request = call.read(models.SampleRequest)
-    if not 1 <= request.num_samples <= state.settings.max_samples:
-        raise APIProblem(400, f"num_samples is {request.num_samples}; it must be 1 to {state.settings.max_samples}")
+    check_sample(request, state.settings.max_samples)
     engines = await state.engines()
     with state.lock:
         state.require_open()

@@ -19,7 +19,7 @@ from tinker.local.operations.optimizers import optimizer_config, optimizer_famil
 from tinker.local.operations.samples import count_prompt_tokens, count_tokens, to_job, to_response
 from tinker.local.operations.saves import Save
 from tinker.local.operations.search import search_records
-from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS, TokenStream, check_stream
+from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS, TokenStream, check_sample, check_stream
 from tinker.local.operations.uploads import finish_upload, open_upload
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "adapter_spec",
     "check_custom_loss",
     "check_rank",
+    "check_sample",
     "check_stream",
     "check_ttl",
     "compute_loss",

@@ -65,7 +65,7 @@ def check_rank(state: State, spec: AdapterSpec) -> None:
     """Raise APIProblem 400 for a rank that is out of range."""
     limit = state.settings.max_rank
     if not 1 <= spec.rank <= limit:
-        raise APIProblem(400, f"rank is {spec.rank}; it must be 1 to {limit} (max_rank)")
+        raise APIProblem(400, f"rank is {spec.rank}; this server takes ranks from 1 to {limit}")
 
 
 def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:

@@ -27,17 +27,28 @@ KEEP_ALIVE = b": waiting\n\n"
 _CANCELLED = RequestFailure("the client closed the stream", "user")
 
 
-def check_stream(request: models.SampleRequest, max_samples: int) -> None:
-    """Raise APIProblem 400 for a number of samples that is out of range, and for scores, which are not streamed."""
+def check_sample(request: models.SampleRequest, max_samples: int) -> None:
+    """Raise APIProblem 400 for a number of samples that is out of range, and for a request whose answer would be empty."""
     if not 1 <= request.num_samples <= max_samples:
         raise APIProblem(400, f"num_samples is {request.num_samples}; it must be 1 to {max_samples}")
-    wanted = {
+    if request.sampling_params.max_tokens == 0 and not any(_prompt_scores(request).values()):
+        raise APIProblem(400, "max_tokens is 0; it must be at least 1, unless log-probabilities of the prompt are requested")
+
+
+def _prompt_scores(request: models.SampleRequest) -> dict[str, object]:
+    """Return the fields that ask for scores of the prompt, with what is false where they ask for none."""
+    return {
         "prompt_logprobs": request.prompt_logprobs,
         "topk_prompt_logprobs": request.topk_prompt_logprobs,
-        "topk_sample_logprobs": request.topk_sample_logprobs,
         "target_prompt_logprobs": request.target_prompt_logprobs is not None,
         "prompt_alt_tokens_k": request.prompt_alt_tokens_k,
     }
+
+
+def check_stream(request: models.SampleRequest, max_samples: int) -> None:
+    """Raise APIProblem 400 as :func:`check_sample` does, and for scores, which are not streamed."""
+    check_sample(request, max_samples)
+    wanted = {**_prompt_scores(request), "topk_sample_logprobs": request.topk_sample_logprobs}
     if named := [name for name, value in wanted.items() if value]:
         raise APIProblem(400, f"{', '.join(named)} cannot be streamed; use asample")
 

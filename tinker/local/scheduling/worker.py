@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from tinker.local.scheduling.own_warnings import ignore_warnings
 from tinker.local.scheduling.steps import OpenEngine, Step, StepQueue, log
 from tinker.local.storage import RequestFailure, ServerFuture
 
@@ -115,8 +116,9 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            while (found := self._next()) is not None:
-                self._carry_out(*found)
+            with ignore_warnings():
+                while (found := self._next()) is not None:
+                    self._carry_out(*found)
         finally:
             self.closed.resolve(WORKER_CLOSED)
 

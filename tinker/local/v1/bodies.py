@@ -84,6 +84,11 @@ class ContentPart(msgspec.Struct, kw_only=True):
 class ChatMessage(msgspec.Struct, kw_only=True):
     role: str
     content: str | list[ContentPart] | None = None
+    audio: object = None
+    function_call: object = None
+    reasoning_content: object = None
+    tool_call_id: object = None
+    tool_calls: object = None
 
     def read_text(self) -> str:
         """Return the text. Raises APIProblem 400 for anything but text."""
@@ -92,6 +97,9 @@ class ChatMessage(msgspec.Struct, kw_only=True):
         if other := [part.type for part in self.content if part.type != "text"]:
             raise APIProblem(400, f"content of type {other[0]!r} is not read here; send text")
         return "".join(part.text or "" for part in self.content)
+
+
+_LOST = tuple(name for name in ChatMessage.__struct_fields__ if name not in ("role", "content"))  # no prompt has them here
 
 
 class ChatBody(GenerationBody, kw_only=True):
@@ -141,6 +149,7 @@ def _check_messages(messages: Sequence[ChatMessage]) -> Iterator[str]:
             yield f"messages[{index}].role is {message.role!r}; it must be one of {', '.join(_ROLES)}"
         elif message.content is None and message.role != "assistant":
             yield f"messages[{index}].content is missing"
+        yield from (f"messages[{index}].{fault}" for fault in _name_fields(message, _LOST))
 
 
 _UNSUPPORTED = ("presence_penalty", "frequency_penalty", "logit_bias", *OtherServersParameters.__struct_fields__)
@@ -155,7 +164,7 @@ def _find_faults(body: GenerationBody, max_samples: int) -> Iterator[str]:
         yield "stop contains an empty text"
 
 
-def _name_fields(body: GenerationBody, names: Sequence[str]) -> list[str]:
+def _name_fields(body: GenerationBody | ChatMessage, names: Sequence[str]) -> list[str]:
     """Name the fields that ask for something; neutral values, such as zero, ask for nothing."""
     return [f"{name} is not supported by this server" for name in names if asks_for(name, getattr(body, name))]
 

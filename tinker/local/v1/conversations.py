@@ -106,7 +106,7 @@ class Conversation:
             prompt,
             self.max_tokens,
             [*stops, *self.texts.ends.values()] if stops else None,
-            prompt_logprobs=self.echo and self.form.scored and len(prompt) > 1,
+            prompt_logprobs=self.echo and ((self.form.scored and len(prompt) > 1) or self.max_tokens == 0),
             topk_prompt_logprobs=self.top if self.echo and len(prompt) > 1 else 0,
             topk_sample_logprobs=self.top,
         )

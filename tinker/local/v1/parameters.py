@@ -10,16 +10,22 @@ from tinker_records import find_meant
 
 
 class OtherServersParameters(msgspec.Struct, kw_only=True):
-    """Parameters of other servers that change the text; this server has none of them."""
+    """Parameters of OpenAI's API and of other servers that change the prompt, the text or what comes with it.
+
+    This server has none of them.
+    """
 
     add_generation_prompt: object = None
     allowed_token_ids: object = None
+    audio: object = None
     bad_words: object = None
     bad_words_ids: object = None
     chat_template: object = None
     chat_template_kwargs: object = None
     continue_final_message: object = None
+    documents: object = None
     dry_multiplier: object = None
+    ebnf: object = None
     epsilon_cutoff: object = None
     eta_cutoff: object = None
     grammar: object = None
@@ -28,20 +34,38 @@ class OtherServersParameters(msgspec.Struct, kw_only=True):
     guided_json: object = None
     guided_regex: object = None
     ignore_eos: object = None
+    include_stop_str_in_output: object = None
+    json_schema: object = None
     length_penalty: object = None
     logits_processors: object = None
+    min_new_tokens: object = None
     min_p: object = None
     min_tokens: object = None
     mirostat: object = None
     no_repeat_ngram_size: object = None
+    no_stop_trim: object = None
+    prompt_logprobs: object = None
+    reasoning: object = None
+    reasoning_effort: object = None
+    regex: object = None
     repeat_penalty: object = None
     repetition_penalty: object = None
+    return_token_ids: object = None
+    return_tokens_as_token_ids: object = None
+    skip_special_tokens: object = None
+    spaces_between_special_tokens: object = None
+    stop_regex: object = None
     stop_token_ids: object = None
+    structural_tag: object = None
     structured_outputs: object = None
     tfs_z: object = None
+    thinking: object = None
     top_a: object = None
+    truncate_prompt_tokens: object = None
     typical_p: object = None
     use_beam_search: object = None
+    verbosity: object = None
+    web_search_options: object = None
     xtc_probability: object = None
 
 
@@ -49,18 +73,19 @@ class OtherServersParameters(msgspec.Struct, kw_only=True):
 _NEUTRAL: dict[str, object] = {
     "add_generation_prompt": True,
     "length_penalty": 1,
+    "prompt_logprobs": None,  # 0 asks for those of the prompt's own tokens
     "repeat_penalty": 1,
     "repetition_penalty": 1,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
     "tfs_z": 1,
     "typical_p": 1,
 }
 
-# The rest of OpenAI's API, and parameters of other servers that leave the text as it is: they are reported and ignored.
+# Parameters of OpenAI's API and of other servers that leave the text as it is: they are reported and ignored.
 _IGNORED = frozenset(
     {
-        "audio",
         "function_call",
-        "include_stop_str_in_output",
         "metadata",
         "mirostat_eta",
         "mirostat_tau",
@@ -70,17 +95,11 @@ _IGNORED = frozenset(
         "priority",
         "prompt_cache_key",
         "prompt_cache_retention",
-        "prompt_logprobs",
-        "reasoning_effort",
         "request_id",
-        "return_token_ids",
         "safety_identifier",
         "service_tier",
-        "skip_special_tokens",
         "store",
         "tool_choice",
-        "verbosity",
-        "web_search_options",
     }
 )
 _LIKENESS = 0.8  # of a misspelling to the name that was meant; "user_id" is no "user"
