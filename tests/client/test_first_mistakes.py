@@ -566,7 +566,11 @@ def test_waiting_for_futures_as_for_tasks(training: tinker.TrainingClient) -> No
         (lambda: tinker.ModelInput(chunks=[1, 2]), TypeError, "got int; for token ids use ModelInput.from_ints"),
         (lambda: tinker.AdamParams(1e-4), TypeError, r"takes no positional arguments: write AdamParams\(learning_rate=...\)"),
         (lambda: tinker.ServiceClient(api_key=3), TypeError, "api_key must be a string, got int"),
-        (lambda: tinker.ServiceClient(base_url="http://h/api/v1"), ValueError, "which the client adds: 'http://h'"),
+        (
+            lambda: tinker.ServiceClient(base_url="http://h/api/v1"),
+            ValueError,
+            "base_url ends in /api/v1, which the client adds; write 'http://h'",
+        ),
         (lambda: tinker.Datum(PROMPT, {"logprobs": [None, 0.0]}), ValueError, r"logprobs\[0\] is None: the first token"),
         (lambda: tinker.AdamParams(learning_rate="fast"), ValueError, "AdamParams.learning_rate must be a number, got 'fast'"),
         (lambda: tinker.AdamParams(learning_rate=-1), ValueError, "^AdamParams.learning_rate must be at least 0, got -1.0"),

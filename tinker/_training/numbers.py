@@ -125,7 +125,6 @@ class Numbers:
             return self.take()
         return None
 
-
     def _note_expected(self, expected: int, number: int) -> None:
         if self._findings is not None:
             answer = f"expected {expected}, got {number}"

@@ -166,7 +166,9 @@ class TrainingRun:
             submission = await send()
         context = await self.runtime.session.ensure_started()
         async with self._result_of(turn, changes_run=request.changes_run):
-            return await self._await_result(turn, submission, lambda sent: context.results.wait(sent, request.spec, future), send)
+            return await self._await_result(
+                turn, submission, lambda sent: context.results.wait(sent, request.spec, future), send
+            )
 
     async def _compute_loss(
         self, future: APIFuture[ForwardBackwardOutput], data: Sequence[Datum], job: LossJob, called: int

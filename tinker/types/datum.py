@@ -111,7 +111,7 @@ def _read_mask(name: str, array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(LIST_DTYPES.get(name, "float32")) if array.dtype.kind == "b" else array
 
 
-class LossInputs(dict[str, TensorData]):
+class NamedTensors(dict[str, TensorData]):
     """The tensors of a loss by name. What is assigned to a name is converted as in the constructor of a Datum."""
 
     def __setitem__(self, name: str, value: LossFnInputValue | torch.Tensor) -> None:
@@ -130,10 +130,10 @@ class LossInputs(dict[str, TensorData]):
             return self
 
 
-def _tensors(inputs: Mapping[str, object]) -> LossInputs:
+def _tensors(inputs: Mapping[str, object]) -> NamedTensors:
     if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"loss_fn_inputs must be a mapping of names to tensors, got {type(inputs).__name__}")
-    return LossInputs({name: to_tensor_data(name, value) for name, value in inputs.items()})
+    return NamedTensors({name: to_tensor_data(name, value) for name, value in inputs.items()})
 
 
 def _model_input(value: ModelInput | Mapping[str, object]) -> ModelInput:
@@ -176,7 +176,7 @@ class Datum(AttrsValue):
     """
 
     model_input: ModelInput = attrs.field(converter=_model_input)
-    loss_fn_inputs: LossInputs = attrs.field(factory=LossInputs, converter=_tensors)
+    loss_fn_inputs: NamedTensors = attrs.field(factory=NamedTensors, converter=_tensors)
     model_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
     loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
 
