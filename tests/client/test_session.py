@@ -393,3 +393,10 @@ def test_what_a_program_says_at_its_end(then: str, last_line: str) -> None:
     assert done.stderr.rstrip().endswith(last_line)
     assert done.stderr.count("may be lost") == last_line.endswith("to wait")
     assert "failed" not in done.stderr
+
+
+def test_the_users_own_records_at_the_end_of_a_program() -> None:
+    """What the program itself logs under the package's name as it ends is shown, as before."""
+    script = "import atexit, logging\natexit.register(logging.getLogger('tinker').warning, 'mine')\n" + END.format(then="")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.rstrip().endswith("mine")

@@ -166,9 +166,8 @@ class TrainingRun:
             submission = await send()
         context = await self.runtime.session.ensure_started()
         async with self._result_of(turn, changes_run=request.changes_run):
-            return await self._await_result(
-                turn, submission, lambda sent: context.results.wait(sent, request.spec, future), send
-            )
+            wait = partial(context.results.wait, spec=request.spec, future=future)
+            return await self._await_result(turn, submission, wait, send)
 
     async def _compute_loss(
         self, future: APIFuture[ForwardBackwardOutput], data: Sequence[Datum], job: LossJob, called: int
@@ -181,7 +180,7 @@ class TrainingRun:
                 send = partial(requests.submit, numbers, target, future)
                 accepted = await send()
             async with self._result_of(turn, changes_run=changes_run):
-                return await self._await_result(turn, accepted, lambda sent: requests.result(sent, future), send)
+                return await self._await_result(turn, accepted, partial(requests.result, future=future), send)
         except Exception as error:
             suggest_loss(error, job.loss_fn)
             raise
