@@ -5,7 +5,7 @@ types share it; it imports neither `tinker_wire` nor `tinker`.
 """
 
 from tinker_records.names import advise, explain_change, find_closest, find_meant, suggest
-from tinker_records.records import Record, RecordType, prepare
+from tinker_records.records import Record, RecordType, prepare, sent
 from tinker_records.values import FieldInfo, Value
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "find_closest",
     "find_meant",
     "prepare",
+    "sent",
     "suggest",
 ]

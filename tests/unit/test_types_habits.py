@@ -257,3 +257,14 @@ def test_extra_parameters_are_part_of_the_value() -> None:
         assert same == params != types.SamplingParams(max_tokens=3)
     assert "extra" not in types.SamplingParams().model_dump()
     assert "extra" not in repr(types.SamplingParams())
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "shown"),
+    [(None, "None"), ([], "[]"), ([-0.5], "[-0.5]"), ([-2.0812345] * 16, "[-2.081, ... 16 values]")],
+)
+def test_a_sequence_shows_that_it_has_logprobs(logprobs: list[float] | None, shown: str) -> None:
+    """The repr of a sequence says whether there are log-probabilities, and how many."""
+    count = len(logprobs or ())
+    sequence = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1] * count, logprobs=logprobs)
+    assert repr(sequence).endswith(f", logprobs={shown})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import msgspec
 import msgspec.structs
@@ -138,6 +138,7 @@ class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass
     extra: dict[str, Any] | None = None
     if TYPE_CHECKING:  # the wire's record, whose decoder cannot tell lists of texts from lists of ids, has Any
         stop: str | Sequence[str] | Sequence[int] | None = None
+    _shown_types: ClassVar[Mapping[str, object]] = {"stop": str | Sequence[str] | Sequence[int] | None}
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "stop", _stops(self.stop))
