@@ -19,6 +19,7 @@ from tinker._validate import check_access_scope, check_page, read_ttl
 from tinker.futures import APIFuture
 from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker.types.requests import GetBillingUsageRequest
+from tinker_records import suggest_arguments
 
 if TYPE_CHECKING:
     import httpx
@@ -96,6 +97,7 @@ class AdminMethods(AdminOperations):
         return {"training_run_id": parsed.training_run_id, "checkpoint_id": parsed.checkpoint_id}
 
 
+@suggest_arguments
 class AdminClient(AdminMethods):
     """Client for administrators: the audit log, usage and storage of an organization.
 

@@ -24,6 +24,7 @@ from tinker.errors import APIStatusError, ExperimentalWarning, RequestFailedErro
 from tinker.futures import APIFuture
 from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker.types.whoami import WhoamiResponse
+from tinker_records import suggest_arguments
 
 if TYPE_CHECKING:
     import httpx
@@ -39,6 +40,7 @@ _ARCHIVE_URL_SECONDS = 900.0
 _parse_path = ParsedCheckpointTinkerPath.from_tinker_path
 
 
+@suggest_arguments
 class RestClient(AdminMethods, RestOperations):
     """Client for the runs, checkpoints and sessions that the server stores.
 
@@ -181,7 +183,7 @@ class RestClient(AdminMethods, RestOperations):
         Returns:
             A future of one page of checkpoints.
         """
-        warnings.warn("RestClient.search_checkpoints may change without notice", ExperimentalWarning, stacklevel=2)
+        warnings.warn("RestClient.search_checkpoints may change without notice", ExperimentalWarning, stacklevel=3)
         return self._rest.ask(weights_api.search_checkpoints(request))
 
     # ------------------------------------------------------------------------------------------------------------- sessions
@@ -197,7 +199,7 @@ class RestClient(AdminMethods, RestOperations):
         Returns:
             A future of one page of sessions.
         """
-        warnings.warn("RestClient.search_sessions may change without notice", ExperimentalWarning, stacklevel=2)
+        warnings.warn("RestClient.search_sessions may change without notice", ExperimentalWarning, stacklevel=3)
         return self._rest.ask(service_api.search_sessions(request))
 
     def export_session_trace(self, session_id: str) -> APIFuture[str]:

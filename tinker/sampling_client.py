@@ -30,6 +30,7 @@ from tinker.types.model_input import ModelInput
 from tinker.types.params import SamplingParams
 from tinker.types.results import SampleResponse
 from tinker.types.tensor_data import TensorData
+from tinker_records import suggest_arguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from tinker.lib.retry_handler import RetryConfig
 
 
+@suggest_arguments
 class SamplingClient(Signposted, ReadyClient):
     """Client that samples from a base model or from saved weights, which do not change.
 

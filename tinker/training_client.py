@@ -38,6 +38,7 @@ from tinker.types.results import (
     SaveWeightsForSamplerResponse,
     SaveWeightsResponse,
 )
+from tinker_records import suggest_arguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,6 +51,7 @@ LossConfig = Mapping[str, float | str] | None
 Unloading = APIFuture[models.UnloadModelResponse]
 
 
+@suggest_arguments
 class TrainingClient(Signposted, ReadyClient):
     """Client of one training run: a LoRA adapter on the server, and its optimizer.
 
@@ -182,7 +184,7 @@ class TrainingClient(Signposted, ReadyClient):
         """
         if loss_type_input is not None:
             warnings.warn(
-                "loss_type_input has no effect; the loss receives log-probabilities", DeprecationWarning, stacklevel=2
+                "loss_type_input has no effect; the loss receives log-probabilities", DeprecationWarning, stacklevel=3
             )
             if loss_type_input != "logprobs":
                 raise ValueError(f"loss_type_input must be 'logprobs', got {loss_type_input!r}")
@@ -355,7 +357,7 @@ class TrainingClient(Signposted, ReadyClient):
             The sampling client, usable at once.
         """
         if name is not None:
-            warnings.warn("name has no effect; the sampling client is not stored", DeprecationWarning, stacklevel=2)
+            warnings.warn("name has no effect; the sampling client is not stored", DeprecationWarning, stacklevel=3)
         saved = self._run.save_for_sampling(kind)
         sampler = Sampler(
             self._run.runtime,

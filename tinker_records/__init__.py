@@ -4,7 +4,7 @@ It also finds the names that misspelled ones were meant to be. The generated rec
 types share it; it imports neither `tinker_wire` nor `tinker`.
 """
 
-from tinker_records.names import advise, explain_change, find_closest, find_meant, suggest
+from tinker_records.names import advise, explain_change, find_closest, find_meant, suggest, suggest_arguments
 from tinker_records.records import Record, RecordType, prepare, sent
 from tinker_records.values import FieldInfo, Value
 
@@ -20,4 +20,5 @@ __all__ = [
     "prepare",
     "sent",
     "suggest",
+    "suggest_arguments",
 ]

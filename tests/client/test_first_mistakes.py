@@ -692,3 +692,50 @@ def test_tensors_read_like_arrays() -> None:
     assert repr(tensor) == "TensorData([1, 2.5], float32, shape=[2])"
     assert repr(tinker.TensorData(list(range(9)), "int64")) == "TensorData([0, 1, 2, 3, 4, 5, 6, 7, ...], int64, shape=[9])"
     assert (len(tensor), sum(tensor), tensor[1]) == (2, 3.5, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda service: service.create_sampling_client(base_model="tinker/toy").sample(PROMPT, n=2, sampling_params=PARAMS),
+            "SamplingClient.sample has no 'n'; did you mean 'num_samples'?",
+        ),
+        (
+            lambda service: service.create_lora_training_client(model="tinker/toy"),
+            "ServiceClient.create_lora_training_client has no 'model'; did you mean 'base_model'?",
+        ),
+        (
+            lambda service: service.create_lora_training_client("tinker/toy", lora_rank=4),
+            "ServiceClient.create_lora_training_client has no 'lora_rank'; did you mean 'rank'?",
+        ),
+        (
+            lambda service: service.create_rest_client().list_sessions(limt=1),
+            "RestClient.list_sessions has no 'limt'; did you mean 'limit'?",
+        ),
+        (
+            lambda service: asyncio.run(service.create_rest_client().list_sessions_async(limt=1)),
+            "RestClient.list_sessions_async has no 'limt'; did you mean 'limit'?",
+        ),
+        (
+            lambda service: asyncio.run(service.create_lora_training_client_async(model="tinker/toy")),
+            "ServiceClient.create_lora_training_client has no 'model'; did you mean 'base_model'?",
+        ),
+        (lambda service: service.create_lora_training_client(), r"missing 1 required positional argument: 'base_model'"),
+    ],
+)
+def test_misspelt_arguments(service: tinker.ServiceClient, call: Callable[[Any], object], message: str) -> None:
+    """An argument that a method does not have is named, with the one that was meant; other errors of a call stay Python's."""
+    with pytest.raises(TypeError, match=re.escape(message)):
+        call(service)
+
+
+@pytest.mark.parametrize("client", [tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient, tinker.RestClient])
+def test_methods_look_as_they_are_written(client: type) -> None:
+    """The signature of a public method names its parameters, and coroutine functions stay such."""
+    for name, method in inspect.getmembers(client, inspect.isfunction):
+        if not name.startswith("_"):
+            written = inspect.unwrap(method)
+            assert inspect.signature(method) == inspect.signature(written)
+            assert inspect.iscoroutinefunction(method) == inspect.iscoroutinefunction(written)
+            assert not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(method).parameters.values())

@@ -38,7 +38,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     ``total_seconds`` starts with the first attempt, or with the last response that asked to wait (402, 429). Two limits start
     with the first attempt: ``cool_down_seconds_total`` for 429 (None uses ``total_seconds``) and ``pause_seconds_total`` for
     402. Other failures with a ``Retry-After`` are retried for at least ``HINTED_SECONDS``, if 429 is retried that long.
-    An address that is probably wrong is tried for ``wrong_address_seconds_total`` at most. ``fails_fast`` means that 429 is not retried. ``max_retries`` is the maximum number of retries; None sets no limit.
+    An address that is probably wrong is tried for at most ``wrong_address_seconds_total``.
+    ``fails_fast`` means that 429 is not retried. ``max_retries`` is the maximum number of retries; None sets no limit.
     """
 
     total_seconds: float

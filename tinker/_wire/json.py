@@ -38,7 +38,10 @@ MEDIA_TYPE = "application/json"
 
 
 def _fragment(value: object) -> msgspec.Raw:
-    """Return an array as JSON numbers, a number of numpy or a tensor of one as a number. float32 goes through Python floats, which keeps every bit."""
+    """Return an array as JSON numbers, a number of numpy or a tensor of one as a number.
+
+    float32 goes through Python floats, which keeps every bit.
+    """
     if (number := to_plain(value)) is not value:
         return msgspec.Raw(msgspec.json.encode(number))
     if isinstance(value, np.ndarray):
