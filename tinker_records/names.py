@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import wraps
+from types import CodeType
 from typing import TYPE_CHECKING, TypeVar
 
 T = TypeVar("T")
@@ -85,10 +86,14 @@ def suggest_arguments(kind: type[T]) -> type[T]:
     """Have the public methods of a class suggest the right name in the place of an argument that they do not have."""
     for name in dir(kind):
         method = inspect.getattr_static(kind, name)
-        if not name.startswith("_") and inspect.isfunction(method) and len(inspect.signature(method).parameters) > 1:
+        if not name.startswith("_") and inspect.isfunction(method) and _has_arguments(method.__code__):
             explained = _explained_coroutine if inspect.iscoroutinefunction(method) else _explained
             setattr(kind, name, explained(f"{kind.__name__}.{name}", method))
     return kind
+
+
+def _has_arguments(code: CodeType) -> bool:
+    return code.co_argcount + code.co_kwonlyargcount > 1
 
 
 def _explained(called: str, method: Callable[..., object]) -> Callable[..., object]:
