@@ -59,6 +59,7 @@ class LoopThread:
         self._starting = threading.Lock()  # taken by threads of this class only, which signals do not interrupt
         self._ident: int | None = None
         self._tasks: dict[asyncio.Task[Any], _TaskOwner[Any] | None] = {}
+        self._handed_over: dict[_TaskOwner[Any], None] = {}  # in order: started, and without a task so far
         self._told: weakref.WeakSet[_TaskOwner[Any]] = weakref.WeakSet()  # by `log_unfinished`
         self._watching: asyncio.Task[None] | None = None
         self._beside: concurrent.futures.ThreadPoolExecutor | None = None
@@ -78,11 +79,13 @@ class LoopThread:
 
     def start(self, owner: _TaskOwner[T], function: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> None:
         """Run the coroutine ``function(*args)``, after everything handed over before; its outcome goes to the owner."""
+        self._handed_over[owner] = None
         self.call(partial(self._begin, owner, function, args))
 
     def _begin(self, owner: _TaskOwner[T], function: Callable[[*Ts], Coroutine[Any, Any, T]], args: tuple[*Ts]) -> None:
         if not owner.cancelled():
             owner._task = self.task(function(*args), owner.operation, owner)  # pyright: ignore[reportPrivateUsage]
+        del self._handed_over[owner]
 
     def task(
         self,
@@ -123,8 +126,8 @@ class LoopThread:
 
         Creations alone are not worth a line: nothing was done with what they create.
         """
-        calls = (call.args[0] for call in tuple(self._calls) if isinstance(call, partial) and call.func == self._begin)
-        owners = [*filter(None, tuple(self._tasks.values())), *calls]
+        handed_over = tuple(self._handed_over)  # first: what begins meanwhile is among the tasks
+        owners = dict.fromkeys([*filter(None, tuple(self._tasks.values())), *handed_over])
         unfinished = [one for one in owners if not one.cancelled() and one not in self._told and ours(one)]
         self._told.update(unfinished)
         if not all(one.operation.startswith("create_") for one in unfinished):

@@ -168,9 +168,12 @@ class APIConnectionError(APIError):
 
     Attributes:
         never_connected: Whether no connection could be made at all.
+        wrong_address: Whether the address is probably wrong: its server does not use TLS, or no program of this machine
+            listens there. Such a failure is retried only for some seconds, unless the server has answered before.
     """
 
     never_connected: bool = False
+    wrong_address: bool = False
 
     def __init__(self, request: httpx.Request, message: str = "Connection error.") -> None:
         super().__init__(message, request, body=None)

@@ -18,12 +18,13 @@ from tinker_wire.runtime import Request
 
 from tinker._clock import Clock
 from tinker._http import ARCHIVE, read_claims
-from tinker._validate import check_ttl
+from tinker._validate import read_ttl
 from tinker.admin_client import AdminMethods
 from tinker.errors import APIStatusError, ExperimentalWarning, RequestFailedError, UnknownIdentityError
 from tinker.futures import APIFuture
 from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker.types.whoami import WhoamiResponse
+from tinker_records import suggest_arguments
 
 if TYPE_CHECKING:
     import httpx
@@ -39,6 +40,7 @@ _ARCHIVE_URL_SECONDS = 900.0
 _parse_path = ParsedCheckpointTinkerPath.from_tinker_path
 
 
+@suggest_arguments
 class RestClient(AdminMethods, RestOperations):
     """Client for the runs, checkpoints and sessions that the server stores.
 
@@ -114,9 +116,8 @@ class RestClient(AdminMethods, RestOperations):
         project = destination_project_id or self._rest.runtime.config.project_id
         if not project:
             raise ValueError("copy_weights needs a project: pass destination_project_id or set TINKER_PROJECT_ID")
-        check_ttl(ttl_seconds)
         body = models.CopyWeightsRequest(
-            destination_project_id=project, source_path=_parse_path(path).tinker_path, ttl_seconds=ttl_seconds
+            destination_project_id=project, source_path=_parse_path(path).tinker_path, ttl_seconds=read_ttl(ttl_seconds)
         )
         request = weights_api.copy_weights(body, x_tinker_weights_access_token=weights_access_token)
 
@@ -182,7 +183,7 @@ class RestClient(AdminMethods, RestOperations):
         Returns:
             A future of one page of checkpoints.
         """
-        warnings.warn("RestClient.search_checkpoints may change without notice", ExperimentalWarning, stacklevel=2)
+        warnings.warn("RestClient.search_checkpoints may change without notice", ExperimentalWarning, stacklevel=3)
         return self._rest.ask(weights_api.search_checkpoints(request))
 
     # ------------------------------------------------------------------------------------------------------------- sessions
@@ -198,7 +199,7 @@ class RestClient(AdminMethods, RestOperations):
         Returns:
             A future of one page of sessions.
         """
-        warnings.warn("RestClient.search_sessions may change without notice", ExperimentalWarning, stacklevel=2)
+        warnings.warn("RestClient.search_sessions may change without notice", ExperimentalWarning, stacklevel=3)
         return self._rest.ask(service_api.search_sessions(request))
 
     def export_session_trace(self, session_id: str) -> APIFuture[str]:

@@ -29,6 +29,7 @@ from tinker.training_client import TrainingClient
 from tinker.types import console
 from tinker.types._values import Signposted
 from tinker.types.params import LoraConfig, OptimizerConfig
+from tinker_records import suggest_arguments
 
 if TYPE_CHECKING:
     from typing import Self
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from tinker.rest_client import RestClient
 
 
+@suggest_arguments
 class ServiceClient(Signposted):
     """Client that opens a session on a server, and creates the clients that work in it.
 
@@ -272,7 +274,8 @@ class ServiceClient(Signposted):
         Args:
             model_path: The saved weights, ``tinker://<training run>/sampler_weights/<name>``; it takes precedence over
                 ``base_model``.
-            base_model: The name of a model that :meth:`get_server_capabilities` lists. Required without ``model_path``.
+            base_model: The name of a model that :meth:`get_server_capabilities` lists. Required without ``model_path``; with
+                it, ignored, as saved weights have their base model.
             retry_config: Retry settings. Only two have an effect: ``enable_retry_logic=False`` sends each request once;
                 ``progress_timeout`` limits the seconds spent on retries. None uses the defaults.
             record_stability_info: Passed to the server with each sample.

@@ -4,8 +4,8 @@ It also finds the names that misspelled ones were meant to be. The generated rec
 types share it; it imports neither `tinker_wire` nor `tinker`.
 """
 
-from tinker_records.names import advise, explain_change, find_closest, find_meant, suggest
-from tinker_records.records import Record, RecordType, prepare
+from tinker_records.names import advise, explain_change, find_closest, find_meant, suggest, suggest_arguments
+from tinker_records.records import Record, RecordType, prepare, sent
 from tinker_records.values import FieldInfo, Value
 
 __all__ = [
@@ -18,5 +18,7 @@ __all__ = [
     "find_closest",
     "find_meant",
     "prepare",
+    "sent",
     "suggest",
+    "suggest_arguments",
 ]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import wraps
+from types import CodeType
+from typing import TYPE_CHECKING, TypeVar
+
+T = TypeVar("T")
 
 LIKENESS = 0.6  # from 0 to 1, of a misspelled name to the one that was meant
 
@@ -39,6 +43,7 @@ _ALIASES = {
     "labels": "loss_fn_inputs",
     "lr": "learning_rate",
     "max_new_tokens": "max_tokens",
+    "model": "base_model",
     "n": "num_samples",
 }
 
@@ -75,6 +80,56 @@ def explain_change(kind: str, name: str, known: Collection[str]) -> str:
     if name not in known:
         return advise(kind, name, known)
     return f"{kind} cannot be changed: make another, such as dataclasses.replace(value, {name}=...)"
+
+
+def suggest_arguments(kind: type[T]) -> type[T]:
+    """Have the public methods of a class suggest the right name in the place of an argument that they do not have."""
+    for name in dir(kind):
+        method = inspect.getattr_static(kind, name)
+        if not name.startswith("_") and inspect.isfunction(method) and _has_arguments(method.__code__):
+            explained = _explained_coroutine if inspect.iscoroutinefunction(method) else _explained
+            setattr(kind, name, explained(f"{kind.__name__}.{name}", method))
+    return kind
+
+
+def _has_arguments(code: CodeType) -> bool:
+    return code.co_argcount + code.co_kwonlyargcount > 1
+
+
+def _explained(called: str, method: Callable[..., object]) -> Callable[..., object]:
+    @wraps(method)
+    def call(*args: object, **values: object) -> object:
+        __tracebackhide__ = True
+        try:
+            return method(*args, **values)
+        except TypeError as error:
+            _explain(called, method, values, error)
+            raise
+
+    return call
+
+
+def _explained_coroutine(called: str, method: Callable[..., Awaitable[object]]) -> Callable[..., object]:
+    @wraps(method)
+    async def call(*args: object, **values: object) -> object:
+        __tracebackhide__ = True
+        try:
+            coroutine = method(*args, **values)
+        except TypeError as error:
+            _explain(called, method, values, error)
+            raise
+        return await coroutine
+
+    return call
+
+
+def _explain(called: str, method: Callable[..., object], values: Collection[str], error: TypeError) -> None:
+    """Raise TypeError with the name that was meant, if the error is of the call and not of the method."""
+    __tracebackhide__ = True
+    known = list(inspect.signature(method).parameters)[1:]
+    unknown = [name for name in values if name not in known]
+    if unknown and error.__traceback__ is not None and error.__traceback__.tb_next is None:
+        raise TypeError(advise(called, unknown[0], known, values).removesuffix(".")) from None
 
 
 class NamesChecked(type):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, cast
 
 import msgspec
@@ -45,12 +46,20 @@ def prepare(kind: type[S]) -> type[S]:
     return kind
 
 
+def sent(default: S) -> S:
+    """Return a field that is sent also at its default; msgspec leaves out what equals a default that it knows."""
+    return cast("S", msgspec.field(default_factory=lambda: default))
+
+
 def _refuse_change(record: Record, name: str, value: object = None) -> NoReturn:
     raise AttributeError(explain_change(type(record).__name__, name, record.__struct_fields__))
 
 
 class RecordType(msgspec.StructMeta, NamesChecked):
     """The type of the types of records, which are made as fast as msgspec makes them: their calls are not watched."""
+
+    #: What the signature says of fields whose declared type says less, as their decoder needs it.
+    _shown_types: Mapping[str, object] = MappingProxyType({})
 
     def __init__(cls, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -68,7 +77,8 @@ class RecordType(msgspec.StructMeta, NamesChecked):
         }
         given: inspect.Signature = super().__signature__
         shown = [one.replace(default=factories[name]()) if name in factories else one for name, one in given.parameters.items()]
-        return given.replace(parameters=shown)
+        types = cls._shown_types
+        return given.replace(parameters=[one.replace(annotation=types.get(one.name, one.annotation)) for one in shown])
 
 
 class Record(Value, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, metaclass=RecordType):

@@ -15,6 +15,11 @@ from tinker_records import Record as _Record
 
 from .runtime import read_open as _read_open
 
+if TYPE_CHECKING:  # which shows the default of a field as it is
+    from msgspec import field as _sent
+else:
+    from tinker_records import sent as _sent
+
 __all__ = [
     "AccessScope",
     "AccessibleSearchOwner",
@@ -261,7 +266,7 @@ class HealthResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
     __module__ = "tinker.types"
 
-    status: Literal["ok"] | str = _field(default_factory=lambda: "ok")
+    status: Literal["ok"] | str = _sent(default="ok")
     """Always `ok`; official clients take no other word. A server that cannot take work answers 503 instead."""
 
 
@@ -279,39 +284,39 @@ class ClientConfigResponse(_Record, frozen=True, kw_only=True, omit_defaults=Tru
 
     __module__ = "tinker.types"
 
-    pjwt_auth_enabled: bool = _field(default_factory=lambda: False)
+    pjwt_auth_enabled: bool = _sent(default=False)
     """Exchange the key for a short-lived JWT (`auth_token`)."""
-    credential_default_source: str = _field(default_factory=lambda: "api_key")
+    credential_default_source: str = _sent(default="api_key")
     """`credential_cmd` makes the client use its credential command for the exchange, whatever key it has."""
-    sample_dispatch_bytes_semaphore_size: int = _field(default_factory=lambda: 10485760)
+    sample_dispatch_bytes_semaphore_size: int = _sent(default=10485760)
     """Estimated prompt bytes that may be in submission at once."""
-    inflight_response_bytes_semaphore_size: int = _field(default_factory=lambda: 52428800)
+    inflight_response_bytes_semaphore_size: int = _sent(default=52428800)
     """Bytes of large results that may be fetched and decoded at once."""
-    parallel_fwdbwd_chunks: bool = _field(default_factory=lambda: True)
+    parallel_fwdbwd_chunks: bool = _sent(default=True)
     """Chunks of one call are submitted together, the first one last."""
-    proto_compress_fwdbwd: bool = _field(default_factory=lambda: False)
+    proto_compress_fwdbwd: bool = _sent(default=False)
     """Send protobuf bodies zstd-compressed, with `Content-Encoding: zstd`."""
-    fwdbwd_max_chunk_len: int = _field(default_factory=lambda: 1024)
+    fwdbwd_max_chunk_len: int = _sent(default=1024)
     """Most datums in one request."""
-    fwdbwd_max_chunk_bytes_count: int = _field(default_factory=lambda: 5000000)
+    fwdbwd_max_chunk_bytes_count: int = _sent(default=5000000)
     """Most estimated bytes in one request; a single larger datum goes alone."""
-    fwdbwd_dispatch_bytes_semaphore_size: int = _field(default_factory=lambda: 50000000)
+    fwdbwd_dispatch_bytes_semaphore_size: int = _sent(default=50000000)
     """Estimated training bytes that may be in submission at once."""
-    billing_exception_max_pause_duration_sec: int = _field(default_factory=lambda: 3600)
+    billing_exception_max_pause_duration_sec: int = _sent(default=3600)
     """How long the client waits out status 402."""
-    sample_no_retries: bool = _field(default_factory=lambda: False)
+    sample_no_retries: bool = _sent(default=False)
     """Samples are not retried and not limited in number."""
-    sample_enable_stuck_detection: bool = _field(default_factory=lambda: True)
+    sample_enable_stuck_detection: bool = _sent(default=True)
     """Give up sampling when nothing succeeds for two hours."""
-    sample_max_concurrent_requests: int = _field(default_factory=lambda: 2000)
+    sample_max_concurrent_requests: int = _sent(default=2000)
     """Most samples of one client that are unanswered at a time, over any number of the caller."""
-    use_pyqwest_transport: bool = _field(default_factory=lambda: True)
+    use_pyqwest_transport: bool = _sent(default=True)
     """About the official client's HTTP library; others ignore it."""
-    sample_use_retrieve_futures: bool = _field(default_factory=lambda: False)
+    sample_use_retrieve_futures: bool = _sent(default=False)
     """Learn of completed samples through `retrieve_futures`."""
-    custom_loss_server_side: bool = _field(default_factory=lambda: False)
+    custom_loss_server_side: bool = _sent(default=False)
     """Upload custom losses with `create_custom_loss` instead of computing them on the client."""
-    sample_join_sampling_session: bool = _field(default_factory=lambda: False)
+    sample_join_sampling_session: bool = _sent(default=False)
     """Copies of a sampling client get their number from `join_sampling_session`."""
 
 
@@ -320,11 +325,11 @@ class ClientDynamicConfigResponse(_Record, frozen=True, kw_only=True, omit_defau
 
     __module__ = "tinker.types"
 
-    refresh_interval_sec: int = _field(default_factory=lambda: 300)
+    refresh_interval_sec: int = _sent(default=300)
     """Seconds until the client asks again; at least 10 are taken."""
-    sample_cancel_enabled: bool = _field(default_factory=lambda: False)
+    sample_cancel_enabled: bool = _sent(default=False)
     """Send `cancel_future` for samples nobody waits for."""
-    sample_cancel_max_batch_size: int = _field(default_factory=lambda: 64)
+    sample_cancel_max_batch_size: int = _sent(default=64)
     """Most of these at a time."""
 
 
@@ -421,7 +426,7 @@ class CreateSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=Tru
     """The project that the session, its runs and its checkpoints belong to."""
     display_name: str | None = None
     """Not unique; for lists and searches."""
-    type: Literal["create_session"] = _field(default_factory=lambda: "create_session")
+    type: Literal["create_session"] = _sent(default="create_session")
     """Always `create_session`."""
 
 
@@ -438,7 +443,7 @@ class CreateSessionResponse(_Record, frozen=True, kw_only=True, omit_defaults=Tr
     """Logged for the user as a warning."""
     error_message: str | None = None
     """Logged for the user as an error; nothing fails."""
-    type: Literal["create_session"] | str = _field(default_factory=lambda: "create_session")
+    type: Literal["create_session"] | str = _sent(default="create_session")
     """Always `create_session`."""
 
 
@@ -449,7 +454,7 @@ class SessionHeartbeatRequest(_Record, frozen=True, kw_only=True, omit_defaults=
 
     session_id: str
     """The session."""
-    type: Literal["session_heartbeat"] = _field(default_factory=lambda: "session_heartbeat")
+    type: Literal["session_heartbeat"] = _sent(default="session_heartbeat")
     """Always `session_heartbeat`."""
 
 
@@ -458,7 +463,7 @@ class SessionHeartbeatResponse(_Record, frozen=True, kw_only=True, omit_defaults
 
     __module__ = "tinker.types"
 
-    type: Literal["session_heartbeat"] | str = _field(default_factory=lambda: "session_heartbeat")
+    type: Literal["session_heartbeat"] | str = _sent(default="session_heartbeat")
     """Always `session_heartbeat`."""
 
 
@@ -710,7 +715,7 @@ class SessionSearchRequest(_Record, frozen=True, kw_only=True, omit_defaults=Tru
     """Whose things are searched."""
     statuses: Sequence[SessionStatusQuery] | None = None
     """Any of them."""
-    limit: int = _field(default_factory=lambda: 50)
+    limit: int = _sent(default=50)
     """How many there are on a page at most."""
     cursor: SessionSearchCursor | None = None
     """`next_cursor` of the page before; the first page when missing or null."""
@@ -919,11 +924,11 @@ class LoraConfig(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """SDKs send 32 where the user says nothing."""
     seed: int | None = None
     """For the initial weights."""
-    train_unembed: bool = _field(default_factory=lambda: True)
+    train_unembed: bool = _sent(default=True)
     """Train the unembedding too."""
-    train_mlp: bool = _field(default_factory=lambda: True)
+    train_mlp: bool = _sent(default=True)
     """MLP layers and experts."""
-    train_attn: bool = _field(default_factory=lambda: True)
+    train_attn: bool = _sent(default=True)
     """Attention layers. At least one of the three is true."""
 
 
@@ -943,7 +948,7 @@ class DimuonOptimizerConfig(_Record, frozen=True, kw_only=True, omit_defaults=Tr
 
     __module__ = "tinker.types"
 
-    version: int = _field(default_factory=lambda: 1)
+    version: int = _sent(default=1)
     """Which version of the family; there is one."""
 
     @property
@@ -983,7 +988,7 @@ class CreateModelRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
     """The shape of the adapter."""
     optimizer_config: OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
     """The family of the optimizer, chosen once for the model."""
-    type: Literal["create_model"] = _field(default_factory=lambda: "create_model")
+    type: Literal["create_model"] = _sent(default="create_model")
     """Always `create_model`."""
 
     def __post_init__(self) -> None:
@@ -997,7 +1002,7 @@ class CreateModelResponse(_Record, frozen=True, kw_only=True, omit_defaults=True
 
     model_id: str
     """`<session_id>:train:<model_seq_id>`; also the training run id."""
-    type: Literal["create_model"] | str = _field(default_factory=lambda: "create_model")
+    type: Literal["create_model"] | str = _sent(default="create_model")
     """Always `create_model`."""
 
 
@@ -1008,7 +1013,7 @@ class GetInfoRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
     model_id: str
     """The model, which is the training run."""
-    type: Literal["get_info"] = _field(default_factory=lambda: "get_info")
+    type: Literal["get_info"] = _sent(default="get_info")
     """Always `get_info`."""
 
 
@@ -1042,7 +1047,7 @@ class GetInfoResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The rank of the adapter."""
     model_name: str | None = None
     """The name of the base model."""
-    type: Literal["get_info"] | str | None = _field(default_factory=lambda: "get_info")
+    type: Literal["get_info"] | str | None = _sent(default="get_info")
     """Always `get_info`."""
 
     def __post_init__(self) -> None:
@@ -1056,7 +1061,7 @@ class UnloadModelRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
 
     model_id: str
     """The model, which is the training run."""
-    type: Literal["unload_model"] = _field(default_factory=lambda: "unload_model")
+    type: Literal["unload_model"] = _sent(default="unload_model")
     """Always `unload_model`."""
 
 
@@ -1067,7 +1072,7 @@ class UnloadModelResponse(_Record, frozen=True, kw_only=True, omit_defaults=True
 
     model_id: str
     """The model, which is the training run."""
-    type: Literal["unload_model"] | str | None = _field(default_factory=lambda: "unload_model")
+    type: Literal["unload_model"] | str | None = _sent(default="unload_model")
     """Always `unload_model`."""
 
 
@@ -1242,7 +1247,7 @@ chunks combine.
 class ForwardBackwardOutput(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The JSON form of the message `tinker_public.ForwardBackwardOutput`."""
 
-    loss_fn_output_type: str = _field(default_factory=lambda: "ArrayRecord")
+    loss_fn_output_type: str = _sent(default="ArrayRecord")
     """What `loss_fn_outputs` are."""
     loss_fn_outputs: list[TensorMap]
     """One for each datum; `logprobs` is what custom losses need."""
@@ -1300,7 +1305,7 @@ class CustomLossGraph(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
     __module__ = "tinker.types"
 
-    format: int = _field(default_factory=lambda: 1)
+    format: int = _sent(default=1)
     """The version of this form; there is one."""
     nodes: Sequence[CustomLossNode]
     """The steps, each after those it uses."""
@@ -1321,7 +1326,7 @@ class CreateCustomLossRequest(_Record, frozen=True, kw_only=True, omit_defaults=
     """The first one is `logprobs`."""
     graph: CustomLossGraph
     """What is computed."""
-    type: Literal["create_custom_loss"] = _field(default_factory=lambda: "create_custom_loss")
+    type: Literal["create_custom_loss"] = _sent(default="create_custom_loss")
     """Always `create_custom_loss`."""
 
 
@@ -1332,24 +1337,24 @@ class CreateCustomLossResponse(_Record, frozen=True, kw_only=True, omit_defaults
 
     loss_id: str
     """Goes into `loss_fn_config`, under the name `loss_id`, with the loss `custom`."""
-    type: Literal["create_custom_loss"] | str = _field(default_factory=lambda: "create_custom_loss")
+    type: Literal["create_custom_loss"] | str = _sent(default="create_custom_loss")
     """Always `create_custom_loss`."""
 
 
 class AdamParams(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Of one step. Without a `type`; clients of 2025 send only what the user gave."""
 
-    learning_rate: float = _field(default_factory=lambda: 0.0001)
+    learning_rate: float = _sent(default=0.0001)
     """The size of a step."""
-    beta1: float = _field(default_factory=lambda: 0.9)
+    beta1: float = _sent(default=0.9)
     """How slowly the mean of the gradients changes."""
-    beta2: float = _field(default_factory=lambda: 0.95)
+    beta2: float = _sent(default=0.95)
     """How slowly the mean of their squares changes."""
-    eps: float = _field(default_factory=lambda: 1e-12)
+    eps: float = _sent(default=1e-12)
     """Added to the root of that mean."""
-    weight_decay: float = _field(default_factory=lambda: 0.0)
+    weight_decay: float = _sent(default=0.0)
     """Decoupled weight decay."""
-    grad_clip_norm: float = _field(default_factory=lambda: 0.0)
+    grad_clip_norm: float = _sent(default=0.0)
     """Largest global gradient norm; 0 means no clipping."""
 
 
@@ -1358,9 +1363,9 @@ class DimuonParams(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_f
 
     learning_rate: Annotated[float, msgspec.Meta(ge=0)]
     """The size of a step."""
-    grad_clip_norm: float = _field(default_factory=lambda: 0.0)
+    grad_clip_norm: float = _sent(default=0.0)
     """0 and less mean no clipping."""
-    beta1: Annotated[float, msgspec.Meta(ge=0, lt=1)] = _field(default_factory=lambda: 0.9)
+    beta1: Annotated[float, msgspec.Meta(ge=0, lt=1)] = _sent(default=0.9)
     """How slowly the mean of the gradients changes."""
 
     @property
@@ -1389,7 +1394,7 @@ class OptimStepRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The model, which is the training run."""
     seq_id: int | None = None
     """Its number among the requests of the model: 1, 2, 3, ..."""
-    type: Literal["optim_step"] = _field(default_factory=lambda: "optim_step")
+    type: Literal["optim_step"] = _sent(default="optim_step")
     """Always `optim_step`."""
     adam_params: AdamParams | None = None
     """The settings of this step, for a model with Adam."""
@@ -1407,7 +1412,7 @@ class OptimStepResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
     metrics: MetricMap | None = None
     """Numbers by name; what follows the `:` says how those of several requests are combined."""
-    type: Literal["optim_step"] | str = _field(default_factory=lambda: "optim_step")
+    type: Literal["optim_step"] | str = _sent(default="optim_step")
     """Always `optim_step`."""
 
 
@@ -1428,11 +1433,11 @@ class SaveWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
     """Its number among the requests of the model: 1, 2, 3, ..."""
     ttl_seconds: TtlSeconds | None = None
     """How long the checkpoint lives; forever when missing or null."""
-    overwrite: bool = _field(default_factory=lambda: False)
+    overwrite: bool = _sent(default=False)
     """Replace a checkpoint of that name."""
     user_metadata: StringMap | None = None
     """What the user wrote about it."""
-    type: Literal["save_weights"] = _field(default_factory=lambda: "save_weights")
+    type: Literal["save_weights"] = _sent(default="save_weights")
     """Always `save_weights`."""
 
 
@@ -1441,7 +1446,7 @@ class SaveWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True
 
     path: str
     """`tinker://<training_run_id>/weights/<name>`"""
-    type: Literal["save_weights"] | str | None = _field(default_factory=lambda: "save_weights")
+    type: Literal["save_weights"] | str | None = _sent(default="save_weights")
     """Always `save_weights`."""
 
 
@@ -1460,7 +1465,7 @@ class SaveWeightsForSamplerRequest(_Record, frozen=True, kw_only=True, omit_defa
     """The checkpoint name."""
     sampling_session_seq_id: int | None = None
     """The number of the sampling session to open, as in `create_sampling_session`."""
-    kind: SamplingClientKind = _field(default_factory=lambda: "snapshot")
+    kind: SamplingClientKind = _sent(default="snapshot")
     """Whether later saves replace these weights while they are sampled."""
     seq_id: int | None = None
     """Its number among the requests of the model: 1, 2, 3, ..."""
@@ -1468,7 +1473,7 @@ class SaveWeightsForSamplerRequest(_Record, frozen=True, kw_only=True, omit_defa
     """How long the checkpoint lives; forever when missing or null."""
     user_metadata: StringMap | None = None
     """What the user wrote about it."""
-    type: Literal["save_weights_for_sampler"] = _field(default_factory=lambda: "save_weights_for_sampler")
+    type: Literal["save_weights_for_sampler"] = _sent(default="save_weights_for_sampler")
     """Always `save_weights_for_sampler`."""
 
 
@@ -1481,7 +1486,7 @@ class SaveWeightsForSamplerResponseInternal(_Record, frozen=True, kw_only=True, 
     """`tinker://<training_run_id>/sampler_weights/<name>`, for a named save."""
     sampling_session_id: str | None = None
     """The session to sample from, for a save without a name."""
-    type: Literal["save_weights_for_sampler"] | str | None = _field(default_factory=lambda: "save_weights_for_sampler")
+    type: Literal["save_weights_for_sampler"] | str | None = _sent(default="save_weights_for_sampler")
     """Always `save_weights_for_sampler`."""
 
 
@@ -1500,7 +1505,7 @@ class SaveWeightsExternalRequest(_Record, frozen=True, kw_only=True, omit_defaul
     """How long the checkpoint lives; forever when missing or null."""
     age_encryption_recipients: Sequence[str] | None = None
     """Public keys (`age1...` or SSH) that the files are encrypted for."""
-    type: Literal["save_weights_external"] = _field(default_factory=lambda: "save_weights_external")
+    type: Literal["save_weights_external"] = _sent(default="save_weights_external")
     """Always `save_weights_external`."""
 
 
@@ -1513,7 +1518,7 @@ class SaveWeightsExternalResponseInternal(_Record, frozen=True, kw_only=True, om
     """`tinker://<training_run_id>/external_weights/<name>`"""
     size_bytes: int | None = None
     """How much it stores."""
-    type: Literal["save_weights_external"] | str | None = _field(default_factory=lambda: "save_weights_external")
+    type: Literal["save_weights_external"] | str | None = _sent(default="save_weights_external")
     """Always `save_weights_external`."""
 
 
@@ -1536,13 +1541,13 @@ class LoadWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
     """What the user wrote about the model to make."""
     path: str
     """`tinker://<training_run_id>/weights/<name>`"""
-    optimizer: bool = _field(default_factory=lambda: False)
+    optimizer: bool = _sent(default=False)
     """Restore the optimizer state too."""
     optimizer_config: OptimizerConfig | None = None
     """The family of the optimizer of the model to make; that of the checkpoint when missing or null."""
     weights_access_token: str | None = None
     """Grants access to somebody else's checkpoint. A secret, and in the body here."""
-    type: Literal["load_weights"] = _field(default_factory=lambda: "load_weights")
+    type: Literal["load_weights"] = _sent(default="load_weights")
     """Always `load_weights`."""
     _secret_fields: ClassVar[frozenset[str]] = frozenset(
         {
@@ -1563,7 +1568,7 @@ class LoadWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True
     """The checkpoint."""
     model_id: str | None = None
     """The model that has it now."""
-    type: Literal["load_weights"] | str | None = _field(default_factory=lambda: "load_weights")
+    type: Literal["load_weights"] | str | None = _sent(default="load_weights")
     """Always `load_weights`."""
 
 
@@ -1650,7 +1655,7 @@ class Checkpoint(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The checkpoint, `tinker://<training_run_id>/<kind>/<name>`."""
     size_bytes: int | None = None
     """How much it stores."""
-    public: bool = _field(default_factory=lambda: False)
+    public: bool = _sent(default=False)
     """Whether everybody can load and sample it."""
     user_metadata: StringMap | None = None
     """What the user wrote about it."""
@@ -1686,7 +1691,7 @@ class CheckpointSearchRequest(_Record, frozen=True, kw_only=True, omit_defaults=
     """Whose things are searched."""
     base_models: Sequence[str] | None = None
     """Any of them; none matches an empty list."""
-    limit: int = _field(default_factory=lambda: 50)
+    limit: int = _sent(default=50)
     """How many there are on a page at most."""
     cursor: CheckpointSearchCursor | None = None
     """`next_cursor` of the page before; the first page when missing or null."""
@@ -1789,7 +1794,7 @@ class TrainingRun(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """A URN."""
     is_lora: bool
     """Whether an adapter is trained, and not all weights."""
-    corrupted: bool = _field(default_factory=lambda: False)
+    corrupted: bool = _sent(default=False)
     """The run failed in a way that it cannot go on from."""
     lora_rank: int | None = None
     """The rank of the adapter."""
@@ -1866,7 +1871,7 @@ class CreateSamplingSessionRequest(_Record, frozen=True, kw_only=True, omit_defa
     """The base model; `model_path` is missing then."""
     model_path: str | None = None
     """A tinker path of kind `sampler_weights`; the official client wants `tinker://`, servers have other schemes."""
-    type: Literal["create_sampling_session"] = _field(default_factory=lambda: "create_sampling_session")
+    type: Literal["create_sampling_session"] = _sent(default="create_sampling_session")
     """Always `create_sampling_session`."""
 
 
@@ -1877,7 +1882,7 @@ class CreateSamplingSessionResponse(_Record, frozen=True, kw_only=True, omit_def
 
     sampling_session_id: str
     """Opaque; `<session_id>:sample:<n>` on the hosted service."""
-    type: Literal["create_sampling_session"] | str = _field(default_factory=lambda: "create_sampling_session")
+    type: Literal["create_sampling_session"] | str = _sent(default="create_sampling_session")
     """Always `create_sampling_session`."""
 
 
@@ -1888,7 +1893,7 @@ class JoinSamplingSessionRequest(_Record, frozen=True, kw_only=True, omit_defaul
 
     sampling_session_id: str
     """The sampling session."""
-    type: Literal["join_sampling_session"] = _field(default_factory=lambda: "join_sampling_session")
+    type: Literal["join_sampling_session"] = _sent(default="join_sampling_session")
     """Always `join_sampling_session`."""
 
 
@@ -1899,7 +1904,7 @@ class JoinSamplingSessionResponse(_Record, frozen=True, kw_only=True, omit_defau
 
     client_counter: int
     """Client number k numbers its samples from k times 10⁹."""
-    type: Literal["join_sampling_session"] | str = _field(default_factory=lambda: "join_sampling_session")
+    type: Literal["join_sampling_session"] | str = _sent(default="join_sampling_session")
     """Always `join_sampling_session`."""
 
 
@@ -1931,18 +1936,18 @@ class SamplingParams(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The same seed draws the same tokens, where nothing else changes."""
     stop: StopCondition | None = None
     """What ends a sample."""
-    temperature: float = _field(default_factory=lambda: 1.0)
+    temperature: float = _sent(default=1.0)
     """0 takes the likeliest token, 1 draws by the probabilities of the model."""
-    top_k: int = _field(default_factory=lambda: -1)
+    top_k: int = _sent(default=-1)
     """-1 means all tokens."""
-    top_p: float = _field(default_factory=lambda: 1.0)
+    top_p: float = _sent(default=1.0)
     """Draw from the likeliest tokens that have this much probability together."""
 
 
 class SampleRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Addressed by `sampling_session_id` with `seq_id`, or by `base_model` or `model_path` alone."""
 
-    num_samples: int = _field(default_factory=lambda: 1)
+    num_samples: int = _sent(default=1)
     """How many continuations."""
     prompt: ModelInput
     """What is continued."""
@@ -1958,23 +1963,23 @@ class SampleRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """0, 1, 2, ... per client of the session, plus 10⁹ times the number of a copy: up to about 10¹⁸, more than a double
     holds.
     """
-    prompt_logprobs: bool = _field(default_factory=lambda: False)
+    prompt_logprobs: bool = _sent(default=False)
     """Score the tokens of the prompt too."""
-    topk_prompt_logprobs: int = _field(default_factory=lambda: 0)
+    topk_prompt_logprobs: int = _sent(default=0)
     """How many of the likeliest tokens to answer for each token of the prompt."""
-    topk_sample_logprobs: int = _field(default_factory=lambda: 0)
+    topk_sample_logprobs: int = _sent(default=0)
     """How many of the likeliest tokens to answer for each token that is drawn."""
     target_prompt_logprobs: TensorData | None = None
     """Token ids to score, int64, one row less than the prompt has tokens; row i belongs to position i+1, and -1 means
     nothing.
     """
-    prompt_alt_tokens_k: int = _field(default_factory=lambda: 0)
+    prompt_alt_tokens_k: int = _sent(default=0)
     """How many drawn alternatives of each prompt token to answer."""
     prompt_logprobs_last_n: int | None = None
     """Only that many positions at the end of the prompt are scored; needs `prompt_logprobs`."""
-    record_stability_info: bool = _field(default_factory=lambda: False)
+    record_stability_info: bool = _sent(default=False)
     """Sent as the user of an official client says; its meaning is not known."""
-    type: Literal["sample"] = _field(default_factory=lambda: "sample")
+    type: Literal["sample"] = _sent(default="sample")
     """Always `sample`."""
 
 
@@ -2011,7 +2016,7 @@ class SampleResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The likeliest tokens at the place of each token of the prompt; null for the first."""
     prompt_cache_hit_tokens: int | None = None
     """How many tokens of the prompt were found in a cache."""
-    type: Literal["sample"] | str = _field(default_factory=lambda: "sample")
+    type: Literal["sample"] | str = _sent(default="sample")
     """Always `sample`."""
 
 
@@ -2024,7 +2029,7 @@ class SampleStreamEvent(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
     type: SampleStreamEventType
     """A client ignores types that it does not know."""
-    index: int = _field(default_factory=lambda: 0)
+    index: int = _sent(default=0)
     """Which of the samples the tokens belong to."""
     tokens: list[int] = _field(default_factory=lambda: [])
     """The tokens that were drawn since the event before."""
@@ -2058,7 +2063,7 @@ class FutureRetrieveRequest(_Record, frozen=True, kw_only=True, omit_defaults=Tr
 
     request_id: str
     """As the submission was answered."""
-    allow_metadata_only: bool = _field(default_factory=lambda: False)
+    allow_metadata_only: bool = _sent(default=False)
     """A large result may be announced by its size."""
 
 
@@ -2117,7 +2122,7 @@ class TryAgainResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
     __module__ = "tinker.types"
 
-    type: Literal["try_again"] = _field(default_factory=lambda: "try_again")
+    type: Literal["try_again"] = _sent(default="try_again")
     """Always `try_again`."""
     request_id: str
     """The submitted request."""
@@ -2130,7 +2135,7 @@ class TryAgainResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
 class FutureMetadataResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """There is a large result; ask again for it."""
 
-    status: Literal["complete_metadata"] = _field(default_factory=lambda: "complete_metadata")
+    status: Literal["complete_metadata"] = _sent(default="complete_metadata")
     """Always `complete_metadata`."""
     request_id: str | None = None
     """The submitted request."""
@@ -2143,11 +2148,11 @@ class SamplingSessionFuturesTarget(_Record, frozen=True, kw_only=True, omit_defa
 
     __module__ = "tinker.types"
 
-    type: Literal["sampling_session"] = _field(default_factory=lambda: "sampling_session")
+    type: Literal["sampling_session"] = _sent(default="sampling_session")
     """Always `sampling_session`."""
     sampling_session_id: str
     """The sampling session."""
-    cloned_sampler_id: int = _field(default_factory=lambda: 0)
+    cloned_sampler_id: int = _sent(default=0)
     """The number of the client: `seq_id` of its requests divided by 10⁹."""
 
 
@@ -2158,7 +2163,7 @@ class FuturesRetrieveRequest(_Record, frozen=True, kw_only=True, omit_defaults=T
 
     target: SamplingSessionFuturesTarget
     """Whose requests."""
-    prev_cursor: int = _field(default_factory=lambda: 0)
+    prev_cursor: int = _sent(default=0)
     """The cursor of the last answer; 0 at first."""
     timeout: float | None = None
     """Seconds to hold the request; missing means about 30, and 0 answers at once."""
@@ -2355,7 +2360,7 @@ class TelemetryResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
     __module__ = "tinker.types"
 
-    status: Literal["accepted"] | str = _field(default_factory=lambda: "accepted")
+    status: Literal["accepted"] | str = _sent(default="accepted")
     """Always `accepted`."""
 
 
@@ -2463,7 +2468,7 @@ class StorageBillingEvent(_Record, frozen=True, kw_only=True, omit_defaults=True
 
     __module__ = "tinker.types"
 
-    free: bool = _field(default_factory=lambda: False)
+    free: bool = _sent(default=False)
     """Whether it costs nothing."""
     gigabyte_hours: float
     """How much for how long."""

@@ -18,6 +18,7 @@ import pytest
 
 import tinker
 from tinker.local import running_server
+from tinker.testing import SteppedClock
 
 Connect = Callable[..., tinker.ServiceClient]
 ADAM = tinker.AdamParams()
@@ -296,6 +297,35 @@ def test_a_server_that_is_not_there() -> None:
         rest.list_sessions().result(10)
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("patience", [None, 30.0])
+def test_an_address_that_is_probably_wrong(scheme: str, patience: float | None, clock: SteppedClock) -> None:
+    """TLS with a server without it, and a refusal on this machine, end within ten seconds unless a patience was given."""
+    began = clock.now
+    with running_server(engine="toy") as url:
+        used = url.replace("http:", "https:")
+        if scheme == "http":
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                used = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        service = tinker.ServiceClient(base_url=used, clock=clock.clock(), patience_seconds=patience)
+        with pytest.raises(tinker.APIConnectionError) as caught:
+            service.create_lora_training_client("tinker/toy").result(30)
+        assert caught.value.wrong_address
+        assert (clock.now - began <= 10) == (patience is None)
+
+
+def test_a_server_of_this_machine_that_restarts(clock: SteppedClock) -> None:
+    """A server that has answered before is waited for as long as any other."""
+    with running_server(engine="toy") as url:
+        rest = tinker.ServiceClient(base_url=url, clock=clock.clock()).create_rest_client()
+        rest.list_sessions().result(30)
+    began = clock.now
+    with pytest.raises(tinker.APIConnectionError) as caught:
+        rest.list_sessions().result(30)
+    assert not caught.value.wrong_address
+    assert clock.now - began > 30
+
+
 def test_what_waits_for_the_session_ends_with_its_client(connect: Connect, wire: Any, clock: Any) -> None:
     """A client that is closed while the server does not answer its first request ends after some seconds, and says so."""
     service = connect()
@@ -393,3 +423,10 @@ def test_what_a_program_says_at_its_end(then: str, last_line: str) -> None:
     assert done.stderr.rstrip().endswith(last_line)
     assert done.stderr.count("may be lost") == last_line.endswith("to wait")
     assert "failed" not in done.stderr
+
+
+def test_the_users_own_records_at_the_end_of_a_program() -> None:
+    """What the program itself logs under the package's name as it ends is shown, as before."""
+    script = "import atexit, logging\natexit.register(logging.getLogger('tinker').warning, 'mine')\n" + END.format(then="")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.rstrip().endswith("mine")

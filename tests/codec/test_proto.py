@@ -306,3 +306,17 @@ def test_kinds_of_tomorrow_are_refused(body: bytes, words: str) -> None:
     """A datum with a part that this version does not know is refused, not read without it."""
     with pytest.raises(proto.ProtoError, match=words):
         proto.decode_forward_backward(body)
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "7"])
+def test_a_stop_reason_survives(reason: str) -> None:
+    """A stop reason is read as it was written, also one that arrived as a number that is not known."""
+    response = SampleResponse(sequences=[SampledSequence(stop_reason=reason, tokens=[1])])
+    assert proto.decode_sample(proto.encode_sample(response), ["a"]).sequences[0].stop_reason == reason
+
+
+def test_a_stop_reason_without_a_number_is_refused() -> None:
+    """A reason that the message cannot carry is not turned into another one."""
+    response = SampleResponse(sequences=[SampledSequence(stop_reason="content_filter", tokens=[1])])
+    with pytest.raises(ValueError, match="stop_reason 'content_filter' has no number in protobuf, which knows 'stop', 'length'"):
+        proto.encode_sample(response)

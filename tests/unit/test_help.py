@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import pydoc
+import re
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
+from tinker_wire import models
 
 import tinker
 import tinker.types
@@ -72,6 +76,24 @@ def test_fields_on_the_page() -> None:
 def test_defaults_in_the_signature() -> None:
     """A signature shows each default by its value, also where records make it anew."""
     assert "learning_rate: float = 0.0001, beta1: float = 0.9" in str(inspect.signature(tinker.AdamParams))
+
+
+def test_types_in_the_signature() -> None:
+    """A signature shows the types that type checkers know, also of a field whose decoder knows less."""
+    shown = inspect.signature(tinker.SamplingParams).parameters["stop"].annotation
+    assert shown == get_type_hints(stops)["stop"]
+
+
+def stops(stop: str | Sequence[str] | Sequence[int] | None) -> None:
+    """What a type checker says of the parameter."""
+
+
+def test_type_checkers_see_plain_defaults() -> None:
+    """No default of a generated field is a function, which editors would show in the place of the value."""
+    source = Path(str(models.__file__)).read_text()
+    values = re.findall(r"default_factory=lambda: (.*)\)$", source, re.MULTILINE)
+    assert values
+    assert [value for value in values if value[-1] not in ")]}"] == []
 
 
 @pytest.mark.parametrize("value", [tinker.SamplingParams(), tinker.ModelInput.from_ints([1])], ids=["record", "attrs"])

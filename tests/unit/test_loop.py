@@ -314,3 +314,21 @@ def test_functions_of_the_user_run_beside_the_loop(ending: BaseException | None)
     else:
         with pytest.raises(LookupError if isinstance(ending, LookupError) else RuntimeError):
             future.result(SECONDS)
+
+
+def test_what_is_about_to_begin_is_unfinished_too(caplog: pytest.LogCaptureFixture) -> None:
+    """An operation counts as unfinished from the moment it is started, also between the queue of calls and its task."""
+    logged = threading.Event()
+
+    def log() -> None:  # runs when the loop has taken the operation from the queue and not begun it
+        thread.log_unfinished("in the test")
+        logged.set()
+
+    with loop_of_its_own() as thread:
+        gate = threading.Event()
+        thread.call(lambda: gate.wait(10))
+        thread.call(log)
+        thread.start(APIFuture("save_state"), asyncio.sleep, 0)
+        gate.set()
+        assert logged.wait(10)
+    assert caplog.text.count("save_state had not finished in the test") == 1

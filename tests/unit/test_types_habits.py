@@ -107,6 +107,14 @@ def test_numbers_of_numpy_become_plain() -> None:
     assert types.SamplingParams(stop=("a", "b")).stop == ["a", "b"]
 
 
+def test_plain_data_in_the_place_of_values() -> None:
+    """Chunks and model inputs may be given as the plain data that `model_dump` returns, alone and among values."""
+    plain = PROMPT.model_dump()
+    assert types.ModelInput(chunks=[*plain["chunks"], PROMPT.chunks[0]]).to_ints() == [1, 2, 3, 1, 2, 3]
+    assert PROMPT.append(plain["chunks"][0]).length == 6
+    assert types.Datum(model_input=plain).model_input == PROMPT  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -249,3 +257,14 @@ def test_extra_parameters_are_part_of_the_value() -> None:
         assert same == params != types.SamplingParams(max_tokens=3)
     assert "extra" not in types.SamplingParams().model_dump()
     assert "extra" not in repr(types.SamplingParams())
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "shown"),
+    [(None, "None"), ([], "[]"), ([-0.5], "[-0.5]"), ([-2.0812345] * 16, "[-2.081, ... 16 values]")],
+)
+def test_a_sequence_shows_that_it_has_logprobs(logprobs: list[float] | None, shown: str) -> None:
+    """The repr of a sequence says whether there are log-probabilities, and how many."""
+    count = len(logprobs or ())
+    sequence = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1] * count, logprobs=logprobs)
+    assert repr(sequence).endswith(f", logprobs={shown})")

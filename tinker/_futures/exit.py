@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
+from pathlib import Path
 
 from tinker._futures.receipt import report_all_unseen
 from tinker._loop import loop_thread
@@ -22,7 +23,15 @@ def _report() -> None:
         thread.log_unfinished("when the program ended")
     report_all_unseen()
     thread.end_reports()
-    logging.getLogger("tinker").disabled = True  # what fails from here on fails because the program ends
+    logging.getLogger("tinker").addFilter(_is_of_others)
+
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+    """Return whether other code made the record; what fails in this package from here on fails because the program ends."""
+    return not record.pathname.startswith(_PACKAGE)
 
 
 report_before_others()

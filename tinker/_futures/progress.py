@@ -27,6 +27,7 @@ class Reachability(msgspec.Struct, eq=False):
     """Whether the server answers, which all operations of a client share; ``failure`` is why it did not, the last time."""
 
     failure: str | None = None
+    has_answered: bool = False
 
 
 class OperationProgress(msgspec.Struct, eq=False):

@@ -114,12 +114,18 @@ class RawResponse(msgspec.Struct, frozen=True):
 
 
 class ExchangeFailed(Exception):
-    """No complete response arrived. ``timed_out``: not in time. ``never_connected``: the request cannot have arrived."""
+    """No complete response arrived. ``timed_out``: not in time. ``never_connected``: the request cannot have arrived.
 
-    def __init__(self, message: str, *, timed_out: bool = False, never_connected: bool = False) -> None:
+    ``wrong_address``: no server of this address and scheme seems to exist.
+    """
+
+    def __init__(
+        self, message: str, *, timed_out: bool = False, never_connected: bool = False, wrong_address: bool = False
+    ) -> None:
         super().__init__(readable(message)[:_LONGEST_REASON])
         self.timed_out = timed_out
         self.never_connected = never_connected
+        self.wrong_address = wrong_address
 
 
 def readable(text: str) -> str:

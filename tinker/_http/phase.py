@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import os
 import ssl
 from typing import TYPE_CHECKING
@@ -33,7 +35,7 @@ class Phase(msgspec.Struct):
         if isinstance(error, TimeoutError | httpx.TimeoutException):
             return ExchangeFailed(self._lateness(error), timed_out=True)
         if isinstance(error, aiohttp.ClientConnectorError):
-            return ExchangeFailed(_unreachable(error), never_connected=True)
+            return ExchangeFailed(_unreachable(error), never_connected=True, wrong_address=_is_wrong(error))
         said = error.message if isinstance(error, aiohttp.ClientResponseError) else error  # which shows the whole address
         return ExchangeFailed(f"{type(error).__name__}: {said}", never_connected=isinstance(error, httpx.ConnectError))
 
@@ -45,6 +47,22 @@ class Phase(msgspec.Struct):
         if type(error) is TimeoutError:  # ours; engines have classes of their own for a server that sends nothing
             return f"the response started but was not complete after {ANSWER_SECONDS:g} s"
         return f"the response started, then nothing more arrived for {self.request.silence_seconds:g} s"
+
+
+def _is_wrong(error: aiohttp.ClientConnectorError) -> bool:
+    """Return whether the server does not use TLS, or no program of this machine listens at the address."""
+    failure = error.os_error
+    if isinstance(failure, ssl.SSLError):
+        return failure.reason in _PLAIN_TEXT_REASONS
+    return failure.errno == errno.ECONNREFUSED and is_loopback(error.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def _unreachable(error: aiohttp.ClientConnectorError) -> str:

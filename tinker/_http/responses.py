@@ -86,7 +86,7 @@ def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> error
     else:
         hint = f" {UNREACHABLE_HINT}" if failure.never_connected else ""
         error = errors.APIConnectionError(message=f"Connection error: {where}: {failure}.{hint}", request=shown)
-        error.never_connected = failure.never_connected
+        error.never_connected, error.wrong_address = failure.never_connected, failure.wrong_address
     error.operation = request.operation
     return error
 

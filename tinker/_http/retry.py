@@ -17,7 +17,7 @@ import msgspec
 from tinker._clock import Clock
 from tinker._http.observers import Observers
 from tinker._http.statuses import Fate, Verdict, fate_of, judge
-from tinker.errors import APIError, APIStatusError
+from tinker.errors import APIConnectionError, APIError, APIStatusError
 from tinker.observing import RequestRetry
 
 logger = logging.getLogger("tinker")
@@ -27,6 +27,8 @@ HINTED_SECONDS = 2 * MAX_HINT_SECONDS  # so that the longest hint is followed by
 PAUSE_SECONDS = 5.0  # between tries while the account is blocked
 LINE_LENGTH = 300  # of what a server said, in the log
 RESUBMISSIONS = 10  # of one sample whose results get lost
+# For an address that is probably wrong: longer than a server on this machine takes to start.
+WRONG_ADDRESS_SECONDS = 10.0
 MAX_DECODE_ATTEMPTS = 3  # of responses that cannot be read, since the last one that could
 
 
@@ -36,6 +38,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     ``total_seconds`` starts with the first attempt, or with the last response that asked to wait (402, 429). Two limits start
     with the first attempt: ``cool_down_seconds_total`` for 429 (None uses ``total_seconds``) and ``pause_seconds_total`` for
     402. Other failures with a ``Retry-After`` are retried for at least ``HINTED_SECONDS``, if 429 is retried that long.
+    An address that is probably wrong is tried for at most ``wrong_address_seconds_total``.
     ``fails_fast`` means that 429 is not retried. ``max_retries`` is the maximum number of retries; None sets no limit.
     """
 
@@ -44,6 +47,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     max_delay: float = 10.0
     cool_down_seconds_total: float | None = None
     pause_seconds_total: float = 3600.0
+    wrong_address_seconds_total: float = WRONG_ADDRESS_SECONDS
     fails_fast: bool = False
     max_retries: int | None = None
 
@@ -172,6 +176,8 @@ class Attempts:
         self._unread += verdict is Verdict.MALFORMED
         now = self._clock.monotonic()
         limit = self.policy.limit(verdict, hinted=_hint(error, self._clock) is not None)
+        if isinstance(error, APIConnectionError) and error.wrong_address:
+            limit = min(limit, self.policy.wrong_address_seconds_total)
         left = limit - (now - self._since(verdict, now))
         if self._is_final(verdict) or delay > left:
             if self.count > 1:

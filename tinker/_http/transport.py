@@ -253,7 +253,12 @@ class Transport:
         return Attempts(self._limit(policy), self.observers, operation)
 
     def _limit(self, policy: Policy) -> Policy:
-        return msgspec.structs.replace(policy.within(self.config.patience_seconds), max_retries=self.config.max_retries)
+        patience = self.config.patience_seconds
+        return msgspec.structs.replace(
+            policy.within(patience),
+            max_retries=self.config.max_retries,
+            wrong_address_seconds_total=policy.wrong_address_seconds_total if patience is None else patience,
+        )
 
     def _submission_attempts(self, call: _Call, began: float) -> Attempts:
         """Count the failures of something that is submitted, since a time."""
@@ -301,6 +306,7 @@ class Transport:
                 response = await self._exchange(request)
         except ExchangeFailed as failure:
             self.reachability.failure = str(failure)
+            failure.wrong_address &= not self.reachability.has_answered
             error = connection_error(prepared, failure)
             if attempt is not None:
                 attempt.end(None, error)
@@ -309,7 +315,7 @@ class Transport:
             if attempt is not None:
                 attempt.end(None, None)
             raise
-        self.reachability.failure = None
+        self.reachability.failure, self.reachability.has_answered = None, True
         if attempt is not None:
             attempt.end(response, status_error(response) if response.status >= 400 else None)
         return response

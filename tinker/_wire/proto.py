@@ -35,7 +35,8 @@ MEDIA_TYPE = "application/x-protobuf"
 _FLOAT32, _INT64, _INT32, _BFLOAT16 = 1, 2, 3, 4  # enum DType; 0 is unspecified
 _DTYPE_OF = {"float32": _FLOAT32, "int64": _INT64}
 _ITEMSIZE = {_FLOAT32: 4, _INT64: 8, _INT32: 4, _BFLOAT16: 2}
-_STOP, _LENGTH = 0, 1  # enum StopReason
+_STOP_NUMBERS = {"stop": 0, "length": 1}  # enum StopReason
+_STOP_REASONS = {number: reason for reason, number in _STOP_NUMBERS.items()}
 _FLOAT32_DTYPE, _INT64_DTYPE, _INT32_DTYPE = np.dtype("<f4"), np.dtype("<i8"), np.dtype("<i4")
 _UINT16_DTYPE, _BYTE_DTYPE = np.dtype("<u2"), np.dtype("u1")
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
@@ -324,7 +325,7 @@ def encode_sample(response: SampleResponse) -> bytes:
 
 def _sequence(sequence: SampledSequence) -> _Message:
     message = _Message()
-    message.raw(_int(1, _LENGTH if sequence.stop_reason == "length" else _STOP))
+    message.raw(_int(1, _stop_number(sequence.stop_reason)))
     message.array(2, sequence.tokens_np)
     if sequence.logprobs_np is not None:
         message.array(3, sequence.logprobs_np)
@@ -760,9 +761,19 @@ def _read_sequence(reader: _Reader) -> SampledSequence:
     return SampledSequence.of_arrays(reason, None, tokens, logprobs, topk)
 
 
+def _stop_number(reason: str) -> int:
+    """Return the number of a stop reason: of a known one, or one that was read as its number. ValueError for any other."""
+    if (number := _STOP_NUMBERS.get(reason)) is not None:
+        return number
+    if reason.isdecimal():
+        return int(reason)
+    known = ", ".join(map(repr, _STOP_NUMBERS))
+    raise ValueError(f"stop_reason {reason!r} has no number in protobuf, which knows {known}; send it as JSON")
+
+
 def _stop_reason(value: int) -> str:
     """Return the stop reason; a value this client does not know stays readable as its number."""
-    return {_STOP: "stop", _LENGTH: "length"}.get(value, str(value))
+    return _STOP_REASONS.get(value) or str(value)
 
 
 def _read_topk(reader: _Reader) -> TopkLogprobs | None:

@@ -260,8 +260,16 @@ class SampledSequence(Signposted, Value):
         return hash((self.stop_reason, self.sequence_id, len(self.tokens_np)))
 
     def __repr__(self) -> str:
-        tokens = show_tokens(self.tokens_np)
-        return f"SampledSequence(stop_reason={self.stop_reason!r}, sequence_id={self.sequence_id!r}, tokens={tokens})"
+        reason, sequence_id = self.stop_reason, self.sequence_id
+        tokens, logprobs = show_tokens(self.tokens_np), _show_logprobs(self.logprobs_np)
+        return f"SampledSequence(stop_reason={reason!r}, sequence_id={sequence_id!r}, tokens={tokens}, logprobs={logprobs})"
+
+
+def _show_logprobs(logprobs: NDArray[np.float32] | None) -> str:
+    """Return the first value and the number of values."""
+    if logprobs is None or len(logprobs) == 0:
+        return "None" if logprobs is None else "[]"
+    return f"[{logprobs[0]:.4g}]" if len(logprobs) == 1 else f"[{logprobs[0]:.4g}, ... {len(logprobs)} values]"
 
 
 def _same_floats(one: NDArray[np.float32] | None, other: NDArray[np.float32] | None) -> bool:
