@@ -228,6 +228,11 @@ class State:
         model.queue.close(failure, lambda open_engine: self._forget_model(model, open_engine))
         self.notify()
 
+    def discard_model(self, model: ModelRecord) -> None:
+        """Forget a model whose creation was refused."""
+        self._worker.remove(model.queue)
+        self.store.discard_model(model)
+
     def _forget_model(self, model: ModelRecord, open_engine: OpenEngine) -> None:
         self._worker.remove(model.queue)
         self.snapshots.forget(model.model_id)

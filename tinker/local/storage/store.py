@@ -58,6 +58,10 @@ class Store:
         self._live[session.session_id] = session
         return session
 
+    def discard(self, session: SessionRecord) -> None:
+        """Forget a session that was opened just now and refused after all."""
+        del self._live[session.session_id]
+
     def touch(self, session: SessionRecord) -> None:
         """Note that its client lives."""
         session.last_seen = self._clock()
@@ -143,6 +147,11 @@ class Store:
             model = session.models[number] = make(self._ids.model(session.session_id, number))
             self._models[model.model_id] = model
         return session.models[number]
+
+    def discard_model(self, model: ModelRecord) -> None:
+        """Forget a model that was added just now and refused after all."""
+        del self._models[model.model_id]
+        model.session.models = {number: one for number, one in model.session.models.items() if one is not model}
 
     def close_model(self, model: ModelRecord, why: str) -> None:
         """Let submitted requests run, refuse later ones, and drop the weights."""
