@@ -71,6 +71,10 @@ class Settings:
     ``gap_seconds``: requests of a model run by number. A number that fails to arrive (its client had an error after
     taking it) is given up after this long, and the requests behind it go on.
 
+    ``max_connections``: open at once; None is as many as there are file descriptors for. Beyond them the one that has had no
+    request for the longest is closed. ``head_seconds``: how long the head of a request may take to arrive, ``body_seconds``:
+    its body, and one second more for every 500 bytes of it that have come. A connection that takes longer is closed.
+
     ``max_uploads``: adapters that clients are sending at once (429). ``max_upload_bytes``: largest file of one (413).
 
     ``client_config``, ``client_dynamic_config``: what clients are told when they ask for their settings. Where the first
@@ -110,6 +114,9 @@ class Settings:
     sample_batch_tokens: int = 1 << 16
     sample_seconds: float = 3600.0
     gap_seconds: float = 120.0
+    max_connections: int | None = None
+    head_seconds: float = 30.0
+    body_seconds: float = 60.0
     max_uploads: int = 16
     max_upload_bytes: int = 4 << 30
     max_telemetry_events: int = 1000
