@@ -68,7 +68,10 @@ def create_app(state: State) -> Starlette:
         await recover(state, HANDLERS)
         state.notify()  # what is done from time to time needs no request
         yield
-        await state.aclose()
+        try:
+            await state.aclose()
+        except OSError as error:
+            state.close_error = error
 
     unread = UnreadFields(strict=state.settings.strict)
     routes = [_route(state, unread, path) for path in sorted({row.path for row in OPERATIONS.values()}, key=_generality)]

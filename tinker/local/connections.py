@@ -67,7 +67,7 @@ class Connections:
             next(iter(self.waiting)).drop()
 
     def report(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """Handle what the loop reports: a lack of descriptors, reported for every connection that waits, is one line a minute."""
+        """Handle what the loop reports: a lack of descriptors, of which it makes many reports, is one line a minute."""
         if not str(context.get("message")).startswith("socket.accept()"):
             loop.default_exception_handler(context)
         elif self._reported_at is None or loop.time() - self._reported_at > REPORT_SECONDS:

@@ -132,7 +132,7 @@ def serve(
     that of all of them, or has one name for each. ``port`` 0 picks a free one. ``started`` is called with the base URL and the
     engines once connections are accepted; by default it prints where things are and how to begin. A server that others can
     reach and that has no key says so in the log.
-    Raises OSError when the port is taken or the data folder cannot be written, ImportError when the engine is not installed,
+    Raises OSError when the port is taken or the data folder cannot be written, then or at the end, ImportError when the engine is not installed,
     ValueError for models of one name and for a device that this machine does not have.
     """
     raise_descriptor_limit()
@@ -149,6 +149,9 @@ def serve(
         report(_url(listener), loaded)
         with _terminate_like_interrupt(), contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it when it has shut down
             _Server(state, host).run(sockets=[listener])
+        if (error := state.close_error) is not None:
+            reason = error.strerror or type(error).__name__
+            raise OSError(f"the server has ended, and nothing can be written to {settings.data_dir} now: {reason}") from error
     finally:
         listener.close()
 

@@ -60,7 +60,8 @@ class Settings:
     were fetched go first. A result that is gone answers 410.
 
     ``max_request_bytes``: largest body, before and after decompression (413).
-    ``max_sessions``, ``max_models``, ``max_samplers``: how many may live at once, over all clients (403). Clients send a
+    ``max_sessions``, ``max_models``, ``max_samplers``: how many may live at once, over all clients (403; 429 for sessions,
+    for which clients wait). Clients send a
     heartbeat every ten seconds: sessions silent for ``silent_session_seconds`` are ended when room is needed, those silent
     for ``idle_session_seconds`` in any case. ``max_rank``: of a new adapter (400).
     ``max_queued_requests``: submitted and not finished (429). ``max_samples``: of one request (400). ``max_custom_losses``: of

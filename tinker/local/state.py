@@ -124,6 +124,7 @@ class State:
         self.checkpoints.on_expired = self._note_expired
         self._codecs: ThreadPoolExecutor | None = None
         self._closed = False
+        self.close_error: OSError | None = None  # of an application that served it
 
     # Work
 
@@ -265,9 +266,9 @@ class State:
         self.uploads.clear()
         if self._codecs is not None:
             self._codecs.shutdown()
-        self._owner.release()
         if self.journal is not None:
             self.journal.close()
+        self._owner.release()
 
     async def wait_for_step(self, seconds: float) -> bool:
         """Wait after :meth:`begin_close` for the end of the step that runs; whether it has ended."""

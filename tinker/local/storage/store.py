@@ -40,8 +40,11 @@ class Store:
         return sorted(everyone, key=lambda session: (session.created_at, session.session_id), reverse=True)
 
     def create_session(self, request: models.CreateSessionRequest) -> SessionRecord:
-        """Open a session. Raises APIProblem 403 when too many are open."""
-        self._make_room(self._count_sessions, self._settings.max_sessions, "sessions")
+        """Open a session. Raises APIProblem 429, so that clients wait for room, when too many are open."""
+        try:
+            self._make_room(self._count_sessions, self._settings.max_sessions, "sessions")
+        except APIProblem as problem:
+            raise APIProblem(429, problem.detail, {"retry-after": "5"}) from problem
         return self.restore_session(self._ids.session(), request, self._now())
 
     def restore_session(self, session_id: str, request: models.CreateSessionRequest, created_at: float) -> SessionRecord:
