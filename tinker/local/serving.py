@@ -132,8 +132,8 @@ def serve(
     that of all of them, or has one name for each. ``port`` 0 picks a free one. ``started`` is called with the base URL and the
     engines once connections are accepted; by default it prints where things are and how to begin. A server that others can
     reach and that has no key says so in the log.
-    Raises OSError when the port is taken or the data folder cannot be written, then or at the end, ImportError when the engine is not installed,
-    ValueError for models of one name and for a device that this machine does not have.
+    Raises OSError when the port is taken or the data folder cannot be written, also at the end; ImportError when the engine is
+    not installed; ValueError for models of one name and for a device that this machine does not have.
     """
     raise_descriptor_limit()
     listener = _listen(host, port)
